@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.timelines [--rounds N] [COMMAND...]`` prints the median seconds of the program plain, under the
 trace, and of the whole command, which also starts cachectl, and the processor seconds of the first two. Without a
-command it is ``tests/programs/hundred.py`` with 30 kernels.
+command it is ``tests/programs/thirteen.py`` with 30 loopy kernels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-PROGRAM = (sys.executable, str(Path(__file__).parents[1] / "tests" / "programs" / "hundred.py"))
+PROGRAM = (sys.executable, str(Path(__file__).parents[1] / "tests" / "programs" / "thirteen.py"))
 TRACE = (sys.executable, "-m", "cachectl", "trace", "--force", "--timeline")
 
 

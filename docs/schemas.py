@@ -22,8 +22,8 @@ from cachectl.layers.host.neighbours import Neighbour
 DOCUMENTS: Final = (
     "cachectl.verbs.report:Report",
     "cachectl.listing:Listing",
-    "cachectl.findings:Findings",
-    "cachectl.removal:PurgeResult",
+    "cachectl.listing:Findings",
+    "cachectl.removal:Removal",
     "cachectl.watching.trace:Trace",
     "cachectl.verbs.bench:Bench",
     "cachectl.transfer:Transfer",

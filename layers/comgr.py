@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cachectl.layers.base import declarations, facts, layer, lazy, parts
 from cachectl.layers.base.store import Codec, Damage, Store
-from cachectl.layers.host import driver_layers
+from cachectl.layers.host import drivers
 
 if TYPE_CHECKING:
     from cachectl.layers.formats import details
@@ -85,7 +85,7 @@ class ComgrCodec(Codec):
         return Damage(facts.Severity.FAILS, f"holds a program that {wrong}; comgr hands it on as it is")
 
 
-class ComgrCache(driver_layers.DriverLayer):
+class ComgrCache(drivers.DriverLayer):
     """Outputs of single commands of AMD's compiler: bitcode and code objects, one file each."""
 
     name = "comgr"
@@ -137,11 +137,11 @@ class ComgrCache(driver_layers.DriverLayer):
 
     def state(self) -> facts.State:
         """Return the state; on a network file system it depends on the release."""
-        from cachectl.layers.host import mounts
+        from cachectl.layers.host import processes
 
         state = super().state()
         for root in self.roots() if state.condition is facts.Condition.ENABLED else ():
-            kind = mounts.network_file_system(root.path, mounts=self.environment.mounts)
+            kind = processes.network_file_system(self.environment, root.path)
             if kind is not None and root.source != self.places.variable:
                 why = f"the default place is on a network file system ({kind}): the newest releases keep no cache there"
                 return facts.State(facts.Condition.UNKNOWN, why, state.drivers)
@@ -166,15 +166,13 @@ class ComgrCache(driver_layers.DriverLayer):
 
 def outputs() -> Store:
     """Return the store of the entries, and of the file that records when some were last dropped."""
-    from cachectl.layers.stores.files import Files, Index
-    from cachectl.layers.stores.tree import OrphanRule, Shape
+    from cachectl.layers.stores.files import Files
+    from cachectl.layers.stores.tree import Shape
 
     temporary = lazy.regex(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o")
-    left = OrphanRule(temporary, "left by a program that was killed", private=True)
-    shape = Shape((lazy.regex("llvmcache-[0-9a-f]{64}"),), folders=False, orphans=(left,))
-    index = Index()
-    index.shapes = (Shape((lazy.regex(re.escape(TIMESTAMP)),), folders=False),)
-    return Files(shape, codec=ComgrCodec(), index=index, writers=LIBRARIES)
+    left = Shape((temporary,), because="left by a program that was killed", private=True)
+    timestamp = Shape((lazy.regex(re.escape(TIMESTAMP)),), sums=True)
+    return Files("llvmcache-[0-9a-f]{64}", left, timestamp, codec=ComgrCodec(), writers=LIBRARIES)
 
 
 def output_of(data: bytes) -> bytes | None:

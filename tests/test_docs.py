@@ -16,7 +16,7 @@ from cachectl.layers.base.facts import Ability
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.registry import BUILT_IN
 
-PAGE = Path(__file__).parents[1] / "docs" / "adding-a-layer.md"
+PAGE = Path(__file__).parents[1] / "docs/adding-a-layer.md"
 
 
 class TestToyc(LayerConformance):
@@ -37,7 +37,7 @@ class TestToyc(LayerConformance):
         return layer
 
     def seed(self, environment: Environment) -> None:
-        folder = environment.home / ".cache" / "toyc" / self.folder
+        folder = environment.home / ".cache/toyc" / self.folder
         folder.mkdir(parents=True)
         for number, kernel in enumerate((b"axpy", b"mul")):
             (folder / f"{number:016x}.toyc").write_bytes(b"TOYC " + kernel + b"\n" + bytes(100))

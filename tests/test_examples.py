@@ -9,19 +9,17 @@ line ``...`` stands for any lines. A command without output in its block need on
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from homes import PROGRAMS, Home, make_home
+from homes import PROGRAMS, Home, made_once, make_home
 from tiers import thorough
 
 REPOSITORY = Path(__file__).parents[1]
@@ -71,27 +69,17 @@ def steps(body: str) -> Iterator[Step]:
 @pytest.fixture(scope="session")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a home in which the simulation of the documentation has run; copy it before changing anything."""
-    folder = tmp_path_factory.getbasetemp()
-    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    with (folder / "simulated.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        home, done = folder / "simulated" / "home", folder / "simulated" / "done"
-        if not done.exists():
-            user = reader(home)
-            for program in (DOCS / "examples" / "simulation.py", *(PROGRAMS / name for name in MEASURED)):
-                shutil.copy(program, home)
-            user.run(sys.executable, "simulation.py")
-            # Of two hours ago: beside other PoCL programs of the tester, purge leaves alone what may be in use.
-            then = time.time() - 7200
-            for path in (home / ".cache" / "pocl").rglob("*"):
-                os.utime(path, (then, then))
-            (home / ".ssh").mkdir(mode=0o700)
-            user.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ann@example.org", "-f", ".ssh/id_ed25519")
-            (home / ".ssh" / "allowed_signers").write_text(
-                "ann@example.org " + (home / ".ssh" / "id_ed25519.pub").read_text()
-            )
-            done.touch()
-    return home
+
+    def fill(home: Path) -> None:
+        user = reader(home)
+        for program in (DOCS / "examples/simulation.py", *(PROGRAMS / name for name in MEASURED)):
+            shutil.copy(program, home)
+        user.run(sys.executable, "simulation.py")
+        (home / ".ssh").mkdir(mode=0o700)
+        user.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ann@example.org", "-f", ".ssh/id_ed25519")
+        (home / ".ssh/allowed_signers").write_text("ann@example.org " + (home / ".ssh/id_ed25519.pub").read_text())
+
+    return made_once(tmp_path_factory, "simulated", fill)
 
 
 def reader(path: Path) -> Home:
@@ -141,8 +129,7 @@ def results(home: Home, first: str, commands: list[Step]) -> Iterator[tuple[int,
     script = "".join(f"{step.command}\nprintf '\\0%d\\0' $?; printf '\\0' >&2\n" for step in commands)
     script = f"{{ {first}\n}} >/dev/null 2>&1\n{script}".replace("/opt/", f"{home.path.parent}/opt/")
     with tempfile.TemporaryFile() as errors:
-        status, printed = home.on_terminal("bash", "-c", script, columns=COLUMNS, errors=errors.fileno())
-        assert not status
+        printed = home.terminal("bash", "-c", script, columns=COLUMNS, errors=errors.fileno()).stdout
         errors.seek(0)
         messages = errors.read().decode().replace("\r\n", "\n")
     parts = printed.split("\0")

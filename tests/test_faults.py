@@ -11,10 +11,8 @@ import fcntl
 import json
 import os
 import pickle
-import sqlite3
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -22,7 +20,10 @@ from typing import Final
 import pytest
 from homes import run_as
 from injector import KILL, READS, WRITES, Fault, Injector
+from support.bundles import files
+from support.databases import FILE, dictionary
 from sweep import CASES, FAULTS, Sweep, put_cases
+from tiers import thorough
 from worlds import WORLDS, World, filled_world
 
 from cachectl.layers.base.environment import Environment, own_roots_folder
@@ -70,18 +71,18 @@ def test_no_fault_makes_a_command_lie(name: str, verb: str, injector: Injector, 
     world = worlds(name)
     cases = put_cases(world) if verb == "put" else (CASES[verb],)
     faults = FEW_FAULTS if EVERY is None else FAULTS
-    sweep = Sweep(injector, world, tmp_path, every=EVERY, faults=faults)
-    broken = [complaint for case in cases for complaint in sweep.case(case)]
+    sweep = Sweep(injector, world, tmp_path)
+    broken = [complaint for case in cases for complaint in sweep.case(case, faults, EVERY)]
     assert not broken, "\n".join(broken[:10])
 
 
 # ---------------------------------------------------------------------- what cannot be read is unknown, not gone
 
 
-def cachectl(home: Path, *arguments: str, by: tuple[str, ...] = (), **variables: str) -> tuple[int, str, str]:
+def cachectl(home: Path, line: str, by: tuple[str, ...] = (), **variables: str) -> tuple[int, str, str]:
     """Run a command over a home; return its status, output and errors."""
     kept = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home / "tmp")}
-    done = run_as(by, arguments, {**kept, **variables})
+    done = run_as(by, line.split(), {**kept, **variables})
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout, done.stderr
 
@@ -102,18 +103,17 @@ def synthetic(tmp_path: Path) -> Path:
 
 
 def test_the_numbers_of_a_root_that_cannot_be_read_are_unknown(synthetic: Path, held_to_modes: tuple[str, ...]) -> None:
-    root = synthetic / ".cache" / "comgr"
+    root = synthetic / ".cache/comgr"
     with closed(root):
-        status, out, _ = cachectl(synthetic, "report", "comgr", "neo", "--json", by=held_to_modes)
-        _, table, _ = cachectl(synthetic, "report", "comgr", "neo", by=held_to_modes)
-        alone = json.loads(cachectl(synthetic, "report", "comgr", "--json", by=held_to_modes)[1])["total"]
+        status, out, _ = cachectl(synthetic, "report comgr neo --json", held_to_modes)
+        _, table, _ = cachectl(synthetic, "report comgr neo", held_to_modes)
+        alone = json.loads(cachectl(synthetic, "report comgr --json", held_to_modes)[1])["total"]
     said = json.loads(out)
     comgr, neo = said["layers"]
-    assert status == 1
-    assert [comgr[number] for number in ("entries", "files", "bytes", "complete")] == [None, None, None, False]
-    assert [comgr["roots"][0][number] for number in ("entries", "bytes", "orphan_bytes")] == [None, None, None]
-    assert comgr["roots"][0]["problems"][0]["code"] == "unreadable"
-    assert neo["complete"]
+    (root,) = comgr["roots"]
+    assert (status, comgr["complete"], neo["complete"]) == (1, False, True)
+    assert [part[number] for part in (comgr, root) for number in ("entries", "files", "bytes")] == [None] * 6
+    assert (root["orphan_bytes"], root["problems"][0]["code"]) == (None, "unreadable")
     unknown = {
         "complete": False,
         **dict.fromkeys(("disk_bytes", "stale_entries", "stale_bytes", "orphan_bytes")),
@@ -121,26 +121,23 @@ def test_the_numbers_of_a_root_that_cannot_be_read_are_unknown(synthetic: Path, 
     assert said["total"] == {number: neo[number] for number in ("entries", "files", "bytes")} | unknown
     assert alone == {"entries": None, "files": None, "bytes": None, **unknown}
     lines = {line.split()[0]: line.split() for line in table.splitlines() if line}
-    assert lines["comgr"][2:5] == ["-", "-", "-"]
-    assert lines["total"][1] == f"{neo['entries']}+"
+    assert (lines["comgr"][2:5], lines["total"][1]) == (["-", "-", "-"], f"{neo['entries']}+")
 
 
 def test_what_lies_in_a_closed_folder_is_unknown_and_not_gone(synthetic: Path, held_to_modes: tuple[str, ...]) -> None:
     """Numbers are lower bounds, ``get`` says that it could not read, and an unreadable entry is no damaged one."""
-    root = synthetic / ".cache" / "neo_compiler_cache"
+    root = synthetic / ".cache/neo_compiler_cache"
     entry = next((root / "9").rglob("*_cache"))
     with closed(root / "9"):
-        status, out, _ = cachectl(synthetic, "report", "neo", "--json", by=held_to_modes)
-        _, table, _ = cachectl(synthetic, "report", "neo", by=held_to_modes)
-        got, _, said = cachectl(synthetic, "get", "neo", str(entry.relative_to(root)), by=held_to_modes)
+        status, out, _ = cachectl(synthetic, "report neo --json", held_to_modes)
+        _, table, _ = cachectl(synthetic, "report neo", held_to_modes)
+        got, _, said = cachectl(synthetic, f"get neo {entry.relative_to(root)}", held_to_modes)
     (neo,) = json.loads(out)["layers"]
     assert (status, neo["entries"], neo["complete"]) == (1, 7, False)
-    assert "7+" in table
-    assert "lower bound" in table
-    assert got == 1
-    assert said.startswith("cachectl: neo: cannot read: Permission denied")
+    assert ("7+" in table, "lower bound" in table) == (True, True)
+    assert (got, said.startswith("cachectl: neo: cannot read: Permission denied")) == (1, True)
     with closed(entry):
-        cachectl(synthetic, "purge", "neo", "--damaged", by=held_to_modes)
+        cachectl(synthetic, "purge neo --damaged", held_to_modes)
     assert entry.exists()
 
 
@@ -151,14 +148,10 @@ def test_a_purge_says_that_a_store_of_mesa_could_not_be_read(
     world = WORLDS[store](tmp_path)
     data = next(path for path in world.path.rglob("*") if path.name in ("foz_cache.foz", "mesa_cache.db"))
     with closed(data):
-        status, out, _ = cachectl(world.path, "purge", "--all", "--json", by=held_to_modes, **world.variables)
-    said = {layer["layer"]: layer for layer in json.loads(out)["layers"]}["mesa"]
-    assert (status, said["removed"], said["skipped"], [note["key"] for note in said["failed"]]) == (
-        1,
-        0,
-        [],
-        [str(data)],
-    )
+        status, out, _ = cachectl(world.path, "purge mesa --json", held_to_modes, **world.variables)
+    (said,) = json.loads(out)["layers"]
+    assert (status, said["removed"], said["skipped"]) == (1, 0, [])
+    assert [note["key"] for note in said["failed"]] == [str(data)]
     assert len(world.keys(world.path)["mesa"]) == 4
 
 
@@ -167,58 +160,53 @@ def test_a_closed_folder_of_own_roots_stops_no_layer(synthetic: Path, held_to_mo
     folder.mkdir(parents=True)
     entries = len([*World(synthetic).stack(synthetic).entries()])
     with closed(folder):
-        said = json.loads(cachectl(synthetic, "report", "--json", by=held_to_modes)[1])
-        done = json.loads(cachectl(synthetic, "purge", "--all", "--json", by=held_to_modes)[1])
-    assert said["total"]["entries"] == entries > done["total"]["removed"] > 20
-    assert done["total"]["failed"] == 0
+        said, done = (
+            json.loads(cachectl(synthetic, line, held_to_modes)[1])["total"]
+            for line in ("report --json", "purge --all --json")
+        )
+    assert said["entries"] == entries > done["removed"] > 20
+    assert done["failed"] == 0
 
 
 def test_a_purge_names_a_cut_database_that_it_cannot_clear(synthetic: Path) -> None:
-    file = synthetic / ".cache" / "miopen" / "3.2.0.x" / "gfx906_60.ukdb"
+    file = synthetic / ".cache/miopen/3.2.0.x/gfx906_60.ukdb"
     os.truncate(file, file.stat().st_size // 2)
-    status, out, _ = cachectl(synthetic, "purge", "miopen", "--json")
+    status, out, _ = cachectl(synthetic, "purge miopen --json")
     (said,) = json.loads(out)["layers"]
     (note,) = said["failed"]
     assert (status, said["removed"], note["key"]) == (1, 3, str(file))
     assert "malformed" in note["because"]
-    assert [cachectl(synthetic, verb, "miopen")[0] for verb in ("report", "ls")] == [1, 1]
+    assert [cachectl(synthetic, f"{verb} miopen")[0] for verb in ("report", "ls")] == [1, 1]
 
 
 @pytest.mark.parametrize("verb", ["verify", "doctor"])
 def test_verify_and_doctor_find_a_dictionary_folder_that_cannot_be_listed(
     verb: str, tmp_path: Path, held_to_modes: tuple[str, ...]
 ) -> None:
-    folder = tmp_path / ".cache" / "pytools"
+    folder = tmp_path / ".cache/pytools"
     folder.mkdir(parents=True)
     layers = ("loopy", "pytools", "pyopencl-invoker")
     with closed(folder):
-        status, out, _ = cachectl(tmp_path, verb, *layers, "--json", by=held_to_modes)
-    found = [one for one in json.loads(out)["findings"] if one["code"] == "unreadable"]
-    assert status == 1
-    assert {one["layer"] for one in found} == set(layers)
-    assert {one["root"] for one in found} == {str(folder)}
+        status, out, _ = cachectl(tmp_path, f"{verb} {' '.join(layers)} --json", held_to_modes)
+    found = {(one["layer"], one["root"]) for one in json.loads(out)["findings"] if one["code"] == "unreadable"}
+    assert (status, found) == (1, {(layer, str(folder)) for layer in layers})
 
 
 @pytest.mark.parametrize("sticky", [False, pytest.param(True, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("layer", ["pytools", pytest.param("miopen", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("layer", ["pytools", *thorough("miopen")])
 def test_no_read_error_removes_a_good_database(layer: str, sticky: bool, injector: Injector, synthetic: Path) -> None:
     """Sqlite calls a page that it could not read damage. EIO meets one read, or every read from one on."""
     root = synthetic / ".cache" / layer
     if layer == "pytools":
-        rows = [(f"{number:016x}", pickle.dumps((f"key {number}", "x" * 500))) for number in range(50)]
-        with closing(sqlite3.connect(root / f"pdict-v5-mine-{'.'.join(map(str, sys.version_info))}.sqlite")) as made:
-            made.execute("create table dict (keyhash text not null primary key, key_value text not null)")
-            made.executemany("insert into dict values (?, ?)", rows)
-            made.commit()
-    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        dictionary(root / FILE, 50, pickle.dumps(("key", "x" * 500)))
+    before = files(root)
     assert any(content.startswith(b"SQLite format 3") for content in before.values())
     command = ("purge", layer, "--damaged")
     counted = injector.run(*command, home=synthetic, fault=Fault(READS))
-    assert (counted.status, sorted(before)) == (0, sorted(path for path in root.rglob("*") if path.is_file()))
+    assert (counted.status, files(root)) == (0, before)
     for nth in range(1, counted.seen + 1, EVERY or 4):
         ended = injector.run(*command, home=synthetic, fault=Fault(READS, nth, errno.EIO, sticky))
-        assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before, ended.where
-        assert "Traceback" not in ended.stderr
+        assert ("Traceback" in ended.stderr, files(root)) == (False, before), ended.where
 
 
 def test_the_next_command_removes_what_a_killed_one_left_beside_its_file(synthetic: Path, injector: Injector) -> None:

@@ -27,10 +27,9 @@ from cachectl.layers.formats import (
     pickles,
 )
 from cachectl.layers.mesa import entries as mesa_entries
-from cachectl.layers.mesa.pairs import Database, Fossilize
+from cachectl.layers.miopen import databases as miopen_names
 from cachectl.layers.miopen import kernels as kernel_db
-from cachectl.layers.miopen import places as miopen_names
-from cachectl.layers.neo.entries import NeoCodec
+from cachectl.layers.neo.entries import NeoPrograms
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
 from cachectl.layers.stores.records import Record, RecordFile
 
@@ -43,9 +42,8 @@ def _text(data: bytes) -> str:
 
 def _pickle(data: bytes) -> None:
     with contextlib.suppress(ValueError):
-        top, length = pickles.walk(data)
+        _, length = pickles.walk(data)
         assert 0 < length <= len(data)
-        list(pickles.things(top))
     for row in (data, b"loopy" + data):
         pdict.kernel_names(row)
 
@@ -118,7 +116,7 @@ def _mesa_index(data: bytes) -> None:
     def read(at: int, length: int) -> bytes | None:
         return data[at : at + length] if 0 <= at <= len(data) - length else None
 
-    for form in (Fossilize(), Database()):
+    for form in (mesa_entries.Fossilize(), mesa_entries.Database()):
         form.complaint(data[: form.head], data[: form.head])
         for name, blob in form.blobs(data, read):
             assert blob is None or (blob.name.startswith(name) and len(form.record(blob)) <= len(data))
@@ -142,7 +140,7 @@ PARSERS: Final[tuple[tuple[Callable[[bytes], object], ...], ...]] = (
     (_archive,),
     (device_binaries.complaint, _objects),
     (opencl_source.kernel_names,),
-    (NeoCodec().check, NeoCodec().describe),
+    (NeoPrograms().check, NeoPrograms().describe),
     (_bitcode,),
     (lambda data: comgr.policy_complaint(_text(data)), _comgr),
     (_mesa_entry,),

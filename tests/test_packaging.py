@@ -6,6 +6,7 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -27,15 +28,14 @@ def step(home: Home, number: int, values: dict[str, str]) -> dict[str, str]:
     """Run a step of the action as GitHub does, and return its outputs."""
     action = yaml.safe_load((REPOSITORY / "action.yml").read_text())
     one = action["runs"]["steps"][number]
-    files = {name: home.path / name for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
-    files["GITHUB_OUTPUT"].write_text("")
-    given: dict[str, str] = one["env"]
-    variables = {name: EXPRESSION.sub(lambda use: values[use[1]], value) for name, value in given.items()}
-    variables |= {name: str(path) for name, path in files.items()}
-    variables |= {"RUNNER_TEMP": str(home.path), "GITHUB_ACTION_PATH": str(REPOSITORY)}
-    home.run("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", one["run"], check=True, **variables)
-    lines = files["GITHUB_OUTPUT"].read_text().splitlines()
-    return dict(line.split("=", 1) for line in lines)
+    output = home.path / "GITHUB_OUTPUT"
+    output.write_text("")
+    variables: dict[str, Any] = {"RUNNER_TEMP": str(home.path), "GITHUB_ACTION_PATH": str(REPOSITORY)}
+    variables |= {name: f"{home.path}/{name}" for name in (output.name, "GITHUB_STEP_SUMMARY")}
+    for name, value in one["env"].items():
+        variables[name] = EXPRESSION.sub(lambda use: values[use[1]], value)
+    home.run("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", one["run"], **variables)
+    return dict(line.split("=", 1) for line in output.read_text().splitlines())
 
 
 @pytest.mark.real
@@ -66,7 +66,7 @@ def test_a_trace_that_is_cut_is_a_warning(
 ) -> None:
     if content is not None:
         (tmp_path / "trace").write_text(content)
-    main = runpy.run_path(str(REPOSITORY / "packaging" / "github" / "summary.py"))["main"]
+    main = runpy.run_path(str(REPOSITORY / "packaging/github/summary.py"))["main"]
     main(*(str(tmp_path / name) for name in ("trace", "summary", "output")))
     assert capsys.readouterr().out.startswith("::warning::")
     assert not (tmp_path / "output").exists()
@@ -74,7 +74,7 @@ def test_a_trace_that_is_cut_is_a_warning(
 
 def test_the_matrix_has_every_python_that_the_project_names() -> None:
     named = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
-    workflow = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "checks.yml").read_text())
+    workflow = yaml.safe_load((REPOSITORY / ".github/workflows/checks.yml").read_text())
     assert workflow["jobs"]["tests"]["strategy"]["matrix"]["python"] == named
     assert named[0] == PROJECT["requires-python"].removeprefix(">=")
 

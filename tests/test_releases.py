@@ -92,7 +92,7 @@ def libraries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         python = _install_oldest(folder / "venv")
         site = folder / "site"
         shutil.copytree(Path(cachectl.__file__).parent, site / "cachectl")
-        shutil.copytree(Path(layers.__file__).parent, site / "cachectl" / "layers", dirs_exist_ok=True)
+        shutil.copytree(Path(layers.__file__).parent, site / "cachectl/layers", dirs_exist_ok=True)
         paths.append(str(site))
     variables = {"PYTHONPATH": os.pathsep.join(paths), "OCL_ICD_VENDORS": str(folder / "vendors")}
     asked = (python, "-c", "import importlib.metadata as m; print(m.version('pyopencl'))")
@@ -103,7 +103,7 @@ def libraries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def _install_oldest(folder: Path) -> str:
     """Make an environment of the first set that can be installed. Skips where pip reaches no index."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    python = str(folder / "bin" / "python")
+    python = str(folder / "bin/python")
     needed = [line for line in requires("opencl-cachectl") or () if "extra ==" not in line]
     for oldest in OLDEST:
         done = _pip(python, "install", "--prefer-binary", *oldest, "pocl-binary-distribution", *needed)
@@ -122,7 +122,7 @@ def _pip(python: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def stored(home: Home, beginning: str) -> int:
     """Count what dictionaries hold: folders of entries until pytools 2024.1.3, then rows."""
     found = 0
-    for path in (home.path / ".cache" / "pytools").glob(f"pdict-v?-{beginning}*"):
+    for path in (home.path / ".cache/pytools").glob(f"pdict-v?-{beginning}*"):
         if path.is_dir():
             found += sum(1 for _ in path.glob("*/*/*/contents"))
         else:
@@ -134,7 +134,7 @@ def test_trace_counts_what_the_libraries_do(home: Home, libraries: Libraries) ->
     """Stores are the entries that are there then; PyOpenCL's own log has its lookups; a warm run only hits."""
     command = (libraries.python, str(PROGRAMS / "kernels.py"), "2")
     for state in ("cold", "warm"):
-        done = home.cachectl("trace", "--json", "trace.json", "--", *command, **libraries.variables)
+        done = home.cachectl("trace --json trace.json --", *command, **libraries.variables)
         document = json.loads((home.path / "trace.json").read_text())
         for layer, beginning in (("loopy", "loopy-"), ("pyopencl-invoker", "pyopencl-")):
             hits, misses, stores = numbers(document, layer)

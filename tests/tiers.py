@@ -27,6 +27,9 @@ ELSEWHERE: Final = frozenset(
 #: Whether this run has every tier; the conftest sets it before test modules are imported.
 every_tier = False
 
+#: What runs real libraries, and what only ``--all`` runs.
+real, thorough_only = pytest.mark.real, pytest.mark.thorough
+
 Amount = TypeVar("Amount", int, float, str)
 
 

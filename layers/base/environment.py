@@ -209,13 +209,6 @@ def config_paths(environment: Environment) -> tuple[tuple[str, Path], ...]:
     return tuple((origin, folder / "config.toml") for origin, folder in folders)
 
 
-def is_configured(environment: Environment) -> bool:
-    """Return whether there is a config file, or a variable names one."""
-    return CONFIG_VARIABLE in environment.variables or any(
-        os.path.lexists(path) for _, path in config_paths(environment)
-    )
-
-
 def _site_config_folders(environment: Environment) -> tuple[Path, ...]:
     if environment.platform != "linux" and (answer := _asked(environment, "site_config_dir", "cachectl", None)):
         return (answer,)

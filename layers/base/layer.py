@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -87,7 +87,7 @@ class Layer:
         yield from ()
 
     @final
-    def abilities(self) -> Mapping[Ability, str | None]:
+    def abilities(self) -> dict[Ability, str | None]:
         """Map every ability to ``None`` if the layer has it here, else to the reason why it has not.
 
         A layer that cannot answer, as some of other people may, has none.
@@ -164,10 +164,20 @@ class Layer:
     def clear(self, plan: Plan) -> facts.Outcome:
         """Remove the entries of a plan. Entries that have changed since are skipped."""
         _require(self, Ability.CLEAR)
-        planned = facts.Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
+        outcome = facts.Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
         # Listed first: a folder of roots that cannot be listed must not hide what was removed.
-        roots = tuple(every_root(self))
-        return each_part(planned, ((str(root.path), partial(_clear_root, self, root, plan)) for root in roots))
+        for root in tuple(every_root(self)):
+            entries = tuple(entry for entry in plan.entries if entry.root == root.path)
+            try:
+                if entries:
+                    require_changeable(self, root)
+                    removed = self.store.remove(root, entries)
+                    outcome = outcome.plus(replace(removed, orphans_removed=_gone(root, entries, removed)))
+            except errors.FAILURES as error:
+                outcome = outcome.plus(
+                    facts.Outcome(self.name, failed=(Note(str(root.path), errors.reason_of(error)),))
+                )
+        return outcome
 
 
 def _required_switch(layer: Layer) -> declarations.EnvSwitch:
@@ -223,7 +233,7 @@ def _owner_reason(layer: Layer, root: Path, key: str) -> str | None:
 # ---------------------------------------------------------------------- get and put
 
 
-def get_many(layer: Layer, keys: Sequence[str]) -> Mapping[str, facts.Artifact | Exception]:
+def get_many(layer: Layer, keys: Sequence[str]) -> dict[str, facts.Artifact | Exception]:
     """Return the artifact of each key, or the reading error; a key that no root has is left out.
 
     Raises :class:`Refused` if the layer cannot.
@@ -274,15 +284,11 @@ def _named(layer: Layer) -> Iterator[None]:
         raise errors.LayerError(layer.name, f"the layer failed: {errors.reason_of(error)}") from error
 
 
-def _clear_root(layer: Layer, root: Root, plan: Plan) -> facts.Outcome:
-    entries = tuple(entry for entry in plan.entries if entry.root == root.path)
-    if not entries:
-        return facts.Outcome(layer.name)
-    require_changeable(layer, root)
-    removed = layer.store.remove(root, entries)
+def _gone(root: Root, entries: Iterable[Entry], removed: facts.Outcome) -> int:
+    """Count the orphans that are no longer there."""
     left = {note.key for note in removed.skipped}
     orphans = {entry.key for entry in entries if entry.is_orphan} - left
-    return replace(removed, orphans_removed=sum(not os.path.lexists(root.path / key) for key in orphans))
+    return sum(not os.path.lexists(root.path / key) for key in orphans)
 
 
 # ---------------------------------------------------------------------- plans

@@ -22,8 +22,8 @@ GROUP: Final = "cachectl.layers"
 
 #: Every built-in layer, in the order in which one kernel passes through them.
 BUILT_IN: Final[dict[str, str]] = {
-    "loopy": "cachectl.layers.loopy:LoopyDictionaries",
-    "pyopencl-invoker": "cachectl.layers.pyopencl_invoker:PyOpenCLInvoker",
+    "loopy": "cachectl.layers.pytools:LoopyDictionaries",
+    "pyopencl-invoker": "cachectl.layers.pyopencl:PyOpenCLInvoker",
     "pytools": "cachectl.layers.pytools:PytoolsDictionaries",
     "pyopencl": "cachectl.layers.pyopencl:PyOpenCLBinaries",
     "pocl": "cachectl.layers.pocl:PoclKernels",

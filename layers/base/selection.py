@@ -44,11 +44,6 @@ class Selection:
         return max(re.split(r"[*?]", (self.kernel or "").partition("[")[0]), key=len)
 
     @property
-    def kernel_prefix(self) -> str:
-        """Return the prefix of the names of all selected kernels; may be empty."""
-        return re.split(r"[*?[]", self.kernel or "", maxsplit=1)[0]
-
-    @property
     def needs_contents(self) -> bool:
         """Return whether entries must be read: kernel names and some signs of staleness are in their bytes."""
         return self.kernel is not None or self.stale

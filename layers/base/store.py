@@ -170,34 +170,6 @@ def read_each(
     return {key: artifact for key, artifact in found if artifact is not None}
 
 
-def write_each(
-    store: Store,
-    root: facts.Root,
-    artifacts: Iterable[facts.Artifact],
-    write: Callable[[facts.Artifact], object],
-    *,
-    check: Callable[[facts.Artifact], object],
-    replace: bool,
-) -> dict[str, bool | EntryError]:
-    """Place entries one by one, for :meth:`Store.write`; ``check`` and ``write`` raise the error of an entry."""
-    results: dict[str, bool | EntryError] = {}
-    for artifact in artifacts:
-        if isinstance(wrong := attempt(partial(check, artifact)), EntryError):
-            results[artifact.key] = wrong
-            continue
-        present = store.read(root, [artifact.key]).get(artifact.key)
-        if isinstance(present, facts.Artifact) and present.data == artifact.data:
-            results[artifact.key] = False
-        elif isinstance(present, facts.Artifact) and not replace:
-            results[artifact.key] = errors.EntryExists(store.name, root.path)
-        else:
-            # If the existing entry is unreadable, `write` decides: it finishes an interrupted write and refuses to
-            # overwrite damage.
-            failure = attempt(partial(write, artifact))
-            results[artifact.key] = failure if isinstance(failure, EntryError) else True
-    return results
-
-
 #: A part of a removal: a name for its failures, and what removes its entries.
 Part = tuple[str, Callable[[], facts.Outcome]]
 

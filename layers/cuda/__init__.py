@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 from cachectl.layers.base import declarations, facts, lazy, parts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk import plain
-from cachectl.layers.host import driver_layers
+from cachectl.layers.host import drivers
 
 LIBRARIES: Final = ("libcuda.so", "libnvidia-opencl.so")
 _DRIVER: Final = "NVIDIA driver"
@@ -70,7 +70,7 @@ def _parts(root: str | Path, key: str) -> Mapping[str, str]:
     return {} if text is None else entries.parts(text)
 
 
-class CudaComputeCache(driver_layers.DriverLayer):
+class CudaComputeCache(drivers.DriverLayer):
     """Programs compiled by the CUDA driver: a front-end and a back-end entry for each OpenCL program."""
 
     name = "cuda"
@@ -109,7 +109,7 @@ class CudaComputeCache(driver_layers.DriverLayer):
         ),
     )
     makers = ("NVIDIA",)
-    limit = driver_layers.Limit("CUDA_CACHE_MAXSIZE", highest=1 << 32, zero_is_off=True)
+    limit_variable, limit_highest, zero_limit_is_off = "CUDA_CACHE_MAXSIZE", 1 << 32, True
     # The driver reads it once, when it starts.
     switch = declarations.EnvSwitch(
         "CUDA_CACHE_DISABLE",

@@ -13,17 +13,17 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from cachectl.layers import cuda
 from cachectl.layers.base import errors, facts, lazy
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.store import Codec, Damage, counting, finding_of, unreadable
+from cachectl.layers.base.store import Damage, counting, finding_of, unreadable
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.formats import details, opencl_source
 from cachectl.layers.host import processes
@@ -32,8 +32,9 @@ from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
 INDEX: Final = "index"
 _DIGIT: Final = lazy.regex("[0-9a-f]")
-_SHAPE: Final = Shape((_DIGIT, _DIGIT, lazy.regex("[0-9a-f]{14}")), folders=False)
-_INDEX: Final = Shape((lazy.regex(INDEX),), folders=False)
+_SHAPE: Final = Shape((_DIGIT, _DIGIT, lazy.regex("[0-9a-f]{14}")), mode=0o644)
+_INDEX: Final = Shape((lazy.regex(INDEX),), sums=True)
+_REWRITES: Final = "; the driver compiles it again and rewrites it"
 #: The largest index that is read, in bytes: four million entries.
 _LARGEST_INDEX: Final = 1 << 26
 
@@ -55,40 +56,98 @@ _BUILD: Final = lazy.regex(
 )
 
 
-class ComputeCodec(Codec):
-    """A header, the key, and what the driver compiled."""
+class ComputeCache(files.Files):
+    """One file for each entry, two levels deep, recognised by its name and its header, and the driver's index.
 
-    form = "cuda-entry/65"
+    The index lists entries and their sizes. Where it is missing or empty, the driver drops every entry.
+    """
+
+    shapes = (_SHAPE, _INDEX)
+    forms = ("cuda-entry/65",)
+    unread = Damage(facts.Severity.HARMLESS, _REWRITES)
+
+    # ------------------------------------------------------------------ entries
+
+    def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
+        """Add an index that is not whole."""
+        yield from super().scan(root, selection, contents=contents)
+        try:
+            index = _read_index(root)
+        except OSError as error:
+            yield unreadable(root.path / INDEX, error)
+        else:
+            if index and read_index(index) is None:
+                yield facts.Problem(root.path / INDEX, "index", "is not whole")
+
+    def leaves(self, root: facts.Root) -> Iterator[Leaf | facts.Problem]:
+        """Leave alone what has the name of an entry, but not its format; add the heads of entries."""
+        index = b""
+        # A scan reports it.
+        with suppress(OSError):
+            index = _read_index(root) or b""
+        listed = dict(read_index(index) or ())
+        for leaf in self.tree_of(root).scan(head=HEADER.size):
+            # Without a header that is known, only the index shows that a file belongs to the cache.
+            if (
+                isinstance(leaf, facts.Problem)
+                or leaf.shape is not _SHAPE
+                or stated_size(leaf.head) is not None
+                or identifier_of(leaf.entry.key) in listed
+                or has_version_of(index, leaf.head)
+            ):
+                yield leaf
+            else:
+                message = "has the name of an entry but not its format; left alone"
+                yield facts.Problem(root.path / leaf.entry.key, "unrecognised", message)
+
+    def described(self, tree: Tree, leaf: Leaf, selection: Selection, *, contents: bool) -> Iterator[facts.Found]:
+        """Describe an entry by its key; one of another format version is opaque."""
+        del selection
+        entry, size = leaf.entry, stated_size(leaf.head)
+        if not contents or (size is None and len(leaf.head) == HEADER.size):
+            yield replace(entry, detail={"format": "unknown"}) if contents else entry
+            return
+        key = None
+        if size != entry.bytes:
+            message = f"is {entry.bytes} bytes long, which its header does not say"
+            yield facts.Problem(tree.root / entry.key, "damaged", message)
+        else:
+            key = key_of(tree.read_file(entry.key, limit=HEADER.size + HEADER.unpack(leaf.head)[1]) or b"")
+        if key is not None:
+            detail = {"half": half(key)}
+            entry = replace(entry, kernels=kernels(key), device=device(key), versions=driver(key), detail=detail)
+        yield entry
 
     def describe(self, data: bytes) -> details.Details:
         """Return what the key says."""
         key = key_of(data)
-        if key is None:
-            return details.Details()
-        return details.Details(None, kernels(key), device(key), driver(key))
+        return details.Details() if key is None else details.Details(None, kernels(key), device(key), driver(key))
 
-    def check(self, data: bytes) -> Damage | None:
-        """Check version and lengths. Only the whole check compares the name and the checksum."""
-        wrong = form_complaint(data)
-        return None if wrong is None else Damage(facts.Severity.HARMLESS, wrong)
+    def require_whole(self, key: str, files: Mapping[str, bytes], path: Path) -> None:
+        """Check version and lengths; the checksum takes longer than reading, and is checked before a put."""
+        del key
+        if (wrong := form_complaint(files[""])) is not None:
+            raise errors.Damaged(self.name, wrong, path)
 
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
+        """Check name and checksum, too."""
+        if (wrong := entry_complaint(key, files[""])) is not None:
+            yield Damage(facts.Severity.HARMLESS, wrong + _REWRITES)
 
-class ComputeIndex(files.Index):
-    """The list of entries and their sizes. Where it is missing or empty, the driver drops every entry."""
+    def foreign(self, files: Mapping[str, bytes]) -> str | None:
+        """Return that an entry is of another version."""
+        version = int.from_bytes(files[""][:4], "little")
+        is_other = len(files[""]) >= HEADER.size and version != VERSION and 0 < version < _PLAUSIBLE
+        return f"{form_complaint(files[''])}; left alone" if is_other else None
 
-    shapes = (_INDEX,)
+    def tagged_text(self, tree: Tree, key: str) -> bytes | None:
+        """Return the key of an entry."""
+        return key_of(tree.read_file(key) or b"")
 
-    def read(self, root: facts.Root) -> bytes | None:
-        """Return the bytes of the index; ``None`` where there is no plain file. Raises :class:`OSError`."""
-        try:
-            return plain.read_locked(root.path / INDEX, limit=_LARGEST_INDEX)
-        except OSError as error:
-            if plain.means_no_file(error):
-                return None
-            raise
+    # ------------------------------------------------------------------ the index
 
     @contextmanager
-    def changing(self, store: files.Files, root: facts.Root) -> Iterator[bool]:
+    def changing(self, root: facts.Root) -> Iterator[bool]:
         """Hold the driver's lock around a change of entries, then make the index list exactly the entries there are.
 
         The index is also written if the change fails. Raises :class:`Unsettled` where only the writing fails. Listed
@@ -96,45 +155,57 @@ class ComputeIndex(files.Index):
         place, then shortened: the driver accepts one that is too long meanwhile. An index of another version is left
         alone. Yields whether no process has a driver loaded.
         """
-        path, environment, handle = root.path / INDEX, store.environment, None
+        path, handle = root.path / INDEX, None
         with ExitStack() as stack:
             folder = stack.enter_context(handles.opened_root(root.path))
             if folder is not None and handles.status_of(folder, INDEX) is not None:
-                lock_timeout = environment.lock_timeout
-                lock = locks.record_lock(store.name, path, folder=folder, lock_timeout=lock_timeout, create=False)
-                handle = stack.enter_context(lock)
-            stack.enter_context(counting(store.name, path, partial(self._recount, store, root, folder, handle)))
-            yield processes.using(cuda.LIBRARIES, processes=environment.processes) == ()
+                handle = stack.enter_context(self._locked(path, folder, create=False))
+            stack.enter_context(counting(self.name, path, partial(self._recount, root, folder, handle)))
+            yield processes.using(cuda.LIBRARIES, processes=self.environment.processes) == ()
 
-    def _recount(self, store: files.Files, root: facts.Root, folder: int | None, handle: int | None) -> None:
+    def _locked(self, path: Path, folder: int, *, create: bool) -> AbstractContextManager[int]:
+        lock_timeout = self.environment.lock_timeout
+        return locks.record_lock(self.name, path, folder=folder, lock_timeout=lock_timeout, create=create)
+
+    def _recount(self, root: facts.Root, folder: int | None, handle: int | None) -> None:
         """Write the index: the locked one, or a new one if there are entries. The root is made with the first entry."""
         with ExitStack() as stack:
             if folder is None:
                 folder = stack.enter_context(handles.opened_root(root.path))
-            if folder is None or (handle is None and not _standing(store, root, folder)[0]):
+            if folder is None or (handle is None and not self._standing(root, folder)[0]):
                 return
             if handle is None:
-                path, lock_timeout = root.path / INDEX, store.environment.lock_timeout
-                handle = stack.enter_context(
-                    locks.record_lock(store.name, path, folder=folder, lock_timeout=lock_timeout)
-                )
+                handle = stack.enter_context(self._locked(root.path / INDEX, folder, create=True))
             old = os.pread(handle, min(os.fstat(handle).st_size, _LARGEST_INDEX), 0)
             if not old or is_index(old):
-                listed = read_index(old) or ()
-                new = write_index(_records(*_standing(store, root, folder), listed, root.path))
+                new = write_index(_records(*self._standing(root, folder), read_index(old) or (), root.path))
                 if new != old:
                     atomic.overwrite(handle, old, new)
 
-    def verify(self, store: files.Files, root: facts.Root) -> Iterator[facts.Finding]:
+    def _standing(self, root: facts.Root, folder: int | None = None) -> tuple[dict[int, facts.Entry], list[Path]]:
+        """Return the entries by id that are whole by their headers, and the paths of those that cannot be read.
+
+        ``folder`` is the root if it is open.
+        """
+        whole: dict[int, facts.Entry] = {}
+        unread: list[Path] = []
+        for leaf in Tree(self.name, root.path, _SHAPE, handle=folder).scan(head=HEADER.size):
+            if isinstance(leaf, facts.Problem):
+                unread += [leaf.path] if leaf.hides else []
+            elif leaf.entry.is_listed and stated_size(leaf.head) == leaf.entry.bytes:
+                whole[identifier_of(leaf.entry.key)] = leaf.entry
+        return whole, unread
+
+    def check_index(self, root: facts.Root) -> Iterator[facts.Finding]:
         """Compare the index with the entries, if all of them can be read."""
-        leaves, unread = _standing(store, root)
+        entries, unread = self._standing(root)
         if unread:
             return
-        sizes = {number: leaf.bytes - HEADER.size for number, leaf in leaves.items()}
+        sizes = {number: entry.bytes - HEADER.size for number, entry in entries.items()}
         try:
-            data = self.read(root)
+            data = _read_index(root)
         except OSError as error:
-            yield finding_of(store, root, unreadable(root.path / INDEX, error))
+            yield finding_of(self, root, unreadable(root.path / INDEX, error))
             return
         index = read_index(data) if data else None
         if index is None and (sizes or data):
@@ -149,163 +220,36 @@ class ComputeIndex(files.Index):
             fix = "nothing: cachectl does not use an index of another version"
             # It was cut, or begins with zeros.
             if data[:4] in (bytes(4), VERSION.to_bytes(4, "little")):
-                fix, leaf = (f"cachectl purge --damaged {store.name}", store.tree_of(root, INDEX).find(INDEX))
-                thing = None if leaf is None else leaf.orphan(store.name, root.path, complaint)
-        yield facts.Finding(store.name, root.path, INDEX, facts.Severity.WASTES, "index", complaint, fix, thing)
+                fix, leaf = (f"cachectl purge --damaged {self.name}", self.tree_of(root).find(INDEX))
+                thing = None if leaf is None else facts.orphan(leaf.entry, complaint, idle_only=True)
+        yield facts.Finding(self.name, root.path, INDEX, facts.Severity.WASTES, "index", complaint, fix, thing)
 
 
-class ComputeCache(files.Files):
-    """One file for each entry, two levels deep, recognised by its name and its header."""
-
-    file_mode = 0o644
-
-    def __init__(self) -> None:
-        self.compute_index = ComputeIndex()
-        # The driver rewrites a damaged entry in place.
-        super().__init__(_SHAPE, codec=ComputeCodec(), index=self.compute_index)
-
-    def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
-        """Add an index that is not whole."""
-        yield from super().scan(root, selection, contents=contents)
-        try:
-            index = self.compute_index.read(root)
-        except OSError as error:
-            yield unreadable(root.path / INDEX, error)
-        else:
-            if index and read_index(index) is None:
-                yield facts.Problem(root.path / INDEX, "index", "is not whole")
-
-    def _walk(self, root: facts.Root, *shapes: Shape) -> Iterator[tuple[Tree, Leaf | facts.Problem]]:
-        """Leave alone what has the name of an entry, but not its format; add the headers of entries."""
-        index = b""
-        # A scan reports it.
-        with suppress(OSError):
-            index = self.compute_index.read(root) or b""
-        listed = dict(read_index(index) or ())
-        for tree, leaf in super()._walk(root, *shapes):
-            if isinstance(leaf, facts.Problem) or leaf.orphan_rule is not None or tree.shape is not _SHAPE:
-                yield tree, leaf
-                continue
-            path = root.path / leaf.key
-            try:
-                head = tree.read_file(leaf.key, limit=HEADER.size) or b""
-            except errors.LayerError as error:
-                yield tree, unreadable(path, error)
-                continue
-            header = read_header(head)
-            is_known = header is not None and header.known
-            # Without a header that is known, only the index shows that a file belongs to the cache.
-            if is_known or identifier_of(leaf.key) in listed or has_version_of(index, head):
-                yield tree, leaf._replace(head=head)
-            else:
-                message = "has the name of an entry but not its format; left alone"
-                yield tree, facts.Problem(path, "unrecognised", message)
-
-    def _described(self, root: facts.Root, tree: Tree, leaf: Leaf) -> Iterator[facts.Found]:
-        """Describe an entry by its key; one of another format version is opaque."""
-        header, data = read_header(leaf.head), b""
-        if header is not None and not header.known:
-            yield replace(leaf.entry(self.name, root.path), detail={"format": "unknown"})
-            return
-        if header is None or header.file_size != leaf.bytes:
-            message = f"is {leaf.bytes} bytes long, which its header does not say"
-            yield facts.Problem(root.path / leaf.key, "damaged", message)
-        else:
-            data = tree.read_file(leaf.key, limit=HEADER.size + header.key_length) or b""
-        key, entry = (key_of(data), leaf.entry(self.name, root.path, self.codec.describe(data)))
-        yield entry if key is None else replace(entry, detail={"half": half(key)})
-
-    def tree_of(self, root: facts.Root, key: str) -> Tree:
-        """Return the tree of entries, or that of the index."""
-        return Tree(self.name, root.path, _INDEX if key == INDEX else _SHAPE)
-
-    def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
-        """Check name and checksum."""
-        if (complaint := entry_complaint(key, artifact.data)) is not None:
-            raise errors.Damaged(self.name, complaint, key)
-        return {"": artifact.data}
-
-    def find_tagged(
-        self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[facts.Entry, str]]:
-        """Look for the tag in the keys."""
-        del known
-        tree = self.tree_of(root, "")
-        yield from tree.tagged(tag, since, lambda leaf: key_of(tree.read_file(leaf.key) or b""))
-
-    def _examined(self, root: facts.Root, tree: Tree, leaf: Leaf) -> Iterator[facts.Finding]:
-        try:
-            data = tree.read_file(leaf.key)
-            complaint = None if data is None else entry_complaint(leaf.key, data)
-        except errors.Unreachable as error:
-            yield finding_of(self, root, unreadable(root.path / leaf.key, error))
-            return
-        except errors.LayerError as error:
-            complaint = error.message
-        header = read_header(leaf.head)
-        if complaint is not None and header is not None and header.foreign:
-            yield finding_of(self, root, facts.Problem(root.path / leaf.key, "foreign", f"{complaint}; left alone"))
-        elif complaint is not None:
-            message = f"{complaint}; the driver compiles it again and rewrites it"
-            fix, thing = f"cachectl purge --damaged {self.name}", leaf.entry(self.name, root.path)
-            yield facts.Finding(self.name, root.path, leaf.key, facts.Severity.HARMLESS, "damaged", message, fix, thing)
+def _read_index(root: facts.Root) -> bytes | None:
+    """Return the bytes of the index; ``None`` where there is no plain file. Raises :class:`OSError`."""
+    try:
+        return plain.read_locked(root.path / INDEX, limit=_LARGEST_INDEX)
+    except OSError as error:
+        if plain.means_no_file(error):
+            return None
+        raise
 
 
-def _standing(store: files.Files, root: facts.Root, folder: int | None = None) -> tuple[dict[int, Leaf], list[Path]]:
-    """Return the entries of a root by id that are whole by their headers, and the paths of those that cannot be read.
-
-    ``folder`` is the root if it is open.
-    """
-    leaves: dict[int, Leaf] = {}
-    unread: list[Path] = []
-    for leaf in Tree(store.name, root.path, _SHAPE, folder).scan(head=HEADER.size):
-        if isinstance(leaf, facts.Problem):
-            unread += [leaf.path] if leaf.hides else []
-        elif leaf.orphan_rule is None:
-            header = read_header(leaf.head)
-            if header is not None and header.known and header.file_size == leaf.bytes:
-                leaves[identifier_of(leaf.key)] = leaf
-    return leaves, unread
-
-
-def _records(leaves: Mapping[int, Leaf], unread: Sequence[Path], old: SizeIndex, root: Path) -> list[tuple[int, int]]:
+def _records(
+    entries: Mapping[int, facts.Entry], unread: Sequence[Path], old: SizeIndex, root: Path
+) -> list[tuple[int, int]]:
     """Return the records that the index should have. Entries that cannot be read keep their records."""
+    sizes = {number: entry.bytes - HEADER.size for number, entry in entries.items()}
     kept = []
     for number, size in dict(old).items():
         path = root / key_from(number)
-        if number in leaves:
-            kept.append((number, leaves[number].bytes - HEADER.size))
-        elif any(place in (path, *path.parents) for place in unread):
-            kept.append((number, size))
-    new = sorted(leaves.keys() - dict(old).keys(), key=lambda number: leaves[number].newest)
-    return [*kept, *((number, leaves[number].bytes - HEADER.size) for number in new)]
+        if number in sizes or any(place in (path, *path.parents) for place in unread):
+            kept.append((number, sizes.get(number, size)))
+    new = sorted(sizes.keys() - dict(old).keys(), key=lambda number: entries[number].stamp[-1])
+    return [*kept, *((number, sizes[number]) for number in new)]
 
 
 # ---------------------------------------------------------------------- the format
-
-
-class EntryHeader(NamedTuple):
-    """The fixed part of an entry; lengths are bytes."""
-
-    version: int
-    key_length: int
-    payload_length: int
-    checksum: int
-
-    @property
-    def known(self) -> bool:
-        """Whether this is the format described here."""
-        return self.version == VERSION
-
-    @property
-    def foreign(self) -> bool:
-        """Whether this is of another version of the format."""
-        return not self.known and 0 < self.version < _PLAUSIBLE
-
-    @property
-    def file_size(self) -> int:
-        """The length of the whole file in bytes."""
-        return HEADER.size + self.key_length + self.payload_length
 
 
 def fnv1a(data: bytes) -> int:
@@ -316,9 +260,12 @@ def fnv1a(data: bytes) -> int:
     return value
 
 
-def read_header(data: bytes) -> EntryHeader | None:
-    """Read the first 28 bytes; ``None`` where there are fewer."""
-    return EntryHeader(*HEADER.unpack_from(data)) if len(data) >= HEADER.size else None
+def stated_size(data: bytes) -> int | None:
+    """Return the length of an entry by its first 28 bytes; ``None`` where there are fewer, or of another version."""
+    if len(data) < HEADER.size:
+        return None
+    version, key_length, payload_length, _ = HEADER.unpack_from(data)
+    return HEADER.size + int(key_length) + int(payload_length) if version == VERSION else None
 
 
 def identifier_of(name: str) -> int:
@@ -334,33 +281,30 @@ def key_from(identifier: int) -> str:
 
 def form_complaint(data: bytes) -> str | None:
     """Return what is wrong with the version or the lengths of an entry, ``None`` where nothing is."""
-    header = read_header(data)
-    if header is None:
+    if len(data) < HEADER.size:
         return str(details.Cut(data))
-    if not header.known:
-        return f"has format version {header.version:#x}, not {VERSION:#x}"
-    if len(data) != header.file_size:
-        return f"is {len(data)} bytes long, its header says {header.file_size}"
-    return None
+    if (size := stated_size(data)) is None:
+        return f"has format version {HEADER.unpack_from(data)[0]:#x}, not {VERSION:#x}"
+    return None if len(data) == size else f"is {len(data)} bytes long, its header says {size}"
 
 
 def entry_complaint(name: str, data: bytes) -> str | None:
     """Return what is wrong with an entry: version, lengths, name or checksum; ``None`` where nothing is."""
     if (wrong := form_complaint(data)) is not None:
         return wrong
-    header = EntryHeader(*HEADER.unpack_from(data))
-    begin = HEADER.size + header.key_length
+    _, key_length, _, checksum = HEADER.unpack_from(data)
+    begin = HEADER.size + key_length
     if fnv1a(data[HEADER.size : begin]) != identifier_of(name):
         return "its name is not the hash of its key"
-    return None if fnv1a(data[begin:]) == header.checksum else "its payload does not match its checksum"
+    return None if fnv1a(data[begin:]) == checksum else "its payload does not match its checksum"
 
 
 def key_of(data: bytes) -> bytes | None:
     """Return the key of an entry of the known version; ``None`` where it is cut short, or of another version."""
-    header = read_header(data)
-    if header is None or not header.known or len(data) < HEADER.size + header.key_length:
+    if stated_size(data) is None:
         return None
-    return data[HEADER.size : HEADER.size + header.key_length]
+    end = HEADER.size + HEADER.unpack_from(data)[1]
+    return data[HEADER.size : end] if len(data) >= end else None
 
 
 def device(key: bytes) -> str | None:

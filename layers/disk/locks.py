@@ -16,7 +16,7 @@ from cachectl.layers.disk import handles, plain
 from cachectl.layers.disk.atomic import remove_file
 
 
-def _require(layer: str, path: Path, take: Callable[[], bool], seconds: float, advice: str = "") -> None:
+def require(layer: str, path: Path, take: Callable[[], bool], seconds: float, advice: str = "") -> None:
     """Wait for a lock. Raises :class:`Busy`."""
     if not handles.wait_until(take, seconds):
         raise errors.Busy(layer, f"locked by another process for more than {seconds:g} s{advice}", path)
@@ -37,7 +37,7 @@ def record_lock(
     except OSError as error:
         raise errors.Unreachable(layer, f"cannot open: {error.strerror}", path) from error
     try:
-        _require(layer, path, partial(handles.try_record_lock, handle), lock_timeout)
+        require(layer, path, partial(handles.try_record_lock, handle), lock_timeout)
         yield handle
     finally:
         plain.release(handle)
@@ -58,7 +58,7 @@ def file_lock(layer: str, path: Path, *, lock_timeout: float = LOCK_TIMEOUT) -> 
         except OSError as error:
             raise errors.Unreachable(layer, f"cannot open: {error.strerror}", path) from error
         try:
-            _require(layer, path, partial(handles.try_flock, handle), lock_timeout)
+            require(layer, path, partial(handles.try_flock, handle), lock_timeout)
             if handles.is_same_file(path, handle):
                 yield handle
                 return
@@ -97,7 +97,7 @@ def presence_lock(
                         return False
                 return True
 
-            _require(layer, path, is_made, lock_timeout, "; if no program is running, remove the lock")
+            require(layer, path, is_made, lock_timeout, "; if no program is running, remove the lock")
         except errors.Busy:
             raise
         except OSError as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.disk.plain import nearest
-from cachectl.layers.host.mounts import mount_of
+from cachectl.layers.host.processes import mount_of
 
 #: The number of the system call ``quotactl_fd`` (Linux 5.14) on every architecture but alpha.
 _QUOTACTL_FD: Final = 443

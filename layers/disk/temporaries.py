@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from cachectl.layers.base import lazy
 from cachectl.layers.base.environment import Environment, node, user_name, user_state_folder
 from cachectl.layers.base.errors import CachectlError, printable
 from cachectl.layers.base.facts import Entry, orphan
 from cachectl.layers.disk import atomic, handles, plain, trust
-from cachectl.layers.host import mounts, processes
+from cachectl.layers.host import processes
 
 #: Prefix of the names of temporary folders.
 TEMPORARY: Final = "cachectl-"
@@ -30,59 +30,54 @@ _KILLED: Final = "a temporary folder left by a cachectl that was killed"
 _LARGEST: Final = 16 << 20
 
 
-class Owned(NamedTuple):
-    """A temporary folder of this process, and the open file of its lock."""
+@contextmanager
+def owned_folder(parent: Path, prefix: str, environment: Environment) -> Iterator[Path]:
+    """Yield an empty folder with a random name in a private folder, hold its lock, and delete it afterwards.
 
-    folder: Path
-    lock: int
+    A forked child leaves that to the process that made the folder.
+    """
+    import json
 
-    @classmethod
-    def make(cls, parent: Path, prefix: str, environment: Environment) -> Owned:
-        """Make an empty folder with a random name in a private folder, and hold its lock."""
-        import json
-
-        while True:
-            folder = parent / (prefix + os.urandom(8).hex())
-            # The lock comes first: a folder without one has no owner.
-            owned = cls(folder, atomic.create(os.fspath(_lock_of(folder))))
-            if _flock(owned.lock) is not False and handles.is_same_file(_lock_of(folder), owned.lock):
-                break
-            # A sweep of another process took the lock first, and removes the file.
-            os.close(owned.lock)
-        me = os.getpid()
-        record = {"host": node(), "pid": me, "start": processes.start_of(me, processes=environment.processes)}
-        try:
-            atomic.write_all(owned.lock, (json.dumps(record).encode(),))
-            os.mkdir(folder, 0o700)
-        except OSError:
-            owned.forget()
-            raise
-        return owned
-
-    def forget(self) -> None:
-        """Release the lock, and remove its file if the folder has gone."""
-        with suppress(OSError):
-            if not self.folder.exists():
-                atomic.remove_file(_lock_of(self.folder))
-        with suppress(OSError):
-            os.close(self.lock)
+    owner = os.getpid()
+    while True:
+        folder = parent / (prefix + os.urandom(8).hex())
+        # The lock comes first: a folder without one has no owner.
+        lock = atomic.create(os.fspath(_lock_of(folder)))
+        if _flock(lock) is not False and handles.is_same_file(_lock_of(folder), lock):
+            break
+        # A sweep of another process took the lock first, and removes the file.
+        os.close(lock)
+    record = {"host": node(), "pid": owner, "start": processes.start_of(owner, processes=environment.processes)}
+    try:
+        atomic.write_all(lock, (json.dumps(record).encode(),))
+        os.mkdir(folder, 0o700)
+        yield folder
+    finally:
+        if os.getpid() == owner:
+            atomic.remove_tree(folder)
+            with suppress(OSError):
+                if not folder.exists():
+                    atomic.remove_file(_lock_of(folder))
+            with suppress(OSError):
+                os.close(lock)
 
 
 @contextmanager
-def temporary_folder(environment: Environment | None = None) -> Iterator[Path]:
+def temporary_folder(
+    environment: Environment | None = None, notice: Callable[[str], None] = lambda _: None
+) -> Iterator[Path]:
     """Yield an empty folder that no other user can enter, and delete it afterwards.
 
     After a kill the next purge or prune deletes it. The environment, by default that of this process, decides where
-    temporary folders are. Raises :class:`CachectlError` if there is no private folder, :class:`OSError` if nothing can
-    be made in it.
+    temporary folders are; ``notice`` gets a line if it is elsewhere. Raises :class:`CachectlError` if there is no
+    private folder, :class:`OSError` if nothing can be made in it.
     """
     where = environment or Environment.here()
-    owned = Owned.make(temporary_parent(where)[0], TEMPORARY, where)
-    try:
-        yield owned.folder
-    finally:
-        atomic.remove_tree(owned.folder)
-        owned.forget()
+    parent, elsewhere = temporary_parent(where)
+    if elsewhere is not None:
+        notice(elsewhere)
+    with owned_folder(parent, TEMPORARY, where) as folder:
+        yield folder
 
 
 def abandoned_in(parent: Path, environment: Environment, *, look: bool = False) -> Iterator[Path]:
@@ -95,7 +90,7 @@ def abandoned_in(parent: Path, environment: Environment, *, look: bool = False) 
     names: set[str] = set()
     with suppress(OSError):
         names = {own for name in os.listdir(parent) if _NAME.fullmatch(own := name.removesuffix(_LOCK))}
-    is_shared = bool(names) and mounts.network_file_system(parent, mounts=environment.mounts) is not None
+    is_shared = bool(names) and processes.network_file_system(environment, parent) is not None
     for folder in map(parent.joinpath, sorted(names)):
         with _taken(_lock_of(folder)) as is_taken:
             if not is_taken or _may_be_used(folder, environment, is_shared=is_shared):
@@ -121,6 +116,19 @@ def _may_be_used(folder: Path, environment: Environment, *, is_shared: bool) -> 
     if isinstance(pid, int) and start is not None and processes.start_of(pid, processes=environment.processes) == start:
         return True
     return processes.mentioning(folder, processes=environment.processes) is not False
+
+
+def remove_abandoned(environment: Environment, parents: Iterable[Path] | None = None) -> int:
+    """Remove the temporary folders that killed commands left in ``parents``; return the number removed.
+
+    ``parents`` are private folders of this user, by default those of temporary folders.
+    """
+    removed = 0
+    for parent in temporary_parents(environment) if parents is None else parents:
+        for folder in abandoned_in(parent, environment):
+            atomic.remove_tree(folder)
+            removed += not folder.exists()
+    return removed
 
 
 def abandoned_temporaries(environment: Environment) -> tuple[Entry, ...]:

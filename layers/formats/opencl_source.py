@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Final
 
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.formats import details, pickles
-
-#: The longest ``info`` whose check is remembered, in bytes.
-_SHORT: Final = 4096
 
 # Each part can match in only one way, a bounded number of times, so no source causes much backtracking.
 _ATTRIBUTE: Final = rb"(?:__attribute__\s{0,9}\(\((?:(?!\)\)).){0,200}\){2,9}\s{0,99}){0,9}"
@@ -34,20 +30,15 @@ def source_info(info: bytes) -> dict[str, object] | None:
         top, length = pickles.walk(info)
     except ValueError:
         return None
-    if not isinstance(top, pickles.Thing) or length != len(info):
-        return None
-    named = (str(thing.items[-1]) for thing in pickles.things(top) if thing.kind == "global" and thing.items)
-    return pickles.attributes(top) if any(name.endswith("_SourceInfo") for name in named) else None
-
-
-# Programs that include no header, and whose compiler says nothing, all have the same.
-_remembered = lru_cache(maxsize=64)(source_info)
+    match top:
+        case pickles.Thing("object", [pickles.Thing("global", [*_, str(name)]), *_]) if name.endswith("_SourceInfo"):
+            return pickles.attributes(top) if length == len(info) else None
+    return None
 
 
 def info_complaint(info: bytes) -> str | None:
     """Return what is wrong with the file, ``None`` where nothing is."""
-    found = _remembered(info) if len(info) <= _SHORT else source_info(info)
-    return "info is not the pickle that PyOpenCL stores" if found is None else None
+    return "info is not the pickle that PyOpenCL stores" if source_info(info) is None else None
 
 
 def dependencies(info: bytes) -> Iterator[tuple[str, float, str]]:

@@ -1,4 +1,6 @@
-"""The OpenCL loaders that programs use, and the drivers that those find: nothing is loaded, no OpenCL call is made.
+"""The OpenCL loaders that programs use, the drivers that those find, and the layers of drivers' caches.
+
+Nothing is loaded, and no OpenCL call is made.
 
 An OpenCL call would start every driver, and PoCL's start creates folders and leaks a file. A loader is a library
 ``libOpenCL``. The names of the variables it reads, and the folder of drivers built into it, stand in its bytes.
@@ -11,17 +13,18 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import sys
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
-from cachectl.layers.base import facts
+from cachectl.layers.base import declarations, errors, facts, layer
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.layer import Layer, first_place
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.plain import open_plain, read_installed
 from cachectl.layers.host.distributions import names_in
 
@@ -43,6 +46,11 @@ _SYSTEM: Final = "/etc/OpenCL/vendors"
 _VARIABLES: Final = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES")
 #: The dynamic linker's list of libraries.
 _LINKER_CACHE: Final = "/etc/ld.so.cache"
+#: A number as ``atoll`` reads it.
+_NUMBER: Final = regex(r"\s*[+-]?\d{1,18}", re.ASCII)
+_PLAIN_NUMBER: Final = regex(r"\s*[+-]?\d+\s*", re.ASCII)
+#: The part of a limit above which a library is about to drop entries.
+_NEARLY: Final = 0.9
 
 
 class Driver(NamedTuple):
@@ -120,14 +128,14 @@ def only_library(environment: Environment, maker: str) -> str | None:
     return libraries[0] if len(libraries) == 1 else None
 
 
-def several_drivers(layer: Layer, maker: str) -> Iterator[facts.Finding]:
+def several_drivers(of: layer.Layer, maker: str) -> Iterator[facts.Finding]:
     """Yield a finding if several drivers of one maker are registered."""
-    libraries = driver_libraries(layer.environment, maker)
+    libraries = driver_libraries(of.environment, maker)
     if len(libraries) > 1:
         registered = f"{len(libraries)} drivers of {maker} are registered ({', '.join(libraries)})"
         message = f"{registered}: which of them built an entry is not known, nor whether one from elsewhere will hit"
         fix = "none needed; to know it, uninstall all but one"
-        yield facts.Finding(layer.name, first_place(layer), None, facts.Severity.HARMLESS, "drivers", message, fix)
+        yield facts.Finding(of.name, layer.first_place(of), None, facts.Severity.HARMLESS, "drivers", message, fix)
 
 
 def _found_by(loader: Loader, environment: Environment) -> Iterator[Driver]:
@@ -361,8 +369,131 @@ def _linker_folders() -> tuple[str, ...]:
 
     elf = read_elf(read_installed(sys.executable))
     linker = None if elf is None else elf.interpreter
-    texts = () if linker is None else read_installed(linker).split(b"\0")
-    folders = [os.fsdecode(text) for text in texts if text.startswith(b"/") and text.endswith(b"/")]
+    texts = () if linker is None else re.findall(rb"\0(/(?:[^\0]*/)?)(?=\0)", read_installed(linker))
+    folders = [os.fsdecode(text) for text in texts]
     if not folders:
         raise OSError(errno.ENOENT, "the folders of the dynamic linker are not known", sys.executable)
     return tuple(dict.fromkeys(folders))
+
+
+# ---------------------------------------------------------------------- layers
+
+
+class DriverLayer(layer.Layer):
+    """The cache of an OpenCL driver, which exists if the driver is registered, or has left a cache.
+
+    Each problem is declared once: it is the reason of the state, and the finding.
+    """
+
+    #: The makers of the drivers.
+    makers: ClassVar[tuple[str, ...]]
+    places: ClassVar[declarations.Places]
+    switch: ClassVar[declarations.EnvSwitch]
+    #: Further variables whose values have outcomes that few expect.
+    others: ClassVar[tuple[declarations.EnvSwitch, ...]] = ()
+    #: The variable with the bytes above which the driver drops entries, if there is one, its default, and the largest
+    #: limit that can be set.
+    limit_variable: ClassVar[str] = ""
+    limit_default: ClassVar[int] = 1 << 30
+    limit_highest: ClassVar[int | None] = None
+    #: Whether the driver stores nothing if the limit is 0, which else is no limit.
+    zero_limit_is_off: ClassVar[bool] = False
+    #: The effect of a variable that leaves the driver without a place.
+    placeless: ClassVar[facts.Hazard] = facts.Hazard(
+        facts.Severity.RECOMPILES, "is not absolute: the driver keeps nothing, and every run compiles"
+    )
+
+    def drivers(self) -> tuple[str, ...]:
+        """Return the files that register the drivers."""
+        return driver_files(self.environment, self.makers)
+
+    def is_here(self) -> bool:
+        """Return whether there is a driver or a cache."""
+        return bool(self.drivers()) or any(root.exists for root in self.roots())
+
+    def state(self) -> facts.State:
+        """Return the condition of the first problem that has one: all but a switch count only with a driver."""
+        faults = list(self.faults())
+        condition, why = next(((known, fault) for known, fault in faults if known is not None), (None, None))
+        if condition is not None and why is not None and (why.code == "off" or self.is_here()):
+            return facts.State(condition, why.message, self.drivers())
+        if not self.is_here():
+            who = " or ".join(self.makers)
+            return facts.State(facts.Condition.ABSENT, f"no driver of {who} is here, and none has left a cache")
+        variable, odd = self.switch.variable, [fault.message for _, fault in faults if fault.code == "variable"]
+        value = self.environment.get(variable)
+        named = "on by default" if value is None or odd else f"{variable}={value}"
+        return facts.State(facts.Condition.ENABLED, "; ".join((named, *odd)), self.drivers())
+
+    def diagnose(self) -> Iterator[facts.Finding]:
+        """Yield the problems, and a cache that is nearly full."""
+        here = self.is_here()
+        yield from (fault for _, fault in self.faults() if here or fault.code == "off")
+        if here and self.limit_variable:
+            yield from self._nearly_full()
+
+    def faults(self) -> Iterator[layer.Fault]:
+        """Yield the problems with the variables, each with the condition that follows from it."""
+        yield from layer.faults_of(self, (self.switch, *self.others))
+        yield from self._place_faults()
+        if self.limit_variable:
+            yield from self._limit_faults()
+
+    def _place_faults(self) -> Iterator[layer.Fault]:
+        environment, decided = self.environment, self.places.deciding(self.environment)
+        if decided is None:
+            rules = self.places.rules(environment.platform)
+            if rules and not self.roots():
+                message = f"{rules[-1].variable} is not set: the driver has no place for a cache"
+                fix = f"export {rules[-1].variable}={shlex.quote(str(environment.home))}"
+                found = facts.Finding(self.name, Path("*"), None, facts.Severity.RECOMPILES, "variable", message, fix)
+                yield facts.Condition.DISABLED, found
+            return
+        rule, value, odd = decided
+        home = environment.home if rule.variable == "HOME" else environment.absolute(value)
+        absolute = f"export {rule.variable}={shlex.quote(str(home))}"
+        fixes = absolute if value or rule.variable == "HOME" else None
+        if odd is declarations.Odd.NOWHERE:
+            yield facts.Condition.DISABLED, layer.misread(self, rule.variable, *self.placeless, fixes)
+        elif odd is declarations.Odd.HERE and environment.platform != "win32":
+            outcome = "is not absolute: each folder that a program is started from gets a cache of its own"
+            yield None, layer.misread(self, rule.variable, facts.Severity.RECOMPILES, outcome, fixes)
+
+    def _limit_faults(self) -> Iterator[layer.Fault]:
+        if (value := self.environment.get(self.limit_variable)) is None:
+            return
+        number = _leading_number(value)
+        condition = facts.Condition.DISABLED if self.zero_limit_is_off and not number else None
+        if not _PLAIN_NUMBER.fullmatch(value):
+            outcome = f"is no number of bytes: the driver takes it for {number}"
+            severity = facts.Severity.RECOMPILES if number or condition else facts.Severity.WASTES
+            yield condition, layer.misread(self, self.limit_variable, severity, outcome)
+        elif condition is not None:
+            yield condition, layer.off(self, self.limit_variable)
+
+    def _nearly_full(self) -> Iterator[facts.Finding]:
+        value = self.environment.get(self.limit_variable)
+        number = self.limit_default if value is None else _leading_number(value)
+        if number <= 0 or not (value is None or _PLAIN_NUMBER.fullmatch(value)):
+            return
+        most, held = min(number, self.limit_highest or number), 0
+        # Report names a root that cannot be read.
+        with suppress(errors.LayerError, OSError):
+            held = sum(self.store.usage(root).bytes or 0 for root in self.roots())
+        wanted = 2 * max(most, held)
+        fix = f"export {self.limit_variable}={wanted}"
+        if self.limit_highest is not None and wanted > self.limit_highest:
+            fix = f"cachectl prune --max-size {most // 2}B {self.name}"
+        said = "the default" if value is None else self.limit_variable
+        message = f"holds {held:,} of at most {most:,} bytes ({said}): the driver drops entries to make room"
+        yield from self.near_limit(held, most, message, fix, layer.first_place(self))
+
+    def near_limit(self, held: int, limit: int, message: str, fix: str, place: Path) -> Iterator[facts.Finding]:
+        """Yield a finding if so many bytes are close to the limit, above which the library drops entries."""
+        if held >= _NEARLY * limit:
+            yield facts.Finding(self.name, place, None, facts.Severity.RECOMPILES, "cap", message, fix)
+
+
+def _leading_number(value: str) -> int:
+    """Read a number as ``atoll`` does: ``1G`` is one, and a text without a leading number is 0."""
+    return int(match[0]) if (match := _NUMBER.match(value)) else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -92,15 +93,12 @@ def _measured(folder: Path, most: int) -> tuple[int | None, int | None]:
         if not means_absent(error):
             raise error
 
-    files = total = 0
-    try:
+    sizes: list[int] = []
+    with suppress(OSError):
         for above, _, names in os.walk(folder, onerror=fail):
-            for name in names:
-                status = status_at(os.path.join(above, name))
-                if status is not None and stat.S_ISREG(status.st_mode):
-                    files, total = files + 1, total + status.st_size
-                    if files > most:
-                        return None, None
-    except OSError:
-        return None, None
-    return files, total
+            found = (status_at(os.path.join(above, name)) for name in names)
+            sizes += (status.st_size for status in found if status is not None and stat.S_ISREG(status.st_mode))
+            if len(sizes) > most:
+                return None, None
+        return len(sizes), sum(sizes)
+    return None, None

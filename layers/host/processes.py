@@ -1,4 +1,4 @@
-"""Running programs and their loaded libraries and open files, if the platform shows them.
+"""Running programs with their loaded libraries and open files, and mounts, if the platform shows them in ``/proc``.
 
 ``processes`` is the folder in which the system shows them. Only Linux shows the maps of a process, and only processes
 of this user are looked at, by the superuser all. A process that hides its maps from its own user runs with other
@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from cachectl.layers.base.environment import MOUNTS, Environment
 from cachectl.layers.base.errors import printable
-from cachectl.layers.host.mounts import network_file_system
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.environment import Environment
 
 _PROC: Final = Path("/proc")
 #: The most processes that a phrase names.
 _NAMED: Final = 5
+#: Types with unreliable locks and access times of other machines.
+NETWORK: Final = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "gpfs", "beegfs", "afs", "9p", "glusterfs"}
+    | {"fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.sshfs"}
+)
 
 
 def read(number: int | str, name: str, *, processes: Path = _PROC) -> bytes | None:
@@ -70,7 +73,7 @@ def open_elsewhere(environment: Environment, path: Path) -> str | None:
     """Return who has a file open, or may have; ``None`` if surely nobody has, or there is no file."""
     if not os.path.lexists(path):
         return None
-    if (kind := network_file_system(path)) is not None:
+    if (kind := network_file_system(environment, path)) is not None:
         return f"lies on {kind}, where a program of another machine may have it open: end those, and move it by hand"
     status = path.lstat()
     # Processes of other users are not visible.
@@ -203,3 +206,34 @@ def maps_below(number: int, folder: Path, *, processes: Path = _PROC) -> bool:
             if os.path.samestat(os.stat(f"{process}/root{place}"), ours):
                 return True
     return False
+
+
+# ---------------------------------------------------------------------- mounts
+
+
+def network_file_system(environment: Environment, path: Path) -> str | None:
+    """Return the type of the network file system a path lies on; ``None`` on a local or unknown one."""
+    kind, _ = mount_of(path, mounts=environment.mounts)
+    return kind if kind in NETWORK else None
+
+
+def mount_of(path: Path, *, mounts: Path = MOUNTS) -> tuple[str, str]:
+    """Return the type and the source (a device, a server's export) of the mount that a path lies on.
+
+    Both are empty if they are unknown.
+    """
+    try:
+        lines = mounts.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return "", ""
+    real, best, mount = os.path.realpath(path), "", ("", "")
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = (before.split(" ")[4:] or [""])[0]
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point)
+        is_above = real == point or real.startswith(point.rstrip("/") + "/")
+        # A later mount on the same point hides the earlier one.
+        if point and is_above and len(point) >= len(best):
+            kind, source, *_ = *after.split(" "), "", ""
+            best, mount = point, (kind, source)
+    return mount

@@ -7,6 +7,7 @@ of an interpreter that was removed, or of a package that was replaced, can be re
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from cachectl.layers.base.environment import Environment, node, user_state_folde
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk import atomic
 from cachectl.layers.disk.trust import shared_because
-from cachectl.layers.host import distributions, mounts
+from cachectl.layers.host import distributions, processes
 
 #: The name of the file with the answers, in cachectl's folder for its own state.
 RECORD: Final = "pythons.json"
@@ -273,8 +274,8 @@ def _places(path: Path) -> list[str]:
         folder = next(filter(os.path.exists, place.parents))
         device = folder.stat().st_dev
         # A file system of the network has no major number.
-        kind, source = ("", "") if os.name != "posix" or os.major(device) else mounts.mount_of(folder)
-        places.append(source if kind in mounts.NETWORK else f"{node()}:{device}")
+        kind, source = ("", "") if os.name != "posix" or os.major(device) else processes.mount_of(folder)
+        places.append(source if kind in processes.NETWORK else f"{node()}:{device}")
     return places
 
 
@@ -283,7 +284,6 @@ def _ask(path: Path) -> tuple[str, list[str]]:
 
     Returns its version and its folders of packages; nothing if it does not answer as Python 3.
     """
-    import json
     import signal
     import subprocess
     from threading import Timer
@@ -330,8 +330,6 @@ def _records_of(environment: Environment) -> Iterator[dict[str, PythonRecord]]:
 
     A record that is missing, damaged, or open to other users has none.
     """
-    import json
-
     file = user_state_folder(environment) / RECORD
     records: dict[str, PythonRecord] = {}
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):

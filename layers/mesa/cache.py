@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachectl.layers.base import declarations, facts, layer, lazy, parts
-from cachectl.layers.host import driver_layers
+from cachectl.layers.host import drivers
 
 #: What every process maps that has one of the stores open, whichever driver it uses.
 OPENED: Final = ("mesa_shader_cache",)
@@ -62,7 +62,7 @@ _FILES: Final = parts.EntryFiles(
 )
 
 
-class MesaShaderCache(driver_layers.DriverLayer):
+class MesaShaderCache(drivers.DriverLayer):
     """Kernels, and their machine code, in the shader cache of Mesa."""
 
     name = "mesa"

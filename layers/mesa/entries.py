@@ -9,24 +9,25 @@ A header names the driver and the device, and a checksum covers the payload, whi
 (``create_cache_item_header_and_blob``, ``parse_and_validate_cache_item``), ``src/util/crc32.c``. Payloads:
 ``src/gallium/frontends/rusticl/core/program.rs``, ``src/compiler/spirv/spirv_to_nir.c``
 (``vtn_emit_kernel_entry_point_wrapper``).
+
+Two forms have many entries in a pair of files, data and index: ``src/util/fossilize_db.c`` and ``.h`` (single file),
+``src/util/mesa_cache_db.c`` (database).
 """
 
 from __future__ import annotations
 
+import os
 import re
 import struct
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from cachectl.layers.base import errors
-from cachectl.layers.base.facts import Entry, Problem
-from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import unreadable
-from cachectl.layers.formats import details, device_binaries
-from cachectl.layers.formats.elf import MAGIC as ELF_MAGIC
+from cachectl.layers.base import errors, facts, lazy, store
+from cachectl.layers.formats import details, device_binaries, elf
 
 #: Bytes that contain the header of every driver and device; GL's longer headers are read whole.
 HEAD: Final = 512
@@ -36,7 +37,7 @@ RUSTICL: Final = "rusticl"
 _VERSION: Final = 1
 #: Why something of an unknown version is left alone.
 FOREIGN: Final = "is of a version of Mesa's format that cachectl does not know; left alone"
-_NAMES: Final = regex(rb"([\x21-\x7e][\x20-\x7e]{0,199})\0([\x21-\x7e][\x20-\x7e]{0,199})\0")
+_NAMES: Final = lazy.regex(rb"([\x21-\x7e][\x20-\x7e]{0,199})\0([\x21-\x7e][\x20-\x7e]{0,199})\0")
 _FIXED: Final = struct.Struct("<BQI")
 _COUNT: Final = struct.Struct("<I")
 _CHECKED: Final = struct.Struct("<II")
@@ -49,12 +50,29 @@ _KINDS: Final = (0, _GLSL)
 _LARGEST: Final = 1 << 26
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 #: Only an OpenCL kernel gets such a function around it.
-_WRAPPED: Final = regex(rb"__wrapped_([A-Za-z_]\w{0,254})\0", re.ASCII)
+_WRAPPED: Final = lazy.regex(rb"__wrapped_([A-Za-z_]\w{0,254})\0", re.ASCII)
 
 #: How many entries of one driver are unpacked, the smallest first, to find a kernel.
 _LOOKS: Final = 256
 _GRAPHICS: Final = "is of GL or Vulkan, which share the folder"
 _UNKNOWN: Final = "cannot be distinguished from what GL and Vulkan keep in the same folder"
+
+_NAME: Final = lazy.regex(rb"[0-9a-f]{40}")
+#: Magic number and version.
+_MAGIC: Final = b"\x81FOSSILIZEDB\0\0\0\x06"
+_MAGICS: Final = (_MAGIC, b"\x81FOSSILIZEDB\0\0\0\x05")
+#: Packed length, kind of packing, checksum, unpacked length.
+_HEADER: Final = struct.Struct("<IIII")
+_PLAIN: Final = 1
+_PLACE: Final = struct.Struct("<Q")
+_DB_MAGIC: Final = b"MESA_DB\0"
+_DB_VERSION: Final = 1
+#: Magic, version, and a number that is equal in files that belong together, and 0 while they are changed.
+_DB_HEAD: Final = struct.Struct("<8sIQ")
+#: Key, checksum, length.
+_DB_ENTRY: Final = struct.Struct("<20sII")
+#: The key's beginning, length, nanoseconds of the last use since the machine started, place.
+_DB_RECORD: Final = struct.Struct("<QIQQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +163,7 @@ def inflate(data: bytes) -> bytes:
 
 def kernels(content: bytes) -> tuple[str, ...] | None:
     """Return the OpenCL kernels in an unpacked payload; ``None`` where it names none, as machine code."""
-    if content.startswith(ELF_MAGIC):
+    if content.startswith(elf.MAGIC):
         return None
     if content.startswith(device_binaries.SPIRV):
         return device_binaries.spirv_kernels(content)
@@ -165,13 +183,13 @@ def key_of(name: str) -> str:
 class RawEntry(NamedTuple):
     """An entry with its header, a function that reads it, and its checksum in a larger file, 0 if it has none."""
 
-    entry: Entry
+    entry: facts.Entry
     header: Header | None
     read: Callable[[], bytes | None]
     checksum: int = 0
 
 
-def raw_of(entry: Entry, read: Callable[..., bytes | None], checksum: int = 0) -> RawEntry:
+def raw_of(entry: facts.Entry, read: Callable[..., bytes | None], checksum: int = 0) -> RawEntry:
     """Read the header of an entry. Raises :class:`LayerError`."""
     head = read(limit=HEAD)
     return RawEntry(entry, None if head is None else read_header(head), read, checksum)
@@ -185,19 +203,19 @@ def kernels_in(data: bytes) -> tuple[str, ...] | None:
         return None
 
 
-def owned(raws: Sequence[RawEntry], *, contents: bool) -> Iterator[Entry | Problem]:
+def owned(raws: Sequence[RawEntry], *, contents: bool) -> Iterator[facts.Entry | facts.Problem]:
     """Yield entries with their owners, which driver and device show, and a problem for each that cannot be read.
 
     Only ``contents`` unpacks the names of kernels.
     """
-    problems: dict[Path, Problem] = {}
+    problems: dict[Path, facts.Problem] = {}
 
     def kernels_of(raw: RawEntry) -> tuple[str, ...] | None:
         try:
             return kernels_in(raw.read() or b"")
         except errors.LayerError as error:
             path = raw.entry.root / raw.entry.key
-            problems[path] = unreadable(path, error)
+            problems[path] = store.unreadable(path, error)
             return None
 
     groups: dict[tuple[str, str], list[RawEntry]] = {}
@@ -230,3 +248,132 @@ def _guest(maker: tuple[str, str], group: Sequence[RawEntry], kernels_of: Callab
     # Kernels are smaller than the code that a driver makes from them.
     smallest = sorted(group, key=lambda raw: raw.entry.bytes)[:_LOOKS]
     return None if RUSTICL in maker or any(map(kernels_of, smallest)) else _UNKNOWN
+
+
+# ---------------------------------------------------------------------- larger files
+
+
+class Blob(NamedTuple):
+    """An entry in a data file: ``begin`` is that of its frame, ``start`` that of its own bytes."""
+
+    name: str
+    begin: int
+    start: int
+    end: int
+    checksum: int
+    used: int = 0
+
+    @property
+    def length(self) -> int:
+        """The length of its own bytes."""
+        return self.end - self.start
+
+    @property
+    def stamp(self) -> tuple[int, ...]:
+        """Identifies the content; offsets change when another entry is removed."""
+        return (self.length, self.checksum)
+
+
+#: Reads so many bytes at a place of a data file; ``None`` if they are not there.
+Reader: TypeAlias = Callable[[int, int], bytes | None]
+
+
+class Fossilize:
+    """The single-file store of one driver and device (``MESA_DISK_CACHE_SINGLE_FILE``).
+
+    ``head`` and ``frame`` are the lengths of the head of a file and of the frame of an entry; a format is changed
+    ``in_place`` if programs notice that.
+    """
+
+    data_name, index_name = "foz_cache.foz", "foz_cache_idx.foz"
+    head, frame = len(_MAGIC), 40 + _HEADER.size
+    in_place = False
+
+    def new_head(self) -> bytes:
+        """Return the head of both files of a pair, with a new number where it has one."""
+        return _MAGIC
+
+    def complaint(self, data: bytes, index: bytes) -> str | None:
+        """Return why Mesa would not use a pair, given its heads; ``None`` if it would. It fills an empty index."""
+        if any(head[:-1] == _MAGIC[:-1] and head[-1] and head not in _MAGICS for head in (index, data)):
+            return FOREIGN
+        whole = all(head in (b"", *_MAGICS) for head in (index, data)) and bool(data or not index)
+        return None if whole else "a file lacks Mesa's header, so Mesa stores and finds nothing there"
+
+    def blobs(self, index: bytes, read: Reader) -> Iterator[tuple[str, Blob | None]]:
+        """Yield each name in an index with its entry, ``None`` if another, or none, is at its place.
+
+        It ends at the first record that is no entry with a place, as Mesa does.
+        """
+        size = self.frame + _PLACE.size
+        for at in range(self.head, len(index) - size + 1, size):
+            name = index[at : at + 40]
+            if _HEADER.unpack_from(index, at + 40)[0] != _PLACE.size or not _NAME.fullmatch(name):
+                return
+            # Places are those of headers, and names stand before them.
+            begin = _PLACE.unpack_from(index, at + self.frame)[0] - 40
+            frame, blob = read(begin, self.frame), None
+            if frame is not None and frame[:40] == name:
+                length, _, checksum, _ = _HEADER.unpack_from(frame, 40)
+                start = begin + self.frame
+                blob = Blob(name.decode(), begin, start, start + length, checksum)
+            yield name.decode(), blob
+
+    def framed(self, name: str, content: bytes) -> bytes:
+        """Return an entry behind its frame, name and header."""
+        return name.encode() + _HEADER.pack(len(content), _PLAIN, checksum(content), len(content)) + content
+
+    def record(self, blob: Blob) -> bytes:
+        """Return the record of an entry: name, header and place."""
+        head = _HEADER.pack(_PLACE.size, _PLAIN, 0, _PLACE.size)
+        return blob.name.encode() + head + _PLACE.pack(blob.begin + 40)
+
+
+class Database:
+    """One part of Mesa's database (``MESA_DISK_CACHE_DATABASE``), with the members of :class:`Fossilize`."""
+
+    data_name, index_name = "mesa_cache.db", "mesa_cache.idx"
+    head, frame = _DB_HEAD.size, _DB_ENTRY.size
+    in_place = True
+
+    def new_head(self) -> bytes:
+        """Return a head with a new number as Mesa makes it, never zero."""
+        number = int(time.time()) << 32 | int.from_bytes(os.urandom(4), "little") & 0x7FFFFFFF
+        return _DB_HEAD.pack(_DB_MAGIC, _DB_VERSION, number)
+
+    def complaint(self, data: bytes, index: bytes) -> str | None:
+        """Check the heads. Mesa empties both files if they do not match."""
+        if not data and not index:
+            return None
+        heads = [_DB_HEAD.unpack(head) for head in (data, index) if len(head) == self.head]
+        if any(magic == _DB_MAGIC and version not in (0, _DB_VERSION) for magic, version, _ in heads):
+            return FOREIGN
+        if data == index and heads and heads[0][:2] == (_DB_MAGIC, _DB_VERSION) and heads[0][2]:
+            return None
+        return "the two files do not belong together: the next program drops every entry"
+
+    def blobs(self, index: bytes, read: Reader) -> Iterator[tuple[str, Blob | None]]:
+        """Compare the beginning of the name, and the length."""
+        for at in range(self.head, len(index) - _DB_RECORD.size + 1, _DB_RECORD.size):
+            beginning, stated, used, begin = _DB_RECORD.unpack_from(index, at)
+            if not (beginning and stated and self.head <= begin < 1 << 63):
+                return
+            name, frame, blob = beginning.to_bytes(8, "little").hex(), read(begin, self.frame), None
+            if frame is not None:
+                key, checksum, length = _DB_ENTRY.unpack(frame)
+                start = begin + self.frame
+                if key.hex().startswith(name) and length == stated:
+                    blob = Blob(key.hex(), begin, start, start + length, checksum, used)
+            yield name, blob
+
+    def framed(self, name: str, content: bytes) -> bytes:
+        """Put key, checksum and length before an entry."""
+        return _DB_ENTRY.pack(bytes.fromhex(name), checksum(content), len(content)) + content
+
+    def record(self, blob: Blob) -> bytes:
+        """Return the beginning of the key, length, last use and place."""
+        beginning = int.from_bytes(bytes.fromhex(blob.name)[:8], "little")
+        return _DB_RECORD.pack(beginning, blob.length, blob.used, blob.begin)
+
+
+Format: TypeAlias = Fossilize | Database

@@ -7,25 +7,44 @@ Nothing turns the user's perf-db off before MIOpen 3.5 (``MIOPEN_DEBUG_DISABLE_U
 
 from __future__ import annotations
 
+import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from cachectl.layers.base import declarations, errors, facts, layer, lazy, parts
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Condition, Hazard, Scope, Severity
-from cachectl.layers.miopen import places as where
+from cachectl.layers.base.facts import Condition, Hazard, Root, Scope, Severity
+from cachectl.layers.disk import plain
+from cachectl.layers.host import distributions
 
-#: Boolean values in lower case, since ROCm 6.1; MIOpen throws for any other, also for the empty text.
-_VALUES: Final = {
-    **dict.fromkeys(("1", "enable", "enabled", "yes", "on", "true"), True),
-    **dict.fromkeys(("0", "disable", "disabled", "no", "off", "false"), False),
-}
-_NO_FLAG: Final = "is not a boolean: MIOpen throws (ignores it before ROCm 6.1)"
-#: Those that earlier versions know, in lower case only; they ignore any other value.
-_ALWAYS_KNOWN: Final = _VALUES.keys() - {"on", "off"}
+#: MIOpen reads each variable once, when it first needs it.
+LIBRARIES: Final = ("libMIOpen",)
+PACKAGED: Final = "these files belong to the package that MIOpen came with"
+#: The role of roots in a temporary folder, which other users write to as well.
+TEMPORARY: Final = "temporary"
+
+#: Folders with databases below the prefix of a library; up to ROCm 5.1 each library had a folder.
+_DATABASES: Final = ("share/miopen/db", "miopen/share/miopen/db")
+_LINKER_FOLDERS: Final = "/etc/ld.so.conf.d"
+_LIBRARY_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
+
+#: It hides user and system kernels alike. Since ROCm 6.1 MIOpen throws unless it is a boolean.
+_DISABLES: Final = declarations.EnvSwitch(
+    "MIOPEN_DISABLE_CACHE",
+    "1|enable|enabled|yes|on|true",
+    "0|disable|disabled|no|off|false",
+    Severity.FAILS,
+    "is not a boolean: MIOpen throws (ignores it before ROCm 6.1)",
+    disables=True,
+    read=declarations.at_load(*LIBRARIES),
+    value="1",
+)
+#: What earlier versions know; they ignore any other value.
+_ALWAYS_KNOWN: Final = frozenset({"1", "enable", "enabled", "yes", "true"})
 _ENFORCE: Final = "MIOPEN_FIND_ENFORCE"
 #: Its values, and the effects of some on every run.
 _ACTIONS: Final = {"NONE": "1", "DB_UPDATE": "2", "SEARCH": "3", "SEARCH_DB_UPDATE": "4", "DB_CLEAN": "5"}
@@ -42,15 +61,146 @@ _LEFT_SET: Final = {
 }
 
 
+# ---------------------------------------------------------------------- places
+
+
+class TemporaryFolder(Root):
+    """A folder of temporary files as a root, which is read only if something in it may be MIOpen's."""
+
+    @property
+    def may_exist(self) -> bool:
+        """Return whether a name there begins like that of a database, of a version's folder, or of cachectl's own."""
+        try:
+            names = os.listdir(self.path)
+        except OSError as error:
+            return not plain.means_absent(error)
+        return any(name.startswith(("gfx", "batchnorm_gfx", ".cachectl-", *"0123456789")) for name in names)
+
+
+@dataclass(frozen=True)
+class UserPlace(declarations.Places):
+    """A folder of the user: the variable that names it, its default below the home, and the folder of a moved one."""
+
+    home: str = ""
+    profile: str = ""
+    below: str = ""
+
+    def roots(self, environment: Environment) -> tuple[Root, ...]:
+        """Return the folder, and those that MIOpen uses instead of a network home, or without a home."""
+        if named := environment.get(self.variable):
+            return (Root(expand(environment, named), Scope.USER, self.variable),)
+        if environment.platform == "win32":
+            home = environment.get("USERPROFILE") or environment.home
+            return (Root(Path(home, self.profile), Scope.USER, "default (USERPROFILE)"),)
+        temporary = temporary_folder(environment)
+        home = environment.get("HOME") or "/"
+        why = "HOME is not set, empty or /" if home == "/" else "where the home is on a network file system"
+        fallbacks = (
+            Root(temporary / self.home, Scope.USER, f"MIOpen 3.5's fallback ({why})", TEMPORARY),
+            TemporaryFolder(temporary, Scope.USER, f"the fallback of MIOpen up to 3.3 ({why})", TEMPORARY),
+        )
+        if home == "/":
+            return fallbacks
+        first = Root(environment.absolute(home) / self.home, Scope.USER, "default")
+        return (first, *(root for root in fallbacks if root.path != first.path))
+
+    def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
+        """Return MIOpen's own variable; MIOpen makes the folder."""
+        del layer
+        return {self.variable: str(folder / self.below)}
+
+
+@dataclass(frozen=True)
+class SystemPlace(declarations.Places):
+    """The databases that came with MIOpen; ``expands`` says whether every ``~`` in the variable means the home."""
+
+    variable: str = "MIOPEN_SYSTEM_DB_PATH"
+    expands: bool = False
+    #: Why the databases are not moved.
+    reason: ClassVar[str] = f"{PACKAGED}; MIOpen finds them beside its library, or through MIOPEN_SYSTEM_DB_PATH"
+
+    def roots(self, environment: Environment) -> tuple[Root, ...]:
+        """Return the named folder, or one relative to each library that is found."""
+        if named := environment.get(self.variable):
+            path = expand(environment, named) if self.expands else environment.absolute(named)
+            literal = "" if "~" not in named or self.expands else " (its ~ is taken as it stands)"
+            return (Root(path, Scope.SYSTEM, self.variable + literal),)
+        sources: dict[str, str] = {}
+        for library in libraries(environment):
+            sources.setdefault(os.path.realpath(library.parent.parent / _DATABASES[0]), f"beside {library}")
+        for folder in (Path(prefix, below) for prefix in (*_prefixes(environment), "/usr") for below in _DATABASES):
+            if folder.is_dir():
+                sources.setdefault(os.path.realpath(folder), "a usual place, without a library beside it")
+        return tuple(Root(Path(path), Scope.SYSTEM, source) for path, source in sources.items())
+
+    def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
+        """Refuse to move a package's files."""
+        raise errors.Refused(layer, f"cannot relocate: {self.reason}", folder)
+
+
+#: Up to MIOpen 3.3 the variable names the folder itself; MIOpen 3.5 makes its version folder in it.
+KERNELS: Final = UserPlace("MIOPEN_CUSTOM_CACHE_DIR", home=".cache/miopen", profile=".miopen/cache", below="miopen")
+TUNING: Final[declarations.Places] = UserPlace(
+    "MIOPEN_USER_DB_PATH", home=".config/miopen", profile=".miopen/db", below="miopen-db"
+)
+SYSTEM_KERNELS: Final = SystemPlace(expands=True)
+SYSTEM_TUNING: Final = SystemPlace(expands=False)
+
+
+def expand(environment: Environment, text: str) -> Path:
+    """Expand a path as MIOpen does: every ``~`` in it means the home folder, except on Windows."""
+    if environment.platform == "win32":
+        return environment.absolute(text)
+    home = environment.get("HOME") or "/"
+    return environment.absolute(text.replace("~", str(temporary_folder(environment)) if home == "/" else home))
+
+
+def temporary_folder(environment: Environment) -> Path:
+    """Return C++'s ``temp_directory_path``."""
+    named = (environment.get(variable) for variable in ("TMPDIR", "TMP", "TEMP", "TEMPDIR"))
+    return environment.absolute(next(filter(None, named), environment.temporary))
+
+
+def libraries(environment: Environment) -> tuple[Path, ...]:
+    """Return every libMIOpen that a program could load, once, with links resolved."""
+    found = (
+        os.path.realpath(os.path.join(folder, name))
+        for folder in dict.fromkeys(_library_folders(environment))
+        for name in distributions.names_in(folder, "libMIOpen.so", "MIOpen.dll")
+    )
+    return tuple(Path(path) for path in dict.fromkeys(found))
+
+
+def _prefixes(environment: Environment) -> Iterator[str]:
+    for site in map(os.fspath, environment.site):
+        yield f"{site}/torch"
+        yield from (f"{site}/{name}" for name in distributions.names_in(site, "_rocm_sdk_"))
+    rocm = environment.get("ROCM_PATH")
+    if rocm:
+        yield os.fspath(environment.absolute(rocm))
+    yield "/opt/rocm"
+    yield from (f"/opt/{name}" for name in distributions.names_in("/opt", "rocm-"))
+
+
+def _library_folders(environment: Environment) -> Iterator[str]:
+    for named in (environment.get("LD_LIBRARY_PATH") or "").split(":"):
+        if named:
+            yield os.fspath(environment.absolute(named))
+    yield from (f"{prefix}/lib" for prefix in _prefixes(environment))
+    for name in distributions.names_in(_LINKER_FOLDERS):
+        if name.endswith(".conf"):
+            with suppress(OSError):
+                lines = plain.read_installed(f"{_LINKER_FOLDERS}/{name}").decode(errors="replace").splitlines()
+                yield from (line.strip() for line in lines if line.startswith("/"))
+    yield from _LIBRARY_FOLDERS
+
+
+# ---------------------------------------------------------------------- layers
+
 #: Databases hold many entries; old versions have a file for each kernel.
 _FILES: Final = parts.EntryFiles(
     lazy.regex(r".*\.(?:u?kdb|u?db|txt)"), "no event says which records are read, or whether a lookup found one"
 )
-
-
-def read_flag(value: str) -> bool | None:
-    """Read a boolean as MIOpen does since ROCm 6.1; ``None`` where that throws (also for the empty string)."""
-    return _VALUES.get(value.lower())
 
 
 class KernelLookups(parts.Lookups):
@@ -63,34 +213,15 @@ class KernelLookups(parts.Lookups):
 
     def by_openings(self, openings: int, stores: int, environment: Environment) -> tuple[int, int] | None:
         """Take each store for a miss, and the openings beyond these lookups and stores for hits."""
-        packaged = (file for root in where.SYSTEM_KERNELS.roots(environment) for file in root.path.glob("*.kdb"))
+        packaged = (file for root in SYSTEM_KERNELS.roots(environment) for file in root.path.glob("*.kdb"))
         if openings < 2 * stores or any(True for _ in packaged):
             return None
         return openings - 2 * stores, stores
 
 
-def place_of_file(layer: Any, file: Path) -> Path | None:  # noqa: ANN401 - a layer that is defined below
-    """Return the place of a database by its name: that of the newest file of the user for the same device.
-
-    Without one, kernels belong to the version of MIOpen that the file's folder names, or to the newest known one.
-    """
-    named, roots, store = where.parse_name(file.name), layer.roots(), layer.store
-    if named is None or not roots:
-        return None
-    if named.kind in store.kinds and not store.folders:
-        return Path(file.name)
-    installed = where.installed_names(named)[0]
-    has_version = where.VERSION_FOLDER.fullmatch(file.parent.name) is not None
-    alike = [found for found in store.present(roots[0]) if installed in where.installed_names(found)]
-    if alike and not has_version:
-        return Path(max(alike, key=lambda found: where.version_numbers(found.version or "0")).relative)
-    if not store.folders or not installed.endswith(".kdb"):
-        return None
-    version = file.parent.name if has_version else store.newest(roots[0])
-    if version is None:
-        why = "name the version of MIOpen by the file's folder, such as 3.3.0.a85ca8a54"
-        raise errors.BadRequest(f"{errors.printable(file)}: no MIOpen has kept kernels here; {why}")
-    return Path(version, f"{installed.removesuffix('kdb')}ukdb")
+def _place_of_file(layer: Any, file: Path) -> Path | None:  # noqa: ANN401 - a layer that is defined below
+    root = next(iter(layer.roots()), None)
+    return None if root is None else layer.store.place_of(root, file)
 
 
 class MIOpenLayer(layer.Layer):
@@ -100,40 +231,32 @@ class MIOpenLayer(layer.Layer):
     """
 
     store: Any
-    places: ClassVar[where.UserPlace | where.SystemPlace]
-    switch: ClassVar[declarations.EnvSwitch]
-    #: What the switch turns off, if it is not the whole layer.
-    switched_part: ClassVar[str | None] = None
-    about = parts.About(lookups=parts.Lookups(files=_FILES), place_of_file=place_of_file)
+    switch: ClassVar[declarations.EnvSwitch] = _DISABLES
+    about = parts.About(lookups=parts.Lookups(files=_FILES), place_of_file=_place_of_file)
 
     def state(self) -> facts.State:
         """Read the switch. In a temporary folder only a database shows that MIOpen was there."""
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
-        verdict = False if value is None else read_flag(value)
-        if verdict is None:
-            return facts.State(Condition.DISABLED, f"{variable}={value!r} {_NO_FLAG}; use 1, or unset it")
-        if verdict:
+        if value is not None and not (self.switch.is_off(value) or self.switch.is_fine(value)):
+            return facts.State(Condition.DISABLED, f"{variable}={value!r} {self.switch.outcome}; use 1, or unset it")
+        if self.switch.is_off(value):
             hint = "" if value in _ALWAYS_KNOWN else " (MIOpen before ROCm 6.1 ignores this value; use 1)"
             return facts.State(Condition.DISABLED, f"{variable}={value}{hint}")
         used = (
-            root.exists and (root.role != where.TEMPORARY or any(True for _ in self.store.files(root)))
+            root.exists and (root.role != TEMPORARY or (root.may_exist and any(self.store.databases(root))))
             for root in self.roots()
         )
-        if not where.libraries(self.environment) and not any(used):
+        if not libraries(self.environment) and not any(used):
             return facts.State(Condition.ABSENT, "no libMIOpen is found here, and none has left a file")
         return facts.State(Condition.ENABLED, "on by default" if value is None else f"{variable}={value}")
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch."""
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
-        verdict = False if value is None else read_flag(value)
-        if verdict is None:
-            yield layer.misread(self, variable, Severity.FAILS, _NO_FLAG)
-        elif verdict:
-            if value not in _ALWAYS_KNOWN:
-                outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
-                yield layer.misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1")
-            yield layer.off(self, variable, self.switched_part)
+        if self.switch.is_off(value) and value not in _ALWAYS_KNOWN:
+            outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
+            yield layer.misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1")
+        yield from (finding for _, finding in layer.faults_of(self, (self.switch,)))
 
 
 _PACKAGED: Final = MIOpenLayer.about._replace(scope=Scope.SYSTEM, on_network=None, among_ranks=None, when_closed=None)
@@ -144,9 +267,7 @@ class MIOpenKernels(MIOpenLayer):
 
     name = "miopen"
     title = "MIOpen user kernels"
-    places = where.KERNELS
-    # It hides user and system kernels alike.
-    switch = declarations.EnvSwitch("MIOPEN_DISABLE_CACHE", off="1", read=declarations.at_load(*where.LIBRARIES))
+    places = KERNELS
     about = MIOpenLayer.about._replace(
         on_network=Hazard(
             Severity.RISKS,
@@ -159,23 +280,23 @@ class MIOpenKernels(MIOpenLayer):
         when_closed=Hazard(Severity.FAILS, "MIOpen throws, even where it only looks up"),
         lookups=KernelLookups(),
     )
-    store: Any = lazy.later("cachectl.layers.miopen.kernels", "UserKernelDatabases")
+    store: Any = lazy.later("cachectl.layers.miopen.kernels", "KernelDatabases")
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and a place where anybody can write."""
-        from cachectl.layers.host import mounts
+        from cachectl.layers.host import processes
 
         yield from super().diagnose()
-        environment, variable = self.environment, where.KERNELS.variable
-        if environment.get(variable) or environment.platform == "win32" or not where.libraries(environment):
+        environment, variable = self.environment, KERNELS.variable
+        if environment.get(variable) or environment.platform == "win32" or not libraries(environment):
             return
         # MIOpen takes kernels from a temporary folder because it cannot use the home folder.
-        first, folder = self.roots()[0], where.temporary_folder(environment)
-        kind = mounts.network_file_system(first.path, mounts=environment.mounts)
+        first, folder = self.roots()[0], temporary_folder(environment)
+        kind = processes.network_file_system(environment, first.path)
         is_open = False
         with suppress(OSError):
             is_open = bool(folder.stat().st_mode & stat.S_IWOTH)
-        if is_open and (first.role == where.TEMPORARY or kind is not None):
+        if is_open and (first.role == TEMPORARY or kind is not None):
             why = "HOME names no folder" if kind is None else f"the home is on {kind}"
             message = f"as {why}, MIOpen up to 3.3 takes kernels from {folder} itself, where anybody may have put them"
             fix = f'export {variable}="$(mktemp -d)"'
@@ -187,8 +308,7 @@ class MIOpenSystemKernels(MIOpenLayer):
 
     name = "miopen-system"
     title = "MIOpen system kernels"
-    places = where.SYSTEM_KERNELS
-    switch = MIOpenKernels.switch
+    places = SYSTEM_KERNELS
     about = _PACKAGED
     store: Any = lazy.later("cachectl.layers.miopen.kernels", "KernelDatabases", "miopen")
 
@@ -215,12 +335,9 @@ class MIOpenTuning(MIOpenLayer):
 
     name = "miopen-tuning"
     title = "MIOpen user tuning results"
-    places: ClassVar[where.UserPlace | where.SystemPlace] = where.TUNING
-    switch = declarations.EnvSwitch(
-        "MIOPEN_DEBUG_DISABLE_FIND_DB", off="1", read=declarations.at_load(*where.LIBRARIES)
-    )
+    places = TUNING
     # The perf-db stays on.
-    switched_part = "MIOpen's find-db"
+    switch = _DISABLES._replace(variable="MIOPEN_DEBUG_DISABLE_FIND_DB", what="MIOpen's find-db")
     about = MIOpenLayer.about._replace(
         precious=True,
         on_network=Hazard(
@@ -238,7 +355,7 @@ class MIOpenTuning(MIOpenLayer):
         """Read the switch of the find-db; the perf-db stays on."""
         state = super().state()
         why = [state.why]
-        if read_flag(self.environment.get(self.switch.variable) or ""):
+        if self.switch.is_off(self.environment.get(self.switch.variable)):
             why.append("the find-db is off, the perf-db stays on")
         if self._enforced() == "5":
             why.append(f"{_ENFORCE}={self.environment.get(_ENFORCE)} erases the user's results: unset it")
@@ -269,6 +386,6 @@ class MIOpenSystemTuning(MIOpenTuning):
 
     name = "miopen-system-tuning"
     title = "MIOpen system tuning results"
-    places = where.SYSTEM_TUNING
+    places = SYSTEM_TUNING
     about = _PACKAGED
     store: Any = lazy.later("cachectl.layers.miopen.tuning", "TuningDatabases", "miopen-tuning")

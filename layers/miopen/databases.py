@@ -1,28 +1,140 @@
-"""MIOpen's database files: where they lie in a root, and what their stores have in common."""
+"""MIOpen's database files: their names and the facts in them, where they lie in a root, and what their stores share.
+
+Sources: ``src/include/miopen/handle.hpp`` (``GetDbBasename``), ``src/target_properties.cpp`` (device id),
+``src/find_db.cpp``, ``src/include/miopen/execution_context.hpp`` (names), ``src/db_path.cpp.in`` (version suffix).
+"""
 
 from __future__ import annotations
 
 import os
 import shlex
 import stat
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import ClassVar, Final
+from pathlib import Path, PurePosixPath
+from typing import ClassVar, Final, NamedTuple
 
-from cachectl.layers.base import errors, facts, store
+from cachectl.layers import miopen
+from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.disk.plain import means_absent, status_at
-from cachectl.layers.miopen import places
-from cachectl.layers.miopen.places import DatabaseFile
+from cachectl.layers.disk import plain
 from cachectl.layers.stores import database, row_store, tree
-from cachectl.layers.stores.rows import RowFile
 
 #: Separates the parts of a key: file, kernel name and arguments; or file and record.
 SEPARATOR: Final = "::"
+#: ``3.3.0.a85ca8a54``; without a build id before 2.4, and with an empty one if built without git.
+#: A colon would end the file's name in a key.
+VERSION_FOLDER: Final = lazy.regex(r"\d+\.\d+\.\d+(?:\.[^/:]*)?")
+
+_NUMBERS: Final = (
+    "700 701 702 703 704 705 801 802 803 805 810 900 902 904 906 908 909 90a 90c 940 941 942 950 1010 1011 1012 1013 "
+    "1030 1031 1032 1033 1034 1035 1036 1100 1101 1102 1103 1150 1151 1152 1153 1200 1201"
+)
+# Hex compute units follow the architecture without a separator, so a list must separate them.
+_ARCHITECTURES: Final = sorted((f"gfx{number}" for number in _NUMBERS.split()), key=len, reverse=True)
+_BASE: Final = lazy.regex(
+    rf"(?P<arch>{'|'.join(_ARCHITECTURES)})(?P<modes>(?:_(?:no)?sramecc)?(?:_xnack)?)"
+    r"(?:_(?P<decimal>\d+)|(?P<hexadecimal>[0-9a-f]+))?"
+)
+_RAW_BASE: Final = r"(?:batchnorm_)?(?P<base>gfx[0-9a-z]+(?:_[0-9a-z]+)*)"
+_BACKEND: Final = lazy.regex(r"\.(?:HIPNOGPU|HIP|OpenCL)(?=\.)")
+_VERSION: Final = lazy.regex(r"\.(?P<version>\d+_\d+_\d+(?:_[^.:]*)?)(?=\.)")
+_SQLITE: Final = lazy.regex(rf"{_RAW_BASE}(?:_\d+\.\d+\.\d+)?\.(?P<kind>u?kdb|u?db)")
+_TEXT: Final = lazy.regex(
+    rf"{_RAW_BASE}(?P<backend>{_BACKEND.pattern})?(?:{_VERSION.pattern})?(?:\.fusion)?"
+    r"\.(?P<kind>u?fdb\.txt|u?db\.txt|cd\.u?pdb\.txt)"
+)
+#: The installed ending for each ending of a user's file.
+INSTALLED: Final = {"ukdb": "kdb", "ufdb.txt": "fdb.txt", "udb.txt": "db.txt", "cd.updb.txt": "cd.pdb.txt"}
+
+
+# ---------------------------------------------------------------------- names of files
+
+
+class DatabaseFile(NamedTuple):
+    """A database file, by its path below the root, and the facts in its name. ``kind`` is its ending.
+
+    ``base`` names the device and its compute units, which are unknown without a known architecture. ``device`` is the
+    architecture with its sramecc and xnack modes: the name of databases for all compute units. ``version`` is that of
+    MIOpen, with dots, from the folder or the name.
+    """
+
+    relative: str
+    kind: str
+    base: str
+    arch: str | None = None
+    device: str | None = None
+    units: int | None = None
+    backend: str | None = None
+    version: str | None = None
+
+    @property
+    def bases(self) -> tuple[str, str]:
+        """The base, and the base without modes: variables may hide which mode a GPU has."""
+        return self.base, f"{self.arch or ''}{self.base.removeprefix(self.device or '')}"
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The version as entries have it."""
+        return {} if self.version is None else {"miopen": self.version}
+
+    @property
+    def detail(self) -> dict[str, str]:
+        """The other facts in the name."""
+        known = {"base": self.base, "compute_units": self.units, "backend": self.backend}
+        return {name: str(value) for name, value in known.items() if value is not None}
+
+    @property
+    def installed_names(self) -> tuple[str, ...]:
+        """The installed names of a user's file: for its device and compute units, and for all units of the device.
+
+        A perf-db loses its backend, and every file its version. An installed file has its own name.
+        """
+        file = self.relative.rpartition("/")[2]
+        if self.kind not in INSTALLED:
+            return (file,)
+        stripped = _VERSION.sub("", file).removesuffix(self.kind)
+        if self.kind in ("udb.txt", "cd.updb.txt"):
+            stripped = _BACKEND.sub("", stripped)
+        installed = stripped + INSTALLED[self.kind]
+        return tuple(dict.fromkeys((installed, installed.replace(self.base, self.device or self.base, 1))))
+
+
+def parse_name(relative: str) -> DatabaseFile | None:
+    """Read the name of a database file; ``None`` for other names."""
+    folder, _, file = relative.rpartition("/")
+    # Folders of libraries hold hundreds of other names.
+    match = (_SQLITE.fullmatch(file) or _TEXT.fullmatch(file)) if "gfx" in file else None
+    if match is None:
+        return None
+    parts = {"backend": None, "version": None, **match.groupdict()}
+    version = folder or (parts["version"] or "").replace("_", ".", 3) or None
+    backend = parts["backend"][1:] if parts["backend"] else None
+    arch = device = units = None
+    if (base := _BASE.fullmatch(match["base"])) is not None:
+        arch, device = base["arch"], base["arch"] + base["modes"]
+        units = int(base["decimal"] or base["hexadecimal"] or "0", 10 if base["decimal"] else 16) or None
+    return DatabaseFile(relative, match["kind"], match["base"], arch, device, units, backend, version)
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return major, minor and patch; build ids have no order."""
+    return tuple(int(part) for part in version.split(".")[:3])
+
+
+def newest(versions: Iterable[str]) -> str | None:
+    """Return the highest version; ``None`` where there is none."""
+    return max(versions, key=version_numbers, default=None)
+
+
+def program_names(kernel_name: str) -> tuple[str, ...]:
+    """Return the names by which a user may select a program: without ``.o``, and without the ending of its source."""
+    program = kernel_name.removesuffix(".obj").removesuffix(".o")
+    return tuple(dict.fromkeys((program, PurePosixPath(program).stem)))
+
+
+# ---------------------------------------------------------------------- the stores
 
 
 class MIOpenDatabases(row_store.Rows):
@@ -36,7 +148,7 @@ class MIOpenDatabases(row_store.Rows):
     #: Endings of the layer's databases, of files that are only counted, and whether they may lie in version folders.
     kinds: tuple[str, ...]
     counted: tuple[str, ...] = ()
-    folders: ClassVar[bool] = False
+    versioned = False
     #: The number of parts of a key that follow the file.
     parts: ClassVar[int]
     #: The effect of something that stands in the place of a database.
@@ -46,234 +158,157 @@ class MIOpenDatabases(row_store.Rows):
         self.asked_first = asked_first
         self.refusals = tree.REFUSALS
         if asked_first:
-            self.kinds = tuple(places.INSTALLED[kind] for kind in self.kinds)
-            into = f"{places.PACKAGED}; put into the layer {asked_first}, which MIOpen asks first"
-            clear = f"{places.PACKAGED}; its package manager removes them"
+            self.kinds = tuple(INSTALLED[kind] for kind in self.kinds)
+            into = f"{miopen.PACKAGED}; put into the layer {asked_first}, which MIOpen asks first"
+            clear = f"{miopen.PACKAGED}; its package manager removes them"
             self.refusals = {**tree.REFUSALS, facts.Ability.PUT: into, facts.Ability.CLEAR: clear}
-
-    @abstractmethod
-    def list_file(self, file: DatabaseFile, template: facts.Entry) -> Iterator[facts.Found]:
-        """Yield the entries of a file, made from what all of them have in common, and its problems."""
-
-    @abstractmethod
-    def verify_file(self, file: DatabaseFile) -> Iterator[facts.Finding]:
-        """Check every entry of a file as MIOpen does."""
-
-    @abstractmethod
-    def load(self, file: DatabaseFile, keys: Sequence[str]) -> Mapping[str, facts.Artifact | errors.LayerError]:
-        """Read entries of a file that exists; missing ones are left out."""
-
-    @abstractmethod
-    def complaint(self, artifact: facts.Artifact) -> str | None:
-        """Return why MIOpen could not use an entry under its key; ``None`` if it could."""
-
-    @abstractmethod
-    def insert(
-        self, file: DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
-    ) -> Sequence[bool | errors.LayerError]:
-        """Insert entries at once; return the result of each, as :meth:`write` does."""
-
-    def scan_others(self, root: facts.Root, latest: str | None) -> Iterator[facts.Found]:
-        """Yield what is not in a database; ``latest`` is the newest version there."""
-        del root, latest
-        yield from ()
 
     # ------------------------------------------------------------------ files
 
-    def named(self, root: facts.Root, relative: str) -> DatabaseFile | None:
+    def named(self, relative: str) -> DatabaseFile | None:
         """Return the file of a relative path, whether or not it exists; ``None`` for other names."""
-        folder, _, name = relative.rpartition("/")
-        file = places.parse_name(name, root, folder)
+        file, folder = parse_name(relative), relative.rpartition("/")[0]
         if file is None or file.kind not in (*self.kinds, *self.counted):
             return None
-        return file if not folder or (self.folders and places.VERSION_FOLDER.fullmatch(folder)) else None
+        return file if not folder or (self.versioned and VERSION_FOLDER.fullmatch(folder)) else None
+
+    def known(self, relative: str) -> DatabaseFile:
+        """Return the same. Raises :class:`LayerError` for other names."""
+        if (named := self.named(relative)) is None:
+            raise errors.not_a_key(self.name, relative)
+        return named
+
+    def is_database(self, file: str) -> bool:
+        """Compare with the names of databases, those included that are only counted."""
+        return self.named(file) is not None
 
     def kind_of(self, root: facts.Root, path: str) -> str:
         """Compare with the names of databases, which the parts of an entry follow, of files beside, and of folders."""
+        del root
         relative, *parts = path.split(SEPARATOR, self.parts)
         if parts:
-            file = self.named(root, relative)
+            file = self.named(relative)
             is_entry = len(parts) == self.parts and any(parts) and file is not None and file.kind in self.kinds
             return store.ENTRY if is_entry else store.FOREIGN
-        is_folder = self.folders and places.VERSION_FOLDER.fullmatch(path) is not None
-        return store.OWN if is_folder or self.named(root, database.without_companion(path)) else store.FOREIGN
+        is_folder = self.versioned and VERSION_FOLDER.fullmatch(path) is not None
+        return store.OWN if is_folder or self.is_database(database.without_companion(path)) else store.FOREIGN
 
-    def files(self, root: facts.Root) -> Iterator[DatabaseFile | facts.Problem]:
-        """Yield each file, and a problem for each link and each unreadable file or folder."""
-        place = root.path
-        try:
-            folders = ["", *self._version_folders(root)]
-        except OSError as error:
-            yield facts.Problem(place, "unreadable", f"cannot be read: {error.strerror}")
-            return
-        for folder in folders:
-            place = root.path / folder
-            try:
-                paths = [os.path.join(folder, name) for name in sorted(os.listdir(place))]
-                for file in filter(None, (self.named(root, path) for path in paths)):
-                    place = file.path
-                    status = status_at(place)
-                    if status is None or not _counts(root, status):
-                        continue
-                    if stat.S_ISREG(status.st_mode):
-                        yield file
-                    elif stat.S_ISLNK(status.st_mode):
-                        yield facts.Problem(place, "link", "a link under a database's name is not followed")
-                    else:
-                        message = "a folder, or something else that is no file, has a database's name"
-                        yield facts.Problem(place, "no-file", message)
-            except OSError as error:
-                if not means_absent(error):
-                    yield facts.Problem(place, "unreadable", f"cannot be read: {error.strerror}")
+    def counts(self, root: facts.Root, status: os.stat_result) -> bool:
+        """Return whether a file counts: in a temporary folder other users have theirs, and links lead anywhere."""
+        return root.role != miopen.TEMPORARY or (status.st_uid == os.getuid() and not stat.S_ISLNK(status.st_mode))
 
     def present(self, root: facts.Root) -> list[DatabaseFile]:
         """Return each file that may be used."""
-        return [file for file in self.files(root) if isinstance(file, DatabaseFile)]
+        named = (self.named(file) for file in self.databases(root) if isinstance(file, str))
+        return [file for file in named if file is not None]
 
-    def locate(self, root: facts.Root, relative: str) -> DatabaseFile | None:
-        """Return a file that exists and may be used. Raises :class:`OSError` where that cannot be determined."""
-        file = self.named(root, relative)
-        if file is None or (file.folder and _is_link(root.path / file.folder)):
-            return None
-        return file if is_own_file(root, file.path) else None
+    def is_usable(self, root: facts.Root, relative: str) -> bool:
+        """Return whether a file exists and may be used. Raises :class:`OSError` where that cannot be determined."""
+        path = root.path / relative
+        status = None if path.parent != root.path and _is_link(path.parent) else plain.status_at(path)
+        return status is not None and stat.S_ISREG(status.st_mode) and self.counts(root, status)
 
     def newest(self, root: facts.Root) -> str | None:
         """Return the newest version with a folder, or files, in the root."""
-        # An unreadable root has a problem of its own; which version is the newest is then unknown.
-        with suppress(OSError):
-            if self.folders:
-                return places.newest(self._version_folders(root))
-            return places.newest(file.version for file in self.present(root) if file.version is not None)
-        return None
+        if self.versioned:
+            return newest(self.folders(root))
+        return newest(file.version for file in self.present(root) if file.version is not None)
 
-    def _version_folders(self, root: facts.Root) -> list[str]:
-        """Return the folders of MIOpen's versions, none of a missing root. Raises :class:`OSError`."""
-        try:
-            found = sorted(filter(places.VERSION_FOLDER.fullmatch, os.listdir(root.path) if self.folders else ()))
-        except OSError as error:
-            if means_absent(error):
-                return []
-            raise
-        statuses = ((name, status_at(root.path / name)) for name in found)
-        return [name for name, status in statuses if status is not None and stat.S_ISDIR(status.st_mode)]
+    def folders(self, root: facts.Root) -> Sequence[str]:
+        """Return the folders of MIOpen's versions."""
+        with suppress(OSError), os.scandir(root.path) as items:
+            versions = (item for item in items if self.versioned and VERSION_FOLDER.fullmatch(item.name))
+            return sorted(item.name for item in versions if item.is_dir(follow_symlinks=False))
+        return ()
+
+    def place_of(self, root: facts.Root, file: Path) -> Path | None:
+        """Return the place in a root of a database by its name: that of the newest file there for the same device.
+
+        Without one, kernels belong to the version of MIOpen that the file's folder names, or to the newest known one.
+        """
+        if (named := parse_name(file.name)) is None:
+            return None
+        if named.kind in self.kinds and not self.versioned:
+            return Path(file.name)
+        installed, has_version = named.installed_names[0], VERSION_FOLDER.fullmatch(file.parent.name) is not None
+        alike = [found for found in self.present(root) if installed in found.installed_names]
+        if alike and not has_version:
+            return Path(max(alike, key=lambda found: version_numbers(found.version or "0")).relative)
+        if not self.versioned or not installed.endswith(".kdb"):
+            return None
+        version = file.parent.name if has_version else self.newest(root)
+        if version is None:
+            why = "name the version of MIOpen by the file's folder, such as 3.3.0.a85ca8a54"
+            raise errors.BadRequest(f"{errors.printable(file)}: no MIOpen has kept kernels here; {why}")
+        return Path(version, f"{installed.removesuffix('kdb')}ukdb")
+
+    def leaves(self, root: facts.Root) -> Iterator[tree.Leaf | facts.Problem]:
+        """Yield what lies next to the databases; nothing changes a package's files."""
+        return iter(()) if self.asked_first else super().leaves(root)
 
     # ------------------------------------------------------------------ scan and verify
 
     def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
-        """Yield the entries of each database. Their keys say everything, so no content is read."""
-        del selection, contents
+        """Yield the entries of each database; an entry of a version that no installed MIOpen opens is stale."""
         # Of several MIOpens that are installed, each has files of its own version.
-        has_several = len({library.parent for library in places.libraries(self.environment)}) > 1
+        has_several = len({library.parent for library in miopen.libraries(self.environment)}) > 1
         latest = None if has_several else self.newest(root)
-        named = set()
-        for file in self.files(root):
-            if isinstance(file, facts.Problem):
-                named.add(file.path)
-                yield file
-            else:
-                yield from self._scan_file(file, latest)
-        for other in () if root.path in named else self.scan_others(root, latest):
-            if not isinstance(other, facts.Problem) or other.path not in named:
-                yield other
+        for thing in super().scan(root, selection, contents=contents):
+            yield thing if isinstance(thing, facts.Problem) else _aged(thing, latest)
 
-    def _scan_file(self, file: DatabaseFile, latest: str | None) -> Iterator[facts.Found]:
-        root, payload = file.root.path, 0
-        template = facts.Entry(self.name, file.relative, root, 0, 0, device=file.arch or file.base, detail=file.detail)
-        try:
-            template = with_version(replace(template, written_before=_modified(file)), file.version, latest)
-            for found in self.list_file(file, template) if file.kind in self.kinds else ():
-                payload += found.bytes if isinstance(found, facts.Entry) and found.is_listed else 0
-                yield found
-        except (errors.LayerError, OSError) as error:
-            yield self.unread(file.path, error)
-        with suppress(OSError):
-            files, total, disk = database.disk_usage(file.path)
-            rest = max(0, total - payload)
-            yield replace(template, bytes=rest, files=files, disk=disk, sums=0)
-
-    def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
-        """Check every entry as MIOpen does when it loads it."""
-        for file in list(self.files(root)):
-            if isinstance(file, DatabaseFile):
-                if file.kind in self.kinds:
-                    yield from self.twice(partial(self.verify_file, file))
-                continue
-            finding = store.finding_of(self, root, file)
-            if file.code == "no-file":
-                quoted = shlex.quote(str(file.path))
-                fix = self.fix(file.path, f"mv {quoted} {quoted}.moved")
-                finding = replace(finding, severity=self.when_blocked, fix=fix)
-            yield finding
+    def template(self, root: facts.Root, file: str) -> facts.Entry:
+        """Return what the name of a database says of its entries."""
+        named, entry = self.known(file), facts.Entry(self.name, file, root.path, 0, 0)
+        return replace(entry, device=named.arch or named.base, versions=named.versions, detail=named.detail)
 
     def fix(self, path: Path, own: str) -> str:
         """Return the fix of a user's file; a package's file has another."""
         return f"reinstall the package that {path} belongs to" if self.asked_first else own
 
-    def file_finding(self, root: facts.Root, rows: RowFile, error: errors.LayerError) -> facts.Finding:
+    def place_finding(self, root: facts.Root, problem: facts.Problem) -> facts.Finding:
+        """Return the finding of what is in the place of a database, which MIOpen makes again where there is none."""
+        finding, quoted = super().place_finding(root, problem), shlex.quote(str(problem.path))
+        if problem.code != "no-file":
+            return finding
+        return replace(finding, severity=self.when_blocked, fix=self.fix(problem.path, f"mv {quoted} {quoted}.moved"))
+
+    def file_finding(self, root: facts.Root, file: str, error: errors.LayerError) -> facts.Finding:
         """Return the finding of a file that could not be read; a package's file is never removed."""
-        finding = super().file_finding(root, rows, error)
+        finding = super().file_finding(root, file, error)
         if not isinstance(error, errors.Damaged):
             return finding
         thing = None if self.asked_first else finding.thing
-        return replace(finding, code="damaged", fix=self.fix(rows.path, finding.fix), thing=thing)
+        return replace(finding, code="damaged", fix=self.fix(root.path / file, finding.fix), thing=thing)
 
     # ------------------------------------------------------------------ get and put
 
     def read_rows(
         self, root: facts.Root, file: str, keys: Sequence[str]
     ) -> Mapping[str, facts.Artifact | store.EntryError]:
-        """Read entries of one database."""
-        located = self.locate(root, file)
-        if located is None or located.kind not in self.kinds:
-            return {}
-        return self.load(located, [key for key in keys if SEPARATOR in key])
+        """Read entries of one database; what stands in the place of one is a miss."""
+        asked = [key for key in keys if self.kind_of(root, key) == store.ENTRY]
+        return super().read_rows(root, file, asked) if asked and self.is_usable(root, file) else {}
 
     def write_rows(
         self, root: facts.Root, file: str, artifacts: Sequence[facts.Artifact], *, replace: bool
     ) -> Mapping[str, bool | store.EntryError]:
-        """Check and insert entries of one database."""
-        first, named = artifacts[0].key, self.named(root, file)
-        if named is None or self.kind_of(root, first) != store.ENTRY:
-            raise errors.not_a_key(self.name, first)
-        is_blocked = _is_link(root.path / named.folder) or status_at(named.path) is not None
-        if is_blocked and self.locate(root, file) is None:
+        """Check and insert entries of one database, if nothing else stands in its place."""
+        path = root.path / file
+        is_in_link = path.parent != root.path and _is_link(path.parent)
+        if not self.is_usable(root, file) and (is_in_link or plain.status_at(path) is not None):
             message = "cannot put: a link, a folder, or somebody else's file stands there"
-            raise errors.Refused(self.name, message, named.path)
-        results: dict[str, bool | store.EntryError] = {}
-        for artifact in artifacts:
-            if (complaint := self.complaint(artifact)) is not None:
-                results[artifact.key] = errors.Damaged(self.name, complaint, artifact.key)
-        whole = [artifact for artifact in artifacts if artifact.key not in results]
-        inserted = self.insert(named, whole, replace=replace) if whole else ()
-        return {**results, **dict(zip((artifact.key for artifact in whole), inserted, strict=True))}
+            raise errors.Refused(self.name, message, path)
+        return super().write_rows(root, file, artifacts, replace=replace)
 
 
-def is_own_file(root: facts.Root, path: Path) -> bool:
-    """Return whether a plain file counts that may exist. Raises :class:`OSError` where that cannot be determined."""
-    status = status_at(path)
-    return status is not None and stat.S_ISREG(status.st_mode) and _counts(root, status)
-
-
-def _counts(root: facts.Root, status: os.stat_result) -> bool:
-    """Return whether a file counts: in a temporary folder other users have theirs, and links lead anywhere."""
-    return root.role != places.TEMPORARY or (status.st_uid == os.getuid() and not stat.S_ISLNK(status.st_mode))
+def _aged(entry: facts.Entry, latest: str | None) -> facts.Entry:
+    """Return an entry as stale if its version is older than the latest known one."""
+    version = entry.versions.get("miopen")
+    if latest is None or version is None or version_numbers(version) >= version_numbers(latest):
+        return entry
+    return replace(entry, stale=True, stale_because=f"a newer MIOpen ({latest}) has its own files")
 
 
 def _is_link(path: Path) -> bool:
-    status = status_at(path)
+    status = plain.status_at(path)
     return status is not None and stat.S_ISLNK(status.st_mode)
-
-
-def _modified(file: DatabaseFile) -> float | None:
-    """Return the last write to a file or its log in epoch seconds; ``None`` where it does not exist."""
-    status = (status_at(path) for path in (file.path, database.companion(file.path, "-wal")))
-    return max((found.st_mtime for found in status if found is not None), default=None)
-
-
-def with_version(entry: facts.Entry, version: str | None, latest: str | None) -> facts.Entry:
-    """Return an entry of a version of MIOpen; it is stale if no installed MIOpen opens files of that version."""
-    if version is None:
-        return entry
-    is_old = latest is not None and places.version_numbers(version) < places.version_numbers(latest)
-    because = f"a newer MIOpen ({latest}) has its own files" if is_old else None
-    return replace(entry, versions={"miopen": version}, stale=True if is_old else None, stale_because=because)

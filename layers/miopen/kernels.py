@@ -7,27 +7,26 @@ The latter is that of old versions, and of builds without sqlite. Sources: ``src
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
+from cachectl.layers import miopen
 from cachectl.layers.base import errors, facts, lazy, store
+from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk import plain
-from cachectl.layers.miopen import databases, places
-from cachectl.layers.miopen.places import DatabaseFile
-from cachectl.layers.stores import database, tree
-from cachectl.layers.stores.rows import Row, RowFile, Schema, Values
+from cachectl.layers.miopen import databases
+from cachectl.layers.stores import database, files, rows, tree
 
 #: MIOpen ignores smaller files of a package: empty ones, and pointers of git-lfs.
 _LEAST: Final = 512
 _ROW, _OBJECT = "miopen-kernel/1", "miopen-object/1"
-#: Kernels of old versions, each in a folder named by the md5 of device and options.
-_OBJECTS: Final = tree.Shape(
-    (places.VERSION_FOLDER, lazy.regex("[0-9a-f]{32}"), lazy.regex(r".+\.o(?:bj)?")), folders=False
-)
-SCHEMA: Final = Schema(
+#: Kernels of old versions, each in a folder named by the md5 of device and options; MIOpen makes the folders that it
+#: needs.
+_OBJECTS: Final = tree.Shape((databases.VERSION_FOLDER, lazy.regex("[0-9a-f]{32}"), lazy.regex(r".+\.o(?:bj)?")))
+_NO_CODE: Final = "has the name of a kernel, but is no code; left alone"
+SCHEMA: Final = rows.Schema(
     table="kern_db",
     create=(
         (
@@ -47,10 +46,10 @@ _LARGEST: Final = 1 << 30
 CODE: Final = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
 
 
-class KernelRows(RowFile):
+class KernelRows(rows.RowFile):
     """The rows of a database of kernels, which are the same if they unpack to the same kernel."""
 
-    def same(self, standing: Values, new: Values) -> bool:
+    def same(self, standing: rows.Values, new: rows.Values) -> bool:
         """Compare the kernels."""
         try:
             return standing == new or decode(standing) == decode(new)
@@ -59,124 +58,98 @@ class KernelRows(RowFile):
 
 
 class KernelDatabases(databases.MIOpenDatabases):
-    """Rows of sqlite files, one file for each kind of GPU."""
+    """Rows of sqlite files, one file for each kind of GPU, and the user's files of single kernels of old versions."""
 
-    forms: tuple[str, ...] = (_ROW,)
+    schema = SCHEMA
+    row_kind = KernelRows
     kinds = ("ukdb",)
     parts = 2
+    tidies = True
     # If MIOpen cannot open its database, it throws at every lookup and store.
     when_blocked = facts.Severity.FAILS
 
-    def rows(self, file: DatabaseFile) -> RowFile:
-        """Return the rows of a file."""
-        return self.opened(file.path, SCHEMA, KernelRows)
+    def __init__(self, asked_first: str = "") -> None:
+        super().__init__(asked_first)
+        self.versioned = not asked_first
+        self.forms = (_ROW,) if asked_first else (_ROW, _OBJECT)
+        self.shapes = () if asked_first else (_OBJECTS,)
 
-    def row_file(self, root: facts.Root, file: str) -> RowFile | None:
-        """Return a database of kernels."""
-        named = self.named(root, file)
-        return None if named is None else self.rows(named)
+    def kind_of(self, root: facts.Root, path: str) -> str:
+        """Compare with the names of databases, version folders and object files."""
+        kind = super().kind_of(root, path)
+        return kind if databases.SEPARATOR in path or kind == store.OWN else files.Files.kind_of(self, root, path)
 
-    def row_files(self, root: facts.Root) -> Iterator[RowFile]:
-        """Return the databases of kernels."""
-        return map(self.rows, self.present(root))
-
-    def key_of(self, text: str) -> tuple[str, ...]:
+    def key_of(self, key: str) -> tuple[str, ...]:
         """Return name and arguments."""
-        return split_kernel_key(text)
+        return split_kernel_key(key.partition(databases.SEPARATOR)[2])
 
-    def _is_ignored(self, file: DatabaseFile) -> bool:
-        return bool(self.asked_first) and file.path.stat().st_size < _LEAST
+    def _is_ignored(self, root: facts.Root, file: str) -> bool:
+        return bool(self.asked_first) and (root.path / file).stat().st_size < _LEAST
 
-    def _has_table(self, file: DatabaseFile) -> bool:
-        """Return whether there is a table that MIOpen uses; it makes none in a file of a package."""
-        if self._is_ignored(file):
-            return False
-        is_made = bool(self.rows(file).columns())
-        if self.asked_first and not is_made:
-            raise errors.Damaged(self.name, "has no table kern_db", file.path)
-        return is_made
+    def is_usable(self, root: facts.Root, relative: str) -> bool:
+        """Return whether MIOpen would open a file."""
+        return super().is_usable(root, relative) and not self._is_ignored(root, relative)
 
-    def list_file(self, file: DatabaseFile, template: facts.Entry) -> Iterator[facts.Found]:
-        """Yield the rows of a file that MIOpen does not ignore."""
-        for row in () if self._is_ignored(file) else self.rows(file).rows():
+    def list_rows(
+        self, root: facts.Root, file: str, template: facts.Entry, *, part: bytes, contents: bool
+    ) -> Iterator[facts.Found]:
+        """Yield the rows of a file that MIOpen does not ignore. Their keys say everything, so no content is read."""
+        del part, contents
+        for row in () if self._is_ignored(root, file) else self.opened(root, file).rows():
             name, args = row.key
             detail = {**template.detail, "kernel_name": name, "kernel_args": args}
-            yield replace(self._entry(file, row, template), kernels=places.program_names(name), detail=detail)
+            yield replace(_entry(template, row), kernels=databases.program_names(name), detail=detail)
 
-    @staticmethod
-    def _entry(file: DatabaseFile, row: Row, template: facts.Entry) -> facts.Entry:
-        key = databases.SEPARATOR.join((file.relative, kernel_key(*row.key)))
-        # MIOpen gives a row a new id whenever it stores it.
-        return replace(template, key=key, bytes=row.bytes, stamp=(row.rowid, row.bytes))
-
-    def load(self, file: DatabaseFile, keys: Sequence[str]) -> Mapping[str, facts.Artifact | errors.LayerError]:
-        """Read kernels, unpacked and checked as MIOpen does."""
-        if not self._has_table(file):
-            return {}
-        rows = self.rows(file).read_many(list(map(_name_and_args, keys)))
-        loaded: dict[str, facts.Artifact | errors.LayerError] = {}
-        for key, values in zip(keys, rows, strict=True):
-            if values is None:
-                continue
-            name, args = _name_and_args(key)
-            try:
-                data = decode(values)
-            except ValueError as error:
-                loaded[key] = errors.Damaged(self.name, str(error), file.path)
-                continue
-            detail = {"kernel_name": name, "kernel_args": args, "md5": digest(data)}
-            loaded[key] = facts.Artifact(self.name, key, _ROW, data, {**file.detail, **file.versions, **detail})
-        return loaded
-
-    def complaint(self, artifact: facts.Artifact) -> str | None:
-        """Return why MIOpen could not use a kernel, or would not have stored it; ``None`` where it could."""
-        name, args = _name_and_args(artifact.key)
-        if artifact.form != _ROW:
-            return "is the file of an old version"
-        if not name.endswith((".o", ".obj")):
-            return f"the kernel name {name!r} does not end in .o"
-        if not artifact.data:
-            return "the kernel is empty"
-        if artifact.detail.get("md5") not in (None, digest(artifact.data)):
-            return "the kernel does not have the md5 that the artifact states"
-        return key_complaint(name, args)
-
-    def insert(
-        self, file: DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
-    ) -> Sequence[bool | errors.LayerError]:
-        """Pack and insert kernels as MIOpen does."""
-        rows = self.rows(file)
-        if self.locate(file.root, file.relative) is not None:
-            rows.recover()
-        packed = [(_name_and_args(artifact.key), encode(artifact.data)) for artifact in artifacts]
-        return rows.insert(packed, replace=replace)
-
-    def verify_file(self, file: DatabaseFile) -> Iterator[facts.Finding]:
-        """Unpack and check every row as MIOpen does when it loads it; no run repairs a row on which it throws."""
-        place = self.name, file.root.path, file.relative
-        if self._is_ignored(file):
-            message = "is smaller than 512 bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
-            yield facts.Finding(*place, facts.Severity.RECOMPILES, "too-small", message, self.fix(file.path, ""))
-            return
-        rows = self.rows(file)
+    def artifact_of(self, root: facts.Root, key: str, values: rows.Values) -> facts.Artifact:
+        """Return a kernel, unpacked and checked as MIOpen does."""
+        file, (name, args) = key.partition(databases.SEPARATOR)[0], self.key_of(key)
+        named = self.known(file)
         try:
-            rows.require_sound()
-            if self._has_table(file):
-                yield from self._verify_rows(file, rows)
-        except errors.LayerError as error:
-            yield self.file_finding(file.root, rows, error)
+            data = decode(values)
+        except ValueError as error:
+            raise errors.Damaged(self.name, str(error), root.path / file) from error
+        detail = {"kernel_name": name, "kernel_args": args, "md5": digest(data)}
+        return facts.Artifact(self.name, key, _ROW, data, {**named.detail, **named.versions, **detail})
+
+    def values_of(self, artifact: facts.Artifact) -> rows.Values:
+        """Pack a kernel as MIOpen does. Raises :class:`Damaged` for one that it could not use, or would not store."""
+        name, args = self.key_of(artifact.key)
+        complaint = key_complaint(name, args)
+        if not name.endswith((".o", ".obj")):
+            complaint = f"the kernel name {name!r} does not end in .o"
+        elif not artifact.data:
+            complaint = "the kernel is empty"
+        elif artifact.detail.get("md5") not in (None, digest(artifact.data)):
+            complaint = "the kernel does not have the md5 that the artifact states"
+        if complaint is not None:
+            raise errors.Damaged(self.name, complaint, artifact.key)
+        return encode(artifact.data)
+
+    def check_rows(self, root: facts.Root, file: str) -> Iterator[facts.Finding]:
+        """Unpack and check every row as MIOpen does when it loads it; no run repairs a row on which it throws."""
+        place, path = (self.name, root.path, file), root.path / file
+        if self._is_ignored(root, file):
+            message = "is smaller than 512 bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
+            yield facts.Finding(*place, facts.Severity.RECOMPILES, "too-small", message, self.fix(path, ""))
+            return
         # The header decides whether MIOpen and other users can open a file of a package; an unreadable one has a
         # finding.
         with suppress(OSError):
-            if self.asked_first and database.is_wal(plain.read_plain(file.path, limit=_LEAST)):
+            if self.asked_first and database.is_wal(plain.read_plain(path, limit=_LEAST)):
                 message = "is in WAL mode: only users who can write beside it can open it"
-                fix = f"as its owner: sqlite3 {shlex.quote(str(file.path))} 'pragma journal_mode=delete'"
+                fix = f"as its owner: sqlite3 {shlex.quote(str(path))} 'pragma journal_mode=delete'"
                 yield facts.Finding(*place, facts.Severity.FAILS, "wal", message, fix)
+        opened = self.opened(root, file)
+        opened.require_sound()
+        if opened.columns():
+            yield from self._check_rows(root, file, opened)
+        elif self.asked_first:
+            raise errors.Damaged(self.name, "has no table kern_db", path)
 
-    def _verify_rows(self, file: DatabaseFile, rows: RowFile) -> Iterator[facts.Finding]:
-        template = facts.Entry(self.name, file.relative, file.root.path, 0, 0)
+    def _check_rows(self, root: facts.Root, file: str, opened: rows.RowFile) -> Iterator[facts.Finding]:
+        template = facts.Entry(self.name, file, root.path, 0, 0)
         seen: set[tuple[str, ...]] = set()
-        for row, values in rows.rows_with(*SCHEMA.values):
+        for row, values in opened.rows_with(*SCHEMA.values):
             flaws = []
             if row.key in seen:
                 flaws.append(("duplicate", "a second row has this key: MIOpen cannot make its index, and throws"))
@@ -188,94 +161,48 @@ class KernelDatabases(databases.MIOpenDatabases):
             except ValueError as error:
                 flaws.append(("content", str(error)))
             for flaw in flaws:
-                finding = self.row_finding(self._entry(file, row, template), *flaw)
+                finding = self.row_finding(_entry(template, row), *flaw)
                 thing = None if self.asked_first else finding.thing
-                yield replace(finding, fix=self.fix(file.path, finding.fix), thing=thing)
+                yield replace(finding, fix=self.fix(root.path / file, finding.fix), thing=thing)
 
+    # ------------------------------------------------------------------ files of single kernels
 
-class UserKernelDatabases(KernelDatabases):
-    """The user's rows, and the files of single kernels of old versions."""
-
-    folders = True
-    forms = (_ROW, _OBJECT)
-
-    def _objects(self, root: facts.Root) -> tree.Tree:
-        return tree.Tree(self.name, root.path, _OBJECTS)
-
-    def kind_of(self, root: facts.Root, path: str) -> str:
-        """Compare with the names of databases, version folders and object files."""
-        kind = super().kind_of(root, path)
-        return kind if databases.SEPARATOR in path or kind == store.OWN else _OBJECTS.kind_of(path)
-
-    def scan_others(self, root: facts.Root, latest: str | None) -> Iterator[facts.Found]:
+    def leaves(self, root: facts.Root) -> Iterator[tree.Leaf | facts.Problem]:
         """Yield object files; in a temporary folder such files may belong to other programs."""
-        for leaf in () if root.role == places.TEMPORARY else self._objects(root).scan(head=32):
-            if isinstance(leaf, facts.Problem):
-                yield leaf
-            elif leaf.orphan_rule is not None:
-                yield leaf.orphan(self.name, root.path)
-            elif not leaf.head.startswith(CODE):
-                message = "has the name of a kernel, but is no code; left alone"
-                yield facts.Problem(root.path / leaf.key, "unrecognised", message)
-            else:
-                version, _, name = leaf.key.split("/")
-                entry = databases.with_version(leaf.entry(self.name, root.path), version, latest)
-                yield replace(entry, kernels=places.program_names(name))
+        return iter(()) if self.asked_first or root.role == miopen.TEMPORARY else self.tree_of(root).scan(head=32)
 
-    def read(self, root: facts.Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | store.EntryError]:
-        """Read kernels as MIOpen does, and object files as they stand."""
-        objects = [key for key in keys if _OBJECTS.accepts(key)]
-        return {**super().read(root, keys), **store.read_each(partial(self._read_object, root), objects)}
+    def described(
+        self, tree: tree.Tree, leaf: tree.Leaf, selection: Selection, *, contents: bool
+    ) -> Iterator[facts.Found]:
+        """Yield the entry of an object file."""
+        del selection, contents
+        if not leaf.head.startswith(CODE):
+            yield facts.Problem(tree.root / leaf.entry.key, "unrecognised", _NO_CODE)
+            return
+        version, _, name = leaf.entry.key.split("/")
+        yield replace(leaf.entry, versions={"miopen": version}, kernels=databases.program_names(name))
 
-    def _read_object(self, root: facts.Root, key: str) -> facts.Artifact | None:
-        data = self._objects(root).read(key)
-        if data is None:
-            return None
-        self._require_code(data, root, key)
-        return facts.Artifact(self.name, key, _OBJECT, data, {"kernels": "", "device": ""})
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[store.Damage]:
+        """Yield that an object file is no code."""
+        del key
+        if not files[""].startswith(CODE):
+            yield store.Damage(facts.Severity.HARMLESS, "is no code object")
 
-    def _require_code(self, data: bytes, root: facts.Root, key: str) -> None:
-        if not data.startswith(CODE):
-            raise errors.Damaged(self.name, "is no code object", root.path / key)
+    def foreign(self, files: Mapping[str, bytes]) -> str | None:
+        """Return that a file without code may be of another program."""
+        del files
+        return _NO_CODE
 
-    def write(
-        self, root: facts.Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
-    ) -> Mapping[str, bool | store.EntryError]:
-        """Insert kernels, and place object files."""
-
-        def place(artifact: facts.Artifact) -> bool | errors.LayerError:
-            if artifact.form != _OBJECT:
-                return errors.not_a_key(self.name, artifact.key)
-            self._require_code(artifact.data, root, artifact.key)
-            objects, members = self._objects(root), {"": artifact.data}
-            if objects.is_same(artifact.key, members, replace=replace):
-                return False
-            return objects.write({artifact.key: members}, replace=replace)[artifact.key]
-
-        others = [artifact for artifact in artifacts if databases.SEPARATOR not in artifact.key]
-        rows = [artifact for artifact in artifacts if databases.SEPARATOR in artifact.key]
-        placed = {artifact.key: store.attempt(partial(place, artifact)) for artifact in others}
-        return {**placed, **super().write(root, rows, replace=replace)}
-
-    def remove_others(self, root: facts.Root, targets: Sequence[facts.Entry]) -> Iterator[store.Part]:
-        """Remove object files, and what an interrupted cachectl left; MIOpen makes the folders again that it needs."""
-        if targets:
-            yield str(root.path), partial(self._objects(root).remove, targets, tidy=tree.always)
-
-    def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
-        """Check every row, and find what is in the way of object files."""
-        named = {root.path}
-        for finding in super().verify(root):
-            named.add(root.path / (finding.key or ""))
-            yield finding
-        with suppress(errors.LayerError):
-            for found in self.scan_others(root, None):
-                if isinstance(found, facts.Problem) and found.path not in named:
-                    yield store.finding_of(self, root, found)
+    def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
+        """Return that nothing more is known of an object file."""
+        del key, files
+        return {"kernels": "", "device": ""}
 
 
-def _name_and_args(key: str) -> tuple[str, str]:
-    return split_kernel_key(key.partition(databases.SEPARATOR)[2])
+def _entry(template: facts.Entry, row: rows.Row) -> facts.Entry:
+    key = databases.SEPARATOR.join((template.key, kernel_key(*row.key)))
+    # MIOpen gives a row a new id whenever it stores it.
+    return replace(template, key=key, bytes=row.bytes, stamp=(row.rowid, row.bytes))
 
 
 def digest(data: bytes) -> str:
@@ -285,7 +212,7 @@ def digest(data: bytes) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
-def encode(data: bytes) -> Values:
+def encode(data: bytes) -> rows.Values:
     """Return the values of a row as MIOpen packs a kernel; a size of 0 means that the blob is not packed."""
     import bz2
 
@@ -308,7 +235,7 @@ def split_kernel_key(text: str) -> tuple[str, str]:
     return name.replace("%3A", ":").replace("%25", "%"), args
 
 
-def decode(values: Values) -> bytes:
+def decode(values: rows.Values) -> bytes:
     """Return the kernel of a row, as ``KernDb::FindRecordUnsafe`` does.
 
     Raises :class:`ValueError` with the reason if MIOpen could not use the row.

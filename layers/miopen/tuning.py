@@ -10,7 +10,7 @@ import errno
 import os
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace as changed
 from functools import partial
@@ -18,12 +18,12 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
+from cachectl.layers import miopen
 from cachectl.layers.base import errors, facts, lazy, store
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk import atomic, handles, locks, plain
-from cachectl.layers.host import processes
-from cachectl.layers.miopen import databases, places
-from cachectl.layers.stores import database, rows, tree
-from cachectl.layers.stores.records import Fault, Record, RecordFile, record_complaint
+from cachectl.layers.miopen import databases
+from cachectl.layers.stores import database, records, rows, tree
 
 _FORM: Final = "miopen-record/1"
 _TIME: Final = ".time"
@@ -31,15 +31,6 @@ _TIME: Final = ".time"
 _OPEN_TO_ALL: Final = 0o777
 # Record locks exclude processes, not threads.
 _THREADS: Final = Lock()
-#: What MIOpen, or cachectl, writes before it renames it over a database.
-_LEFTOVERS: Final = tree.Shape(
-    (lazy.regex("(?!)"),),
-    folders=True,
-    orphans=(
-        tree.OrphanRule(lazy.regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"), "left by an interrupted rewrite of MIOpen"),
-        tree.OrphanRule(tree.OWN_TEMPORARY, "left by an interrupted cachectl"),
-    ),
-)
 #: The effect of each fault of a record. The finding of a line that hides another says what that costs.
 _FAULTS: Final = {
     **dict.fromkeys(("malformed", "newline"), facts.Severity.RECOMPILES),
@@ -54,6 +45,14 @@ class TuningDatabases(databases.MIOpenDatabases):
     forms = (_FORM,)
     kinds = ("ufdb.txt", "udb.txt", "cd.updb.txt")
     parts = 1
+    # What MIOpen, or cachectl, writes before it renames it over a database.
+    shapes = (
+        tree.Shape(
+            (lazy.regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"),), because="left by an interrupted rewrite of MIOpen"
+        ),
+        tree.Shape((tree.OWN_TEMPORARY,), because="left by an interrupted cachectl"),
+    )
+    writers = miopen.LIBRARIES
     # If MIOpen cannot open its database, it tunes again in every run.
     when_blocked = facts.Severity.RECOMPILES
 
@@ -68,88 +67,110 @@ class TuningDatabases(databases.MIOpenDatabases):
         is_key = databases.SEPARATOR in path
         return super().kind_of(root, path if is_key else path.removesuffix(_TIME).removesuffix(".temp"))
 
-    def row_file(self, root: facts.Root, file: str) -> None:
-        """Return nothing: there are no rows."""
-        del root, file
+    def recover(self, root: facts.Root) -> None:
+        """Do nothing: a rewrite is complete or has not happened."""
+        del root
 
-    def records(self, file: places.DatabaseFile) -> RecordFile:
+    def _records(self, root: facts.Root, file: str) -> records.RecordFile:
         """Return the records of a file, which are changed under MIOpen's locks."""
-        return RecordFile(self.name, file.path, partial(self._editing, file))
+        return records.RecordFile(self.name, root.path / file, partial(self._editing, root, file))
+
+    def _found(self, root: facts.Root, file: str) -> Iterator[records.Record | records.Fault]:
+        """Yield the records and faults of a file, none of one that is only counted."""
+        return self._records(root, file).scan() if self.known(file).kind in self.kinds else iter(())
 
     # ------------------------------------------------------------------ listing
 
-    def list_file(self, file: places.DatabaseFile, template: facts.Entry) -> Iterator[facts.Found]:
+    def list_rows(
+        self, root: facts.Root, file: str, template: facts.Entry, *, part: bytes, contents: bool
+    ) -> Iterator[facts.Found]:
         """Yield the records of a file, and its faults."""
-        for found in self.records(file).scan():
-            if isinstance(found, Record):
-                key, stamp = databases.SEPARATOR.join((file.relative, found.key)), (found.checksum,)
+        del part, contents
+        path = root.path / file
+        for found in self._found(root, file):
+            if isinstance(found, records.Record):
+                key, stamp = databases.SEPARATOR.join((file, found.key)), (found.checksum,)
                 yield changed(template, key=key, bytes=len(found.line) + 1, stamp=stamp)
             # These have a record, which MIOpen reads and which is listed; only verify reports the fault.
             elif found.code not in ("item", "duplicate-id"):
-                yield facts.Problem(file.path, found.code, f"line {found.number}: {found.message}")
-        marks = file.path.with_name(file.path.name + _TIME)
-        if (status := plain.status_at(marks)) is not None:
-            key, size, disk = file.relative + _TIME, status.st_size, handles.blocks_of(status)
-            yield changed(template, key=key, bytes=size, files=1, disk=disk, sums=0)
+                yield facts.Problem(path, found.code, f"line {found.number}: {found.message}")
+        if (status := plain.status_at(path.with_name(path.name + _TIME))) is not None:
+            disk = handles.blocks_of(status)
+            yield changed(template, key=file + _TIME, bytes=status.st_size, files=1, disk=disk, sums=0)
 
-    def scan_others(self, root: facts.Root, latest: str | None) -> Iterator[facts.Found]:
-        """Yield what interrupted rewrites have left, by MIOpen or cachectl; nothing rewrites a package's files."""
-        del latest
-        for leaf in () if self.asked_first else self._leftovers(root).scan():
-            yield leaf if isinstance(leaf, facts.Problem) else leaf.orphan(self.name, root.path)
+    def check_rows(self, root: facts.Root, file: str) -> Iterator[facts.Finding]:
+        """Check every line by the rules of MIOpen's reader. Nothing here is ever removed as damaged."""
+        path = root.path / file
+        for fault in self._found(root, file):
+            if isinstance(fault, records.Fault):
+                fix = f"while nothing uses MIOpen, correct or delete line {fault.number} of {path}"
+                if fault.code == "newline":
+                    fix = f"while nothing uses MIOpen: echo >> {shlex.quote(str(path))}"
+                message, severity = f"line {fault.number}: {fault.message}", _FAULTS[fault.code]
+                yield facts.Finding(self.name, root.path, file, severity, fault.code, message, self.fix(path, fix))
 
-    def _leftovers(self, root: facts.Root) -> tree.Tree:
-        return tree.Tree(self.name, root.path, _LEFTOVERS)
+    def file_finding(self, root: facts.Root, file: str, error: errors.LayerError) -> facts.Finding:
+        """Return the finding of a file that could not be read."""
+        return store.finding_of(self, root, facts.Problem(root.path / file, "unreadable", error.message))
 
     # ------------------------------------------------------------------ get and put
 
-    def load(self, file: places.DatabaseFile, keys: Sequence[str]) -> Mapping[str, facts.Artifact | errors.LayerError]:
-        """Read the lines of records as they stand."""
-        detail = {**file.detail, **file.versions, "database": file.kind}
-        prefix = file.relative + databases.SEPARATOR
-        loaded: dict[str, facts.Artifact | errors.LayerError] = {}
-        for name, found in self.records(file).read_many([key.removeprefix(prefix) for key in keys]).items():
-            key = prefix + name
-            loaded[key] = (
-                facts.Artifact(self.name, key, _FORM, found.line, detail) if isinstance(found, Record) else found
-            )
-        return loaded
+    def select(self, root: facts.Root, file: str, keys: Sequence[tuple[str, ...]]) -> list[rows.Values | None]:
+        """Return each record, or the reason why it is unusable."""
+        names = [name for (name,) in keys]
+        found = self._records(root, file).read_many(names)
+        return [(found[name],) if name in found else None for name in names]
 
-    def complaint(self, artifact: facts.Artifact) -> str | None:
-        """Return why a line is no record of its key."""
-        own = artifact.key.partition(databases.SEPARATOR)[2].encode(errors="surrogateescape")
+    def artifact_of(self, root: facts.Root, key: str, values: rows.Values) -> facts.Artifact:
+        """Return the line of a record as it stands."""
+        del root
+        (record,) = values
+        if isinstance(record, errors.Damaged):
+            raise record
+        file = key.partition(databases.SEPARATOR)[0]
+        named, line = self.known(file), record.line if isinstance(record, records.Record) else b""
+        return facts.Artifact(self.name, key, _FORM, line, {**named.detail, **named.versions, "database": named.kind})
+
+    def values_of(self, artifact: facts.Artifact) -> rows.Values:
+        """Return the line of a record. Raises :class:`Damaged` if it is none of its key."""
+        own = self.key_of(artifact.key)[0].encode(errors="surrogateescape")
+        complaint = records.record_complaint(artifact.data)
         if artifact.data.partition(b"=")[0] != own:
-            return "the line contains another key than the one it is put under"
-        return record_complaint(artifact.data)
+            complaint = "the line contains another key than the one it is put under"
+        if complaint is not None:
+            raise errors.Damaged(self.name, complaint, artifact.key)
+        return (artifact.data,)
 
     def insert(
-        self, file: places.DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
+        self, root: facts.Root, file: str, pairs: Sequence[tuple[tuple[str, ...], rows.Values]], *, replace: bool
     ) -> Sequence[bool | errors.LayerError]:
         """Insert lines, which contain their keys, under MIOpen's locks in one rewrite."""
-        return self.records(file).put([artifact.data for artifact in artifacts], replace=replace)
+        lines = [line for _, (line,) in pairs if isinstance(line, bytes)]
+        return self._records(root, file).put(lines, replace=replace)
 
     # ------------------------------------------------------------------ locks
 
     @contextmanager
-    def _editing(self, file: places.DatabaseFile) -> Iterator[None]:
+    def _editing(self, root: facts.Root, file: str) -> Iterator[None]:
         """Hold the locks of every MIOpen version while a file is changed, then notify running programs.
 
         Lock files are made as MIOpen makes them, and stay. Programs read the file again if ``.time`` contains a later
         time of the steady clock (ns) than their last read.
         """
-        marks = file.path.with_name(file.path.name + _TIME)
+        path = root.path / file
+        marks = path.with_name(path.name + _TIME)
         with _THREADS, ExitStack() as stack:
             # One order everywhere, so that two cachectls never wait for each other.
-            for lock in sorted(places.lock_files(self.environment, file.path)):
+            for lock in sorted(_lock_files(self.environment, path)):
                 folder = self._lock_folder(lock.parent, stack)
                 held = locks.record_lock(self.name, lock, folder=folder, lock_timeout=self.environment.lock_timeout)
                 handle = stack.enter_context(held)
                 with suppress(PermissionError):
                     os.fchmod(handle, _OPEN_TO_ALL)
             yield
-            if plain.status_at(file.path) is not None:
+            if plain.status_at(path) is not None:
                 atomic.replace_file(marks, [str(time.monotonic_ns()).encode()])
-            elif databases.is_own_file(file.root, marks):
+            elif self.is_usable(root, file + _TIME):
                 atomic.remove_file(marks)
 
     def _lock_folder(self, folder: Path, stack: ExitStack) -> int:
@@ -168,57 +189,42 @@ class TuningDatabases(databases.MIOpenDatabases):
             raise errors.Unreachable(self.name, f"cannot make the lock folder: {error.strerror}", folder) from error
         return handle
 
-    # ------------------------------------------------------------------ remove and verify
+    # ------------------------------------------------------------------ remove
 
-    def in_use(self, targets: Iterable[facts.Entry]) -> Iterator[tuple[facts.Entry, str | None]]:
-        """Skip leftovers while a program has MIOpen loaded."""
-        users = processes.using(places.LIBRARIES, processes=self.environment.processes)
-        reason = None if users == () else f"MIOpen is loaded in {processes.process_names(users)}"
-        for target in targets:
-            yield target, reason if target.is_orphan else None
-
-    def remove_others(self, root: facts.Root, targets: Sequence[facts.Entry]) -> Iterator[store.Part]:
-        """Delete lines, and useless files. Running programs keep the records that they have read."""
-        leftovers = tuple(target for target in targets if databases.SEPARATOR not in target.key)
-        by_file: dict[str, dict[str, facts.Entry]] = {}
-        for target in targets:
-            relative, separator, record = target.key.partition(databases.SEPARATOR)
-            if separator:
-                by_file.setdefault(relative, {})[record] = target
-        for relative, planned in by_file.items():
-            yield relative, partial(self._remove_records, root, relative, planned)
-        if leftovers:
-            yield str(root.path), partial(self._leftovers(root).remove, leftovers)
-
-    def _remove_records(self, root: facts.Root, relative: str, planned: Mapping[str, facts.Entry]) -> facts.Outcome:
-        file = self.locate(root, relative)
-        if file is None:
-            gone = tuple(facts.Note(target.key, tree.GONE) for target in planned.values())
+    def remove_rows(self, root: facts.Root, file: str, targets: Sequence[facts.Entry]) -> facts.Outcome:
+        """Delete lines. Running programs keep the records that they have read."""
+        planned = {self.key_of(target.key)[0]: target for target in targets}
+        if not self.is_usable(root, file):
+            gone = tuple(facts.Note(target.key, tree.GONE) for target in targets)
             return facts.Outcome(self.name, skipped=gone)
-        before, records = database.disk_usage(file.path).bytes, self.records(file)
+        path, lines = root.path / file, self._records(root, file)
+        before = database.bytes_of(path)
         failed: tuple[facts.Note, ...] = ()
         try:
-            removed = records.delete({key: target.stamp[0] for key, target in planned.items()})
+            removed = lines.delete({key: target.stamp[0] for key, target in planned.items()})
         except errors.LayerError as error:
-            failed = (facts.Note(relative, error.message),)
+            failed = (facts.Note(file, error.message),)
             # The new file may be in place if a later step failed.
-            removed = set(planned.keys() - records.read_many(planned).keys())
+            removed = set(planned.keys() - lines.read_many(planned).keys())
         left = [target.key for key, target in planned.items() if key not in removed and not failed]
         skipped = tuple(facts.Note(key, rows.CHANGED) for key in left)
-        freed = max(0, before - database.disk_usage(file.path).bytes)
+        freed = max(0, before - database.bytes_of(path))
         return facts.Outcome(self.name, len(removed), freed, skipped, failed)
 
-    def verify_file(self, file: places.DatabaseFile) -> Iterator[facts.Finding]:
-        """Check every line by the rules of MIOpen's reader. Nothing here is ever removed as damaged."""
-        try:
-            for fault in self.records(file).scan():
-                if isinstance(fault, Fault):
-                    fix = f"while nothing uses MIOpen, correct or delete line {fault.number} of {file.path}"
-                    if fault.code == "newline":
-                        fix = f"while nothing uses MIOpen: echo >> {shlex.quote(str(file.path))}"
-                    message, fix = f"line {fault.number}: {fault.message}", self.fix(file.path, fix)
-                    severity = _FAULTS[fault.code]
-                    place = self.name, file.root.path, file.relative
-                    yield facts.Finding(*place, severity, fault.code, message, fix)
-        except errors.LayerError as error:
-            yield store.finding_of(self, file.root, facts.Problem(file.path, "unreadable", error.message))
+
+def _lock_files(environment: Environment, path: Path) -> tuple[Path, ...]:
+    """Return the lock files of a text database, for every version and every path of its folder.
+
+    Up to 3.3 they lie in the temporary folder, named by the md5 of the folder's path as it was given; later they lie
+    beside the database.
+    """
+    import hashlib
+
+    paths = {str(path.parent), os.path.realpath(path.parent)}
+    named = environment.get(miopen.TUNING.variable)
+    if named and miopen.expand(environment, named) == path.parent:
+        paths.add(named.rstrip("/"))
+    temporary = miopen.temporary_folder(environment) / "miopen-lockfiles"
+    digests = (hashlib.md5(os.fsencode(text), usedforsecurity=False).hexdigest() for text in paths)
+    beside = path.parent / "miopen-lockfiles" / f"{path.name}.lock"
+    return (beside, *sorted(temporary / f"{digest}_{path.name}.lock" for digest in digests))

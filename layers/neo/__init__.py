@@ -17,7 +17,7 @@ from typing import Any, Final
 from cachectl.layers.base import declarations, facts, layer, lazy, parts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk import plain
-from cachectl.layers.host import driver_layers
+from cachectl.layers.host import drivers
 
 #: The drivers of OpenCL and Level Zero, and the stand-alone compiler.
 LIBRARIES: Final = ("libigdrcl.so", "libze_intel_gpu.so", "libocloc.so")
@@ -58,7 +58,7 @@ class NeoLookups(parts.Lookups):
         return None
 
 
-class NeoCompilerCache(driver_layers.DriverLayer):
+class NeoCompilerCache(drivers.DriverLayer):
     """Programs compiled by Intel's driver for OpenCL or Level Zero, one file each."""
 
     name = "neo"
@@ -76,9 +76,9 @@ class NeoCompilerCache(driver_layers.DriverLayer):
         read=declarations.at_load(*LIBRARIES),
         value="0",
     )
-    limit = driver_layers.Limit("NEO_CACHE_MAX_SIZE")
+    limit_variable = "NEO_CACHE_MAX_SIZE"
     places = _PLACES
-    store: Any = lazy.later("cachectl.layers.neo.entries", "programs")
+    store: Any = lazy.later("cachectl.layers.neo.entries", "NeoPrograms")
     about = parts.About(lookups=NeoLookups())
 
     def faults(self) -> Iterator[layer.Fault]:

@@ -8,6 +8,7 @@ An entry is a zebin, the OpenCL wrapper around a device binary that came before 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import struct
 from collections.abc import Iterator, Mapping
@@ -17,19 +18,29 @@ from typing import Final
 
 from cachectl.layers import neo
 from cachectl.layers.base import errors, facts, lazy
-from cachectl.layers.base.store import Codec, Damage, counting, finding_of, unreadable
+from cachectl.layers.base.store import Damage, counting, finding_of, unreadable
 from cachectl.layers.disk import atomic, locks, plain
 from cachectl.layers.formats import device_binaries, elf
 from cachectl.layers.formats.details import Cut, Details, fields, names_or_none, part, require
 from cachectl.layers.stores import files, tree
 
 ACCOUNT: Final = "config.file"
+#: Bytes of all entries, as the driver holds them against its limit (``size_t``).
+_TOTAL: Final = struct.Struct("=Q")
 _DIGIT: Final = lazy.regex("[0-9a-f]")
 _ENTRY: Final = lazy.regex(r"[0-9a-f]{16}\.(?:cl|l0|ocloc)_cache")
-_BOOKS: Final = lazy.regex(r"stats|config\.file|[0-9a-f]{16}\.(?:trace|input)")
-_TEMPORARY: Final = tree.OrphanRule(lazy.regex(r"cl_cache\.[A-Za-z0-9]{6}"), "left by a killed driver", private=True)
-_FLAT: Final = tree.Shape((_ENTRY,), folders=False, orphans=(_TEMPORARY,))
-_DEEP: Final = tree.Shape((_DIGIT, _DIGIT, _ENTRY), folders=False)
+_SHAPES: Final = (
+    tree.Shape((_ENTRY,)),
+    tree.Shape((_DIGIT, _DIGIT, _ENTRY)),
+    tree.Shape((lazy.regex(r"cl_cache\.[A-Za-z0-9]{6}"),), because="left by a killed driver", private=True),
+    # The account and debugging aids are at the top, statistics at each level.
+    tree.Shape((lazy.regex(re.escape(ACCOUNT)),), sums=True, sizes=(0, _TOTAL.size)),
+    tree.Shape((lazy.regex(r"[0-9a-f]{16}\.(?:trace|input)"),), sums=True),
+    *(
+        tree.Shape((*above, lazy.regex(neo.STATISTICS)), sums=True, sizes=(neo.COUNTS.size,))
+        for above in ((), (_DIGIT,), (_DIGIT, _DIGIT))
+    ),
+)
 _NEVER: Final = "the driver compiles it again at every run, and never replaces it"
 
 _ZEBIN: Final = frozenset({0xFF11, 0xFF12, 0xFF13})
@@ -51,14 +62,17 @@ _PROGRAM: Final = struct.Struct("<7I")
 #: kernel's length without padding.
 _KERNEL: Final = struct.Struct("<IQ7I")
 
-#: Bytes of all entries, as the driver holds them against its limit (``size_t``).
-_TOTAL: Final = struct.Struct("=Q")
 
+class NeoPrograms(files.Files):
+    """Programs, flat as older releases keep them and below two digits as newer ones do, and the driver's account.
 
-class NeoCodec(Codec):
-    """A program: zebin, SPIR-V, or the driver's wrapper around a device binary."""
+    The account is the sum of the entries' bytes, which the driver keeps under a lock.
+    """
 
-    form = "neo-entry/1"
+    shapes = _SHAPES
+    forms = ("neo-entry/1",)
+    writers = neo.LIBRARIES
+    unread = Damage(facts.Severity.RECOMPILES, f"; {_NEVER}")
 
     def describe(self, data: bytes) -> Details:
         """Return kernels, device and versions of a program of any kind."""
@@ -94,26 +108,8 @@ class NeoCodec(Codec):
         message = f"{wrong}; the driver takes it for a program, and the build fails"
         return Damage(facts.Severity.FAILS, message)
 
-
-class Account(files.Index):
-    """The sum of the entries' bytes, which the driver keeps under a lock, and its debugging aids."""
-
-    # The account and debugging aids are at the top, statistics at each level.
-    shapes = (
-        tree.Shape((_BOOKS,), folders=False),
-        tree.Shape((_DIGIT, lazy.regex(neo.STATISTICS)), folders=False),
-        tree.Shape((_DIGIT, _DIGIT, lazy.regex(neo.STATISTICS)), folders=False),
-    )
-
-    def is_book(self, leaf: tree.Leaf) -> bool:
-        """Compare the length with that of the driver's files."""
-        name = leaf.key.rpartition("/")[2]
-        if name == neo.STATISTICS:
-            return leaf.bytes == neo.COUNTS.size
-        return name != ACCOUNT or leaf.bytes in (0, _TOTAL.size)
-
     @contextmanager
-    def changing(self, store: files.Files, root: facts.Root) -> Iterator[bool]:
+    def changing(self, root: facts.Root) -> Iterator[bool]:
         """Hold the driver's lock around a change, then write the sum of all entries into the account.
 
         The sum is also written if the change fails. Raises :class:`Unsettled` where only that writing fails. Without an
@@ -121,37 +117,43 @@ class Account(files.Index):
         """
         path = root.path / ACCOUNT
         with (
-            locks.file_lock(store.name, path, lock_timeout=store.environment.lock_timeout) as handle,
-            counting(store.name, path, partial(self._count, store, root, handle)),
+            locks.file_lock(self.name, path, lock_timeout=self.environment.lock_timeout) as handle,
+            counting(self.name, path, partial(self._count, root, handle)),
         ):
             yield handle is not None
 
-    def _count(self, store: files.Files, root: facts.Root, handle: int | None) -> None:
+    def _count(self, root: facts.Root, handle: int | None) -> None:
         if handle is None:
             return
         # A longer file is not the driver's.
         old = os.pread(handle, _TOTAL.size + 1, 0)
-        new = _TOTAL.pack(sum(leaf.bytes for leaf in store.leaves(root)))
+        new = _TOTAL.pack(sum(self._sizes(root).values()))
         if len(old) in (0, len(new)) and old != new:
             atomic.overwrite(handle, old, new)
 
-    def verify(self, store: files.Files, root: facts.Root) -> Iterator[facts.Finding]:
-        """Compare the account with the entries."""
+    def _sizes(self, root: facts.Root) -> dict[str, int]:
+        """Return the bytes of the entries of each kind. Raises :class:`Unreachable` if some cannot be read."""
         sizes: dict[str, int] = {}
+        for leaf in self.tree_of(root).leaves():
+            if leaf.entry.is_listed:
+                kind = leaf.entry.key.rpartition(".")[2]
+                sizes[kind] = sizes.get(kind, 0) + leaf.entry.bytes
+        return sizes
+
+    def check_index(self, root: facts.Root) -> Iterator[facts.Finding]:
+        """Compare the account with the entries."""
         try:
-            for leaf in store.leaves(root):
-                kind = leaf.key.rpartition(".")[2]
-                sizes[kind] = sizes.get(kind, 0) + leaf.bytes
+            sizes = self._sizes(root)
             account = plain.read_plain(root.path / ACCOUNT, limit=_TOTAL.size + 1)
         except (errors.Unreachable, OSError) as error:
             if isinstance(error, errors.Unreachable) or not plain.means_no_file(error):
-                yield finding_of(store, root, unreadable(root.path / ACCOUNT, error))
+                yield finding_of(self, root, unreadable(root.path / ACCOUNT, error))
             return
         if (complaint := _account_complaint(account, sizes)) is not None:
             fix = "nothing: the next put or purge in this layer counts again"
             if len(account) != _TOTAL.size:
                 fix = f"rm {shlex.quote(str(root.path / ACCOUNT))}"
-            yield facts.Finding(store.name, root.path, ACCOUNT, facts.Severity.WASTES, "index", complaint, fix)
+            yield facts.Finding(self.name, root.path, ACCOUNT, facts.Severity.WASTES, "index", complaint, fix)
 
 
 def _zebin(file: elf.Elf | None) -> Details | None:
@@ -219,8 +221,3 @@ def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:
     if counted < min(sizes.values(), default=0):
         return f"the account says {counted} bytes where there are {total}: the cache grows beyond its limit"
     return None
-
-
-def programs() -> files.Files:
-    """Return the store, flat as older releases keep it and below two digits as newer ones do."""
-    return files.Files(_FLAT, _DEEP, codec=NeoCodec(), index=Account(), writers=neo.LIBRARIES, unread=_NEVER)

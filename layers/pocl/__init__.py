@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 from cachectl.layers.base import declarations, facts, lazy, parts
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.host import distributions, driver_layers, drivers
+from cachectl.layers.host import distributions, drivers
 
 LIBRARIES: Final = ("libpocl",)
 _PLATFORMS: Final = ("Portable Computing Language",)
@@ -154,7 +154,7 @@ def birth_time(path: str) -> float | None:
     return int(seconds) + int(nanoseconds) / 1e9
 
 
-class PoclKernels(driver_layers.DriverLayer):
+class PoclKernels(drivers.DriverLayer):
     """Programs and work-group functions compiled by PoCL."""
 
     name = "pocl"

@@ -22,10 +22,10 @@ from typing import Final
 from cachectl.layers.base import errors, facts, store
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.host import mounts, processes
+from cachectl.layers.host import processes
 from cachectl.layers.pocl import users_of
-from cachectl.layers.stores.files import Folders
-from cachectl.layers.stores.tree import Leaf, OrphanRule, Shape, Tree
+from cachectl.layers.stores.files import Files
+from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
 BITCODE: Final = "program.bc"
 #: Six characters drawn by ``mkstemp``.
@@ -72,67 +72,60 @@ UNCACHED: Final = "_UNCACHED_"
 _SUFFIX: Final = r"\.(?:cl|preproc\.cl|so|so\.o|spirv|spv|bc|s|binary|map)"
 
 
-def _temporaries(drawn: str) -> tuple[OrphanRule, ...]:
-    """Return the rules for temporaries with these random characters in their names.
+def _temporaries(drawn: str) -> tuple[Shape, ...]:
+    """Return the shapes of temporaries with these random characters in their names.
 
     The last one, for those of a compile, is safe only in a folder with PoCL's name.
     """
     leaked, uncached, compiling = map(regex, (f"tempfile_{drawn}", f"{UNCACHED}{drawn}", f"tempfile_{drawn}{_SUFFIX}"))
+    built = Shape(
+        (uncached,), folders=True, members=MEMBERS, because="a program built with the cache off", private=True
+    )
     return (
-        OrphanRule(leaked, "leaked by a PoCL process", idle_only=False, empty=True, private=True),
-        OrphanRule(uncached, "a program built with the cache off", private=True, members=MEMBERS),
-        OrphanRule(compiling, "a compile's temporary file", private=True),
+        Shape((leaked,), because="leaked by a PoCL process", idle_only=False, sizes=(0,), private=True),
+        built,
+        Shape((compiling,), because="a compile's temporary file", private=True),
     )
 
 
 #: Headers handed to a compile may have any name, so they are recognised only in a folder that belongs to PoCL alone.
-_HEADERS: Final = OrphanRule(
-    regex(f"tempdir_{DRAWN}"), "a compile's temporary folder", private=True, members=regex(".*", re.DOTALL)
+_HEADERS: Final = Shape(
+    (regex(f"tempdir_{DRAWN}"),), folders=True, because="a compile's temporary folder", private=True
 )
 LEVELS: Final = (regex("[A-P]{2}"), regex("[A-P]{37}"))
 #: A purge beside a running PoCL leaves these: PoCL makes one if it is missing, then a program's folder in it, and the
 #: build fails if it vanishes between the two (``pocl_mkdir_p`` in ``lib/CL/pocl_file_util.c``).
-_EMPTY: Final = OrphanRule(LEVELS[0], "an empty folder of programs", members=regex("(?!)"))
-#: Shapes of three kinds of root: any folder, one whose name contains ``pocl``, and one that PoCL alone uses.
-NAMED: Final = Shape(
-    LEVELS, folders=True, members=MEMBERS, orphans=_temporaries(_NO_WORD)[:2], first=(BITCODE, "program.spv")
-)
-_BEARING: Final = NAMED._replace(orphans=_temporaries(_NO_WORD), empty=_EMPTY._replace(private=True))
-_OWN: Final = NAMED._replace(orphans=(*_temporaries(DRAWN), _HEADERS), empty=_EMPTY)
+_EMPTY: Final = Shape((LEVELS[0],), folders=True, because="an empty folder of programs", sizes=(0,))
+_ENTRY: Final = Shape(LEVELS, folders=True, members=MEMBERS, first=(BITCODE, "program.spv"))
+#: What is in three kinds of root: any folder, one whose name contains ``pocl``, and one that PoCL alone uses.
+NAMED: Final = (_ENTRY, *_temporaries(_NO_WORD)[:2])
+_BEARING: Final = (_EMPTY._replace(private=True), _ENTRY, *_temporaries(_NO_WORD))
+_OWN: Final = (_EMPTY, _ENTRY, *_temporaries(DRAWN), _HEADERS)
 
 
-class Programs(Folders):
+class Programs(Files):
     """A folder for each program, with its bitcode and the native code of its kernels."""
 
-    shape = NAMED
+    shapes = NAMED
     beside = NO_PROGRAM
     forms = ("pocl-entry/1",)
+    unread = store.Damage(facts.Severity.FAILS, "")
 
-    def shape_of(self, root: facts.Root) -> Shape:
-        """Return the shape of a root: the less certain it is that PoCL alone uses it, the fewer temporaries it has."""
+    def shapes_of(self, root: facts.Root) -> tuple[Shape, ...]:
+        """Return the shapes in a root: the less certain it is that PoCL alone uses it, the fewer temporaries."""
         if root.path.name == root.role:
             return _OWN
         return _BEARING if "pocl" in root.path.name.lower() else NAMED
 
-    def selected(self, root: facts.Root, selection: Selection) -> Tree:
-        """Compare the names of kernel folders: only programs with shortened names must be read."""
-        pattern = selection.kernel_pattern
-        if pattern is None:
-            return self.tree_of(root)
-        prefix = selection.kernel_prefix
-        # Every version keeps so much of a name. Names are cut at a byte, perhaps within a character.
-        prefix = prefix[: min(_LIMITS) - _HASH_AND_DOT] if prefix.isascii() else ""
-        shortened = f"(?={SHORTENED.pattern}\\Z){re.escape(prefix)}.*"
-        child = regex(f"(?:{pattern.pattern})|(?s:{shortened})", pattern.flags)
-        return Tree(self.name, root.path, self.shape_of(root), child=child)
-
-    def described(self, root: facts.Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[facts.Found]:
+    def described(self, tree: Tree, leaf: Leaf, selection: Selection, *, contents: bool) -> Iterator[facts.Found]:
         """Yield a program; its kernels are unknown unless all their names are known."""
-        program, used = leaf.member(BITCODE), leaf.member("last_accessed")
+        if not _may_have(leaf.members, selection):
+            return
+        program, used = leaf.members.get(BITCODE), leaf.members.get("last_accessed")
         entry = replace(
-            leaf.entry(self.name, root.path),
-            created=None if program is None else program.modified,
-            used=None if used is None else used.modified,
+            leaf.entry,
+            created=None if program is None else program.st_mtime,
+            used=None if used is None else used.st_mtime,
         )
         if not contents:
             yield entry
@@ -141,19 +134,18 @@ class Programs(Folders):
 
         def content(path: str) -> bytes | None:
             try:
-                return tree.read_file(leaf.key, path)
+                return tree.read_file(entry.key, path)
             except errors.LayerError as error:
                 unread[path] = error
                 return None
 
-        paths = [member.path for member in leaf.members]
-        names = kernel_names(paths, content)
+        names = kernel_names(leaf.members, content)
         # A kernel has a folder once it was launched.
         kernels = sorted(name for name in names.values() if name is not None)
-        detail = {names[folder] or folder: " ".join(found) for folder, found in variants(paths).items()}
+        detail = {names[folder] or folder: " ".join(found) for folder, found in variants(leaf.members).items()}
         yield replace(entry, kernels=tuple(kernels) if 0 < len(kernels) == len(names) else None, detail=detail)
         for path, error in unread.items():
-            yield store.unreadable(root.path / leaf.key / path, error)
+            yield store.unreadable(tree.root / entry.key / path, error)
 
     # ------------------------------------------------------------------ contents
 
@@ -176,20 +168,22 @@ class Programs(Folders):
         names = kernel_names(files, files.get)
         return {"kernels": " ".join(sorted(name or folder for folder, name in names.items()))}
 
-    def damages(self, contents: Mapping[str, bytes]) -> Iterator[store.Damage]:
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[store.Damage]:
         """Yield damaged files: PoCL checks nothing, and fails with one, but for an object that it links itself."""
         from cachectl.layers.formats import bitcode, elf
 
-        for path in filter(self.is_checked, contents):
-            message = (bitcode.complaint if path == BITCODE else elf.complaint)(contents[path])
+        del key
+        for path in filter(self.is_checked, files):
+            message = (bitcode.complaint if path == BITCODE else elf.complaint)(files[path])
             if message is not None and path.endswith(OBJECT):
                 yield store.Damage(facts.Severity.HEALS, f"{path}: {message}; PoCL compiles the kernel again")
             elif message is not None:
                 yield store.Damage(facts.Severity.FAILS, f"{path}: {message}")
 
-    def demand_replaceable(self, root: facts.Root, key: str, files: Mapping[str, bytes]) -> None:
+    def require_replaceable(self, root: facts.Root, key: str, files: Mapping[str, bytes]) -> None:
         """Refuse to replace a program that PoCL may be using."""
-        if self.tree_of(root).standing(key) not in (None, files):
+        standing = store.attempt(partial(self.tree_of(root).read_members, key, self.is_carried))
+        if standing not in (None, files):
             users = users_of(root.path, self.environment)
             if users != ():
                 named = processes.process_names(users, processes=self.environment.processes)
@@ -232,12 +226,12 @@ class Programs(Folders):
 
     def remove(self, root: facts.Root, targets: tuple[facts.Entry, ...]) -> facts.Outcome:
         """Rename programs away, then delete them; never the top folder."""
-        return self.tree_of(root).remove(targets, tidy=lambda: self._users_of(root.path) == ())
+        return self.remove_files(root, targets, tidy=lambda: self._users_of(root.path) == ())
 
     def _users_of(self, root: Path) -> tuple[int, ...] | None:
         """Return the processes that may use a root; ``None`` if they are unknown, as those of other machines are."""
         users = users_of(root, self.environment)
-        is_shared = users == () and mounts.network_file_system(root, mounts=self.environment.mounts) is not None
+        is_shared = users == () and processes.network_file_system(self.environment, root) is not None
         return None if is_shared else users
 
     # ------------------------------------------------------------------ tagged builds
@@ -251,16 +245,26 @@ class Programs(Folders):
         """
         tree = self.tree_of(root)
         for leaf in tree.scan():
-            if isinstance(leaf, facts.Problem) or leaf.modified < since:
+            if isinstance(leaf, facts.Problem) or (leaf.entry.modified or 0) < since:
                 continue
-            if leaf.orphan_rule is not None:
+            key = leaf.entry.key
+            if leaf.entry.is_orphan:
                 # The source of a build that failed in the preprocessor.
-                if (found := tag.search(leaf.key.encode())) is not None:
-                    yield leaf.orphan(self.name, root.path), found[0].decode()
+                if (found := tag.search(key.encode())) is not None:
+                    yield leaf.entry, found[0].decode()
                 continue
-            found = tag.search(b"".join(tree.read_file(leaf.key, file) or b"" for file in (BITCODE, "build.log")))
-            if found is not None or leaf.key in known:
-                yield leaf.entry(self.name, root.path), "" if found is None else found[0].decode()
+            found = tag.search(b"".join(tree.read_file(key, file) or b"" for file in (BITCODE, "build.log")))
+            if found is not None or key in known:
+                yield leaf.entry, "" if found is None else found[0].decode()
+
+
+def _may_have(paths: Iterable[str], selection: Selection) -> bool:
+    """Return whether a program may have a selected kernel, by its folders' names, some of which are shortened."""
+    pattern = selection.kernel_pattern
+    if pattern is None:
+        return True
+    folders = {path.partition("/")[0] for path in paths}
+    return any(pattern.fullmatch(folder) or SHORTENED.fullmatch(folder) for folder in folders)
 
 
 def variants(paths: Iterable[str]) -> dict[str, list[str]]:

@@ -1,23 +1,39 @@
-"""The layer ``pyopencl``: the places and switch of PyOpenCL's cache of program binaries, and what shows its use.
+"""The layers of PyOpenCL: ``pyopencl`` for its program binaries, ``pyopencl-invoker`` for dictionaries of its wrappers.
 
-Sources: ``pyopencl/cache.py`` (places, locks), ``pyopencl/__init__.py`` (when the cache is bypassed).
+Sources: ``pyopencl/cache.py`` (places, locks), ``pyopencl/__init__.py`` (when the cache is bypassed),
+``pyopencl/invoker.py``, ``pyopencl/scan.py`` (dictionaries).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from cachectl.layers import pyopencl_invoker, pytools
+from cachectl.layers import pytools
 from cachectl.layers.base import facts, layer, lazy, parts
 from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.base.facts import Condition, Severity, State
-from cachectl.layers.disk.plain import read_plain
-from cachectl.layers.host import distributions
-from cachectl.layers.host.drivers import driver_libraries, find_drivers, opencl_drivers
+from cachectl.layers.disk import plain
+from cachectl.layers.host import distributions, drivers
 
+_VARIABLES: Final = ("PYOPENCL_NO_CACHE",)
+#: Methods that remember the kernels they have compiled, with module and class.
+_MEMOS: Final = (
+    ("elementwise", "ElementwiseKernel", "get_kernel"),
+    ("clrandom", "Random123GeneratorBase", "get_gen_kernel"),
+    ("algorithm", "ListOfListsBuilder", "get_scan_kernel"),
+    ("algorithm", "ListOfListsBuilder", "get_compress_kernel"),
+    ("algorithm", "ListOfListsBuilder", "get_count_kernel"),
+    ("algorithm", "ListOfListsBuilder", "get_write_kernel"),
+    ("algorithm", "KeyValueSorter", "get_kernels"),
+    ("bitonic_sort", "BitonicSort", "get_program"),
+    ("bitonic_sort", "BitonicSort", "sort_b_prepare_wl"),
+)
+#: The first release that stores no invokers while it is switched off.
+_STORES_NOTHING_SINCE: Final = (2024, 2)
 #: Platforms whose drivers cache source builds, so that PyOpenCL leaves its own cache alone
 #: (``pyopencl/characterize/__init__.py``, ``has_src_build_cache``).
 _BYPASSED_ON: Final = frozenset({"PoCL", "NVIDIA"})
@@ -54,15 +70,14 @@ class BinaryPortability(parts.Portability):
         The names say nothing if several drivers that PyOpenCL keeps binaries of have one name.
         """
         packages = {name: environment.installed(name) for name in ("pyopencl", "pytools")}
-        names = sorted(opencl_drivers(environment))
+        names = sorted(drivers.opencl_drivers(environment))
         kept = [name for name in names if name not in bypassed_on(environment)]
-        several = any(len(driver_libraries(environment, name)) > 1 for name in kept)
-        drivers = None if several else ", ".join(names) or None
+        several = any(len(drivers.driver_libraries(environment, name)) > 1 for name in kept)
         return {
             "python": environment.python,
             **packages,
             distributions.PYOPENCL_INCLUDES: distributions.pyopencl_includes(environment.site),
-            "OpenCL drivers": drivers,
+            "OpenCL drivers": None if several else ", ".join(names) or None,
         }
 
 
@@ -93,7 +108,7 @@ def _changed_header(entry: facts.Entry) -> str | None:
     from cachectl.layers.pyopencl.programs import staleness_by_headers
 
     with suppress(OSError):
-        stale = staleness_by_headers(read_plain(entry.root / entry.key / "info"))
+        stale = staleness_by_headers(plain.read_plain(entry.root / entry.key / "info"))
         return None if stale is None else stale[1]
     return None
 
@@ -106,7 +121,7 @@ def _source_checksum(entry: facts.Entry) -> str | None:
     from cachectl.layers.inside.builds import checksum
 
     try:
-        text = read_plain(entry.root / entry.key / "source.cl")
+        text = plain.read_plain(entry.root / entry.key / "source.cl")
     except OSError:
         return None
     own = text.partition(b"\n\n__constant int pyopencl_defeat_cache_")[0].decode(errors="replace")
@@ -145,30 +160,29 @@ class PyOpenCLBinaries(layer.Layer):
 
     def state(self) -> State:
         """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""
-        for finding in pytools.diagnosed(self, "pyopencl", (pyopencl_invoker.VARIABLE,)):
+        for finding in pytools.diagnosed(self, "pyopencl", _VARIABLES):
             return State(Condition.DISABLED, finding.message)
         if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
             return State(Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
-        found = find_drivers(self.environment)
-        drivers = tuple(dict.fromkeys(driver.maker for driver in found))
+        found = drivers.find_drivers(self.environment)
+        makers = tuple(dict.fromkeys(driver.maker for driver in found))
         others = bypassed_on(self.environment)
-        bypassed = [driver for driver in drivers if driver in others]
-        if not drivers:
+        bypassed, used = ([maker for maker in makers if (maker in others) is left] for left in (True, False))
+        if not makers:
             return State(Condition.UNKNOWN, "no OpenCL driver is registered here")
-        if len(bypassed) == len(drivers):
+        if not used:
             return State(Condition.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache")
-        used = [driver for driver in drivers if driver not in others]
         why = f"on for {' and '.join(used)}" + (f", but not {' and '.join(bypassed)}" if bypassed else "")
         files = dict.fromkeys(driver.file for driver in found if driver.maker in used)
         return State(Condition.ENABLED, why, tuple(files))
 
     def disable(self) -> facts.Switch:
         """Return the switch that PyOpenCL reads at every build."""
-        return pyopencl_invoker.no_cache_switch(self.name, on=False)
+        return _no_cache_switch(self.name, on=False)
 
     def enable(self) -> facts.Switch:
         """Return the same switch."""
-        return pyopencl_invoker.no_cache_switch(self.name, on=True)
+        return _no_cache_switch(self.name, on=True)
 
     def relocate(self, folder: Path) -> facts.Switch:
         """Return the user cache folder, which PyOpenCL resolves at every build."""
@@ -176,8 +190,51 @@ class PyOpenCLBinaries(layer.Layer):
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables, and locks that have lost their holders."""
-        yield from pytools.diagnosed(self, "pyopencl", (pyopencl_invoker.VARIABLE,))
+        yield from pytools.diagnosed(self, "pyopencl", _VARIABLES)
         yield from pytools.relative_cache_home(self)
         consulted = self.state().condition in (Condition.ENABLED, Condition.UNKNOWN)
         for root in self.roots():
             yield from self.store.stale_locks(root, consulted=consulted)
+
+
+class PyOpenCLInvoker(pytools.PytoolsDictionaries):
+    """Python code, generated by PyOpenCL, that calls a kernel."""
+
+    name = "pyopencl-invoker"
+    title = "PyOpenCL kernel invokers"
+    store: Any = pytools.dictionary_store("pyopencl-invoker")
+    about = pytools.PytoolsDictionaries.about._replace(reveals="source text of your kernels")
+    library = "pyopencl"
+    variables = _VARIABLES
+    opened_by = ("pyopencl.invoker", "pyopencl.scan")
+
+    def disable(self) -> facts.Switch:
+        """Return PyOpenCL's one switch; until 2024.1 it stores invokers all the same, which patches prevent here."""
+        release = release_of(self.environment.installed("pyopencl"))
+        stores_nothing = release is None or release >= _STORES_NOTHING_SINCE
+        patches = () if stores_nothing else super().disable().patches
+        return replace(_no_cache_switch(self.name, on=False), patches=patches)
+
+    def enable(self) -> facts.Switch:
+        """Return PyOpenCL's one switch."""
+        return _no_cache_switch(self.name, on=True)
+
+
+def _no_cache_switch(layer: str, *, on: bool) -> facts.Switch:
+    """Return the one switch that PyOpenCL has for its invokers and its binaries.
+
+    ``pyopencl.invoker`` makes its dictionary only if the flag is off at import, and uses it whenever the flag is off.
+    So the modules are loaded again.
+    """
+    return facts.Switch(
+        layer,
+        set={} if on else dict.fromkeys(_VARIABLES, "1"),
+        unset=frozenset(_VARIABLES) if on else frozenset(),
+        flags={("pyopencl", "_PYOPENCL_NO_CACHE"): not on},
+        memo_patches=tuple(
+            facts.Patch(f"pyopencl.{module}", owner, method, pytools.forgetting) for module, owner, method in _MEMOS
+        ),
+        clear_functions=(("pyopencl.tools", "clear_first_arg_caches"),),
+        reloads=(("pyopencl.invoker", "invoker_cache"), ("pyopencl.scan", "generic_scan_kernel_cache")),
+        takes_effect=facts.When.NOW,
+    )

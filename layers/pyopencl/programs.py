@@ -8,23 +8,23 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Container, Hashable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers import pyopencl
-from cachectl.layers.base import errors, facts, lazy, store
-from cachectl.layers.base.environment import node
+from cachectl.layers.base import environment, errors, facts, lazy, store
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk import handles, locks, plain
 from cachectl.layers.formats import opencl_source
-from cachectl.layers.host import drivers, mounts, processes
-from cachectl.layers.pytools.dictionaries import Staleness, staleness
-from cachectl.layers.stores.files import Folders
-from cachectl.layers.stores.tree import CHANGED, GONE, Guard, Leaf, Shape, Tree
+from cachectl.layers.host import drivers, processes
+from cachectl.layers.pytools import dictionaries
+from cachectl.layers.stores import files
+from cachectl.layers.stores import tree as trees
 
 _BASE: Final = lazy.regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
 _MEMBERS: Final = lazy.regex("source\\.cl|binary|info")
@@ -37,12 +37,13 @@ _LOCK: Final = "lock"
 _HEADER: Final = 1 << 26
 
 
-class ProgramFolders(Folders):
+class ProgramFolders(files.Files):
     """A folder for each program, below a folder for each Python, which PyOpenCL locks with one lock file."""
 
     # Without info PyOpenCL takes an entry for a miss; without binary alone it fails.
-    shape = Shape((_BASE, lazy.regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",))
+    shapes = (trees.Shape((_BASE, lazy.regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",)),)
     forms = ("pyopencl-binary/2",)
+    unread = store.Damage(facts.Severity.FAILS, "")
     # PyOpenCL's lock is a file.
     clearing_needs_room = True
 
@@ -66,7 +67,7 @@ class ProgramFolders(Folders):
         """Return the words for who may hold a lock: the cachectl that it names, else those who use PyOpenCL."""
         with suppress(OSError):
             match = re.fullmatch(rb"cachectl (\d+) (.*)\n", plain.read_plain(lock, limit=300))
-            if match is not None and match[2] == os.fsencode(node()):
+            if match is not None and match[2] == os.fsencode(environment.node()):
                 return f"process {int(match[1])}"
         users = processes.using(_EXTENSION, processes=self.environment.processes)
         return processes.process_names(users) if users != () else "a program of another machine"
@@ -90,33 +91,35 @@ class ProgramFolders(Folders):
                 if _BASE.fullmatch(lock.parent.name) and not lock.parent.is_symlink():
                     yield str(lock.relative_to(root.path)), lock, lock.lstat()
 
-    def described(self, root: facts.Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[facts.Found]:
+    def described(
+        self, tree: trees.Tree, leaf: trees.Leaf, selection: Selection, *, contents: bool
+    ) -> Iterator[facts.Found]:
         """Yield a program, with a problem for each missing or empty half."""
+        del selection
+        key, path = leaf.entry.key, tree.root / leaf.entry.key
         for half in ("info", "binary"):
-            member = leaf.member(half)
-            if member is None or not member.bytes:
-                state = "missing" if member is None else "empty"
-                yield facts.Problem(root.path / leaf.key, "half", f"{half} is {state}")
+            status = leaf.members.get(half)
+            if status is None or not status.st_size:
+                yield facts.Problem(path, "half", f"{half} is {'missing' if status is None else 'empty'}")
         # The key has only the version of Python.
-        python, source = _python_of(leaf.key), None
-        stale = staleness(self.environment, "built under", python, lambda _: None, lambda _: True)
+        python, source = _python_of(key), None
+        stale = dictionaries.staleness(self.environment, "built under", python, lambda _: None, lambda _: True)
         try:
             if contents:
                 # PyOpenCL rebuilds an entry whose header has changed, under any Python.
-                stale = staleness_by_headers(tree.read_file(leaf.key, "info") or b"") or stale
-                source = tree.read_file(leaf.key, "source.cl")
+                stale = staleness_by_headers(tree.read_file(key, "info") or b"") or stale
+                source = tree.read_file(key, "source.cl")
         except errors.LayerError as error:
-            yield store.unreadable(root.path / leaf.key, error)
+            yield store.unreadable(path, error)
             stale = None, "unknown: the entry could not be read"
-        entry = leaf.entry(self.name, root.path)
         kernels = None if source is None else opencl_source.kernel_names(source)
         is_stale, because = stale
-        yield replace(entry, kernels=kernels, versions={"python": python}, stale=is_stale, stale_because=because)
+        yield replace(leaf.entry, kernels=kernels, versions={"python": python}, stale=is_stale, stale_because=because)
 
     def kind_of(self, root: facts.Root, path: str) -> str:
         """Compare with the name of the folders of each Python."""
         del root
-        if self.shape.accepts(path):
+        if self._shape_of(path) is not None:
             return store.ENTRY
         return store.OWN if _BASE.fullmatch(path.partition("/")[0]) else store.FOREIGN
 
@@ -131,11 +134,12 @@ class ProgramFolders(Folders):
         """Return whether a file is info or binary, since a damaged one fails its program in every run."""
         return path != "source.cl"
 
-    def damages(self, contents: Mapping[str, bytes]) -> Iterator[store.Damage]:
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[store.Damage]:
         """Yield damage of the binary, if its kind is known, and an info that PyOpenCL has not stored."""
         from cachectl.layers.formats import device_binaries
 
-        binary, info = contents.get("binary"), contents.get("info")
+        del key
+        binary, info = files.get("binary"), files.get("info")
         wrong = device_binaries.complaint(binary) if binary else "is missing or empty"
         if binary and wrong is None and not device_binaries.is_known(binary):
             bypassed = pyopencl.bypassed_on(self.environment)
@@ -152,36 +156,25 @@ class ProgramFolders(Folders):
 
     # ------------------------------------------------------------------ locks
 
-    def guard(self, root: facts.Root, key: str) -> Guard:
-        """Return PyOpenCL's lock, of which each Python has its own."""
-        return partial(self._locked, root, key.partition("/")[0])
-
-    def group(self, key: str) -> Hashable:
-        """Return the folder of a Python."""
-        return key.partition("/")[0]
+    def guarded(self, root: facts.Root, keys: Iterable[str]) -> Iterator[tuple[str, trees.Guard, list[str]]]:
+        """Yield the programs of each Python, and its lock."""
+        for base, own in groupby(sorted(keys), lambda key: key.partition("/")[0]):
+            yield base, partial(self._locked, root, base) if _BASE.fullmatch(base) else nullcontext, list(own)
 
     # ------------------------------------------------------------------ clear
 
     def remove(self, root: facts.Root, targets: tuple[facts.Entry, ...]) -> facts.Outcome:
         """Remove program folders, those of one Python under its lock; never the folder of a Python."""
-        parts: list[store.Part] = []
-        by_base: dict[str, list[facts.Entry]] = {}
-        for target in targets:
-            base, _, name = target.key.partition("/")
-            if name == _LOCK and _BASE.fullmatch(base):
-                parts.append((target.key, partial(self._remove_lock, root, target)))
-            else:
-                by_base.setdefault(base, []).append(target)
-        for base, planned in sorted(by_base.items()):
-            guard: Guard = partial(self._locked, root, base) if _BASE.fullmatch(base) else nullcontext
-            parts.append((base, partial(self.tree_of(root).remove, planned, guard=guard)))
-        return store.each_part(facts.Outcome(self.name), parts)
+        held = [target for target in targets if target.key.endswith(f"/{_LOCK}")]
+        programs = (target for target in targets if target not in held)
+        parts = [(target.key, partial(self._remove_lock, root, target)) for target in held]
+        return store.each_part(facts.Outcome(self.name), parts).plus(self.remove_files(root, programs, tidy=None))
 
     def _remove_lock(self, root: facts.Root, target: facts.Entry) -> facts.Outcome:
         lock = root.path / target.key
         if locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent), remove=True):
             return facts.Outcome(self.name, bytes_freed=target.bytes)
-        reason = CHANGED if os.path.lexists(lock) else GONE
+        reason = trees.CHANGED if os.path.lexists(lock) else trees.GONE
         return facts.Outcome(self.name, skipped=(facts.Note(target.key, reason),))
 
     @contextmanager
@@ -202,18 +195,14 @@ class ProgramFolders(Folders):
         return (
             age > STALE_LOCK
             and processes.using(_EXTENSION, processes=self.environment.processes) == ()
-            and mounts.network_file_system(base, mounts=self.environment.mounts) is None
+            and processes.network_file_system(self.environment, base) is None
         )
 
     # ------------------------------------------------------------------ tagged builds
 
-    def find_tagged(
-        self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[facts.Entry, str]]:
-        """Look for the tag in the sources, which PyOpenCL keeps beside the binaries."""
-        del known
-        tree = self.tree_of(root)
-        yield from tree.tagged(tag, since, lambda leaf: tree.read_file(leaf.key, "source.cl"))
+    def tagged_text(self, tree: trees.Tree, key: str) -> bytes | None:
+        """Return the source, which PyOpenCL keeps beside the binary."""
+        return tree.read_file(key, "source.cl")
 
 
 def _python_of(key: str) -> str:
@@ -221,7 +210,7 @@ def _python_of(key: str) -> str:
     return "" if match is None else match["python"]
 
 
-def staleness_by_headers(info: bytes) -> Staleness | None:
+def staleness_by_headers(info: bytes) -> dictionaries.Staleness | None:
     """Return that an entry is stale if a header is missing or has changed, or unknown if a header cannot be read.
 
     ``None`` where no header has changed. As ``check_dependencies`` does, it compares times, then md5 of the text.

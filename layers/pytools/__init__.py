@@ -1,8 +1,9 @@
-"""The layer ``pytools``: persistent dictionaries of sumpy, pytato and user code.
+"""The layers of pytools' persistent dictionaries: ``loopy``, and ``pytools`` for those of sumpy, pytato and user code.
 
-It is the base of ``loopy`` and ``pyopencl-invoker``, whose dictionaries have identifiers that begin with their names.
+:class:`PytoolsDictionaries` is also the base of ``pyopencl-invoker``. A dictionary belongs to one of the three by the
+beginning of its identifier.
 
-Source: ``pytools/persistent_dict.py``.
+Sources: ``pytools/persistent_dict.py``, ``loopy/__init__.py`` (switches), ``loopy/tools.py`` (loopy's dictionaries).
 """
 
 from __future__ import annotations
@@ -17,9 +18,17 @@ from weakref import WeakKeyDictionary
 
 from cachectl.layers.base import declarations, facts, lazy, parts
 from cachectl.layers.base.environment import Environment, is_common_cache_home, release_of, user_cache_folder
-from cachectl.layers.base.facts import Condition, Severity, State
 from cachectl.layers.base.layer import Layer, faults_of, misread
 
+#: The beginnings of identifiers, and the layers of their dictionaries; others belong to ``pytools``.
+_PREFIXES: Final = {"loopy-": "loopy", "pyopencl-": "pyopencl-invoker"}
+_INSIDE: Final = Path(__file__).parents[1] / "inside"
+_LOOPY_FLAG: Final = ("loopy", "CACHING_ENABLED")
+#: Loopy's executors remember what they have compiled.
+_EXECUTORS: Final = (
+    ("loopy.target.pyopencl_execution", "PyOpenCLExecutor"),
+    ("loopy.target.c.c_execution", "CExecutor"),
+)
 #: The first releases that read the value of their variables.
 _BOOLEAN_SINCE: Final = {"loopy": (2025, 1), "pyopencl": (2024, 2)}
 #: Sumpy asks only whether its variables are set.
@@ -28,7 +37,7 @@ _SETTINGS: Final = tuple(
         variable,
         "y|yes|t|true|on|1",
         "(?!)",
-        Severity.RECOMPILES,
+        facts.Severity.RECOMPILES,
         "switches sumpy's dictionaries off all the same: sumpy asks only whether it is set",
         what="sumpy's dictionaries",
     )
@@ -36,9 +45,14 @@ _SETTINGS: Final = tuple(
 )
 
 
-def dictionary_store(layer: str, owns_identifier: Callable[[str], bool]) -> Any:  # noqa: ANN401 - loaded when it is used
-    """Return the store of the dictionaries that belong to a layer by their identifiers."""
-    return lazy.later("cachectl.layers.pytools.dictionaries", "Dictionaries", f"{layer}-pdict", owns_identifier)
+def layer_of(identifier: str) -> str:
+    """Return the name of the layer to which the dictionaries of an identifier belong."""
+    return next((name for prefix, name in _PREFIXES.items() if identifier.startswith(prefix)), "pytools")
+
+
+def dictionary_store(layer: str) -> Any:  # noqa: ANN401 - loaded when it is used
+    """Return the store of a layer's dictionaries."""
+    return lazy.later("cachectl.layers.pytools.dictionaries", "Dictionaries", layer)
 
 
 class DictionaryPortability(parts.Portability):
@@ -66,22 +80,24 @@ class DictionaryPortability(parts.Portability):
 
 
 class DictionaryLookups(parts.Lookups):
-    """Dictionaries are watched by the methods of pytools; the identifier says to which layer each belongs."""
+    """Dictionaries are watched by the methods of pytools; the identifier says to which layer each belongs.
+
+    ``stages`` are modules of loopy whose stages are timed.
+    """
 
     by = "pytools"
     modules = ("pytools.persistent_dict",)
-    watchers: Mapping[str, Path] = dict.fromkeys(modules, Path(__file__).parents[1] / "inside" / "dictionaries.py")
-    imports: tuple[str, ...] = ("pytools",)
     opened = ("/pdict-v5-",)
 
-    def __init__(self, owns_identifier: Callable[[str], bool]) -> None:
+    def __init__(self, imports: tuple[str, ...] = ("pytools",), stages: tuple[str, ...] = ()) -> None:
         super().__init__()
-        self._owns = owns_identifier
+        self.imports = imports
+        watched = dict.fromkeys(self.modules, _INSIDE / "dictionaries.py")
+        self.watchers = {**watched, **dict.fromkeys(stages, _INSIDE / "loopy_stages.py")}
 
     def owns(self, event: Mapping[str, Any], layer: str) -> bool:
         """Return whether the dictionary of an event is the layer's."""
-        del layer
-        return event["layer"] == "pytools" and self._owns(str(event.get("dictionary") or ""))
+        return event["layer"] == "pytools" and layer_of(str(event.get("dictionary") or "")) == layer
 
     def part_of(self, detail: Mapping[str, Any]) -> str | None:
         """Return the dictionary's identifier without the versions that loopy and PyOpenCL append."""
@@ -99,11 +115,6 @@ class DictionaryLookups(parts.Lookups):
         return super().difference(alike, event)
 
 
-def _owns(identifier: str) -> bool:
-    # Dictionaries of loopy and PyOpenCL belong to other layers.
-    return not identifier.startswith(("loopy-", "pyopencl-"))
-
-
 class PytoolsDictionaries(Layer):
     """Persistent dictionaries that belong to neither loopy nor PyOpenCL."""
 
@@ -111,16 +122,20 @@ class PytoolsDictionaries(Layer):
     title = "other pytools persistent dictionaries"
     about = parts.About(
         on_network=facts.Hazard(
-            Severity.RISKS,
+            facts.Severity.RISKS,
             "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
         ),
-        among_ranks=facts.Hazard(Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait"),
-        when_closed=facts.Hazard(Severity.FAILS, "no dictionary can be made or extended, and programs that try fail"),
+        among_ranks=facts.Hazard(
+            facts.Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait"
+        ),
+        when_closed=facts.Hazard(
+            facts.Severity.FAILS, "no dictionary can be made or extended, and programs that try fail"
+        ),
         reveals="whatever the programs keep in their dictionaries",
         portability=DictionaryPortability(),
-        lookups=DictionaryLookups(_owns),
+        lookups=DictionaryLookups(),
     )
-    store: Any = dictionary_store("pytools", _owns)
+    store: Any = dictionary_store("pytools")
     #: Modules that open the layer's dictionaries when they are imported.
     opened_by: ClassVar[tuple[str, ...]] = ()
     #: The distribution that opens them.
@@ -132,17 +147,21 @@ class PytoolsDictionaries(Layer):
         """Return the pytools folder; pytools reads the environment whenever it opens a dictionary."""
         return user_cache_roots(self.environment, "pytools")
 
-    def state(self) -> State:
+    def state(self) -> facts.State:
         """Read the variables as the library does when it is imported; pytools has none, but sumpy has one."""
         library, root = self.library, self.roots()[0]
         for finding in diagnosed(self, library, self.variables):
-            return State(Condition.DISABLED, finding.message)
+            return facts.State(facts.Condition.DISABLED, finding.message)
+        why = f"not switched off by {' or '.join(self.variables)}" if self.variables else "pytools has no switch"
         if not self.variables and self.environment.get("SUMPY_NO_CACHE") is not None:
-            return State(Condition.ENABLED, "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)")
-        if self.environment.installed(library) is None and next(self.store.dictionaries(root), None) is None:
-            return State(Condition.ABSENT, f"{library} is not installed here and has left no dictionary")
-        named = " or ".join(self.variables)
-        return State(Condition.ENABLED, f"not switched off by {named}" if named else "pytools has no switch")
+            why = "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)"
+        elif self.environment.installed(library) is None and not (
+            # The store of a missing root is not loaded.
+            root.exists and self.store.has_any(root)
+        ):
+            why = f"{library} is not installed here and has left no dictionary"
+            return facts.State(facts.Condition.ABSENT, why)
+        return facts.State(facts.Condition.ENABLED, why)
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables, those of sumpy for pytools."""
@@ -159,7 +178,7 @@ class PytoolsDictionaries(Layer):
     def disable(self) -> facts.Switch:
         """Return sumpy's variable, and patches that replace the switch that pytools lacks in this process."""
         patches = tuple(
-            facts.Patch("pytools.persistent_dict", owner, name, partial(_without, self.store.owns_identifier, name))
+            facts.Patch("pytools.persistent_dict", owner, name, partial(_without, self.name, name))
             for owner in ("PersistentDict", "WriteOncePersistentDict")
             for name in ("fetch", "store", "store_if_not_present")
         )
@@ -170,13 +189,45 @@ class PytoolsDictionaries(Layer):
         return relocate_user_cache(self, folder, self.opened_by)
 
 
+class LoopyDictionaries(PytoolsDictionaries):
+    """Schedules, generated code and wrappers of loopy's kernels."""
+
+    name = "loopy"
+    title = "loopy code generation"
+    store: Any = dictionary_store("loopy")
+    about = PytoolsDictionaries.about._replace(
+        reveals="source text of your kernels",
+        lookups=DictionaryLookups(("loopy", "islpy", "pymbolic"), stages=("loopy", "loopy.target.pyopencl_execution")),
+    )
+    library = "loopy"
+    variables = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
+    opened_by = ("loopy",)
+
+    def disable(self) -> facts.Switch:
+        """Return the variable for the next import, and the flag that loopy reads at each call in a running process."""
+        return facts.Switch(
+            self.name,
+            set={"LOOPY_NO_CACHE": "1"},
+            flags={_LOOPY_FLAG: False},
+            memo_patches=tuple(
+                facts.Patch(module, owner, "translation_unit_info", forgetting) for module, owner in _EXECUTORS
+            ),
+            clear_functions=(("loopy", "clear_in_mem_caches"),),
+            takes_effect=facts.When.NOW,
+        )
+
+    def enable(self) -> facts.Switch:
+        """Return the same, the other way round."""
+        return replace(self.disable(), set={}, unset=frozenset(self.variables), flags={_LOOPY_FLAG: True})
+
+
 def diagnosed(layer: Layer, distribution: str, variables: tuple[str, ...]) -> Iterator[facts.Finding]:
     """Yield how variables switch a layer off that are read with ``pytools.strtobool`` at import."""
     version = layer.environment.installed(distribution)
-    fine, severity = "n|no|f|false|off|0", Severity.FAILS
+    fine, severity = "n|no|f|false|off|0", facts.Severity.FAILS
     outcome = f"is not a boolean: import {distribution} raises ValueError"
     if (release_of(version) or (9999,)) < _BOOLEAN_SINCE.get(distribution, ()):
-        fine, severity = "(?!)", Severity.RECOMPILES
+        fine, severity = "(?!)", facts.Severity.RECOMPILES
         outcome = f"switches {layer.title} off all the same: {distribution} {version} asks only whether it is set"
     settings = (
         declarations.EnvSwitch(variable, "y|yes|t|true|on|1", fine, severity, outcome) for variable in variables
@@ -191,7 +242,7 @@ def relative_cache_home(layer: Layer) -> Iterator[facts.Finding]:
         outcome = "is not absolute: pytools and PyOpenCL ignore it, and use ~/.cache"
         if layer.environment.follows_relative_cache_home:
             outcome = "is not absolute: pytools and PyOpenCL make a cache in every folder that a program starts in"
-        yield misread(layer, "XDG_CACHE_HOME", Severity.HARMLESS, outcome)
+        yield misread(layer, "XDG_CACHE_HOME", facts.Severity.HARMLESS, outcome)
 
 
 def user_cache_roots(environment: Environment, application: str) -> tuple[facts.Root, ...]:
@@ -219,12 +270,12 @@ def relocate_user_cache(layer: Layer, folder: Path, opened_by: tuple[str, ...] =
     )
 
 
-def _without(owns_identifier: Callable[[str], bool], name: str, method: Callable[..., object]) -> Callable[..., object]:
-    """Return a ``fetch`` that misses, or a ``store`` that does nothing, in the dictionaries that a layer owns."""
+def _without(layer: str, name: str, method: Callable[..., object]) -> Callable[..., object]:
+    """Return a ``fetch`` that misses, or a ``store`` that does nothing, in the dictionaries of a layer."""
 
     @wraps(method)
     def elsewhere(dictionary: Any, *arguments: object, **options: object) -> object:  # noqa: ANN401 - pytools'
-        if not owns_identifier(dictionary.identifier):
+        if layer_of(dictionary.identifier) != layer:
             return method(dictionary, *arguments, **options)
         if name == "fetch":
             from pytools.persistent_dict import NoSuchEntryError

@@ -23,13 +23,13 @@ import struct
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-from cachectl.layers.base.lazy import regex
-from cachectl.layers.disk import atomic, handles
-from cachectl.layers.disk.plain import borrow, plain_status, release
+from cachectl.layers.base import facts, lazy
+from cachectl.layers.disk import atomic, handles, plain
 
 #: Suffixes of the files that sqlite keeps next to a database.
 COMPANIONS: Final = ("-journal", "-wal", "-shm")
@@ -40,8 +40,8 @@ _OPEN_LOCK: Final = 128
 _FLOCK: Final = "hhqqi4x"
 #: Characters of a foreign name shown in messages.
 _LONGEST: Final = 80
-_QUOTES: Final = regex(r'[`"\[\]]')
-_TOKEN: Final = regex(r"\w+|[^\w\s]")
+_QUOTES: Final = lazy.regex(r'[`"\[\]]')
+_TOKEN: Final = lazy.regex(r"\w+|[^\w\s]")
 #: Sizes of a page of the empty database, the smaller first: sqlite allows no smaller one.
 _PAGE_SIZES: Final = (512, 1024)
 _HEADER: Final = 100
@@ -67,28 +67,31 @@ def without_companion(name: str) -> str:
     return next((name.removesuffix(ending) for ending in COMPANIONS if name.endswith(ending)), name)
 
 
-class DiskUsage(NamedTuple):
-    """Files of a database, their bytes, and their disk blocks in bytes, ``None`` if the system does not say."""
-
-    files: int
-    bytes: int
-    disk: int | None
-
-
-def disk_usage(path: Path) -> DiskUsage:
-    """Count a database and the files that sqlite keeps next to it."""
+def _files_of(path: Path) -> list[os.stat_result]:
     found = []
     for suffix in ("", *COMPANIONS):
         with suppress(FileNotFoundError):
             found.append(companion(path, suffix).stat())
-    blocks = [size for size in map(handles.blocks_of, found) if size is not None]
-    disk = sum(blocks) if len(blocks) == len(found) else None
-    return DiskUsage(len(found), sum(status.st_size for status in found), disk)
+    return found
+
+
+def bytes_of(path: Path) -> int:
+    """Return the bytes of a database and of the files that sqlite keeps next to it."""
+    return sum(status.st_size for status in _files_of(path))
+
+
+def rest_of(path: Path, template: facts.Entry, payload: int) -> facts.Entry:
+    """Return what a database and the files next to it hold beside the payload of its rows."""
+    files = _files_of(path)
+    blocks = [size for size in map(handles.blocks_of, files) if size is not None]
+    disk = sum(blocks) if len(blocks) == len(files) else None
+    rest = max(0, sum(status.st_size for status in files) - payload)
+    return replace(template, bytes=rest, files=len(files), disk=disk, sums=0)
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:
     """Return the version stamp of a plain file (inode, bytes, last change). Raises :class:`OSError` for others."""
-    status = plain_status(path)
+    status = plain.plain_status(path)
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -100,7 +103,7 @@ def is_wal(header: bytes) -> bool:
 def size_of(path: Path) -> int | None:
     """Return the size of a plain file; ``None`` for anything else."""
     with suppress(OSError):
-        return plain_status(path).st_size
+        return plain.plain_status(path).st_size
     return None
 
 
@@ -121,12 +124,12 @@ def is_open_elsewhere(path: Path) -> bool:
         return False
     import fcntl
 
-    handle = borrow(index)
+    handle = plain.borrow(index)
     try:
         asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, _OPEN_LOCK, 1, 0)
         return bool(struct.unpack(_FLOCK, fcntl.fcntl(handle, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK)
     finally:
-        release(handle)
+        plain.release(handle)
 
 
 def foreign_object(connection: sqlite3.Connection, statements: tuple[str, ...]) -> str | None:
@@ -165,9 +168,9 @@ def empty_image(first_page: bytes, roots: Mapping[int, str]) -> bytes | None:
     if len(first_page) < _SECTOR or commit_length(count) > _SECTOR:
         return None
     kind, _, cells, content, _ = _PAGE_HEAD.unpack_from(first_page, _HEADER)
-    plain = first_page[18:21] == _ROLLBACK_JOURNAL + b"\0" and not any(first_page[52:56])
+    is_plain = first_page[18:21] == _ROLLBACK_JOURNAL + b"\0" and not any(first_page[52:56])
     in_order = sorted(roots) == list(range(2, count + 2)) and set(roots.values()) <= {"table", "index"}
-    if kind != _TABLE_LEAF or cells != count or not plain or not in_order:
+    if kind != _TABLE_LEAF or cells != count or not is_plain or not in_order:
         return None
     try:
         rows = [_cell(first_page, place) for place in struct.unpack_from(f">{count}H", first_page, _POINTERS)]

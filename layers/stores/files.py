@@ -1,439 +1,328 @@
-"""The stores of layers whose entries are files, or folders of files, in trees below the root."""
+"""The store of layers whose entries are files, or folders of files, in a tree below the root."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace as changed
+import dataclasses
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
-from cachectl.layers.base import facts, lazy, store
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreachable
+from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers.formats.details import Details
 from cachectl.layers.host import processes
 from cachectl.layers.stores import archive
-from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, always, scan_each
+from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, always
 
 
-class TreeStore(store.Store):
-    """Entries in trees. A store says which files an artifact consists of, and what is held while they are placed."""
-
-    #: The mode of the files of an entry.
-    file_mode = 0o600
-    refusals = REFUSALS
-
-    @abstractmethod
-    def tree_of(self, root: facts.Root, key: str) -> Tree:
-        """Return the tree of an entry."""
-
-    @abstractmethod
-    def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
-        """Return the files of an artifact by their paths in the entry; an entry that is a file has the path ``""``.
-
-        Raises :class:`Damaged` if its library could not use them.
-        """
-
-    def changing(self, root: facts.Root) -> AbstractContextManager[object]:
-        """Return what is held while entries of a root change."""
-        del root
-        return nullcontext()
-
-    def guard(self, root: facts.Root, key: str) -> Guard:
-        """Return what makes the context in which an entry is renamed."""
-        del root, key
-        return nullcontext
-
-    def group(self, key: str) -> Hashable:
-        """Return the same for entries with the same tree and the same guard."""
-        del key
-        return None
-
-    def demand_replaceable(self, root: facts.Root, key: str, files: Mapping[str, bytes]) -> None:
-        """Raise :class:`LayerError` if an entry must not be replaced by these files now."""
-
-    @abstractmethod
-    def read_entry(self, root: facts.Root, key: str) -> facts.Artifact | None:
-        """Read one entry. Raises :class:`Damaged` if it is not whole."""
-
-    def read(self, root: facts.Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | store.EntryError]:
-        """Read entries one by one."""
-        return store.read_each(partial(self.read_entry, root), keys)
-
-    def write(
-        self, root: facts.Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
-    ) -> Mapping[str, bool | store.EntryError]:
-        """Check entries, then place those of one tree and one guard together."""
-        results: dict[str, bool | store.EntryError] = {}
-        groups: dict[Hashable, dict[str, Mapping[str, bytes]]] = {}
-        for artifact in artifacts:
-            key = artifact.key
-            try:
-                files = self.files_of(key, artifact)
-                if self._is_there(root, artifact, files, replace=replace):
-                    results[key] = False
-                    continue
-                if replace:
-                    self.demand_replaceable(root, key, files)
-            except (LayerError, OSError) as error:
-                results[key] = error
-            else:
-                groups.setdefault(self.group(key), {})[key] = files
-        try:
-            # Also if nothing is placed: that repairs the index.
-            with self.changing(root) if groups or False in results.values() else nullcontext():
-                for entries in groups.values():
-                    results.update(self._place(root, entries, replace=replace))
-        except (LayerError, OSError) as error:
-            # What was placed is unsettled.
-            for key in (key for entries in groups.values() for key in entries):
-                if results.get(key, True) is True:
-                    results[key] = error
-        return results
-
-    def _is_there(
-        self, root: facts.Root, artifact: facts.Artifact, files: Mapping[str, bytes], *, replace: bool
-    ) -> bool:
-        """Return whether the same entry is there; its folder may have files that no artifact has."""
-        try:
-            return self.tree_of(root, artifact.key).is_same(artifact.key, files, replace=replace)
-        except EntryExists:
-            with suppress(LayerError, OSError):
-                present = self.read_entry(root, artifact.key)
-                if present is not None and present.data == artifact.data:
-                    return True
-            raise
-
-    def _place(
-        self, root: facts.Root, entries: Mapping[str, Mapping[str, bytes]], *, replace: bool
-    ) -> Mapping[str, bool | LayerError]:
-        first = next(iter(entries))
-        tree = self.tree_of(root, first)
-        tree.file_mode = self.file_mode
-        results = tree.write(entries, guard=self.guard(root, first), replace=replace)
-        for key, result in results.items():
-            # Another process may just have placed the same.
-            if isinstance(result, EntryExists) and tree.standing(key) == entries[key]:
-                results[key] = False
-        return results
-
-    def unpacked(self, key: str, artifact: facts.Artifact, shape: Shape) -> dict[str, bytes]:
-        """Return the files of an artifact. Raises :class:`Damaged` unless they are those of an entry of a shape."""
-        try:
-            files = archive.unpack(artifact.data) if shape.is_packed else {"": artifact.data}
-        except ValueError as error:
-            raise Damaged(self.name, f"not the tar of an entry: {error}", key) from error
-        name = key.rpartition("/")[2]
-        if (strange := shape.strange(name, files)) is not None:
-            raise Damaged(self.name, f"{strange!r} is no file of an entry", key)
-        if shape.companions is not None and name not in files:
-            raise Damaged(self.name, f"lacks the file {name!r}", key)
-        return files
-
-    def examined(
-        self,
-        root: facts.Root,
-        found: Iterable[tuple[Tree, Leaf | facts.Problem]],
-        examine: Callable[[facts.Root, Tree, Leaf], Iterator[facts.Finding]],
-    ) -> Iterator[facts.Finding]:
-        """Yield the findings of each entry, and one for each thing that could not be read or is in the way."""
-        for tree, leaf in found:
-            if isinstance(leaf, facts.Problem):
-                yield store.finding_of(self, root, leaf)
-            elif leaf.orphan_rule is None:
-                yield from examine(root, tree, leaf)
-
-
-class Index:
-    """Files that a cache keeps beside its entries, and their update when entries change.
-
-    This base class is for a cache without such files.
-    """
-
-    #: Shapes of the files that belong to the cache as a whole.
-    shapes: tuple[Shape, ...] = ()
-
-    def is_book(self, leaf: Leaf) -> bool:
-        """Return whether a file of these shapes has the content that its name promises."""
-        del leaf
-        return True
-
-    def changing(self, store: Files, root: facts.Root) -> AbstractContextManager[bool]:
-        """Return a context to hold while entries change; it yields whether no program can make a folder meanwhile."""
-        del store, root
-        return nullcontext(enter_result=False)
-
-    def verify(self, store: Files, root: facts.Root) -> Iterator[facts.Finding]:
-        """Yield differences between these files and the entries. Called only if every entry could be read."""
-        del store, root
-        yield from ()
-
-
-class Files(TreeStore):
+class Files(store.Store):
     """Entries that are files, or folders of files, under names of a pattern.
 
-    ``patterns`` are regular expressions of file names, or the shapes of trees, which differ in their depth; leaked
-    temporaries are orphans of the first. The codec reads an entry that is a folder as the tar of its files, which
+    ``patterns`` are regular expressions of file names in the root, or shapes: of entries, of orphans, and of files that
+    belong to the cache as a whole. The codec reads an entry of several files as their tar, which
     :func:`cachectl.layers.stores.archive.unpack` opens. ``writers`` are name prefixes of libraries that may be writing
-    an entry. ``unread`` is the effect of an unreadable entry on the library, if known.
+    an entry.
+
+    A subclass overrides what its library does otherwise, and declares ``shapes`` and ``forms`` if it has no codec.
     """
 
-    def __init__(
-        self,
-        *patterns: str | Shape,
-        codec: store.Codec,
-        index: Index | None = None,
-        writers: tuple[str, ...] = (),
-        unread: str | None = None,
-    ) -> None:
-        self.shapes = tuple(
-            Shape((lazy.regex(one),), folders=False) if isinstance(one, str) else one for one in patterns
-        )
-        self.codec = codec
-        self.index = Index() if index is None else index
-        self.writers = writers
-        self.unread = unread
-        self.forms = (codec.form,)
-
-    # ------------------------------------------------------------------ listing
-
-    def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
-        """Yield entries, leaked temporaries, and the files of the cache as a whole."""
-        del selection
-        for tree, leaf in self._walk(root, *self.shapes, *self.index.shapes):
-            if isinstance(leaf, facts.Problem):
-                yield leaf
-            elif leaf.orphan_rule is not None:
-                yield leaf.orphan(self.name, root.path)
-            elif tree.shape in self.index.shapes:
-                if self.index.is_book(leaf):
-                    yield changed(leaf.entry(self.name, root.path), sums=0)
-            elif not contents:
-                yield leaf.entry(self.name, root.path)
-            else:
-                yield from self._described(root, tree, leaf)
-
-    def leaves(self, root: facts.Root) -> Iterator[Leaf]:
-        """Yield the leaves of all entries. Raises :class:`Unreachable` if some cannot be read."""
-        for _, leaf in self._walk(root, *self.shapes):
-            if isinstance(leaf, facts.Problem):
-                if leaf.hides:
-                    raise Unreachable(self.name, leaf.message, leaf.path)
-            elif leaf.orphan_rule is None:
-                yield leaf
-
-    def _walk(self, root: facts.Root, *shapes: Shape) -> Iterator[tuple[Tree, Leaf | facts.Problem]]:
-        return scan_each(Tree(self.name, root.path, shape) for shape in shapes)
-
-    def _described(self, root: facts.Root, tree: Tree, leaf: Leaf) -> Iterator[facts.Found]:
-        try:
-            data = tree.read(leaf.key)
-        except LayerError as error:
-            yield facts.Problem(root.path / leaf.key, "unreadable", error.message)
-            yield leaf.entry(self.name, root.path)
-            return
-        if data is not None:
-            if (damage := self.codec.check(data)) is not None:
-                yield facts.Problem(root.path / leaf.key, "damaged", damage.message)
-            yield leaf.entry(self.name, root.path, self.codec.describe(data))
-
-    def kind_of(self, root: facts.Root, path: str) -> str:
-        """Compare with the names of entries, temporaries, and files beside them."""
-        del root
-        if self._shape_of(path).accepts(path):
-            return store.ENTRY
-        parts = path.split("/")
-        return store.OWN if any(shape.owns(parts) for shape in (*self.shapes, *self.index.shapes)) else store.FOREIGN
-
-    def _shape_of(self, key: str) -> Shape:
-        above = key.count("/")
-        return next((shape for shape in self.shapes if len(shape.levels) == above + 1), self.shapes[0])
-
-    def tree_of(self, root: facts.Root, key: str) -> Tree:
-        """Return the tree of an entry, by the depth of its key."""
-        return Tree(self.name, root.path, self._shape_of(key))
-
-    # ------------------------------------------------------------------ get and put
-
-    def read_entry(self, root: facts.Root, key: str) -> facts.Artifact | None:
-        """Read an entry as its codec describes it."""
-        data = self.tree_of(root, key).read(key)
-        if data is None:
-            return None
-        if (damage := self.codec.check(data)) is not None:
-            raise Damaged(self.name, damage.message, root.path / key)
-        about = self.codec.describe(data)
-        detail = {"kernels": " ".join(about.kernels or ()), "device": about.device or ""}
-        return facts.Artifact(self.name, key, self.codec.form, data, {**about.words, **detail, **about.versions})
-
-    def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
-        """Check the whole entry."""
-        files = self.unpacked(key, artifact, self._shape_of(key))
-        if (damage := self.codec.check(artifact.data)) is not None:
-            raise Damaged(self.name, damage.message, key)
-        return files
-
-    def changing(self, root: facts.Root) -> AbstractContextManager[object]:
-        """Keep the index right."""
-        return self.index.changing(self, root)
-
-    def group(self, key: str) -> Hashable:
-        """Return the depth of a key, by which trees differ."""
-        return key.count("/")
-
-    # ------------------------------------------------------------------ clear
-
-    def in_use(self, targets: Iterable[facts.Entry]) -> Iterator[tuple[facts.Entry, str | None]]:
-        """Leave temporaries that a program may still be writing."""
-        users = processes.using(self.writers, processes=self.environment.processes)
-        reason = None if users == () else f"{processes.process_names(users)} may be writing it"
-        for target in targets:
-            yield target, reason if target.idle_only else None
-
-    def remove(self, root: facts.Root, targets: tuple[facts.Entry, ...]) -> facts.Outcome:
-        """Remove entries: programs that look for one miss, and programs that have one mapped keep it."""
-        planned: dict[Shape, list[facts.Entry]] = {}
-        for target in targets:
-            books = (shape for shape in self.index.shapes if shape.accepts(target.key))
-            planned.setdefault(next(books, None) or self._shape_of(target.key), []).append(target)
-
-        def remove(alone: bool) -> facts.Outcome:
-            tidy = always if alone else None
-            trees = ((Tree(self.name, root.path, shape), own) for shape, own in planned.items())
-            parts = [(str(root.path), partial(tree.remove, own, tidy=tidy)) for tree, own in trees]
-            return store.each_part(facts.Outcome(self.name), parts)
-
-        return store.remove_counted(self.name, self.index.changing(self, root), remove)
-
-    # ------------------------------------------------------------------ verify
-
-    def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
-        """Check every entry, and the files beside the entries."""
-        complete = True
-        for finding in self.examined(root, self._walk(root, *self.shapes), self._examined):
-            complete = complete and finding.code != "unreadable"
-            yield finding
-        if complete:
-            yield from self.index.verify(self, root)
-
-    def _examined(self, root: facts.Root, tree: Tree, leaf: Leaf) -> Iterator[facts.Finding]:
-        try:
-            data = tree.read(leaf.key)
-            damage = None if data is None else self.codec.check(data)
-        except Unreachable as error:
-            yield store.finding_of(self, root, store.unreadable(root.path / leaf.key, error))
-            return
-        except LayerError as error:
-            effect = "" if self.unread is None else f"; {self.unread}"
-            damage = store.Damage(facts.Severity.RECOMPILES, error.message + effect)
-        if damage is not None:
-            fix, thing = f"cachectl purge --damaged {self.name}", leaf.entry(self.name, root.path)
-            yield facts.Finding(self.name, root.path, leaf.key, damage.severity, "damaged", damage.message, fix, thing)
-
-
-class Folders(TreeStore):
-    """Entries that are folders. A store describes an entry, and says what is wrong with the contents of its files."""
-
-    #: The shape of entries.
-    shape: ClassVar[Shape]
+    shapes: tuple[Shape, ...]
+    codec: store.Codec
+    writers: tuple[str, ...] = ()
+    refusals = REFUSALS
     #: Files that a folder may have without being an entry.
     beside: ClassVar[frozenset[str]] = frozenset()
+    #: The effect of an entry that is too large to be read, added to the reason.
+    unread: ClassVar[store.Damage] = store.Damage(facts.Severity.RECOMPILES, "")
 
-    @abstractmethod
-    def described(self, root: facts.Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[facts.Found]:
-        """Yield an entry, and the problems of its files."""
+    def __init__(self, *patterns: str | Shape, codec: store.Codec | None = None, writers: tuple[str, ...] = ()) -> None:
+        if codec is not None:
+            self.shapes = tuple(Shape((lazy.regex(one),)) if isinstance(one, str) else one for one in patterns)
+            self.codec = codec
+            self.forms, self.writers = (codec.form,), writers
 
-    @abstractmethod
-    def damages(self, contents: Mapping[str, bytes]) -> Iterator[store.Damage]:
-        """Yield what is wrong with an entry, by the contents of its checked files."""
+    # ------------------------------------------------------------------ what a subclass overrides
 
-    @abstractmethod
-    def is_checked(self, path: str) -> bool:
-        """Return whether the content of a file of an entry is checked."""
+    def shapes_of(self, root: facts.Root) -> tuple[Shape, ...]:
+        """Return the shapes in a root, which may have some of its own."""
+        del root
+        return self.shapes
 
     def is_carried(self, path: str) -> bool:
         """Return whether a file of an entry is of use elsewhere."""
         del path
         return True
 
+    def is_checked(self, path: str) -> bool:
+        """Return whether the content of a file of an entry is checked."""
+        del path
+        return True
+
+    def described(self, tree: Tree, leaf: Leaf, selection: Selection, *, contents: bool) -> Iterator[facts.Found]:
+        """Yield an entry with what its content says, and its problems; nothing if the selection does not match it."""
+        del selection
+        if not contents:
+            yield leaf.entry
+            return
+        path = tree.root / leaf.entry.key
+        try:
+            files = tree.read_members(leaf.entry.key)
+        except errors.LayerError as error:
+            yield facts.Problem(path, "unreadable", error.message)
+            yield leaf.entry
+            return
+        if files is not None:
+            data = archive.entry_bytes(files)
+            if (damage := self.check(data)) is not None:
+                yield facts.Problem(path, "damaged", damage.message)
+            about = self.describe(data)
+            yield dataclasses.replace(
+                leaf.entry, kernels=about.kernels, device=about.device, versions=about.versions, detail=about.words
+            )
+
+    def describe(self, data: bytes) -> Details:
+        """Return the details in the bytes of an entry, as the codec does."""
+        return self.codec.describe(data)
+
+    def check(self, data: bytes) -> store.Damage | None:
+        """Return the damage of an entry's bytes, as the codec does."""
+        return self.codec.check(data)
+
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[store.Damage]:
+        """Yield what is wrong with an entry, by its checked files."""
+        del key
+        if (damage := self.check(archive.entry_bytes(files))) is not None:
+            yield damage
+
+    def foreign(self, files: Mapping[str, bytes]) -> str | None:
+        """Return why a damaged entry may be of an unknown version of the format; ``None`` if it is of a known one."""
+        del files
+        return None
+
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return what an artifact says of itself."""
-        del key, files
-        return {}
-
-    def shape_of(self, root: facts.Root) -> Shape:
-        """Return the shape of a root, which may have orphans of its own."""
-        del root
-        return self.shape
-
-    def tree_of(self, root: facts.Root, key: str = "") -> Tree:
-        """Return the tree of a root."""
         del key
-        return Tree(self.name, root.path, self.shape_of(root))
+        about = self.describe(archive.entry_bytes(files))
+        return {**about.words, "kernels": " ".join(about.kernels or ()), "device": about.device or "", **about.versions}
 
-    def kind_of(self, root: facts.Root, path: str) -> str:
-        """Compare with the names of entries and orphans."""
-        return self.shape_of(root).kind_of(path)
+    def changing(self, root: facts.Root) -> AbstractContextManager[bool]:
+        """Return a context to hold while entries change; it yields whether no program can make a folder meanwhile."""
+        del root
+        return nullcontext(enter_result=False)
 
-    def selected(self, root: facts.Root, selection: Selection) -> Tree:
-        """Return a tree of a root with at least the selected entries."""
-        del selection
-        return self.tree_of(root)
+    def guarded(self, root: facts.Root, keys: Iterable[str]) -> Iterator[tuple[str, Guard, list[str]]]:
+        """Yield groups of keys that change together: a name for failures, and what makes the context of the renames."""
+        if listed := list(keys):
+            yield str(root.path), nullcontext, listed
+
+    def require_replaceable(self, root: facts.Root, key: str, files: Mapping[str, bytes]) -> None:
+        """Raise :class:`LayerError` if an entry must not be replaced by these files now."""
+
+    def check_index(self, root: facts.Root) -> Iterator[facts.Finding]:
+        """Yield differences between the files of the cache as a whole and the entries, all of which could be read."""
+        del root
+        yield from ()
+
+    def tagged_text(self, tree: Tree, key: str) -> bytes | None:
+        """Return the part of an entry that has the tag of its build."""
+        del tree, key
+        return None
+
+    # ------------------------------------------------------------------ listing
+
+    def tree_of(self, root: facts.Root) -> Tree:
+        """Return the tree of a root."""
+        return Tree(self.name, root.path, *self.shapes_of(root))
+
+    def leaves(self, root: facts.Root) -> Iterator[Leaf | facts.Problem]:
+        """Yield what is there, and what is in the way."""
+        return self.tree_of(root).scan()
 
     def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
-        """Yield entries with the problems of their files, and orphans."""
-        tree = self.selected(root, selection)
-        for leaf in tree.scan():
+        """Yield entries with the problems of their files, leaked temporaries, and the files of the cache as a whole."""
+        tree = self.tree_of(root)
+        for leaf in self.leaves(root):
             if isinstance(leaf, facts.Problem):
                 yield leaf
-            elif leaf.orphan_rule is not None:
-                yield leaf.orphan(self.name, root.path)
-            elif all(member.path in self.beside for member in leaf.members):
+            elif not leaf.entry.is_listed:
+                yield leaf.entry
+            elif leaf.members.keys() <= self.beside:
                 why = "a build that failed" if leaf.members else "an empty program folder"
-                yield leaf.orphan(self.name, root.path, why)
+                yield facts.orphan(leaf.entry, why, idle_only=True)
             else:
-                yield from self.described(root, tree, leaf, contents=contents)
+                yield from self.described(tree, leaf, selection, contents=contents)
+
+    def kind_of(self, root: facts.Root, path: str) -> str:
+        """Compare with the names of entries, temporaries, and files beside them."""
+        if self._shape_of(path) is not None:
+            return store.ENTRY
+        parts = path.split("/")
+        return store.OWN if any(shape.owns(parts) for shape in self.shapes_of(root)) else store.FOREIGN
+
+    def _shape_of(self, key: str) -> Shape | None:
+        return next((shape for shape in self.shapes if shape.is_entry and shape.accepts(key)), None)
+
+    def find_tagged(
+        self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[facts.Entry, str]]:
+        """Look for the tag in the changed entries."""
+        del known
+        tree = self.tree_of(root)
+        for leaf in tree.scan():
+            if isinstance(leaf, facts.Problem) or not leaf.entry.is_listed or (leaf.entry.modified or 0) < since:
+                continue
+            if (match := tag.search(self.tagged_text(tree, leaf.entry.key) or b"")) is not None:
+                yield leaf.entry, match[0].decode()
+
+    # ------------------------------------------------------------------ get and put
+
+    def read(self, root: facts.Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | store.EntryError]:
+        """Read entries one by one."""
+        return store.read_each(partial(self.read_entry, root), keys)
+
+    def members(self, root: facts.Root, key: str) -> Mapping[str, bytes] | None:
+        """Return the files of an entry that are of use elsewhere, by their paths in it; ``None`` is a miss."""
+        return self.tree_of(root).read_members(key, self.is_carried)
 
     def read_entry(self, root: facts.Root, key: str) -> facts.Artifact | None:
-        """Read an entry as a deterministic tar; it is not whole while a program is writing it."""
-        members = self.tree_of(root).read_members(key) or {}
-        files = {path: data for path, data in members.items() if self.is_carried(path)}
-        if not files.keys() - self.beside:
+        """Read one entry. Raises :class:`Damaged` if it is not whole, as while a program writes it."""
+        files = self.members(root, key)
+        if files is None or files.keys() <= self.beside:
             return None
-        self._require_whole(key, files)
-        return facts.Artifact(self.name, key, self.forms[0], archive.pack(files), self.detail(key, files))
+        self.require_whole(key, files, root.path / key)
+        return facts.Artifact(self.name, key, self.forms[-1], archive.entry_bytes(files), self.detail(key, files))
 
-    def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
-        """Check every file, since libraries hardly do."""
-        files = self.unpacked(key, artifact, self.shape)
-        if not files.keys() - self.beside:
-            raise Damaged(self.name, "the artifact holds no program", key)
-        self._require_whole(key, files)
+    def require_whole(self, key: str, files: Mapping[str, bytes], path: Path) -> None:
+        """Raise :class:`Damaged` for an entry that its library could not use."""
+        for damage in self.damages(key, files):
+            raise errors.Damaged(self.name, damage.message, path)
+
+    def files_of(self, artifact: facts.Artifact) -> dict[str, bytes]:
+        """Return the files of an artifact. Raises :class:`LayerError` unless they are those of a whole entry."""
+        key, shape = artifact.key, self._shape_of(artifact.key)
+        if shape is None:
+            raise errors.not_a_key(self.name, key)
+        try:
+            files = archive.unpack(artifact.data) if shape.is_packed else {"": artifact.data}
+        except ValueError as error:
+            raise errors.Damaged(self.name, f"not the tar of an entry: {error}", key) from error
+        name = key.rpartition("/")[2]
+        if (strange := shape.strange(name, files)) is not None:
+            raise errors.Damaged(self.name, f"{strange!r} is no file of an entry", key)
+        if shape.companions is not None and name not in files:
+            raise errors.Damaged(self.name, f"lacks the file {name!r}", key)
+        if files.keys() <= self.beside:
+            raise errors.Damaged(self.name, "the artifact holds no program", key)
+        for damage in self.damages(key, files):
+            raise errors.Damaged(self.name, damage.message, key)
         return files
 
-    def _require_whole(self, key: str, files: Mapping[str, bytes]) -> None:
-        for damage in self.damages(files):
-            raise Damaged(self.name, damage.message, key)
+    def write(
+        self, root: facts.Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
+    ) -> Mapping[str, bool | store.EntryError]:
+        """Check entries, then place them together."""
+        results: dict[str, bool | store.EntryError] = {}
+        whole: dict[str, Mapping[str, bytes]] = {}
+        for artifact in artifacts:
+            try:
+                files = self.files_of(artifact)
+                if replace:
+                    self.require_replaceable(root, artifact.key, files)
+            except (errors.LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
+                results[artifact.key] = error
+            else:
+                whole[artifact.key] = files
+        try:
+            # Also if all of them are there: that repairs the index.
+            with self.changing(root) if whole else nullcontext():
+                results.update(self.place(root, whole, replace=replace))
+        except (errors.LayerError, OSError) as error:
+            # What was placed is unsettled.
+            for key in whole:
+                if results.get(key, True) is True:
+                    results[key] = error
+        return results
+
+    def place(
+        self, root: facts.Root, whole: Mapping[str, Mapping[str, bytes]], *, replace: bool
+    ) -> dict[str, bool | store.EntryError]:
+        """Place whole entries, given file by file; return the result of each as :meth:`write` does."""
+        tree, results = self.tree_of(root), dict[str, bool | store.EntryError]()
+        for _, guard, keys in self.guarded(root, whole):
+            group = {key: whole[key] for key in keys}
+            results |= tree.write(group, guard=guard, replace=replace, wanted=self.is_carried)
+        return results
+
+    # ------------------------------------------------------------------ clear
+
+    def in_use(self, targets: Iterable[facts.Entry]) -> Iterator[tuple[facts.Entry, str | None]]:
+        """Leave temporaries that a program may still be writing."""
+        users = processes.using(self.writers, processes=self.environment.processes) if self.writers else ()
+        reason = None if users == () else f"{processes.process_names(users)} may be writing it"
+        for target in targets:
+            yield target, reason if target.idle_only else None
+
+    def remove(self, root: facts.Root, targets: tuple[facts.Entry, ...]) -> facts.Outcome:
+        """Remove entries: programs that look for one miss, and programs that have one mapped keep it."""
+
+        def remove(alone: bool) -> facts.Outcome:
+            return self.remove_files(root, targets, tidy=always if alone else None)
+
+        return store.remove_counted(self.name, self.changing(root), remove)
+
+    def remove_files(
+        self, root: facts.Root, targets: Iterable[facts.Entry], *, tidy: Callable[[], bool] | None
+    ) -> facts.Outcome:
+        """Remove things, and if ``tidy`` returns true, empty folders above them."""
+        planned = {target.key: target for target in targets}
+        tree = self.tree_of(root)
+        return store.each_part(
+            facts.Outcome(self.name),
+            (
+                (name, partial(tree.remove, [planned[key] for key in keys], tidy=tidy, guard=guard))
+                for name, guard, keys in self.guarded(root, planned)
+            ),
+        )
+
+    # ------------------------------------------------------------------ verify
 
     def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
-        """Check the files of each entry; one with a file that cannot be read may be whole."""
-        yield from self.examined(root, scan_each([self.tree_of(root)]), self._examined)
+        """Check every entry, and the files of the cache as a whole."""
+        complete, tree = True, self.tree_of(root)
+        for leaf in self.leaves(root):
+            for finding in self._examined(root, tree, leaf):
+                complete = complete and finding.code != "unreadable"
+                yield finding
+        if complete:
+            yield from self.check_index(root)
 
-    def _examined(self, root: facts.Root, tree: Tree, leaf: Leaf) -> Iterator[facts.Finding]:
-        contents: dict[str, bytes] = {}
-        unread: list[facts.Finding] = []
-        damages: list[store.Damage] = []
-        for path in filter(self.is_checked, (member.path for member in leaf.members)):
-            try:
-                contents[path] = tree.read_file(leaf.key, path) or b""
-            except Unreachable as error:  # noqa: PERF203 - one must not end the rest
-                unread.append(store.finding_of(self, root, store.unreadable(root.path / leaf.key / path, error)))
-            except LayerError as error:
-                damages.append(store.Damage(facts.Severity.FAILS, f"{path}: {error.message}"))
-        yield from unread
-        if not leaf.members:
+    def _examined(self, root: facts.Root, tree: Tree, leaf: Leaf | facts.Problem) -> Iterator[facts.Finding]:
+        """Yield the findings of an entry, or that of what could not be read or is in the way."""
+        if isinstance(leaf, facts.Problem):
+            yield store.finding_of(self, root, leaf)
             return
-        for damage in damages or ([] if unread else self.damages(contents)):
-            thing, fix = leaf.entry(self.name, root.path), f"cachectl purge --damaged {self.name}"
-            yield facts.Finding(self.name, root.path, leaf.key, damage.severity, "damaged", damage.message, fix, thing)
+        key = leaf.entry.key
+        if not leaf.entry.is_listed or leaf.members.keys() <= self.beside:
+            return
+        files: Mapping[str, bytes] | None = None
+        try:
+            files = tree.read_members(key, self.is_checked)
+            damages = [] if files is None else list(self.damages(key, files))
+        except errors.Unreachable as error:
+            yield store.finding_of(self, root, store.unreadable(Path(error.path or root.path), error))
+            return
+        except errors.LayerError as error:
+            damages = [store.Damage(self.unread.severity, error.message + self.unread.message)]
+        for damage in damages:
+            if files is not None and (why := self.foreign(files)) is not None:
+                yield store.finding_of(self, root, facts.Problem(root.path / key, "foreign", why))
+                return
+            yield self.damaged(leaf.entry, damage)
+
+    def damaged(self, entry: facts.Entry, damage: store.Damage, code: str = "damaged") -> facts.Finding:
+        """Return the finding of a damaged thing, which ``purge --damaged`` removes."""
+        fix = f"cachectl purge --damaged {self.name}"
+        return facts.Finding(self.name, entry.root, entry.key, damage.severity, code, damage.message, fix, entry)

@@ -94,6 +94,7 @@ class RecordFile:
         :class:`EntryExists` if a different one is present and ``replace`` is not set. Raises :class:`LayerError` if the
         file cannot be read.
         """
+        # Only what is to change takes the lock.
         results = self._inserted(lines, split_lines(self._content()), replace=replace)
         if True not in results:
             return results

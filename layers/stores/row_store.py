@@ -4,68 +4,154 @@ from __future__ import annotations
 
 import os
 import shlex
+import stat
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from cachectl.layers.base import errors, facts, store
+from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers.disk import plain
 from cachectl.layers.host import processes
-from cachectl.layers.stores.database import disk_usage
-from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Schema
+from cachectl.layers.stores import database, files, rows, tree
 
 T = TypeVar("T")
+#: Takes a database by its path below the root, and what its entries have in common; yields its rows.
+Lister = Callable[[facts.Root, str, facts.Entry], Iterator[facts.Found]]
 
 
-class Rows(store.Store):
-    """A store with keys that begin with a file name and a separator.
+class Rows(files.Files):
+    """Rows of database files in a folder, next to which may lie other files: entries of older releases, or leftovers.
 
-    The key of a damaged file is its name. An error of a file is that of each of its rows.
+    The key of a row begins with the path of its database below the root and a separator. The key of a damaged database
+    is its path. An error of a database is that of each of its rows. The first form is that of rows, the last that of
+    other files.
     """
 
+    schema: ClassVar[rows.Schema]
+    row_kind: ClassVar[type[rows.RowFile]] = rows.RowFile
+    shapes: tuple[tree.Shape, ...] = ()
+    #: Whether empty folders above other files go with them.
+    tidies: ClassVar[bool] = False
     #: True because sqlite writes a journal before it deletes rows.
     clearing_needs_room = True
 
-    @abstractmethod
-    def read_rows(
-        self, root: facts.Root, file: str, keys: Sequence[str]
-    ) -> Mapping[str, facts.Artifact | store.EntryError]:
-        """Return rows of one file, or the error of each; missing rows are left out."""
+    # ------------------------------------------------------------------ what a layer knows of its databases
 
     @abstractmethod
-    def write_rows(
-        self, root: facts.Root, file: str, artifacts: Sequence[facts.Artifact], *, replace: bool
-    ) -> Mapping[str, bool | store.EntryError]:
-        """Insert rows into one file in one transaction; return the result of each by its key."""
+    def is_database(self, file: str) -> bool:
+        """Return whether a path below a root is that of a database of rows."""
 
     @abstractmethod
-    def row_file(self, root: facts.Root, file: str) -> RowFile | None:
-        """Return a database, existing or not, by the name that keys begin with; ``None`` for any other name."""
+    def template(self, root: facts.Root, file: str) -> facts.Entry:
+        """Return what the entries of a database have in common, as an entry with its path for a key."""
 
-    def opened(self, path: Path, schema: Schema, kind: type[RowFile] = RowFile) -> RowFile:
-        """Return a database as this environment may use it."""
-        environment = self.environment
-        return kind(self.name, path, schema, environment.lock_timeout, shared=environment.trusts_writers)
+    @abstractmethod
+    def list_rows(
+        self, root: facts.Root, file: str, template: facts.Entry, *, part: bytes, contents: bool
+    ) -> Iterator[facts.Found]:
+        """Yield the entries of a database, and its problems.
 
-    def row_files(self, root: facts.Root) -> Iterable[RowFile]:
-        """Return the databases of a root that exist."""
+        With ``contents`` those whose bytes contain ``part``, which is a part of the name of every selected kernel.
+        """
+
+    @abstractmethod
+    def check_rows(self, root: facts.Root, file: str) -> Iterator[facts.Finding]:
+        """Check every row of a database as its library does. Raises :class:`LayerError` if it cannot be read."""
+
+    @abstractmethod
+    def artifact_of(self, root: facts.Root, key: str, values: rows.Values) -> facts.Artifact:
+        """Return an entry from the values of its row. Raises :class:`Damaged` if it is not whole."""
+
+    @abstractmethod
+    def values_of(self, artifact: facts.Artifact) -> rows.Values:
+        """Return the values of an entry's row. Raises :class:`Damaged` if its library could not use the entry."""
+
+    def counts(self, root: facts.Root, status: os.stat_result) -> bool:
+        """Return whether a file of a root may be the user's."""
+        del root, status
+        return True
+
+    def folders(self, root: facts.Root) -> Sequence[str]:
+        """Return the names of the folders in a root that have databases too, as far as they can be listed."""
         del root
         return ()
 
-    def key_of(self, text: str) -> tuple[str, ...]:
-        """Return the key columns of a row from the text that follows the file in its key."""
-        return (text,)
+    def key_of(self, key: str) -> tuple[str, ...]:
+        """Return the key columns of a row."""
+        return (key.partition(self.separator)[2],)
 
-    def remove_others(self, root: facts.Root, targets: Sequence[facts.Entry]) -> Iterable[store.Part]:
-        """Return the parts of a removal that are not in a database."""
-        del root, targets
-        return ()
+    # ------------------------------------------------------------------ listing
+
+    def opened(self, root: facts.Root, file: str) -> rows.RowFile:
+        """Return a database as this environment may use it."""
+        waits, trusts = self.environment.lock_timeout, self.environment.trusts_writers
+        return self.row_kind(self.name, root.path / file, self.schema, waits, shared=trusts)
+
+    def databases(self, root: facts.Root) -> Iterator[str | facts.Problem]:
+        """Yield the path of each database below a root, and a problem for each link and each unreadable thing."""
+        for folder in ("", *self.folders(root)):
+            place = root.path / folder
+            try:
+                paths = (os.path.join(folder, name) for name in sorted(os.listdir(place)))
+                for file in filter(self.is_database, paths):
+                    place = root.path / file
+                    status = plain.status_at(place)
+                    if status is None or not self.counts(root, status):
+                        continue
+                    if stat.S_ISREG(status.st_mode):
+                        yield file
+                    elif stat.S_ISLNK(status.st_mode):
+                        yield facts.Problem(place, "link", "a link under a database's name is not followed")
+                    else:
+                        message = "a folder, or something else that is no file, has a database's name"
+                        yield facts.Problem(place, "no-file", message)
+            except OSError as error:
+                if not plain.means_absent(error):
+                    yield facts.Problem(place, "unreadable", f"cannot be read: {error.strerror}")
+
+    def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
+        """Yield the rows of each database, then the rest of its files; then what lies next to the databases."""
+        # Text that cannot be encoded is in no row; the selection reports that.
+        part = selection.kernel_part.encode() if selection.kernel_part.isprintable() else b""
+        problems = set()
+        for thing in self.listed(root, partial(self.list_rows, part=part, contents=contents)):
+            if isinstance(thing, facts.Problem):
+                problems.add(thing.path)
+            yield thing
+        for thing in () if root.path in problems else super().scan(root, selection, contents=contents):
+            if isinstance(thing, facts.Entry) or thing.path not in problems:
+                yield thing
+
+    def listed(self, root: facts.Root, lister: Lister) -> Iterator[facts.Found]:
+        """Yield what a lister yields of each database, and the rest of its files."""
+        for file in self.databases(root):
+            if isinstance(file, facts.Problem):
+                yield file
+            else:
+                yield from self._list_file(root, file, lister)
+
+    def _list_file(self, root: facts.Root, file: str, lister: Lister) -> Iterator[facts.Found]:
+        path, payload = root.path / file, 0
+        modified = (plain.status_at(path), plain.status_at(database.companion(path, "-wal")))
+        written = max((status.st_mtime for status in modified if status is not None), default=None)
+        template = replace(self.template(root, file), written_before=written)
+        try:
+            for thing in lister(root, file, template):
+                payload += thing.bytes if isinstance(thing, facts.Entry) and thing.files == 0 else 0
+                yield thing
+        except (errors.LayerError, OSError) as error:
+            yield self.problem_of(path, error)
+        with suppress(OSError):
+            yield database.rest_of(path, template, payload)
 
     # ------------------------------------------------------------------ problems and damage
 
-    def unread(self, path: Path, error: store.EntryError) -> facts.Problem:
+    def problem_of(self, path: Path, error: store.EntryError) -> facts.Problem:
         """Return the problem of a file with unlisted rows, because of a lock, an error or damage."""
         kinds = {errors.Busy: "busy", errors.Damaged: "sqlite"}
         code = next((code for kind, code in kinds.items() if isinstance(error, kind)), "unreadable")
@@ -78,28 +164,52 @@ class Rows(store.Store):
         cure = f"; to remove it: cachectl purge --damaged {self.name}" if isinstance(error, errors.Damaged) else ""
         return error.message + cure
 
-    def file_finding(self, root: facts.Root, rows: RowFile, error: errors.LayerError) -> facts.Finding:
+    def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
+        """Check every database, and find what is in the way of one; then check what lies next to the databases."""
+        problems = set()
+        for file in list(self.databases(root)):
+            if isinstance(file, facts.Problem):
+                problems.add(file.path)
+                yield self.place_finding(root, file)
+                continue
+            found = list(self._verify_file(root, file))
+            # Sqlite takes one read error for damage.
+            if any(finding.code in ("sqlite", "damaged") for finding in found):
+                found = list(self._verify_file(root, file))
+            yield from found
+        for finding in () if root.path in problems else super().verify(root):
+            if root.path / (finding.key or "") not in problems:
+                yield finding
+
+    def _verify_file(self, root: facts.Root, file: str) -> Iterator[facts.Finding]:
+        try:
+            yield from self.check_rows(root, file)
+        except errors.LayerError as error:
+            yield self.file_finding(root, file, error)
+
+    def place_finding(self, root: facts.Root, problem: facts.Problem) -> facts.Finding:
+        """Return the finding of what is in the place of a database."""
+        return store.finding_of(self, root, problem)
+
+    def file_finding(self, root: facts.Root, file: str, error: errors.LayerError) -> facts.Finding:
         """Return the finding of a file that could not be read; its ``thing`` is the file only if it is damaged."""
-        key = os.path.relpath(rows.path, root.path)
         if isinstance(error, errors.Damaged):
-            thing = rows.orphan(root.path, key, error.message)
+            thing = None
+            with suppress(OSError):
+                stamp = database.file_stamp(root.path / file)
+                entry = facts.Entry(self.name, file, root.path, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
+                thing = facts.orphan(entry, error.message)
             fix = f"end every program that has it open, then: cachectl purge --damaged {self.name}"
-            return facts.Finding(self.name, root.path, key, facts.Severity.FAILS, "sqlite", error.message, fix, thing)
+            return facts.Finding(self.name, root.path, file, facts.Severity.FAILS, "sqlite", error.message, fix, thing)
         code, fix = "unreadable", "nothing: try again when no program is writing"
         if isinstance(error, errors.Refused):
             code, fix = "foreign", "nothing: cachectl does not use it"
-        return facts.Finding(self.name, root.path, key, facts.Severity.HARMLESS, code, error.message, fix)
+        return facts.Finding(self.name, root.path, file, facts.Severity.HARMLESS, code, error.message, fix)
 
     def row_finding(self, thing: facts.Entry, code: str, message: str) -> facts.Finding:
         """Return the finding of a damaged row."""
         fix = f"cachectl purge {self.name} --key {shlex.quote(thing.key)}"
         return facts.Finding(self.name, thing.root, thing.key, facts.Severity.FAILS, code, message, fix, thing)
-
-    @staticmethod
-    def twice(verify: Callable[[], Iterable[facts.Finding]]) -> list[facts.Finding]:
-        """Verify a database, and again if it seems damaged, because sqlite takes one read error for damage."""
-        found = list(verify())
-        return list(verify()) if any(finding.code in ("sqlite", "damaged") for finding in found) else found
 
     # ------------------------------------------------------------------ removal
 
@@ -108,17 +218,19 @@ class Rows(store.Store):
         parts: list[store.Part] = []
         others: list[facts.Entry] = []
         for file, planned in self._by_file((target.key, target) for target in targets).items():
-            rows = self.row_file(root, file)
-            if rows is None:
-                others += planned
+            if self.is_database(file):
+                parts.append((file, partial(self.remove_rows, root, file, planned)))
             else:
-                parts.append((file, partial(self._remove_from, rows, file, planned)))
-        return store.each_part(facts.Outcome(self.name), [*parts, *self.remove_others(root, others)])
+                others += planned
+        outcome, tidy = store.each_part(facts.Outcome(self.name), parts), tree.always if self.tidies else None
+        return outcome.plus(self.remove_files(root, others, tidy=tidy)) if others else outcome
 
-    def _remove_from(self, rows: RowFile, file: str, targets: Sequence[facts.Entry]) -> facts.Outcome:
-        if not os.path.lexists(rows.path):
-            return facts.Outcome(self.name, skipped=tuple(facts.Note(target.key, "already gone") for target in targets))
-        before = disk_usage(rows.path).bytes
+    def remove_rows(self, root: facts.Root, file: str, targets: Sequence[facts.Entry]) -> facts.Outcome:
+        """Delete the planned rows of one database, or the whole file."""
+        opened = self.opened(root, file)
+        if not os.path.lexists(opened.path):
+            return facts.Outcome(self.name, skipped=tuple(facts.Note(target.key, tree.GONE) for target in targets))
+        before = database.bytes_of(opened.path)
         whole = next((target for target in targets if target.key == file), None)
         planned = {self._planned(target): target.key for target in targets if target.key != file}
         skipped: list[tuple[str, str | None]] = []
@@ -126,66 +238,112 @@ class Rows(store.Store):
         removed = 0
         try:
             if whole is not None:
-                skipped.append(
-                    (file, rows.remove_damaged(whole.stamp, partial(processes.open_elsewhere, self.environment)))
-                )
+                reason = opened.remove_damaged(whole.stamp, partial(processes.open_elsewhere, self.environment))
+                skipped.append((file, reason))
                 planned = {}
-            gone = rows.delete(planned) if planned else frozenset()
+            gone = opened.delete(planned) if planned else frozenset()
             removed = len(gone)
-            skipped += [(key, CHANGED) for row, key in planned.items() if row not in gone]
+            skipped += [(key, rows.CHANGED) for row, key in planned.items() if row not in gone]
         except errors.LayerError as error:
             failed.append((file, self.explain(error)))
             # Sqlite may report an error of a step that follows the deletion; the next program may finish it.
             with suppress(errors.LayerError):
-                rows.recover()
-                removed = len(planned.keys() - frozenset(rows.rows()))
+                opened.recover()
+                removed = len(planned.keys() - frozenset(opened.rows()))
         try:
             if removed:
-                skipped.append((file, rows.vacuum()))
+                skipped.append((file, opened.vacuum()))
         except errors.LayerError as error:
             failed.append((file, f"its rows are gone, but: {self.explain(error)}"))
         freed = 0
         try:
             # Another process may have removed rows; they count here only if this one has removed some.
-            freed = max(0, before - disk_usage(rows.path).bytes) if removed or whole is not None else 0
+            freed = max(0, before - database.bytes_of(opened.path)) if removed or whole is not None else 0
         except OSError as error:
             failed.append((file, f"its rows are gone, but their bytes are not counted: {errors.reason_of(error)}"))
         return facts.Outcome(self.name, removed, freed, _notes(skipped), _notes(failed))
 
-    def _planned(self, target: facts.Entry) -> Row:
+    def _planned(self, target: facts.Entry) -> rows.Row:
         rowid, size = target.stamp
-        return Row(rowid, self.key_of(target.key.partition(self.separator)[2]), size)
+        return rows.Row(rowid, self.key_of(target.key), size)
 
     def recover(self, root: facts.Root) -> None:
         """Finish interrupted writes in each database, even if one fails."""
-        for rows in self.row_files(root):
-            with suppress(errors.LayerError):
-                rows.recover()
+        for file in self.databases(root):
+            if isinstance(file, str):
+                with suppress(errors.LayerError):
+                    self.opened(root, file).recover()
 
     # ------------------------------------------------------------------ get and put
 
     def read(self, root: facts.Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | store.EntryError]:
-        """Read the rows of each file at once."""
+        """Read the rows of each file at once, and what lies next to the databases one by one."""
         results: dict[str, facts.Artifact | store.EntryError] = {}
+        others: list[str] = []
         for file, listed in self._by_file((key, key) for key in keys).items():
-            read = store.attempt(partial(self.read_rows, root, file, listed))
-            if isinstance(read, store.EntryError):
-                read = dict.fromkeys(listed, read)
-            results.update(read)
-        return results
+            if self.is_database(file):
+                read = store.attempt(partial(self.read_rows, root, file, listed))
+                results.update(dict.fromkeys(listed, read) if isinstance(read, store.EntryError) else read)
+            else:
+                others += [key for key in listed if self.kind_of(root, key) == store.ENTRY]
+        return {**results, **super().read(root, others)}
+
+    def read_rows(
+        self, root: facts.Root, file: str, keys: Sequence[str]
+    ) -> Mapping[str, facts.Artifact | store.EntryError]:
+        """Return rows of one database, or the error of each; missing rows are left out."""
+        found = self.select(root, file, [self.key_of(key) for key in keys])
+        values = {key: row for key, row in zip(keys, found, strict=True) if row is not None}
+        return store.read_each(lambda key: self.artifact_of(root, key, values[key]), values)
 
     def write(
         self, root: facts.Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
     ) -> Mapping[str, bool | store.EntryError]:
-        """Insert the rows of each file in one transaction."""
+        """Insert the rows of each file in one transaction, and place what lies next to the databases."""
         results: dict[str, bool | store.EntryError] = {}
-        pairs = ((artifact.key, artifact) for artifact in artifacts)
-        for file, listed in self._by_file(pairs).items():
-            written = store.attempt(partial(self.write_rows, root, file, listed, replace=replace))
+        others: list[facts.Artifact] = []
+        for file, group in self._by_file((artifact.key, artifact) for artifact in artifacts).items():
+            is_row = self.is_database(file)
+            form = self.forms[0 if is_row else -1]
+            fit = [artifact for artifact in group if artifact.form == form]
+            for artifact in group:
+                if artifact.form != form:
+                    message = f"an entry of the form {artifact.form} does not have such a key"
+                    results[artifact.key] = errors.Damaged(self.name, message, artifact.key)
+            if not is_row:
+                others += fit
+                continue
+            written = store.attempt(partial(self.write_rows, root, file, fit, replace=replace))
             if isinstance(written, store.EntryError):
-                written = {artifact.key: written for artifact in listed}
+                written = {artifact.key: written for artifact in fit}
             results.update(written)
-        return results
+        return {**results, **super().write(root, others, replace=replace)}
+
+    def write_rows(
+        self, root: facts.Root, file: str, artifacts: Sequence[facts.Artifact], *, replace: bool
+    ) -> Mapping[str, bool | store.EntryError]:
+        """Insert rows into one database in one transaction; return the result of each by its key."""
+        results: dict[str, bool | store.EntryError] = {}
+        whole: dict[str, rows.Values] = {}
+        for artifact in artifacts:
+            values = store.attempt(partial(self.values_of, artifact))
+            if isinstance(values, store.EntryError):
+                results[artifact.key] = values
+            else:
+                whole[artifact.key] = values
+        pairs = [(self.key_of(key), values) for key, values in whole.items()]
+        inserted = self.insert(root, file, pairs, replace=replace) if pairs else ()
+        return {**results, **dict(zip(whole, inserted, strict=True))}
+
+    def select(self, root: facts.Root, file: str, keys: Sequence[tuple[str, ...]]) -> list[rows.Values | None]:
+        """Return the values of rows by their key columns, ``None`` for each missing row."""
+        return self.opened(root, file).read_many(keys)
+
+    def insert(
+        self, root: facts.Root, file: str, pairs: Sequence[tuple[tuple[str, ...], rows.Values]], *, replace: bool
+    ) -> Sequence[bool | errors.LayerError]:
+        """Insert rows, given by key columns and values, in one transaction; return the result of each."""
+        return self.opened(root, file).insert(pairs, replace=replace)
 
     def _by_file(self, things: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
         """Group things by the file that their key begins with."""

@@ -28,9 +28,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from cachectl.layers.base import environment, errors
-from cachectl.layers.base.facts import Entry, orphan
-from cachectl.layers.disk import handles, plain, trust
-from cachectl.layers.disk.atomic import create, remove_file
+from cachectl.layers.disk import atomic, handles, plain, trust
 from cachectl.layers.stores import database
 
 _MAGIC: Final = b"SQLite format 3\0"
@@ -80,13 +78,6 @@ class Row(NamedTuple):
     bytes: int
 
 
-class Weight(NamedTuple):
-    """Row count and summed bytes of a table."""
-
-    rows: int
-    bytes: int
-
-
 class RowFile:
     """One sqlite file holding rows of one schema.
 
@@ -112,11 +103,12 @@ class RowFile:
 
     # ------------------------------------------------------------------ reading
 
-    def sum(self) -> Weight:
-        """Sum the rows."""
+    def sum(self) -> tuple[int, int]:
+        """Return the number of rows and their bytes."""
         query = f"select count(*), coalesce(sum({self.schema.size}), 0) from {self.schema.table}"
         with self._reading() as connection:
-            return Weight(0, 0) if _is_new(connection) else Weight(*connection.execute(query).fetchone())
+            count, size = (0, 0) if _is_new(connection) else connection.execute(query).fetchone()
+            return count, size
 
     def rows(self) -> list[Row]:
         """Return every row's key and size, in the order of insertion."""
@@ -144,7 +136,7 @@ class RowFile:
             if plain.status_at(self.path) is None:
                 return [None for _ in keys]
         with self._reading() as connection:
-            found = self._rows_in(connection, list(filter(_spellable, keys)))
+            found = {} if _is_new(connection) else self._rows_in(connection, list(filter(_spellable, keys)))
             return [found.get(tuple(key)) for key in keys]
 
     def columns(self) -> frozenset[str]:
@@ -288,16 +280,8 @@ class RowFile:
             if database.has_journal(self.path):
                 connection.execute("begin exclusive")
                 # Sqlite leaves a journal that has no content yet. The lock ensures that nobody else uses it.
-                remove_file(database.companion(self.path, "-journal"))
+                atomic.remove_file(database.companion(self.path, "-journal"))
                 connection.execute("rollback")
-
-    def orphan(self, root: Path, key: str, why: str) -> Entry | None:
-        """Return the whole file as an orphan; ``None`` if it has gone, or is no plain file."""
-        with suppress(OSError):
-            stamp = database.file_stamp(self.path)
-            entry = Entry(self.layer, key, root, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
-            return orphan(entry, why)
-        return None
 
     def remove_damaged(self, stamp: tuple[int, ...], in_use: Callable[[Path], str | None]) -> str | None:
         """Remove the whole file if its library cannot use it; return why it stays, or ``None``.
@@ -324,7 +308,7 @@ class RowFile:
                     return CHANGED
                 # The file goes first: sqlite ignores a log without a database, and would apply one to the next.
                 for suffix in ("", *database.COMPANIONS):
-                    remove_file(database.companion(self.path, suffix))
+                    atomic.remove_file(database.companion(self.path, suffix))
             finally:
                 plain.release(handle)
         return None
@@ -389,7 +373,7 @@ class RowFile:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 # Sqlite takes an empty file for a new database.
                 with suppress(FileExistsError):
-                    os.close(create(str(self.path), mode=0o644))
+                    os.close(atomic.create(str(self.path), mode=0o644))
             with self._connected("mode=rw") as connection:
                 connection.execute("pragma secure_delete = off")
                 yield connection

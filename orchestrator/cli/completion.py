@@ -27,14 +27,17 @@ OPTIONS: Final = (
 )
 
 
-def run(request: verbs.Request) -> verbs.Raw:
+def run(request: verbs.Request) -> int:
     """Carry out ``cachectl completion``."""
     options = request.options
     if options.words is not None:
-        return verbs.Raw(sorted(set(map(errors.printable, _words(request, options.words)))))
-    if options.shell is None:
+        lines = sorted(set(map(errors.printable, _words(request, options.words))))
+    elif options.shell is None:
         request.misuse(f"name the shell: {', '.join(SHELLS)}")
-    return verbs.Raw(script(options.shell).splitlines())
+    else:
+        lines = script(options.shell).splitlines()
+    request.output.show_raw(lines)
+    return 0
 
 
 def script(shell: str) -> str:

@@ -108,11 +108,7 @@ def _carry_out(words: list[str], environment: Environment | None) -> int:
     else:
         verb = verb_module(options.verb)
         result = verb.run(request)
-    if isinstance(result, bytes):
-        output.show_bytes(result)
-    elif isinstance(result, verbs.Raw):
-        output.show_raw(result)
-    elif isinstance(result, int):
+    if isinstance(result, int):
         pass
     elif request.form == "json":
         output.show_json(result)

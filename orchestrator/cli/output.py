@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from itertools import chain
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from cachectl.layers.base.environment import process_variable
 from cachectl.layers.base.errors import printable
-from cachectl.verbs import DASH, Column, Raw, Table, Whole
+from cachectl.verbs import DASH, Table, Whole
 
 if TYPE_CHECKING:
     from cachectl.layers.base import facts
@@ -123,8 +123,6 @@ def say(parts: Iterable[object]) -> None:
             if terminal and not process_variable("NO_COLOR") and process_variable("TERM") != "dumb":
                 _write("".join(f"\x1b[1m{printable(title)}\x1b[0m\n" for title in rows.pop(0)))
             _show_lines(chain.from_iterable(rows))
-        elif isinstance(part, Raw):
-            show_raw(part)
         elif isinstance(part, Whole) or not terminal:
             _show_lines([str(part)])
         else:
@@ -200,13 +198,11 @@ def show_csv(table: Table) -> None:
     import csv
     import io
 
-    columns = [Column(column) if isinstance(column, str) else column for column in table.columns]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([column.title if column.name is None else column.name for column in columns])
+    writer.writerow(table.columns)
     for row in table.rows:
-        cells = [cell if column.raw is None else column.raw(cell) for column, cell in zip(columns, row, strict=True)]
-        cells = [None if cell == DASH else cell for cell in cells]
+        cells = [None if cell == DASH else cell for cell in row]
         writer.writerow([printable(cell) if isinstance(cell, str) else cell for cell in cells])
     _write(text.getvalue())
 
@@ -224,9 +220,8 @@ def plain_table(table: Table, width: int = _ENDLESS) -> list[str]:
 class _Shown:
     """The cells of a column, title included, with their width and the least width that keeps them readable."""
 
-    def __init__(self, column: str | Column, cells: Iterable[Any], *, first: bool) -> None:
-        self.right = isinstance(column, Column)
-        title, shown = (column.title, column.shown) if isinstance(column, Column) else (column, str)
+    def __init__(self, title: str, shown: Callable[[Any], str], cells: Iterable[Any], *, first: bool) -> None:
+        self.right = shown is not str
         self.cells = [title, *(printable(cell if isinstance(cell, str) else shown(cell)) for cell in cells)]
         self.width = max(map(len, self.cells))
         self.least = self.width if self.right else min(self.width, _READABLE)
@@ -239,7 +234,8 @@ def _rows(table: Table, width: int) -> list[tuple[str, ...]]:
     """Return the lines of each row, that of the titles first."""
     cells = [*table.rows, *([table.last] if table.last else [])]
     columns = [
-        _Shown(column, [row[number] for row in cells], first=not number) for number, column in enumerate(table.columns)
+        _Shown(title, shown, [row[number] for row in cells], first=not number)
+        for number, (title, shown) in enumerate(table.columns.items())
     ]
     columns = [column for column in columns if column.width]
     for gap in (2, 1):

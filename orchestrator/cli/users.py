@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cachectl import verbs
 from cachectl.cli import output
 from cachectl.layers.base import errors
-from cachectl.layers.base.errors import printable
 
 if TYPE_CHECKING:
     from pwd import struct_passwd
@@ -99,19 +98,20 @@ def _show(request: verbs.Request, answers: Sequence[_Answer]) -> None:
     found = [{**item, "user": answer.user} for answer in answers for item in answer.document.get(items, ())]
     found = [item for item in found if not numbers or any(_number(item, name) for name in numbers)]
     total = {name: sum(_number(item, name) or 0 for item in found) for name in numbers}
-    complete = all(answer.error is None and _is_complete(answer.document) for answer in answers)
+    totals = [answer.document.get("total") for answer in answers if answer.error is None]
+    counted = [not isinstance(total, dict) or total.get("complete", True) is True for total in totals]
+    complete = len(totals) == len(answers) and all(counted)
     if request.form == "json":
         users = [{**answer.document, "user": answer.user, "error": answer.error} for answer in answers]
         output.show_json({"users": users, "total": total, "complete": complete})
         return
-    columns: list[str | verbs.Column] = ["user", *texts]
+    columns: dict[str, Callable[[Any], str]] = dict.fromkeys(("user", *texts), str)
     sums: list[str] = []
     for name, number in total.items():
+        shown = verbs.size if "bytes" in name else verbs.count
         # A dry run has removed nothing.
-        title = "would go" if name == "removed" and request.options.dry_run else name
-        column = verbs.sizes(title) if "bytes" in name else verbs.counts(title)
-        columns.append(column)
-        sums.append(column.shown(number) + ("" if complete else "+"))
+        columns["would go" if name == "removed" and request.options.dry_run else name] = shown
+        sums.append(shown(number) + ("" if complete else "+"))
     rows = []
     for item in found:
         cells = [str(item.get(name) or verbs.DASH)[:_LONGEST] for name in ("user", *texts)]
@@ -121,12 +121,6 @@ def _show(request: verbs.Request, answers: Sequence[_Answer]) -> None:
         output.show_csv(table)
     else:
         output.say([table])
-
-
-def _is_complete(document: Mapping[str, Any]) -> bool:
-    """Return whether everything could be counted."""
-    total = document.get("total")
-    return not isinstance(total, dict) or total.get("complete", True) is True
 
 
 def _words(typed: Sequence[str]) -> Iterator[str]:
@@ -169,7 +163,7 @@ def _ask(user: struct_passwd, words: Sequence[str]) -> _Answer:
     status, data, said, error = _run(user, words)
     document: dict[str, Any] = {}
     lines = said.decode(errors="replace").splitlines()
-    notes = [printable(re.sub(r"^cachectl(?: \w+)?: ", "", line))[:1000] for line in lines if line.strip()]
+    notes = [errors.printable(re.sub(r"^cachectl(?: \w+)?: ", "", line))[:1000] for line in lines if line.strip()]
     if error is None and status < 0:
         error = f"was ended by signal {-status}"
     elif error is None and not data:
@@ -190,11 +184,11 @@ def _escaped(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
     if not depth or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(value)
     if isinstance(value, str):
-        return printable(value)
+        return errors.printable(value)
     if isinstance(value, list):
         return [_escaped(item, depth - 1) for item in value]
     if isinstance(value, dict):
-        return {printable(key): _escaped(item, depth - 1) for key, item in value.items()}
+        return {errors.printable(key): _escaped(item, depth - 1) for key, item in value.items()}
     return value
 
 
@@ -216,7 +210,7 @@ def _run(user: struct_passwd, words: Sequence[str]) -> tuple[int, bytes, bytes, 
             start_new_session=True,
         )
     except OSError as error:
-        return -1, b"", b"", f"cannot start {printable(sys.executable)} as that user: {error.strerror}"
+        return -1, b"", b"", f"cannot start {errors.printable(sys.executable)} as that user: {error.strerror}"
     written: dict[Any, bytearray] = {child.stdout: bytearray(), child.stderr: bytearray()}
     problem, deadline = None, time.monotonic() + _SECONDS
     try:

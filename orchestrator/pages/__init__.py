@@ -1,6 +1,20 @@
-"""Pages for a browser: the parts that every page shares, and the files that are written into each."""
+"""One self-contained HTML page: markup, style, script and data in one file, which requests nothing.
 
+The files of a page lie in this folder: ``NAME.html``, ``NAME.css`` and ``NAME.js``, and ``shared.css`` and
+``shared.js`` for all pages. The policy of a page allows exactly its own style and script, by their hashes. So the
+browser runs nothing that a name in the data could bring in, and connects to nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from base64 import b64encode
+from collections import defaultdict
+from importlib.resources import files
 from typing import Final
+
+from cachectl import __version__
 
 #: How each page begins: a page that cachectl wrote may be replaced by another.
 BEGINNING: Final = """\
@@ -8,3 +22,67 @@ BEGINNING: Final = """\
 <html lang="en">
 <meta charset="utf-8">
 <meta name="generator" content="cachectl """
+_PAGE: Final = (
+    BEGINNING
+    + """{version}">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+<style>{style}</style>
+{body}
+<script type="application/json" id="data">{data}</script>
+<script>{script}</script>
+</html>
+"""
+)
+
+
+def numbered() -> defaultdict[str, int]:
+    """Return the numbers of texts that repeat in the data of a page: a new text gets the next number."""
+    words: defaultdict[str, int] = defaultdict()
+    words.default_factory = words.__len__
+    return words
+
+
+def build_page(name: str, title: str, data: object) -> bytes:
+    """Return the page of the files ``name``; its script reads ``data`` as JSON.
+
+    ``title`` is constant text. Raises :class:`ValueError` for a number that JSON does not have.
+    """
+    style = _read("shared.css") + _read(f"{name}.css")
+    script = _read("shared.js") + _read(f"{name}.js")
+    # An icon without content stops the browser from asking a server for one.
+    policy = (
+        f"default-src 'none'; style-src '{_hash_of(style)}'; script-src '{_hash_of(script)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    page = _PAGE.format(
+        version=__version__,
+        policy=policy,
+        title=title,
+        style=style,
+        body=_read(f"{name}.html"),
+        data=embeddable(data),
+        script=script,
+    )
+    return page.encode()
+
+
+def embeddable(data: object) -> str:
+    """Return JSON that can stand in a script element, whatever its texts contain.
+
+    Only ``<`` can end the element or begin a comment in it. All that is not ASCII is escaped too, undecodable bytes of
+    file names among it.
+    """
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _read(name: str) -> str:
+    return files(__name__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash_of(text: str) -> str:
+    """Return the hash of an inline style or script, as a Content Security Policy names it."""
+    return f"sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,8 +19,7 @@ from cachectl.layers.base import errors, facts
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.host import processes
 from cachectl.layers.inside import tagged_builds
-from cachectl.switching import isolated as roots
-from cachectl.switching import overlay
+from cachectl.switching import child, overlay
 from cachectl.switching.salt import SALTING
 
 _INSTEAD_OF_DISABLED: Final = (
@@ -72,7 +70,7 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
     without it. Compiled kernels that the program already holds are not compiled again.
     """
     stack = LayerSet()
-    chosen = [layer for layer in stack.named(layers) if roots.can_switch(layer)]
+    chosen = [layer for layer in stack.named(layers) if child.can_switch(layer)]
     maps = processes.read("self", "maps")
     off = {layer.name: layer.disable() for layer in chosen}
     held = {layer.name: _judge(layer, off[layer.name], maps) for layer in chosen}
@@ -96,13 +94,10 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
             # Every step runs even if another one fails.
             block.callback(_drop_copies, switch)
             block.callback(_reload_modules, switch)
-        hold = overlay.push(settings, _flags_left_behind(chosen))
-        try:
-            yield held
-        finally:
-            overlay.pop(hold)
+        with overlay.applied(settings, _flags_left_behind(chosen)):
             # Memoised results of the block, programs among them, end with the settings.
-            del settings, hold
+            del settings
+            yield held
 
 
 @contextmanager
@@ -114,44 +109,34 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
     library has already opened its cache elsewhere; ``strict=False`` warns instead.
     """
     stack = LayerSet()
-    root = roots.make_isolated_root(stack.environment) if folder is None else Path(folder).absolute()
-    moved = roots.relocations(stack, root)
-    process = os.getpid()
-
-    def remove() -> None:
-        # A forked child leaves the block too, but the root belongs to its parent.
-        if os.getpid() == process:
-            roots.remove_isolated_root(root)
-
-    try:
+    with ExitStack() as block:
+        if folder is None:
+            root = block.enter_context(child.isolated_root(stack.environment))
+        else:
+            root = Path(folder).absolute()
         late = too_late(stack, root)
         if late and strict:
             raise StillOn(late, "move", _INSTEAD_OF_ISOLATED)
         _warn_of(late)
         root.mkdir(parents=True, exist_ok=True)
-        roots.make_folders(moved.values())
-        enabled = (stack[name].enable() for name in moved if roots.can_switch(stack[name]))
+        moved = child.relocations(stack, root)
+        child.make_folders(moved.values())
+        enabled = (stack[name].enable() for name in moved if child.can_switch(stack[name]))
         switches = [*moved.values(), *enabled]
-        roots.link_cache_home(stack.environment, stack, root)
-        hold = overlay.push(_settings(switches), _flags_left_behind(stack))
+        child.link_cache_home(stack.environment, stack, root)
         try:
-            yield root
+            with overlay.applied(_settings(switches), _flags_left_behind(stack)):
+                yield root
         finally:
-            overlay.pop(hold)
-    finally:
-        if folder is None:
             # A library that keeps a database open goes on using it.
-            opened = any((root / "xdg").glob("*/*.sqlite")) or too_late(stack, root)
-            if opened:
-                atexit.register(remove)
-            else:
-                remove()
+            if any((root / "xdg").glob("*/*.sqlite")) or too_late(stack, root):
+                atexit.register(block.pop_all().close)
 
 
 def too_late(layers: Iterable[Layer], folder: Path) -> dict[str, str]:
     """Return the layers that cannot be moved in this process any more, each with the reason."""
     maps = processes.read("self", "maps")
-    moved = roots.relocations(layers, folder)
+    moved = child.relocations(layers, folder)
     return {name: why for name, switch in moved.items() if (why := _latched(switch, maps)) is not None}
 
 
@@ -191,11 +176,10 @@ def _misfit(switch: facts.Switch) -> str | None:
         if patch.module not in sys.modules and find_spec(patch.module.partition(".")[0]) is None:
             continue
         try:
-            module = import_module(patch.module)
+            import_module(patch.module)
         except ImportError as error:
             return str(error)
-        owner = module if patch.owner is None else getattr(module, patch.owner, None)
-        if not callable(getattr(owner, patch.method, None)):
+        if not callable(getattr(overlay.Slot(patch.method, patch.module, patch.owner).target(), patch.method, None)):
             return f"{patch.module} has no {'.'.join(filter(None, (patch.owner, patch.method)))}"
     for module_name, attribute in switch.flags:
         if module_name in sys.modules and not hasattr(sys.modules[module_name], attribute):
@@ -240,7 +224,7 @@ def _switched_along(stack: LayerSet, switches: Iterable[facts.Switch]) -> dict[s
     ours = {name for switch in switches for name in switch.set}
     named = {switch.layer for switch in switches}
     held = Held("off", f"shares the switch of {', '.join(sorted(named))}")
-    others = [layer for layer in stack if layer.name not in named and roots.can_switch(layer)]
+    others = [layer for layer in stack if layer.name not in named and child.can_switch(layer)]
     return {layer.name: held for layer in others if ours & layer.disable().set.keys()}
 
 
@@ -263,18 +247,14 @@ def _warn_of(still_on: Mapping[str, str]) -> None:
 
 
 def _settings(switches: Sequence[facts.Switch], salts: Iterable[facts.Patch] = ()) -> dict[overlay.Slot, object]:
-    settings: dict[overlay.Slot, object] = {}
+    settings = overlay.variables(child.merged(switches))
     for switch in switches:
-        settings.update({overlay.Slot(name): value for name, value in switch.set.items()})
-        settings.update({overlay.Slot(name): None for name in switch.unset})
         settings.update(_flags(switch))
     patches = [patch for switch in switches for patch in dict.fromkeys((*switch.patches, *switch.memo_patches))]
     for patch in (*patches, *salts):
         # A wrapper goes around the method, or around an earlier wrapper of it. A library that is not loaded gets none.
-        module = sys.modules.get(patch.module)
-        owner = module if patch.owner is None else getattr(module, patch.owner, None)
         slot = overlay.Slot(patch.method, patch.module, patch.owner)
-        method = settings.get(slot, getattr(owner, patch.method, None))
+        method = settings.get(slot, getattr(slot.target(), patch.method, None))
         if callable(method):
             settings[slot] = patch.replacement(method)
     return settings

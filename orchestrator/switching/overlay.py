@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from cachectl.layers.base.environment import process_variable, set_process_variable
@@ -33,7 +34,7 @@ class Slot(NamedTuple):
         """Return the value now; :data:`MISSING` if there is no such attribute."""
         if self.module is None:
             return process_variable(self.name)
-        target = self._target()
+        target = self.target()
         return _UNLOADED if target is None else vars(target).get(self.name, MISSING)
 
     def write(self, value: object) -> None:
@@ -41,7 +42,7 @@ class Slot(NamedTuple):
         if self.module is None:
             set_process_variable(self.name, None if value is None else str(value))
             return
-        target = self._target()
+        target = self.target()
         if target is None or value is _UNLOADED:
             return
         if value is not MISSING:
@@ -49,7 +50,8 @@ class Slot(NamedTuple):
         elif self.name in vars(target):
             delattr(target, self.name)
 
-    def _target(self) -> object | None:
+    def target(self) -> object | None:
+        """Return the module or the class that has the attribute; ``None`` if it is not loaded."""
         module = sys.modules.get(self.module or "")
         return module if module is None or self.owner is None else getattr(module, self.owner, None)
 
@@ -60,10 +62,11 @@ _HOLDS: Final[list[Mapping[Slot, object]]] = []
 _GROUND: Final[dict[Slot, object]] = {}
 
 
-def push(settings: Mapping[Slot, object], absent: Mapping[Slot, object]) -> Mapping[Slot, object]:
-    """Apply settings to the process; return the hold, the argument of :func:`pop`.
+@contextmanager
+def applied(settings: Mapping[Slot, object], absent: Mapping[Slot, object] | None = None) -> Iterator[None]:
+    """Apply settings to the process for a block; those of other blocks stay.
 
-    ``absent`` has the values to leave in a module that is not loaded yet and is loaded before the hold ends.
+    ``absent`` has the values to leave in a module that is not loaded yet and is loaded in the block.
     """
     # A copy, because equal holds are distinguished by identity.
     hold = dict(settings)
@@ -71,20 +74,23 @@ def push(settings: Mapping[Slot, object], absent: Mapping[Slot, object]) -> Mapp
         for slot in hold:
             if slot not in _GROUND:
                 value = slot.read()
-                _GROUND[slot] = absent.get(slot, value) if value is _UNLOADED else value
+                _GROUND[slot] = (absent or {}).get(slot, value) if value is _UNLOADED else value
         _HOLDS.append(hold)
         _lay(hold)
-    return hold
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _HOLDS[:] = [other for other in _HOLDS if other is not hold]
+            _lay(hold)
+            for slot in hold:
+                if not any(slot in other for other in _HOLDS):
+                    _GROUND.pop(slot, None)
 
 
-def pop(hold: Mapping[Slot, object]) -> None:
-    """Remove one hold; the settings of the others stay."""
-    with _LOCK:
-        _HOLDS[:] = [other for other in _HOLDS if other is not hold]
-        _lay(hold)
-        for slot in hold:
-            if not any(slot in other for other in _HOLDS):
-                _GROUND.pop(slot, None)
+def variables(changes: Mapping[str, str | None]) -> dict[Slot, object]:
+    """Return the settings of environment variables; ``None`` unsets one."""
+    return {Slot(name): value for name, value in changes.items()}
 
 
 def _lay(slots: Mapping[Slot, object]) -> None:

@@ -54,11 +54,8 @@ class Salting:
     """All salted builds of one process, in all blocks and threads."""
 
     def __init__(self) -> None:
-        self._begin(uuid.uuid4().hex[:16])
+        self._token = uuid.uuid4().hex[:16]
         self._armed = False
-
-    def _begin(self, token: str) -> None:
-        self._token = token
         self._lock = threading.RLock()
         self._numbers = itertools.count()
         self._built: dict[str, _Built] = {}
@@ -98,17 +95,14 @@ class Salting:
 
     def _begin_child(self) -> None:
         """Continue salting in a forked child, which has built nothing yet, without touching its parent's programs."""
-        self._inherited = self._built
-        layers, blocks, since = self._layers, self._blocks, self._since
-        self._begin(self._token)
-        self._layers, self._blocks, self._since = layers, list(blocks), since
+        self._inherited, self._built = self._built, {}
+        self._lock, self._forked = threading.RLock(), False
 
     def _end(self) -> None:
         busy, notes = self.sweep(ends=True)
         if busy:
             builds = errors.plural(busy, "salted build")
-            line = f"entries of {builds} stay, because commands still use them; purge them afterwards"
-            notes.append(line)
+            notes.append(f"entries of {builds} stay, because commands still use them; purge them afterwards")
         # Drivers must not be called during interpreter shutdown.
         self._built.clear()
         _warn(notes)
@@ -162,8 +156,7 @@ class Salting:
             if not self._built and not self._forked:
                 return 0, []
             counts = {salt: tagged_builds.count_references(built.program) for salt, built in self._built.items()}
-            is_held = any(count > 1 for count in counts.values())
-            held, kernels = tagged_builds.holders() if is_held else (Counter[int](), None)
+            held, kernels = tagged_builds.holders() if max(counts.values(), default=0) > 1 else (Counter[int](), None)
             # Another thread could launch a kernel in a new shape right now.
             alone = threading.active_count() == 1
             # Idle builds are finished, and their program is held by no launched command: a driver holds the kernel of
@@ -173,7 +166,7 @@ class Salting:
                 for salt, built in self._built.items()
                 if built.done and (counts[salt] <= 1 or tagged_builds.rests(built.program, held, kernels, alone=alone))
             }
-            for built in map(self._built.__getitem__, () if ends else idle):
+            for built in () if ends else [self._built[salt] for salt in idle]:
                 # The record itself is one holder; kernels do not ask for binaries. PoCL assembles a binary from the
                 # entry's folder, once: without it the bitcode is missing, and a process that loads the binary crashes.
                 if not built.whole and built.program is not None and held[built.program.int_ptr] > 1:

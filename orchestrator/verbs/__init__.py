@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
@@ -70,23 +70,18 @@ class Request:
         """The environment, with the options and settings that change how caches are read and changed."""
         from dataclasses import replace
 
-        from cachectl.layers.base.environment import is_configured
-
         here, options = self._here, vars(self.options)
         if (below := options.get("below")) is not None:
-            from cachectl.switching.run import environment_below
+            from cachectl.switching.child import environment_below
 
             here = environment_below(here, below)
-        wait, shared, pythons = options.get("wait"), options.get("shared", False), options.get("python", ())
-        if is_configured(self._here):
-            wait = self.config.get("wait") if wait is None else wait
-            shared = shared or bool(self.config.get("shared"))
-            pythons = pythons or self.config.interpreters
-        if pythons:
+        if pythons := options.get("python") or self.config.get("python"):
             from cachectl.layers.host.pythons import named_pythons
 
             here = replace(here, python_paths=named_pythons(here, pythons))
-        return replace(here, lock_timeout=here.lock_timeout if wait is None else wait, shared=shared)
+        waits = (options.get("wait"), self.config.get("wait"), here.lock_timeout)
+        shared = bool(options.get("shared") or self.config.get("shared"))
+        return replace(here, lock_timeout=next(wait for wait in waits if wait is not None), shared=shared)
 
     @cached_property
     def stack(self) -> LayerSet:
@@ -145,24 +140,9 @@ class Request:
         return Selection(self.options.kernel, self.options.key, self.before, self.options.stale)
 
     @property
-    def older_than(self) -> float | None:
-        """The age of ``--older-than`` in seconds; ``None`` without that option."""
-        from cachectl.layers.base.selection import parse_age
-
-        return None if self.options.older_than is None else parse_age(self.options.older_than)
-
-    @property
     def before(self) -> float | None:
         """The moment of ``--older-than`` in epoch seconds; ``None`` without that option."""
-        age = self.older_than
-        return None if age is None else self.now - age
-
-    @property
-    def max_size(self) -> int | None:
-        """The bytes of ``--max-size``; ``None`` without that option."""
-        from cachectl.layers.base.selection import parse_size
-
-        return None if self.options.max_size is None else parse_size(self.options.max_size)
+        return None if self.options.older_than is None else self.now - self.options.older_than
 
     def trust(self) -> Trust | None:
         """Return why a store is trusted; ``None`` if no option says so."""
@@ -263,6 +243,21 @@ def seconds(text: str) -> float:
     return number
 
 
+def _read_by(function: str) -> Callable[[str], Any]:
+    """Return the type of an option that a function of the selection reads, which is imported when it is typed."""
+
+    def read(text: str) -> Any:  # noqa: ANN401 - a number
+        from cachectl.layers.base import selection
+
+        try:
+            return getattr(selection, function)(text)
+        except errors.BadRequest as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
+
+
+age_of, size_of = _read_by("parse_age"), _read_by("parse_size")
 # Without a default, argparse calls it required.
 LAYERS: Final = value("layers", "LAYER", "a layer that cachectl layers lists (default: all)", nargs="*", default=[])
 CLEARABLE: Final = LAYERS.having("a layer that cachectl layers lists (default: all but tuning results)")
@@ -296,7 +291,7 @@ CHANGING: Final = (WAIT, SHARED, FORM)
 SELECTION: Final = (
     "selection",
     value("--kernel", "GLOB", "entries of kernels whose name matches"),
-    value("--older-than", "AGE", "not changed or used for 30d, 12h, 2w"),
+    value("--older-than", "AGE", "not changed or used for 30d, 12h, 2w", type=age_of),
     flag("--stale", "entries that no known Python or driver can hit any more"),
     value("--key", "KEY", "the entry of this key"),
 )
@@ -316,24 +311,14 @@ UNEXPECTED: Final = value("unexpected", None, argparse.SUPPRESS, nargs=argparse.
 
 #: Stands for what is unknown.
 DASH: Final = "-"
-
-
-class Column(NamedTuple):
-    """A column of numbers, which stand right: how cells that are no texts are shown, and what they are for machines.
-
-    ``name`` is the title for machines. A column of texts is just its title.
-    """
-
-    title: str
-    shown: Callable[[Any], str] = str
-    raw: Callable[[Any], object] | None = None
-    name: str | None = None
+#: How the cells of each column are shown, by its title: as texts (``str``), or as numbers, which stand right.
+Columns = Mapping[str, Callable[[Any], str]]
 
 
 class Table(NamedTuple):
     """Rows, and the columns that show them; ``last`` are the cells of one more row for people."""
 
-    columns: Sequence[str | Column]
+    columns: Columns
     rows: Sequence[Sequence[Any]]
     last: Sequence[Any] = ()
 
@@ -342,31 +327,6 @@ class Whole(str):
     """A line that is never wrapped, such as a command to copy."""
 
     __slots__ = ()
-
-
-class Raw(tuple[str, ...]):
-    """Lines for machines: written byte for byte, except on a terminal."""
-
-    __slots__ = ()
-
-
-def counts(title: str) -> Column:
-    """Return a column of numbers."""
-    return Column(title, count)
-
-
-def sizes(title: str) -> Column:
-    """Return a column of sizes in bytes."""
-    return Column(title, size)
-
-
-def ages(title: str, now: float) -> Column:
-    """Return a column of moments (epoch seconds), shown as the time from each to ``now``; for machines in seconds."""
-    return Column(
-        title,
-        lambda moment: age(moment, now),
-        lambda moment: None if moment is None else max(0, round(now - moment)),
-    )
 
 
 def size(amount: int | None) -> str:
@@ -386,12 +346,16 @@ def count(amount: int | None) -> str:
     return DASH if amount is None else f"{amount:,}"
 
 
-def age(moment: float | None, now: float) -> str:
-    """Format how long ago a moment was, a dash for unknown."""
-    if moment is None:
+def since(moment: float | None, now: float) -> int | None:
+    """Return the seconds from a moment to now; ``None`` for unknown."""
+    return None if moment is None else max(0, round(now - moment))
+
+
+def age(passed: int | None) -> str:
+    """Format how many seconds have passed, a dash for unknown."""
+    if passed is None:
         return DASH
-    passed = max(0.0, now - moment)
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if passed >= length:
             return f"{passed / length:.0f}{unit}"
-    return f"{passed:.0f}s"
+    return f"{passed}s"

@@ -6,24 +6,22 @@ import os
 import platform
 import shlex
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import ClassVar, Final
 
-from cachectl import verbs
+from cachectl import output_files, verbs
 from cachectl.layer_set import LayerSet, warn_user
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.host import drivers, hardware
-from cachectl.switching import isolated
-from cachectl.switching import run as child
+from cachectl.switching import child
 
 OPTIONS: Final = (
     verbs.UNEXPECTED,
@@ -147,8 +145,8 @@ class Bench:
 
 
 def bench(
-    command: Sequence[str],
     stack: LayerSet,
+    command: Sequence[str],
     rounds: int = 3,
     *,
     notice: Callable[[str], None] = warn_user,
@@ -160,7 +158,7 @@ def bench(
     neither read nor written. Raises :class:`Ended` if the command fails, and :class:`~.child.CannotStart`.
     """
     layers = tuple(layer for layer in stack if layer.abilities()[facts.Ability.RELOCATE] is None)
-    with child.signals_held() as signals, isolated.isolated_root(stack.environment, notice=notice) as full:
+    with child.signals_held() as signals, child.isolated_root(stack.environment, notice=notice) as full:
         work = _Work(tuple(command), stack, layers, signals, notice, full)
         entries = work.fill(show)
         settings, unused = _settings(stack, layers, entries)
@@ -188,7 +186,7 @@ def _settings(
     used: dict[Layer, set[str]] = {}
     for layer in layers:
         if entries.get(layer.name):
-            switch = layer.disable() if isolated.can_switch(layer) else facts.Switch(layer.name)
+            switch = layer.disable() if child.can_switch(layer) else facts.Switch(layer.name)
             used[layer] = {*switch.unset, *switch.set}
         else:
             unused[layer.name] = "the command stores nothing in it"
@@ -196,11 +194,12 @@ def _settings(
     for layer, variables in used.items():
         sharing = [other.name for other, others in used.items() if other is not layer and others & variables]
         # A layer that is only emptied stores entries again, so its seconds include that.
-        how = "emptied: " + (
-            f"its switch is that of {', '.join(sharing)} too" if sharing else "no variable switches it"
-        )
-        if isolated.can_switch(layer) and not layer.disable().patches and not sharing:
+        if sharing:
+            how = f"emptied: its switch is that of {', '.join(sharing)} too"
+        elif child.can_switch(layer) and not layer.disable().patches:
             how = _SWITCHED
+        else:
+            how = "emptied: no variable switches it"
         if how != _SWITCHED and layer.abilities()[facts.Ability.CLEAR] is not None:
             unused[layer.name] = "no switch, and it cannot be emptied"
             continue
@@ -235,9 +234,9 @@ class _Work:
 
     def measure(self, setting: BenchSetting) -> float:
         """Run the command in a copy of the full root, so that a run does not affect the next; return its seconds."""
-        with isolated.isolated_root(self.stack.environment, notice=self.notice) as root:
+        with child.isolated_root(self.stack.environment, notice=self.notice) as root:
             if setting.setting not in (COLD, OFF):
-                isolated.copy_isolated_root(self.full, root)
+                child.copy_isolated_root(self.full, root)
             if setting.setting == OFF:
                 changes = child.variables_off(self.layers, self.stack, root)
             else:
@@ -260,7 +259,7 @@ class _Work:
     def _seconds(self, setting: str, root: Path, changes: Mapping[str, str | None]) -> float:
         """Run the command once with its output hidden; return its wall seconds, or raise :class:`Ended`."""
         environment = self.stack.environment
-        isolated.link_cache_home(environment, self.layers, root)
+        child.link_cache_home(environment, self.layers, root)
         with TemporaryFile() as said:
             started = time.perf_counter()
             status = child.run(self.command, changes, environment, self.signals, quiet=said)
@@ -291,8 +290,6 @@ class _Work:
 
 def run(request: verbs.Request) -> int:
     """Carry out ``cachectl bench``."""
-    from cachectl import output_files
-
     options, stream = request.options, output_files.STREAM
     request.demand_command()
     document = picture = None
@@ -310,14 +307,14 @@ def run(request: verbs.Request) -> int:
     output_files.demand_targets(document, picture)
     try:
         with request.output.progress() as show_step:
-            measured = bench(request.command, request.stack, options.rounds, notice=request.notice, show=show_step)
+            measured = bench(request.stack, request.command, options.rounds, notice=request.notice, show=show_step)
     except Ended as ended:
         request.output.say_on_stderr(f"command: {line}" for line in ended.said)
         raise
     if options.json != stream:
         # Standard output may belong to the picture.
-        with redirect_stdout(sys.stderr) if options.plot == stream else nullcontext():
-            request.output.say(show(measured))
+        say = request.output.say_on_stderr if options.plot == stream else request.output.say
+        say(show(measured))
     if document is not None:
         request.write_json(measured, document)
     if picture is not None and form is not None:
@@ -331,19 +328,23 @@ def show(measured: Bench) -> Iterator[str | verbs.Table]:
     for setting in measured.settings:
         numbers = (setting.median, min(setting.seconds), max(setting.seconds))
         rows.append((*(f"{number:.2f}" for number in numbers), setting.setting, setting.how))
-    yield verbs.Table((*map(verbs.Column, ("median s", "fastest", "slowest")), "setting", "how"), rows)
+    yield verbs.Table({**_numbers("median s", "fastest", "slowest"), "setting": str, "how": str}, rows)
     yield ""
     if measured.saved:
         rows = [
             (*map(_difference, (saved.seconds, min(saved.by_round), max(saved.by_round))), saved.layer)
             for saved in measured.saved
         ]
-        yield verbs.Table((*map(verbs.Column, ("saves s", "least", "most")), "layer"), rows)
+        yield verbs.Table({**_numbers("saves s", "least", "most"), "layer": str}, rows)
     else:
         yield "the command fills no cache"
     if measured.unused:
         yield ""
         yield f"not used: {', '.join(measured.unused)}"
+
+
+def _numbers(*titles: str) -> verbs.Columns:
+    return dict.fromkeys(titles, verbs.count)
 
 
 def _difference(seconds: float) -> str:
@@ -360,8 +361,6 @@ def _draw(measured: Bench, form: str) -> bytes:
 
     import matplotlib as mpl
     from matplotlib.figure import Figure
-
-    from cachectl.output_files import MAKER
 
     titles = [f"without {one.layer}" if one.layer else f"all caches {one.setting}" for one in measured.settings]
     # The first setting has all caches, and the last ones have none.
@@ -392,5 +391,7 @@ def _draw(measured: Bench, form: str) -> bytes:
         rounds = len(measured.settings[0].seconds)
         axes.set_title(f"{measured.machine.title} · {'once' if rounds == 1 else f'{rounds} times'} each")
         file = io.BytesIO()
-        figure.savefig(file, format=form, dpi=160, metadata={"Software" if form == "png" else "Creator": MAKER})
+        figure.savefig(
+            file, format=form, dpi=160, metadata={"Software" if form == "png" else "Creator": output_files.MAKER}
+        )
     return file.getvalue()

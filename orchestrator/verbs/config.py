@@ -27,7 +27,7 @@ def table(document: _Document, _request: verbs.Request) -> verbs.Table:
         value = setting["value"]
         text = " ".join(value) if isinstance(value, tuple) else str(value)
         rows.append((setting["key"], text.lower() if isinstance(value, bool) else text, str(setting["path"])))
-    return verbs.Table(("setting", "value", "from"), rows)
+    return verbs.Table(dict.fromkeys(("setting", "value", "from"), str), rows)
 
 
 def show(document: _Document, request: verbs.Request) -> Iterator[object]:

@@ -8,17 +8,14 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachectl import verbs
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import CachectlError
 from cachectl.stack import Stack
-from cachectl.switching import isolated
-from cachectl.switching.run import variables_isolated, variables_off
+from cachectl.switching.child import isolated_root, variables_isolated, variables_off
 from cachectl.verbs.report import lines
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.environment import Environment
 
 OPTIONS: Final = (
     verbs.value("--kernels", "N", "how many kernels to compile (default: 8)", type=verbs.positive, default=8),
@@ -35,7 +32,7 @@ def run(request: verbs.Request) -> int:
         )
     here, number = request.environment, request.options.kernels
     rows: list[tuple[str, str, int, str]] = []
-    with isolated.isolated_root(here, notice=request.notice) as root:
+    with isolated_root(here, notice=request.notice) as root:
         stack = Stack(here.with_variables(variables_isolated(Stack(here), root)))
         off = here.with_variables(variables_off(Stack(here), Stack(here), root / "off"))
 
@@ -55,13 +52,14 @@ def run(request: verbs.Request) -> int:
         report = stack.report(layers=("loopy", "pyopencl-invoker", "pyopencl", "pocl"))
         purged = stack.plan_clear().apply()
         again = measure("after purge --all: cold again", stack.environment)
-    columns = (verbs.Column("kernels s"), verbs.Column("process s"), verbs.counts("entries after"), "run")
-    request.output.say([verbs.Table(columns, rows), "", *lines(report, "/"), "", "cachectl purge --all"])
+    numbers = dict.fromkeys(("kernels s", "process s", "entries after"), verbs.count)
+    request.output.say(
+        [verbs.Table({**numbers, "run": str}, rows), "", *lines(report, "/"), "", "cachectl purge --all"]
+    )
     cleared = [(outcome.layer, outcome.removed, outcome.bytes_freed) for outcome in purged.layers if outcome.removed]
-    request.output.say([verbs.Table(("layer", verbs.counts("removed"), verbs.sizes("size")), cleared)])
+    request.output.say([verbs.Table({"layer": str, "removed": verbs.count, "size": verbs.size}, cleared)])
     for outcome in purged.layers:
-        for note in outcome.skipped[:_FEW]:
-            request.notice(f"{outcome.layer}: skipped {note.key}: {note.because}")
+        request.output.warn_notes(f"{outcome.layer}: skipped", outcome.skipped[:_FEW])
     removed = purged.total.removed
     # A purge leaves, and names, what another program may use whose root is unknown.
     if 0 < cold == warm == without == again and 0 <= cold - removed <= purged.total.skipped:

@@ -10,15 +10,13 @@ OPTIONS: Final = (verbs.LAYERS, verbs.ROOT)
 EPILOG: Final = "Without LAYER, places that do not exist are left out."
 
 
-def run(request: verbs.Request) -> verbs.Raw:
-    """Carry out ``cachectl dir``: the roots that exist, each once, and the main root of each layer that is named.
-
-    The temporary folder, a fallback of some libraries, is no place of a cache.
-    """
+def run(request: verbs.Request) -> int:
+    """Carry out ``cachectl dir``: the roots that exist, each once, and the main root of each layer that is named."""
     names = request.options.layers
     paths: dict[str, None] = {}
     for layer in request.stack.named(names):
         for number, root in enumerate(layer.roots()):
-            if (names and not number) or (root.exists and root.path != layer.environment.temporary):
+            if (names and not number) or root.exists:
                 paths[str(root.path)] = None
-    return verbs.Raw(paths)
+    request.output.show_raw(paths)
+    return 0

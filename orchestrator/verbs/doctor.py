@@ -15,20 +15,15 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from cachectl import findings, verbs
-from cachectl.layers.base import errors, store
-from cachectl.layers.base.environment import user_name
+from cachectl import layer_set, listing, verbs
+from cachectl.layers.base import errors, registry, store
+from cachectl.layers.base.environment import Environment, user_name
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Root, Scope, Severity, Usage
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.disk import plain, room, trust
-from cachectl.layers.host import launcher, mounts
-
-if TYPE_CHECKING:
-    from cachectl import layer_set
-    from cachectl.layers.base import registry
-    from cachectl.layers.base.environment import Environment
-    from cachectl.layers.base.layer import Layer
+from cachectl.layers.host import launcher, processes
 
 OPTIONS: Final = (verbs.LAYERS, verbs.PLACES, verbs.FORM)
 
@@ -52,25 +47,26 @@ Placed = tuple[object, Finding]
 
 
 class _Held(NamedTuple):
-    """A root of a layer, whether it is the layer's first, and what it holds, or the error of counting it."""
+    """A root of a layer, whether it is the layer's first and exists, and what it holds, or the error of counting it."""
 
     layer: Layer
     root: Root
     first: bool
     exists: bool
-    usage: Usage | Exception
+    usage: Usage
+    error: Exception | None
 
     @property
     def in_use(self) -> bool:
         """Return whether programs use it: a fallback that is empty, such as the temporary folder, is not in use."""
-        if self.first or not self.exists or not isinstance(self.usage, Usage):
-            return self.first or self.exists
-        return bool(self.usage.entries or self.usage.files or self.usage.orphan_files)
+        usage = self.usage
+        is_filled = self.error is not None or usage.entries or usage.files or usage.orphan_files
+        return self.first or (self.exists and bool(is_filled))
 
     @property
     def clearable(self) -> bool:
         """Return whether what is there is known, and can be removed."""
-        return isinstance(self.usage, Usage) and self.layer.abilities()[Ability.CLEAR] is None
+        return self.error is None and self.layer.abilities()[Ability.CLEAR] is None
 
     def finding(self, place: object, severity: Severity, code: str, message: str, fix: str) -> Placed:
         """Return a finding about this root."""
@@ -83,13 +79,13 @@ class _Held(NamedTuple):
         return f'eval "$(cachectl env --root {folder} --layer {self.layer.name} --shell sh)"'
 
 
-def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> findings.Findings:
+def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Findings:
     """Return the problems of the named layers, or of all and of plug-ins, each with the command that fixes it."""
     named = tuple(layers)
     return diagnosis(stack.named(named), () if named else stack.broken)
 
 
-def diagnosis(layers: Iterable[Layer], broken: Iterable[registry.Broken] = ()) -> findings.Findings:
+def diagnosis(layers: Iterable[Layer], broken: Iterable[registry.Broken] = ()) -> listing.Findings:
     """Return the findings: full file systems first, then layer by layer, the worst of each first."""
     roots = {layer: list(_held(layer)) for layer in layers}
     found = list(_of_space([held for of_layer in roots.values() for held in of_layer]))
@@ -100,73 +96,68 @@ def diagnosis(layers: Iterable[Layer], broken: Iterable[registry.Broken] = ()) -
     for layer, of_layer in roots.items():
         # Another layer may have reported the same problem of a place.
         new: dict[object, Finding] = {}
-        for place, finding in _everything(layer, of_layer):
+        for place, finding in (*_guarded(layer, None, _of_roots(layer, of_layer)), *_of_layer(layer, of_layer)):
             if (finding.code, place) not in said:
                 new.setdefault((finding.code, place), finding)
         said |= new.keys()
         found += sorted(new.values(), key=lambda finding: _WORST_FIRST.index(finding.severity))
-    return findings.Findings(tuple(found))
+    return listing.Findings(tuple(found))
 
 
 def _held(layer: Layer) -> Iterator[_Held]:
     """Yield the roots of a layer; one that cannot be asked whether it exists is read, which reports the error."""
     with suppress(*errors.FAILURES):
         for number, root in enumerate(layer.roots()):
-            exists = True
+            exists, usage, failure = True, Usage(), None
             with suppress(OSError):
                 exists = root.exists
             try:
-                usage: Usage | Exception = layer.store.usage(root) if exists else Usage()
+                usage = layer.store.usage(root) if exists else usage
             except errors.FAILURES as error:
-                usage = error
-            yield _Held(layer, root, not number, exists, usage)
+                failure = error
+            yield _Held(layer, root, not number, exists, usage, failure)
 
 
-def _guarded(layer: Layer, path: Path, placed: Iterable[Placed]) -> Iterator[Placed]:
+def _guarded(layer: Layer, path: Path | None, placed: Iterable[Placed]) -> Iterator[Placed]:
     """Yield findings, and the error that ends them as one more; of an error met several times, one is shown."""
     try:
         yield from placed
     except errors.FAILURES as error:
-        yield (layer, path), findings.failure(layer, path, error)
+        yield (layer, path), listing.failure(layer, path, error)
 
 
-def _everything(layer: Layer, roots: list[_Held]) -> Iterator[Placed]:
-    """Yield the findings of a layer."""
-    for held in roots:
-        if held.exists:
-            yield from _of_root(held)
-        elif held.first:
-            # The library will make this root at its first use.
-            yield from _guarded(layer, held.root.path, _of_surroundings(held, reachable=True))
-    try:
-        layer.roots()
-    except errors.FAILURES as error:
-        yield (layer, "*"), findings.failure(layer, Path("*"), error)
+def _of_layer(layer: Layer, roots: Iterable[_Held]) -> Iterator[Placed]:
+    """Yield what the layer itself reports."""
     try:
         # Layers that share a variable report its problem once.
         yield from (((finding.message, finding.fix), finding) for finding in layer.diagnose())
     except errors.FAILURES as error:
         # The finding of a root that cannot be read names it.
-        if not isinstance(error, (errors.LayerError, OSError)) or all(isinstance(held.usage, Usage) for held in roots):
-            yield (layer, "*"), findings.failure(layer, Path("*"), error)
+        if not isinstance(error, (errors.LayerError, OSError)) or all(held.error is None for held in roots):
+            yield (layer, None), listing.failure(layer, None, error)
 
 
-def _of_root(held: _Held) -> Iterator[Placed]:
-    layer, root, usage = held.layer, held.root, held.usage
-    if isinstance(usage, Usage):
-        for problem in usage.problems:
+def _of_roots(layer: Layer, roots: Iterable[_Held]) -> Iterator[Placed]:
+    for held in roots:
+        path = held.root.path
+        if held.error is not None:
+            yield (layer, path), listing.failure(layer, path, held.error)
+        for problem in held.usage.problems:
             if problem.code == "unreadable":
-                yield (layer, problem.path), store.finding_of(layer.store, root, problem)
-    else:
-        yield (layer, root.path), findings.failure(layer, root.path, usage)
-    if held.in_use:
-        if hasattr(os, "geteuid"):
-            yield from _guarded(layer, root.path, _of_writers(held))
-        reachable = held.first and isinstance(usage, Usage)
-        yield from _guarded(layer, root.path, _of_surroundings(held, reachable=reachable))
-    if not isinstance(usage, Usage) or not held.clearable:
-        return
-    fix = f"cachectl prune --stale {layer.name}"
+                yield (layer, problem.path), store.finding_of(layer.store, held.root, problem)
+        if held.exists and held.in_use and hasattr(os, "geteuid"):
+            yield from _guarded(layer, path, _of_writers(held))
+        # The library will make its first root at its first use.
+        if held.in_use:
+            yield from _guarded(layer, path, _of_surroundings(held))
+        if held.exists and held.clearable:
+            yield from _of_waste(held)
+    # The error that kept them from being listed.
+    layer.roots()
+
+
+def _of_waste(held: _Held) -> Iterator[Placed]:
+    root, usage, fix = held.root, held.usage, f"cachectl prune --stale {held.layer.name}"
     if usage.stale_entries:
         amount = errors.plural(usage.stale_entries, "stale entry", "stale entries")
         message = f"{amount} of {usage.stale_bytes or 0:,} bytes, which no known Python or driver can hit"
@@ -220,15 +211,16 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
 # ---------------------------------------------------------------------- network file systems and shared roots
 
 
-def _of_surroundings(held: _Held, *, reachable: bool) -> Iterator[Placed]:
+def _of_surroundings(held: _Held) -> Iterator[Placed]:
     """Report problems with the place of an active layer's root, whether or not the root exists yet."""
     layer, root, environment = held.layer, held.root, held.layer.environment
     with suppress(*errors.FAILURES):
         if layer.state().condition not in (Condition.ENABLED, Condition.UNKNOWN):
             return
-    if reachable and root.scope is Scope.USER and layer.about.when_closed is not None:
+    is_reachable = held.first and held.error is None
+    if is_reachable and root.scope is Scope.USER and layer.about.when_closed is not None:
         yield from _of_use(held, layer.about.when_closed)
-    kind = mounts.network_file_system(root.path, mounts=environment.mounts)
+    kind = processes.network_file_system(environment, root.path)
     if kind is not None and (hazard := layer.about.on_network) is not None:
         message = f"lies on a network file system ({kind}): {hazard.message}"
         yield held.finding(root.path, hazard.severity, "network", message, held.elsewhere(_TEMPORARY))
@@ -261,7 +253,7 @@ def _apart(environment: Environment, path: Path) -> bool:
     The rank within the node counts on a local disk, and elsewhere only if the name has the node too.
     """
     home, node = environment.home_folder, platform.node()
-    local = mounts.network_file_system(path, mounts=environment.mounts) is None
+    local = processes.network_file_system(environment, path) is None
     for part in path.relative_to(home).parts if path.is_relative_to(home) else path.parts:
         end = re.search(r"[0-9]{1,12}$", part)
         within = {*_LOCAL_RANKS} if local or node in part else set()
@@ -343,15 +335,15 @@ def _group_name(number: int) -> str:
 # ---------------------------------------------------------------------- the command line
 
 
-def run(request: verbs.Request) -> findings.Findings:
+def run(request: verbs.Request) -> listing.Findings:
     """Carry out ``cachectl doctor``."""
     with request.working("examining"):
         return doctor(request.stack, request.options.layers)
 
 
-table = findings.table
+table = listing.findings_table
 
 
-def show(result: findings.Findings, _request: verbs.Request) -> Iterator[object]:
+def show(result: listing.Findings, _request: verbs.Request) -> Iterator[object]:
     """Yield each finding."""
-    return findings.lines(result, "nothing is wrong with this set-up; cachectl verify checks the entries")
+    return listing.findings_lines(result, "nothing is wrong with this set-up; cachectl verify checks the entries")

@@ -6,15 +6,11 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from cachectl import verbs
+from cachectl import layer_set, verbs
 from cachectl.layers.base import errors, facts
-from cachectl.switching import isolated
-from cachectl.switching.run import merged
-
-if TYPE_CHECKING:
-    from cachectl import layer_set
+from cachectl.switching import child
 
 #: How each shell sets a variable, and removes one.
 _SYNTAXES: Final = {
@@ -73,10 +69,10 @@ def env(
         if switch.patches:
             notes.append(f"{layer.name}: no variable switches it off; cachectl run --no-cache does")
     try:
-        isolated.make_folders(switches)
+        child.make_folders(switches)
     except OSError as error:
         notes.append(f"{error.filename}: cannot be made ({error.strerror}); a layer that needs it keeps nothing")
-    return merged(switches), notes
+    return child.merged(switches), notes
 
 
 def run(request: verbs.Request) -> int:
@@ -91,7 +87,7 @@ def run(request: verbs.Request) -> int:
         request.stack, enable=options.enable, root=options.root, base=options.base, layers=options.layers
     )
     login = PurePath(request.environment.get("SHELL") or "sh").name
-    request.output.say([verbs.Raw(format_changes(changes, options.shell or _LOGIN.get(login, "sh")))])
+    request.output.show_raw(format_changes(changes, options.shell or _LOGIN.get(login, "sh")))
     for note in notes:
         request.notice(note)
     return 0

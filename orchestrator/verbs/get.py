@@ -16,7 +16,7 @@ OPTIONS: Final = (
 )
 
 
-def run(request: verbs.Request) -> bytes | int:
+def run(request: verbs.Request) -> int:
     """Carry out ``cachectl get``. Raises :class:`LayerError` if no entry has the key."""
     from cachectl.layers.stores.archive import artifact_to_bytes
     from cachectl.output_files import ARTIFACT
@@ -28,7 +28,5 @@ def run(request: verbs.Request) -> bytes | int:
     if artifact is None:
         raise LayerError(layer.name, f"no entry has the key {options.key!r}; cachectl ls {layer.name} lists keys")
     data = artifact_to_bytes(artifact)
-    if options.output == "-":
-        return data
     file.write((data,))
     return 0

@@ -29,7 +29,7 @@ def table(document: _Document, _request: verbs.Request) -> verbs.Table:
         (layer["layer"], *("no" if reason else "yes" for reason in layer["abilities"].values()))
         for layer in document["layers"]
     ]
-    return verbs.Table(("layer", *(ability.value for ability in facts.Ability)), rows)
+    return verbs.Table(dict.fromkeys(("layer", *(ability.value for ability in facts.Ability)), str), rows)
 
 
 def show(document: _Document, request: verbs.Request) -> Iterator[object]:

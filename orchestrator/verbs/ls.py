@@ -5,20 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from cachectl import listing, verbs
-from cachectl.layers.base import errors
-from cachectl.layers.base.selection import ALL
-
-if TYPE_CHECKING:
-    from cachectl import layer_set
-    from cachectl.layers.base.facts import Entry
-    from cachectl.layers.base.selection import Selection
+from cachectl import layer_set, listing, verbs
+from cachectl.layers.base import errors, facts
+from cachectl.layers.base.selection import ALL, Selection
 
 _UNKNOWN: Final = float("inf")
 #: The sort key of each order; an unknown time comes last.
-_ORDERS: Final[dict[str, Callable[[Entry], float]]] = {
+_ORDERS: Final[dict[str, Callable[[facts.Entry], float]]] = {
     "size": lambda entry: -entry.bytes,
     "age": lambda entry: _UNKNOWN if entry.modified is None else entry.modified,
     "used": lambda entry: _UNKNOWN if entry.used is None else entry.used,
@@ -51,14 +46,14 @@ def ls(
     if limit is not None and limit < 0:
         raise errors.BadRequest(f"--limit {limit} is negative")
     troubles: list[listing.Trouble] = []
-    entries: Iterable[Entry] = listing.listed(stack.named(layers), selection, troubles.append)
+    entries: Iterable[facts.Entry] = listing.listed(stack.named(layers), selection, troubles.append)
     if sort is not None:
         entries = sorted(entries, key=_ORDERS[sort])
     most = None if limit is None else min(limit, sys.maxsize)
     return listing.Listing(tuple(islice(entries, most)), tuple(troubles))
 
 
-def run(request: verbs.Request) -> listing.Listing:
+def run(request: verbs.Request) -> listing.Listing | int:
     """Carry out ``cachectl ls``."""
     options, selected = request.options, request.selection()
     with request.working("listing"):
@@ -66,14 +61,17 @@ def run(request: verbs.Request) -> listing.Listing:
     for trouble in listed.problems:
         where = "" if trouble.path is None else f"{trouble.path}: "
         request.notice(f"{trouble.layer}: {where}{trouble.message}")
+    if options.quiet:
+        request.output.show_raw(entry.key for entry in listed.entries)
+        return int(listed.failed)
     return listed
 
 
 def table(listed: listing.Listing, request: verbs.Request) -> verbs.Table:
     """Return the entries."""
-    return listing.entries_table(listed.entries, request.now)
+    return listing.entries_table(listed.entries, request.now, "stale")
 
 
 def show(listed: listing.Listing, request: verbs.Request) -> Iterator[object]:
-    """Yield the table of entries, or with ``-q`` their keys."""
-    yield verbs.Raw(entry.key for entry in listed.entries) if request.options.quiet else table(listed, request)
+    """Yield the table of entries."""
+    yield listing.entries_table(listed.entries, request.now, "")

@@ -20,7 +20,9 @@ OPTIONS: Final = (
 )
 
 
-def plan_purge(layers: Iterable[Layer], selection: Selection = ALL, *, damaged: bool = False) -> removal.PurgePlan:
+def plan_purge(
+    stack: layer_set.LayerSet, selection: Selection = ALL, *, layers: Iterable[str] = (), damaged: bool = False
+) -> removal.Removal:
     """Plan the purge of a selection in each layer, with ``damaged`` only of damaged entries; touches nothing."""
 
     def plan(layer: Layer) -> facts.Plan:
@@ -29,7 +31,7 @@ def plan_purge(layers: Iterable[Layer], selection: Selection = ALL, *, damaged: 
             return facts.Plan(layer.name)
         return layer.plan_clear(selection, damaged=damaged)
 
-    return removal.planned(layers, plan)
+    return removal.planned(stack.chosen(layers), plan)
 
 
 def purge(
@@ -40,20 +42,19 @@ def purge(
     damaged: bool = False,
     dry_run: bool = False,
     notice: Callable[[str], None] = layer_set.warn_user,
-) -> removal.PurgeResult:
+) -> removal.Removal:
     """Remove the selected entries, and what killed commands left; or return the plan (``dry_run``)."""
-    chosen = stack.chosen(layers)
 
-    def plan() -> removal.PurgePlan:
-        return plan_purge(chosen, selection, damaged=damaged)
+    def plan() -> removal.Removal:
+        return plan_purge(stack, selection, layers=layers, damaged=damaged)
 
-    return removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run)
+    return removal.carry_out(stack, stack.chosen(layers), plan, notice, dry_run=dry_run)
 
 
 show, table = removal.show, removal.table
 
 
-def run(request: verbs.Request) -> removal.PurgeResult:
+def run(request: verbs.Request) -> removal.Removal:
     """Carry out ``cachectl purge``. Raises :class:`CachectlError` if nothing has the key that was to be removed."""
     options = request.options
     if options.all == bool(options.layers):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import redirect_stdout
 from typing import Final
 
 from cachectl import transfer, verbs
@@ -27,7 +25,7 @@ show, table = transfer.show, transfer.table
 
 def run(request: verbs.Request) -> transfer.Transfer | int:
     """Carry out ``cachectl push``."""
-    from cachectl.exchange.push import push
+    from cachectl.exchange.push_pull import push
 
     options, selected = request.options, request.selection()
     if options.target == "-" and request.form != "table":
@@ -45,6 +43,5 @@ def run(request: verbs.Request) -> transfer.Transfer | int:
     if options.target != "-":
         return pushed
     # Standard output holds the bundle.
-    with redirect_stdout(sys.stderr):
-        request.output.say(show(pushed, request))
+    request.output.say_on_stderr(show(pushed, request))
     return int(pushed.failed)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from cachectl import verbs
+from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts, registry, store
 from cachectl.layers.base.layer import Layer, every_root
 from cachectl.layers.disk import temporaries
 
 if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
     from cachectl.layers.host.neighbours import Neighbour
     from cachectl.listing import Listing
 
@@ -205,8 +204,8 @@ def _layer_report(layer: Layer) -> LayerReport:
 def _root_report(layer: Layer, root: facts.Root) -> RootReport:
     try:
         # The store of a missing root is not loaded.
-        exists = root.exists or os.path.lexists(root.path)
-        return RootReport(root, root.exists, layer.store.usage(root) if exists else store.sum_usage(()))
+        usage = layer.store.usage(root) if root.may_exist else store.sum_usage(())
+        return RootReport(root, root.exists, usage)
     except errors.FAILURES as error:
         # An unreadable root exists.
         usage = store.unknown_usage(facts.Problem(root.path, "unreadable", errors.reason_of(error)))
@@ -219,19 +218,18 @@ def _by_python(layers: Iterable[Layer], stack: LayerSet) -> tuple[PythonShare, .
     from cachectl.layers.base.selection import ALL
     from cachectl.layers.host.pythons import pythons_of
 
-    groups: dict[tuple[tuple[str, str | None], ...], list[facts.Entry]] = {}
+    groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[facts.Entry]] = {}
     for entry in listing.listed(layers, ALL, lambda _: None, contents=False):
-        if entry.versions.get("python"):
-            groups.setdefault(tuple(sorted(entry.versions.items())), []).append(entry)
+        if python := entry.versions.get("python"):
+            packages = tuple(sorted(item for item in entry.versions.items() if item[0] != "python"))
+            groups.setdefault((python, packages), []).append(entry)
     shares = []
-    for versions, entries in groups.items():
-        packages = dict(versions)
-        python = str(packages.pop("python"))
+    for (python, packages), entries in groups.items():
         pythons = [other for other in pythons_of(stack.environment) if other.version == python]
         known = tuple(other.path for other in pythons if other.present is not False)
         stale = sum(entry.stale is True for entry in entries)
         size = sum(entry.bytes for entry in entries)
-        shares.append(PythonShare(python, packages, len(entries), size, stale, known))
+        shares.append(PythonShare(python, dict(packages), len(entries), size, stale, known))
     return tuple(sorted(shares, key=lambda share: -share.bytes))
 
 
@@ -265,9 +263,9 @@ def run(request: verbs.Request) -> Report | int:
 
 def draw(whole: Report, listing: Listing, findings: Iterable[facts.Finding]) -> bytes:
     """Return a report as an HTML page, with its entries and findings."""
-    from cachectl.pages.skeleton import Words, build_page
+    from cachectl.pages import build_page, numbered
 
-    printable, words = errors.printable, Words()
+    printable, words = errors.printable, numbered()
     rows: list[list[object]] = []
     # Entries that only share a folder are in no total.
     for entry in (entry for entry in listing.entries if entry.guest is None):
@@ -318,10 +316,8 @@ def _release(python: str) -> str:
     return ".".join(python.split(".")[:3])
 
 
-_COLUMNS: Final[tuple[str | verbs.Column, ...]] = (
-    *("layer", "state", verbs.counts("entries"), verbs.counts("files")),
-    *(verbs.sizes("size"), verbs.sizes("stale")),
-)
+_NUMBERS: Final = {"entries": verbs.count, "files": verbs.count, "size": verbs.size, "stale": verbs.size}
+_COLUMNS: Final[verbs.Columns] = {"layer": str, "state": str, **_NUMBERS}
 
 
 def table(whole: Report, _request: verbs.Request) -> verbs.Table:
@@ -331,7 +327,7 @@ def table(whole: Report, _request: verbs.Request) -> verbs.Table:
         total = layer.total
         numbers = (total.entries, total.files, total.bytes, total.stale_bytes, total.disk_bytes)
         rows.append((layer.layer, layer.state.condition.value, *numbers))
-    return verbs.Table((*_COLUMNS, verbs.sizes("on disk")), rows)
+    return verbs.Table({**_COLUMNS, "on disk": verbs.size}, rows)
 
 
 def show(whole: Report, request: verbs.Request) -> Iterator[object]:
@@ -370,25 +366,25 @@ def _cells(total: Total) -> list[str]:
 def _others(whole: Report, home: str) -> Iterator[object]:
     """Yield what belongs to no layer."""
     for leftover in whole.leftovers:
-        held = f"{verbs.size(leftover.bytes)}, {verbs.age(leftover.modified, whole.generated)} old"
+        held = f"{verbs.size(leftover.bytes)}, {verbs.age(verbs.since(leftover.modified, whole.generated))} old"
         where = _short(leftover.root / leftover.key, home)
         yield ""
         yield f"{where}: {leftover.because} ({held}); the next purge or prune removes it"
     if whole.pythons is not None:
-        columns = ("python", verbs.counts("entries"), verbs.counts("stale"), verbs.sizes("size"), "packages")
+        numbers = {"entries": verbs.count, "stale": verbs.count, "size": verbs.size}
         rows, places = list[tuple[str | int, ...]](), []
         for share in whole.pythons:
             release = _release(share.python)
             packages = " ".join(f"{name} {version}" for name, version in share.packages.items())
             rows.append((release, share.entries, share.stale, share.bytes, packages))
             places += [f"  {_short(path, home)}: Python {release}" for path in share.interpreters]
-        yield from ("", verbs.Table(columns, rows), *places)
+        yield from ("", verbs.Table({"python": str, **numbers, "packages": str}, rows), *places)
     if whole.neighbours is not None:
         caches = [
             (one.name, one.files, one.bytes, f"{_short(one.path, home)} ({one.source})") for one in whole.neighbours
         ]
         yield ""
-        yield verbs.Table(("neighbours", verbs.counts("files"), verbs.sizes("size"), "place"), caches)
+        yield verbs.Table({"neighbours": str, "files": verbs.count, "size": verbs.size, "place": str}, caches)
 
 
 def summary(whole: Report) -> str:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl import layer_set, verbs
 from cachectl.layers.base import errors, facts
+from cachectl.switching import child
+from cachectl.switching.child import make_kept_root
 
 if TYPE_CHECKING:
-    from cachectl.exchange.around import StoreUse
+    from cachectl.exchange.push_pull import StoreUse
     from cachectl.layers.base.layer import Layer
-    from cachectl.watching.proof import Proof, Watch
+    from cachectl.watching.proof import Proof
 
 #: How many paths the proof of a layer names.
 _FEW: Final = 3
@@ -89,17 +91,14 @@ def run_with(
     ``prove`` watches the real roots; the proof says whether any was read or written. ``store`` is a shared store to
     pull from before and to push to after the command, for its own caches or for the root that is kept; entries of
     the base are not pulled and not pushed. ``notice`` gets a line for each layer that stays as it is. Raises
-    :class:`Refused` if such a layer was named, and :class:`~cachectl.switching.run.CannotStart`.
+    :class:`Refused` if such a layer was named, and :class:`~cachectl.switching.child.CannotStart`.
     """
-    from cachectl.switching import run as child
-    from cachectl.switching.isolated import companions, isolated_root, link_cache_home
-
     here, chosen = stack.environment, stack.named(layers)
     with ExitStack() as block:
         place = None
         besides: Mapping[str, frozenset[str]] = {}
         if base is not None or store is not None:
-            from cachectl.exchange import around, copying
+            from cachectl.exchange import copying, push_pull
         if base is not None:
             place = copying.base_at(here, base)
             isolated = isolated or copying.make_own_root(here, place)
@@ -107,7 +106,7 @@ def run_with(
         if store is not None:
             isolated = isolated if isinstance(isolated, bool) else here.absolute(isolated)
             kept = _kept_below(stack, isolated)
-            block.enter_context(around.shared_around(kept, store, notice, layers=layers, besides=besides, own=here))
+            block.enter_context(push_pull.shared_around(kept, store, notice, layers=layers, besides=besides, own=here))
         staying = child.left_alone(chosen, off=no_cache) if no_cache or isolated else {}
         for name in (name for name in staying if stack[name].about.scope is facts.Scope.USER):
             if name in layers:
@@ -116,12 +115,14 @@ def run_with(
         signals = block.enter_context(child.signals_held())
         changes: dict[str, str | None] = {}
         if no_cache or isolated:
-            root = block.enter_context(isolated_root(here, isolated if isinstance(isolated, Path) else None, notice))
+            root = block.enter_context(
+                child.isolated_root(here, isolated if isinstance(isolated, Path) else None, notice)
+            )
             moved = chosen
             if no_cache:
                 changes = child.variables_off(chosen, stack, root)
             else:
-                along = companions(chosen, stack, root)
+                along = child.companions(chosen, stack, root)
                 for name in along:
                     notice(f"{name} keeps its entries in the same folder, so it is isolated too")
                 moved = (*chosen, *(stack[name] for name in along))
@@ -129,16 +130,16 @@ def run_with(
             if place is not None:
                 names = tuple(layer.name for layer in moved)
                 copying.start_from(here, place, root, layers=names, notice=notice)
-            link_cache_home(here, moved, root)
-        watch = _watch(stack, chosen, frozenset(staying)) if prove else None
+            child.link_cache_home(here, moved, root)
+        proof = _watch(stack, chosen, frozenset(staying)) if prove else None
         status = child.run(command, changes, here, signals)
-        return Ran(status, None if watch is None else watch.end())
+        return Ran(status, None if proof is None else proof.end())
 
 
-def _watch(stack: layer_set.LayerSet, layers: Iterable[Layer], left_out: frozenset[str]) -> Watch:
-    from cachectl.watching.proof import Watch
+def _watch(stack: layer_set.LayerSet, layers: Iterable[Layer], left_out: frozenset[str]) -> Proof:
+    from cachectl.watching.proof import Proof
 
-    return Watch(stack, layers, left_out=left_out)
+    return Proof(stack, layers, left_out=left_out)
 
 
 def _kept_below(stack: layer_set.LayerSet, root: Path | bool) -> layer_set.LayerSet:
@@ -152,11 +153,8 @@ def _kept_below(stack: layer_set.LayerSet, root: Path | bool) -> layer_set.Layer
         raise errors.BadRequest(
             "an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR"
         )
-    from cachectl.switching.isolated import make_kept_root
-    from cachectl.switching.run import environment_below
-
     make_kept_root(root, mode=0o700)
-    return type(stack)(environment_below(stack.environment, str(root)))
+    return type(stack)(child.environment_below(stack.environment, str(root)))
 
 
 def run(request: verbs.Request) -> int:
@@ -200,7 +198,7 @@ def _store_use(request: verbs.Request) -> StoreUse | None:
         return None
     if options.no_cache:
         request.misuse("--no-cache leaves nothing to pull or push; drop --store")
-    from cachectl.exchange.around import PATIENCE, StoreUse
+    from cachectl.exchange.push_pull import PATIENCE, StoreUse
     from cachectl.exchange.trust import UNTRUSTED
 
     if trust is None:

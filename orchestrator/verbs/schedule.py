@@ -13,15 +13,13 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from zlib import crc32
 
 from cachectl import verbs
+from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import config_paths
 from cachectl.layers.base.errors import FAILURES, BadRequest
-
-if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
 
 KINDS: Final = ("systemd", "cron", "slurm-epilog")
 OPTIONS: Final = (
@@ -89,16 +87,12 @@ def schedule(layers: LayerSet, kind: str, *, all_users: bool = False) -> str:
     # Python started by a relative path keeps dots in it.
     command = [os.path.abspath(sys.executable), "-m", "cachectl", "prune", *(["--all-users"] if all_users else [])]
     words = " --all-users" if all_users else ""
-    _require_printable("the path of Python", command[0])
     # Each user has caches and settings of his own.
     variables = {} if all_users or kind == "slurm-epilog" else _needed_variables(layers)
     if kind == "systemd":
         folder = "/etc/systemd/system" if all_users else '"${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user"'
         systemctl = "systemctl" if all_users else "systemctl --user"
         lines = "".join(f"Environment={_unit_word(f'{name}={value}')}\n" for name, value in variables.items())
-        if re.search(r"""["'\\$]""", command[0]):
-            why = "systemd starts no program whose path has quotes, backslashes or dollars"
-            raise BadRequest(f"{why}: {command[0]}; run: cachectl schedule cron{words}")
         start = " ".join(map(_unit_word, command))
         return _SYSTEMD.format(words=words, folder=folder, variables=lines, command=start, systemctl=systemctl)
     if kind == "cron":
@@ -121,14 +115,10 @@ def _needed_variables(layers: LayerSet) -> Mapping[str, str]:
     for name, value in environment.variables.items():
         without = environment.with_variables({name: None})
         if name != "HOME" and _places(type(layers)(without)) != here:
-            _require_printable(name, value)
+            if re.search(r"[\x00-\x1f\x7f]", value):
+                raise BadRequest(f"{name} has a control character, which no schedule can hold; change it")
             needed[name] = value
     return needed
-
-
-def _require_printable(what: str, text: str) -> None:
-    if re.search(r"[\x00-\x1f\x7f]", text):
-        raise BadRequest(f"{what} has a control character, which no schedule can hold; change it")
 
 
 def _places(layers: LayerSet) -> set[Path]:
@@ -141,11 +131,7 @@ def _places(layers: LayerSet) -> set[Path]:
 
 
 def _unit_word(text: str) -> str:
-    """Return a word of a unit file, quoted if it must be. Raises :class:`BadRequest` for what no such file holds."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadRequest("systemd reads UTF-8 only; run: cachectl schedule cron") from error
+    """Return a word of a unit file, quoted if it must be."""
     word = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return word if re.fullmatch(r"[\w%+=:,./-]+", word, re.ASCII) else f'"{word}"'
 
@@ -153,7 +139,7 @@ def _unit_word(text: str) -> str:
 def run(request: verbs.Request) -> int:
     """Carry out ``cachectl schedule``."""
     options = request.options
-    request.output.say([verbs.Raw(schedule(request.stack, options.kind, all_users=options.everybody).splitlines())])
+    request.output.show_raw(schedule(request.stack, options.kind, all_users=options.everybody).splitlines())
     # The settings of other users set their limits.
     own = options.kind != "slurm-epilog" and not options.everybody
     if own and request.config.limits(request.now).none:

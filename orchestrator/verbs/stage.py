@@ -11,7 +11,7 @@ from cachectl.layers.base import errors
 
 if TYPE_CHECKING:
     from cachectl.stage import Ranks
-    from cachectl.switching import run as child
+    from cachectl.switching import child
 
 OPTIONS: Final = (
     verbs.value(
@@ -42,7 +42,7 @@ def run(request: verbs.Request) -> int:
     ranks, raises :class:`NotConnected` on the launcher's rank 0, and ends the others.
     """
     from cachectl import stage
-    from cachectl.switching.run import signals_held
+    from cachectl.switching.child import signals_held
 
     options = request.options
     request.demand_command()
@@ -71,7 +71,7 @@ def run(request: verbs.Request) -> int:
 
 
 def _run(command: Sequence[str], ranks: Ranks, signals: child.Signals) -> int:
-    from cachectl.switching import run as child
+    from cachectl.switching import child
 
     changes = ranks.stage_in()
     try:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from cachectl import layer_set, verbs
+from cachectl import layer_set, output_files, verbs
 from cachectl.layers.base import errors
-
-if TYPE_CHECKING:
-    from cachectl.watching import evidence, timeline
-    from cachectl.watching.trace import KernelTrace, Trace
+from cachectl.switching import child
+from cachectl.watching import evidence, timeline
+from cachectl.watching.trace import KernelTrace, Trace, Tracer
 
 OPTIONS: Final = (
     verbs.UNEXPECTED,
@@ -39,13 +38,9 @@ def trace(
     """Run a command and return what each layer did; with ``explain`` also why each lookup missed.
 
     ``notice`` gets a line for each thing that went wrong with the temporary folder, and for each library that could not
-    be watched. Raises :class:`~cachectl.switching.run.CannotStart`.
+    be watched. Raises :class:`~cachectl.switching.child.CannotStart`.
     """
-    from cachectl.switching import run as child
-    from cachectl.switching.isolated import isolated_root
-    from cachectl.watching.trace import Tracer
-
-    with child.signals_held() as signals, isolated_root(stack.environment, notice=notice) as folder:
+    with child.signals_held() as signals, child.isolated_root(stack.environment, notice=notice) as folder:
         tracer = Tracer(stack, folder, explain=explain)
         with tracer.watching():
             started = time.perf_counter()
@@ -59,16 +54,14 @@ def trace(
 
 def run(request: verbs.Request) -> int:
     """Carry out ``cachectl trace``."""
-    from cachectl.output_files import demand_targets, json_kind
-    from cachectl.watching import timeline_files
-
-    options = request.options
+    options, document, drawn = request.options, None, None
     request.demand_command()
     if options.timeline is not None:
-        timeline_files.check(options.timeline)
-    document = None if options.json is None else request.output_file(options.json, json_kind("cachectl/trace"))
-    drawn = None if options.timeline is None else request.output_file(options.timeline, timeline_files.TIMELINE)
-    demand_targets(document, drawn)
+        timeline.check(options.timeline)
+        drawn = request.output_file(options.timeline, timeline.TIMELINE)
+    if options.json is not None:
+        document = request.output_file(options.json, output_files.json_kind("cachectl/trace"))
+    output_files.demand_targets(document, drawn)
     traced = trace(request.stack, request.command, explain=options.explain, notice=request.notice)
     if document is not None:
         request.write_json(traced, document)
@@ -78,7 +71,7 @@ def run(request: verbs.Request) -> int:
         request.notice(f"no process of the run could be watched, so {drawn.name} was not written")
         return traced.exit_status or 1
     if drawn is not None and traced.timeline is not None:
-        drawn.write((timeline_files.encode(traced.timeline, drawn.name),))
+        drawn.write((timeline.encode(traced.timeline, drawn.name),))
     return traced.exit_status or 0
 
 
@@ -88,9 +81,9 @@ def show(traced: Trace) -> Iterator[bytes | str | verbs.Table]:
     shown = [layer for layer in traced.layers if layer.was_used]
     stopped = [layer for layer in traced.layers if layer.state is not None]
     if shown:
-        numbers = map(verbs.counts, ("hits", "misses", "stores"))
+        numbers = dict.fromkeys(("hits", "misses", "stores"), verbs.count)
         rows = [(use.layer, use.hits, use.misses, use.stores, use.bytes, use.evidence) for use in shown]
-        yield verbs.Table(("layer", *numbers, verbs.sizes("stored"), "evidence"), rows)
+        yield verbs.Table({"layer": str, **numbers, "stored": verbs.size, "evidence": str}, rows)
     yield from (f"{layer.layer}: {layer.state} ({layer.state_why})" for layer in stopped)
     others = len(traced.layers) - len({layer.layer for layer in (*shown, *stopped)})
     yield f"{errors.plural(others, 'more layer' if shown or stopped else 'layer')}: no use seen"
@@ -115,7 +108,7 @@ def _stages(stages: Iterable[timeline.StageTime]) -> verbs.Table:
     for stage in stages:
         split = [f"{seconds:.3f}" if seconds else verbs.DASH for seconds in (stage.hit, stage.missed)]
         rows.append((stage.stage, f"{stage.seconds:.3f}", *split))
-    return verbs.Table(("stage", *map(verbs.Column, ("seconds", "hit", "missed"))), rows)
+    return verbs.Table({"stage": str, **dict.fromkeys(("seconds", "hit", "missed"), verbs.count)}, rows)
 
 
 def _slowest(kernels: Iterable[timeline.KernelTime]) -> verbs.Table:
@@ -123,7 +116,7 @@ def _slowest(kernels: Iterable[timeline.KernelTime]) -> verbs.Table:
     for kernel in kernels:
         state = {True: "warm", False: "cold", None: verbs.DASH}[kernel.warm]
         rows.append((f"{kernel.seconds:.3f}", kernel.slowest_stage, state, kernel.kernel))
-    return verbs.Table((verbs.Column("seconds"), "most in", "state", "slowest kernels"), rows)
+    return verbs.Table({"seconds": verbs.count, "most in": str, "state": str, "slowest kernels": str}, rows)
 
 
 def _builds(kernels: Iterable[KernelTrace]) -> verbs.Table:
@@ -133,7 +126,7 @@ def _builds(kernels: Iterable[KernelTrace]) -> verbs.Table:
         served_by = kernel.served_by or ("compiled" if kernel.compiled else verbs.DASH)
         groups.setdefault((served_by, " ".join(kernel.kernels) or verbs.DASH), []).append(kernel.seconds)
     rows = [(f"{sum(seconds):.3f}", len(seconds), *names) for names, seconds in groups.items()]
-    return verbs.Table((verbs.Column("seconds"), verbs.counts("builds"), "served by", "kernels"), rows)
+    return verbs.Table({"seconds": verbs.count, "builds": verbs.count, "served by": str, "kernels": str}, rows)
 
 
 def _entries(entries: Iterable[evidence.EntryTrace]) -> verbs.Table:
@@ -142,8 +135,8 @@ def _entries(entries: Iterable[evidence.EntryTrace]) -> verbs.Table:
         kernels = " ".join(entry.kernels or ()) or verbs.DASH
         hits = 0 if entry.broken else entry.hits
         rows.append((entry.layer, hits, entry.stores, entry.bytes, entry.device or verbs.DASH, kernels))
-    numbers = (verbs.counts("hits"), verbs.counts("stores"), verbs.sizes("size"))
-    return verbs.Table(("entries of", *numbers, "device", "kernels"), rows)
+    numbers = {"hits": verbs.count, "stores": verbs.count, "size": verbs.size}
+    return verbs.Table({"entries of": str, **numbers, "device": str, "kernels": str}, rows)
 
 
 def _missed(summary: timeline.Summary, traced: Trace) -> str:

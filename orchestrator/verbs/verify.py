@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from cachectl import findings, verbs
+from cachectl import layer_set, listing, verbs
 
 OPTIONS: Final = (verbs.LAYERS, verbs.PLACES, verbs.WAIT, verbs.FORM)
 
 
-def run(request: verbs.Request) -> findings.Findings:
+def verify(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Findings:
+    """Check every entry of the named layers, or of all, for damage."""
+    return listing.damage(stack.named(layers))
+
+
+def run(request: verbs.Request) -> listing.Findings:
     """Carry out ``cachectl verify``."""
     with request.working("verifying"):
-        return findings.damage(request.stack.named(request.options.layers))
+        return verify(request.stack, request.options.layers)
 
 
-table = findings.table
+table = listing.findings_table
 
 
-def show(result: findings.Findings, request: verbs.Request) -> Iterator[object]:
+def show(result: listing.Findings, request: verbs.Request) -> Iterator[object]:
     """Yield each finding; warn of what was not checked."""
-    yield from findings.lines(result, "no damage found")
+    yield from listing.findings_lines(result, "no damage found")
     for layer, content in (result.not_checked or {}).items():
         request.notice(f"{layer}: not checked: {content}")

@@ -1,7 +1,7 @@
 """File events while a program runs, as the Linux kernel reports them (inotify), and what they show of caches.
 
 The kernel reports each opening, writing and renaming in watched folders, by whichever process of this machine. It does
-not say which process: :mod:`cachectl.watching.processes` looks for other programs that may have used a cache.
+not say which process: :mod:`cachectl.watching.programs` looks for other programs that may have used a cache.
 
 The library inotify_simple is not used: it searches for the C library with a compiler at each start, which takes longer
 than many commands that are watched, and leaks a descriptor in Python before 3.11.4 if none is free. Source: inotify(7).
@@ -17,13 +17,13 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from cachectl.layers.base import errors, facts, parts
+from cachectl.layers.base import errors, facts
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import ENTRY, OWN
 from cachectl.layers.disk.plain import nearest
@@ -95,12 +95,8 @@ class FileEvents:
             self._library, self._queue = open_queue()
         except OSError as error:
             self.why_not = error.strerror
-            return
-        try:
+        else:
             self._thread.start()
-        except RuntimeError as error:
-            self.why_not = str(error)
-            os.close(self._queue)
 
     def watch(self, path: Path, mask: int) -> str | None:
         """Watch a folder's files, or one file; return why that is not possible, or ``None``."""
@@ -313,17 +309,8 @@ class History:
         self._creating = self._writing = self._dirty = self._listed = False
 
 
-@dataclass
-class Seen:
-    """What was seen of one layer: the uses of its entries, each with its root and key.
-
-    ``shared`` maps files that hold many entries to their openings; ``doubts`` lists why uses may be missing.
-    """
-
-    files: parts.EntryFiles
-    entries: list[tuple[facts.Root, str, History]] = field(default_factory=list)
-    shared: dict[Path, int] = field(default_factory=dict)
-    doubts: dict[str, None] = field(default_factory=dict)
+#: A file of a layer that was used: the root, the name below it, and its history.
+Use = tuple[facts.Root, str, History]
 
 
 class EntryEvents:
@@ -331,17 +318,17 @@ class EntryEvents:
 
     _events: FileEvents
 
-    def __init__(self, layers: Sequence[tuple[Layer, parts.EntryFiles]]) -> None:
-        places, unknown = places_of(layer for layer, _ in layers)
+    def __init__(self, layers: Iterable[Layer]) -> None:
+        layers = tuple(layers)
+        places, unknown = places_of(layers)
         self.why_not: str | None = None
-        self._seen = {layer.name: Seen(files) for layer, files in layers}
-        for name, why in unknown.items():
-            self._seen[name].doubts[why] = None
+        #: Why uses of each layer may be missing.
+        self._doubts = {layer.name: {unknown[layer.name]: None} if layer.name in unknown else {} for layer in layers}
         # Too much happens in a folder where everybody keeps files.
         self._places = [place for place in places if not place.everybodys]
         self._unwatched = [place for place in places if place.everybodys]
         self._histories: dict[Path, History] = {}
-        self._recorded = 0
+        self._left = _MOST
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -371,7 +358,7 @@ class EntryEvents:
 
     def _doubt(self, place: WatchedPlace, why: str) -> None:
         for name in place.layers:
-            self._seen[name].doubts[why] = None
+            self._doubts[name][why] = None
 
     def _descend(self, folder: Path, *, new: bool) -> None:
         """Watch a folder and those below it; then list it, because files may have been made before it was watched."""
@@ -400,25 +387,32 @@ class EntryEvents:
             if mask & ARRIVED and self._leads(path):
                 self._descend(path, new=bool(mask & CREATE))
         elif path in self._histories or (mask & _USES and self._is_owned(path)):
-            self._recorded += 1
-            if self._recorded <= _MOST:
+            self._left -= 1
+            if self._left < 0:
+                self._events.lost = True
+            else:
                 self._histories.setdefault(path, History()).record(mask, time.time())
 
-    def seen(self) -> dict[str, Seen]:
-        """Return what was seen of each layer, when the block has ended; nothing if nothing could be watched."""
+    def seen(self) -> dict[str, tuple[list[Use], dict[str, None]]]:
+        """Return the uses of each layer's files and why some may be missing, when the block has ended.
+
+        There is nothing if nothing could be watched.
+        """
         if self.why_not is not None:
             return {}
         self._doubt_places()
+        uses: dict[str, list[Use]] = {name: [] for name in self._doubts}
         for path, history in self._histories.items():
             for place in self._places if history.uses else ():
                 if key := place.relative(path):
                     for layer, root in place.claims:
-                        self._assign(layer, root, key, history)
-        return self._seen
+                        if _kind_of(layer, root, key) in (ENTRY, OWN):
+                            uses[layer.name].append((root, key, history))
+        return {name: (of_layer, self._doubts[name]) for name, of_layer in uses.items()}
 
     def _doubt_places(self) -> None:
         for place in self._places:
-            if self._events.lost or self._recorded > _MOST:
+            if self._events.lost:
                 self._doubt(place, LOST)
             if any(map(place.is_unclear, place.layers)):
                 self._doubt(place, "the layer cannot say which files are its own")
@@ -430,16 +424,6 @@ class EntryEvents:
             with suppress(OSError):
                 if any(map(place.owners, os.listdir(place.path))):
                     self._doubt(place, f"{place.path}, where others keep files too, is not watched")
-
-    def _assign(self, layer: Layer, root: facts.Root, key: str, history: History) -> None:
-        seen, kind = self._seen[layer.name], _kind_of(layer, root, key)
-        if kind == ENTRY:
-            seen.entries.append((root, key, history))
-        elif kind == OWN and seen.files.shared is not None and seen.files.shared.fullmatch(key.rpartition("/")[2]):
-            seen.shared[root.path / key] = history.openings
-        else:
-            return
-        seen.doubts |= dict.fromkeys(sorted(history.doubts))
 
 
 def storing_refused(place: Path) -> str | None:

@@ -16,8 +16,9 @@ from typing import ClassVar, Final
 
 from cachectl.layers.base import errors, facts, parts
 from cachectl.layers.base.layer import Layer
-from cachectl.watching.events import History, Seen, storing_refused
-from cachectl.watching.notes import Event
+from cachectl.layers.base.store import ENTRY
+from cachectl.watching.events import Use, storing_refused
+from cachectl.watching.programs import Event
 
 EXACT: Final = "exact"
 INFERRED: Final = "inferred"
@@ -38,12 +39,12 @@ class LayerTrace:
     """
 
     layer: str
-    hits: int | None
-    misses: int | None
-    stores: int | None
-    bytes: int | None
-    evidence: str
-    why: str
+    hits: int | None = None
+    misses: int | None = None
+    stores: int | None = None
+    bytes: int | None = None
+    evidence: str = NONE
+    why: str = ""
     state: str | None = None
     state_why: str | None = None
 
@@ -90,9 +91,9 @@ class Evidence:
     """All that is seen of one layer in a run: made before it starts, and completed after it has ended.
 
     ``began`` is when it started. ``events`` are those of watched programs, of every layer; ``unread`` has a line for
-    each file of events that could not be read. ``seen`` is what file events showed, ``None`` without any. ``commands``
-    of the run used the layer and could not be watched, and ``strangers`` are other programs that may have used its
-    files.
+    each file of events that could not be read. ``entries`` are those that file events showed, ``None`` without any
+    events. ``commands`` of the run used the layer and could not be watched, and ``strangers`` are other programs that
+    may have used its files.
     """
 
     def __init__(self, layer: Layer, *, explain: bool = False) -> None:
@@ -101,7 +102,10 @@ class Evidence:
         self.began = 0.0
         self.events: Sequence[Event] = ()
         self.unread: Sequence[str] = ()
-        self.seen: Seen | None = None
+        self.entries: list[Use] | None = None
+        #: Files that hold many entries, with how often each was opened, and why uses of files may be missing.
+        self._shared: dict[str, int] = {}
+        self.doubts: dict[str, None] = {}
         self.commands: Sequence[str] = ()
         self.strangers: Iterable[str] = ()
         #: Modules that must be watched for the numbers to be exact.
@@ -114,6 +118,21 @@ class Evidence:
         if explain:
             with suppress(*errors.FAILURES):
                 self._known += layer.entries()
+
+    def take(self, uses: Iterable[Use], doubts: Mapping[str, None]) -> None:
+        """Take over what file events showed: the uses of the layer's files, and why some may be missing."""
+        shared = None if self.part.files is None else self.part.files.shared
+        self.entries, self.doubts = [], {**doubts}
+        for use in uses:
+            root, key, history = use
+            name = key.rpartition("/")[2]
+            if self.layer.store.kind_of(root, key) == ENTRY:
+                self.entries.append(use)
+            elif shared is not None and shared.fullmatch(name):
+                self._shared[name] = self._shared.get(name, 0) + history.openings
+            else:
+                continue
+            self.doubts |= dict.fromkeys(sorted(history.doubts))
 
     def owns(self, event: Event) -> bool:
         """Return whether a lookup or store that a program noted was the layer's."""
@@ -142,11 +161,10 @@ class Evidence:
     def trace(self, used: Sequence[EntryTrace]) -> LayerTrace:
         """Return what the layer did; ``used`` are its entries that file events showed."""
         counted = self._by_files(used) or self._by_programs()
-        if counted.evidence == EXACT and self.seen is None and (self.commands or self.unread):
-            reasons = [f"could not watch {', '.join(self.commands)}"] if self.commands else []
-            reasons += [f"could not read {', '.join(self.unread)}"] if self.unread else []
-            bound = f"{counted.why}; a lower bound: {' and '.join(reasons)}"
-            counted = replace(counted, evidence=INFERRED, why=bound)
+        if counted.evidence == EXACT and self.entries is None and (self.commands or self.unread):
+            gaps = (("watch", self.commands), ("read", self.unread))
+            reasons = " and ".join(f"could not {act} {', '.join(names)}" for act, names in gaps if names)
+            counted = replace(counted, evidence=INFERRED, why=f"{counted.why}; a lower bound: {reasons}")
         # Why it took no part; what was counted counts more, because a program may switch a layer itself.
         with suppress(*errors.FAILURES):
             state = self.layer.state()
@@ -160,15 +178,12 @@ class Evidence:
                     return replace(counted, state="closed", state_why=why)
         return counted
 
-    def _unseen(self, why: str) -> LayerTrace:
-        return LayerTrace(self.layer.name, None, None, None, None, NONE, why)
-
     # ------------------------------------------------------------------ seen in programs
 
     def _by_programs(self) -> LayerTrace:
         name, part, wrong = self.layer.name, self.part, misfits(self.events)
         if unfit := sorted(self._modules & wrong.keys()):
-            return self._unseen(wrong[unfit[0]])
+            return LayerTrace(name, why=wrong[unfit[0]])
         if self._modules and any(event["event"] == "started" for event in self.events):
             own = [event for event in self.events if event["event"] in ("hit", "miss", "store") and self.owns(event)]
             counts = Counter(str(event["event"]) for event in own)
@@ -179,7 +194,7 @@ class Evidence:
         builds = [event for event in self.events if event["event"] == "build" and event.get("driver") == name]
         if part.listeners and builds and all(event["heard"] for event in builds):
             return self._by_messages()
-        return self._unseen(_NO_PYTHON) if self._modules else self._by_comparison()
+        return LayerTrace(name, why=_NO_PYTHON) if self._modules else self._by_comparison()
 
     def _by_messages(self) -> LayerTrace:
         name = self.layer.name
@@ -198,9 +213,10 @@ class Evidence:
     def _by_comparison(self) -> LayerTrace:
         before, after, part = self._before, self._list(), self.part
         if before is None or after is None:
-            return self._unseen("it is only read, which leaves no trace" if self._is_system else "it cannot be listed")
+            why = "it is only read, which leaves no trace" if self._is_system else "it cannot be listed"
+            return LayerTrace(self.layer.name, why=why)
         if not before and not after and not part.keeps_use:
-            return self._unseen("it keeps no entry, and no lookup shows")
+            return LayerTrace(self.layer.name, why="it keeps no entry, and no lookup shows")
         new = after.keys() - before.keys()
         times = [entry.used for key, entry in after.items() if key not in new and entry.used is not None]
         hits = sum(moment >= self.began for moment in times) if times or part.keeps_use else None
@@ -219,15 +235,16 @@ class Evidence:
 
     def used(self) -> Iterator[EntryTrace]:
         """Yield the entries that were used; those of other layers that share the root are left out."""
-        if self.seen is None or not self.seen.entries:
+        if not self.entries:
             return
         listed = {**(self._before or {}), **(self._list() or {})}
-        for root, key, history in sorted(self.seen.entries, key=lambda use: use[2].uses[0]):
-            entry = listed.get(f"{root.path}/{key}")
+        for use in sorted(self.entries, key=lambda use: use[2].uses[0]):
+            entry = listed.get(f"{use[0].path}/{use[1]}")
             if entry is None or entry.guest is None:
-                yield self._described(root, key, history, None if entry is None else entry.bytes)
+                yield self._described(use, None if entry is None else entry.bytes)
 
-    def _described(self, root: facts.Root, key: str, history: History, size: int | None) -> EntryTrace:
+    def _described(self, use: Use, size: int | None) -> EntryTrace:
+        root, key, history = use
         artifact: object = None
         # An entry that cannot be read shows what is known without its content.
         with suppress(*errors.FAILURES):
@@ -252,19 +269,19 @@ class Evidence:
 
         A lookup that finds nothing touches no file: a miss is counted when its entry is stored.
         """
-        name, seen, before = self.layer.name, self.seen, self._before
-        if seen is None or (before is None and not self._is_system):
+        name, files, before = self.layer.name, self.part.files, self._before
+        if files is None or self.entries is None or (before is None and not self._is_system):
             return None
-        doubts = [*seen.doubts]
+        doubts = [*self.doubts]
         if others := ", ".join(sorted(self.strangers)):
             doubts.append(f"another program that may use the cache ran meanwhile: {others}")
-        if seen.shared:
+        if self._shared:
             after = self._list() or {}
             new = [entry.bytes for key, entry in after.items() if key not in (before or {}) and entry.guest is None]
-            files, openings = ", ".join(sorted({path.name for path in seen.shared})), sum(seen.shared.values())
+            openings = sum(self._shared.values())
             hits, misses = self.part.by_openings(openings, len(new), self.layer.environment) or (None, None)
-            shown = f"opened {openings} times; {seen.files.otherwise}; stores are the entries that appeared"
-            why = "; ".join([f"{files}: {shown}", *doubts])
+            shown = f"opened {openings} times; {files.otherwise}; stores are the entries that appeared"
+            why = "; ".join([f"{', '.join(sorted(self._shared))}: {shown}", *doubts])
             return LayerTrace(name, hits, misses, len(new), sum(new), INFERRED, why)
         stores = sum(entry.stores for entry in used)
         misses = stores + sum(entry.hits for entry in used if entry.broken)

@@ -22,7 +22,7 @@ from typing import Final
 
 from cachectl import layer_set
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.host.mounts import network_file_system
+from cachectl.layers.host.processes import network_file_system
 from cachectl.watching import events
 
 _OPENED, _READ, _WRITTEN, _TOUCHED = "was opened", "was read", "was written", "was touched"
@@ -44,13 +44,13 @@ _WORDS: Final[Mapping[int, str]] = {
 _LISTING: Final = events.OPEN | events.ACCESS | events.ATTRIBUTES
 _ON_THE_WAY: Final = events.ARRIVED | events.LEFT | events.DELETE_SELF | events.MOVE_SELF
 _EVERYTHING: Final = sum(_WORDS) - events.UNMOUNTED
-#: Limit on the number of different events that are kept of one place.
-_MOST: Final = 100_000
 #: Separates the name of a link from that of the file behind it.
 _LEADS_TO: Final = " -> "
 #: The stamp of a name: kind, inode, size in bytes, last change of content and of any kind (ns). Folders have no size,
 #: because the names in them are compared.
 _Stamp = tuple[int, int, int, int, int]
+#: What happened to a path, in words, and the layers that it belongs to.
+_Touch = tuple[frozenset[str], Path, tuple[str, ...]]
 
 
 #: The verdict on a layer, or on all layers.
@@ -79,31 +79,18 @@ class Attestation:
         return FAILS if self.touches else UNKNOWN if self.unknown else HOLDS
 
 
-@dataclass(frozen=True, slots=True)
 class Proof:
-    """The attestations of all layers; ``left_out`` names the layers that were meant to stay in use."""
+    """Watches the real roots of some layers, from its creation to :meth:`end`, and says then what was observed.
 
-    attestations: tuple[Attestation, ...]
-    left_out: tuple[str, ...] = ()
-
-    def of(self, verdict: str) -> tuple[str, ...]:
-        """Return the names of the layers with a verdict."""
-        return tuple(layer.layer for layer in self.attestations if layer.verdict == verdict)
-
-    @property
-    def holds(self) -> bool:
-        """Return whether every layer is known to have been left alone; ``False`` if there is no layer."""
-        return 0 < len(self.attestations) == len(self.of(HOLDS))
-
-
-class Watch:
-    """Watches the real roots of some layers, from its creation to :meth:`end`."""
+    ``left_out`` names the layers that were meant to stay in use.
+    """
 
     def __init__(
         self, stack: layer_set.LayerSet, layers: Iterable[Layer], *, left_out: frozenset[str] = frozenset()
     ) -> None:
         named = [layer.name for layer in layers]
-        self._left_out = tuple(name for name in named if name in left_out)
+        self.left_out = tuple(name for name in named if name in left_out)
+        self.attestations: tuple[Attestation, ...] = ()
         self._layers = tuple(name for name in named if name not in left_out)
         places, self._failed = events.places_of(stack)
         self._folders = [_Folder(place) for place in places if not place.layers.isdisjoint(self._layers)]
@@ -115,32 +102,35 @@ class Watch:
                 self._expect(folder)
             folder.begin(self._events)
 
+    def of(self, verdict: str) -> tuple[str, ...]:
+        """Return the names of the layers with a verdict."""
+        return tuple(layer.layer for layer in self.attestations if layer.verdict == verdict)
+
+    @property
+    def holds(self) -> bool:
+        """Return whether every layer is known to have been left alone; ``False`` if there is no layer."""
+        return 0 < len(self.attestations) == len(self.of(HOLDS))
+
     def end(self) -> Proof:
-        """Stop watching, look at every root again, and return the proof."""
+        """Stop watching, look at every root again, and return this proof."""
         self._events.stop()
         touches = {folder.path: folder.end(lost=self._events.lost) for folder in self._folders}
-        attestations = []
-        for name in self._layers:
-            mine = [folder for folder in self._folders if name in folder.place.layers]
-            unknown = [self._failed[name]] if name in self._failed else []
-            notes = []
-            for folder in mine:
+        self.attestations = tuple(self._attest(name, touches) for name in self._layers)
+        return self
+
+    def _attest(self, name: str, touches: Mapping[Path, Iterable[_Touch]]) -> Attestation:
+        unknown = [self._failed[name]] if name in self._failed else []
+        notes: list[str] = []
+        touched: list[tuple[Path, tuple[str, ...]]] = []
+        compared = watched = 0
+        for folder in self._folders:
+            if name in folder.layers:
                 unknown += folder.unknown_of(name)
-                mounts = folder.place.claims[0][0].environment.mounts
-                if folder.watched and (kind := network_file_system(folder.path, mounts=mounts)) is not None:
-                    notes.append(f"{folder.shown} is on {kind}, where only events of this machine are reported")
-            attestation = Attestation(
-                name,
-                compared=sum(folder.files_of(name) for folder in mine),
-                folders=sum(folder.watched for folder in mine),
-                notes=tuple(notes),
-                unknown=tuple(dict.fromkeys(unknown)),
-                touches=tuple(
-                    (path, what) for folder in mine for owners, path, what in touches[folder.path] if name in owners
-                ),
-            )
-            attestations.append(attestation)
-        return Proof(tuple(attestations), self._left_out)
+                notes += folder.notes()
+                touched += ((path, what) for owners, path, what in touches[folder.path] if name in owners)
+                compared += folder.files_of(name)
+                watched += folder.watched
+        return Attestation(name, compared, watched, tuple(notes), tuple(dict.fromkeys(unknown)), tuple(touched))
 
     def _note(self, path: Path, mask: int) -> None:
         said = mask & ~(_LISTING if mask & events.FOLDER else 0)
@@ -168,18 +158,16 @@ class Watch:
                 return
 
 
-class _Folder:
+class _Folder(events.WatchedPlace):
     """One folder in which layers keep entries, before and after the run."""
 
     def __init__(self, place: events.WatchedPlace) -> None:
-        self.place = place
-        self.path = place.path
+        super().__init__(place.path, place.claims, place.everybodys)
         self.shown = place.claims[0][1].path
         #: How many folders are under watch.
         self.watched = 0
         self._before: dict[str, _Stamp] = {}
         self._is_shared = len(place.layers) > 1 or place.everybodys
-        self._owners: dict[str, frozenset[str]] = {}
         #: What events said of names below the place, and why something could not be observed there.
         self._seen: dict[tuple[str, str], None] = {}
         self._unknown: dict[tuple[str, str], None] = {}
@@ -192,15 +180,9 @@ class _Folder:
 
     def _owners_of(self, relative: str) -> frozenset[str]:
         if not relative or not self._is_shared:
-            return self.place.layers
-        owners = self._owners.get(relative)
-        if owners is None:
-            owners = self.place.owners(relative.partition(_LEADS_TO)[0])
-            owners = owners if owners or self.place.everybodys else self.place.layers
-            if owners:
-                # A shared folder may contain any number of names that belong to no layer.
-                self._owners[relative] = owners
-        return owners
+            return self.layers
+        owners = self.owners(relative.partition(_LEADS_TO)[0])
+        return owners if owners or self.everybodys else self.layers
 
     def files_of(self, layer: str) -> int:
         """Count the files of a layer that were there before."""
@@ -210,8 +192,14 @@ class _Folder:
     def unknown_of(self, layer: str) -> Iterator[str]:
         """Yield why something of a layer could not be observed here."""
         yield from (why for relative, why in self._unknown if layer in self._owners_of(relative))
-        if self.place.everybodys and self.place.is_unclear(layer):
+        if self.everybodys and self.is_unclear(layer):
             yield f"the layer cannot say which files in {self.shown} are its own"
+
+    def notes(self) -> Iterator[str]:
+        """Yield the limits of what events show here."""
+        kind = network_file_system(self.claims[0][0].environment, self.path)
+        if self.watched and kind is not None:
+            yield f"{self.shown} is on {kind}, where only events of this machine are reported"
 
     # ------------------------------------------------------------------ before and after
 
@@ -222,7 +210,7 @@ class _Folder:
         for relative in watched if reader.why_not is None else ():
             path = self.path / relative
             # Of a folder that everybody uses, most events concern others.
-            mask = _ON_THE_WAY if not relative and self.place.everybodys else _EVERYTHING
+            mask = _ON_THE_WAY if not relative and self.everybodys else _EVERYTHING
             if (why := reader.watch(path, mask)) is not None and os.path.lexists(path):
                 self.doubt(f"no file events ({why})")
                 return
@@ -233,20 +221,20 @@ class _Folder:
 
     def note(self, path: Path, words: Iterable[str]) -> None:
         """Record an event, unless it is of a file that is no layer's."""
-        relative = self.place.relative(path)
+        relative = self.relative(path)
         if relative is None:
             for word in {*words} & {_VANISHED, _MOVED} if self.is_below(path) else ():
                 # The place may have come and gone in it.
                 self.doubt(f"{path} {word}; its content meanwhile is unknown")
         elif self._owners_of(relative):
-            for word in words if len(self._seen) < _MOST else ():
+            for word in words:
                 # A program may read what it wrote itself; no cache served that.
                 if relative in self._before or word not in (_OPENED, _READ):
                     self._seen[relative, word] = None
 
-    def end(self, *, lost: bool) -> list[tuple[frozenset[str], Path, tuple[str, ...]]]:
+    def end(self, *, lost: bool) -> list[_Touch]:
         """Return what happened to each path, and to which layers, by its content and by the events."""
-        if lost or len(self._seen) >= _MOST:
+        if lost:
             self.doubt(events.LOST)
         words: dict[str, dict[str, None]] = {}
         for relative, word in (*self._changes(), *self._seen):
@@ -273,7 +261,7 @@ class _Folder:
             elif old != new:
                 both_folders = stat.S_ISDIR(old[0]) and stat.S_ISDIR(new[0])
                 yield relative, _CHANGED if both_folders else _TOUCHED if old[:-1] == new[:-1] else _WRITTEN
-        if any(os.path.realpath(root.path) != str(self.path) for _, root in self.place.claims):
+        if any(os.path.realpath(root.path) != str(self.path) for _, root in self.claims):
             # A link on the path leads elsewhere now.
             yield "", _MOVED
 
@@ -314,7 +302,7 @@ class _Folder:
                         else:
                             stamps[f"{relative}{_LEADS_TO}{os.path.realpath(entry.path)}"] = _stamp(behind)
                             watched.append(relative)
-                    elif status.st_nlink > 1 or (self.place.everybodys and not folder):
+                    elif status.st_nlink > 1 or (self.everybodys and not folder):
                         watched.append(relative)
         return stamps, watched
 

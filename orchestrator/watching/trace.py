@@ -1,7 +1,7 @@
 """Which cache served a run: hits, misses and stores of a command and its children, layer by layer.
 
 Programs of the run note events (:mod:`cachectl.layers.inside.observer`), the kernel reports those of files
-(:mod:`cachectl.watching.events`), and processes are looked at from outside (:mod:`cachectl.watching.processes`).
+(:mod:`cachectl.watching.events`), and processes are looked at from outside (:mod:`cachectl.watching.programs`).
 :mod:`cachectl.watching.evidence` makes numbers of all that.
 """
 
@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base import environment, errors, facts
+from cachectl.layers.base import errors, facts
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.inside import observer
-from cachectl.watching import evidence, notes, processes
+from cachectl.switching import child, overlay
+from cachectl.watching import evidence, programs
 from cachectl.watching import timeline as timelines
 from cachectl.watching.events import EntryEvents
 
@@ -120,9 +122,8 @@ class Tracer:
         self.notes.mkdir()
         self._layers = {layer.name: evidence.Evidence(layer, explain=explain) for layer in stack}
         self._parts = {name: layer.part for name, layer in self._layers.items()}
-        by_files = [(seen.layer, seen.part.files) for seen in self._layers.values() if seen.part.files is not None]
-        self._entry_events = EntryEvents(by_files)
-        self._processes = processes.Processes(self.notes, self._parts)
+        self._entry_events = EntryEvents(seen.layer for seen in self._layers.values() if seen.part.files is not None)
+        self._processes = programs.Processes(self.notes, self._parts)
         self._began = timelines.clocks()
         (self.site / "cachectl_observer.py").write_bytes(Path(observer.__file__).read_bytes())
         (self.site / "sitecustomize.py").write_text(_SITE)
@@ -160,7 +161,7 @@ class Tracer:
             self._began = timelines.clocks()
             yield
 
-    def variables(self, here: environment.Environment) -> dict[str, str]:
+    def variables(self, here: Environment) -> dict[str, str]:
         """Return the variables that make a child and its children watched."""
         paths = os.pathsep.join(filter(None, [str(self.site), here.get("PYTHONPATH")]))
         own = {_FOLDER: str(self.notes), "PYTHONPATH": paths}
@@ -168,11 +169,13 @@ class Tracer:
 
     def ended(self, command: Sequence[str], status: int | None, wall: float) -> Trace:
         """Return what the run did."""
-        noted, unread = notes.read_events(self.notes)
+        noted, unread = programs.read_events(self.notes)
         unwatched, seen = self._processes.unwatched(), self._entry_events.seen()
         used = {}
         for name, layer in self._layers.items():
-            layer.began, layer.unread, layer.seen = self._began[1] / 1e9, unread, seen.get(name)
+            layer.began, layer.unread = self._began[1] / 1e9, unread
+            if name in seen:
+                layer.take(*seen[name])
             layer.commands = [program for program, names in unwatched.items() if name in names]
             layer.strangers = self._processes.strangers.get(name, ())
             used[name] = tuple(layer.used())
@@ -190,7 +193,7 @@ class Tracer:
         )
         # The process ended in the build, and so did not pass it on itself.
         passed_on = b""
-        for heard in notes.messages_after(self.notes, noted):
+        for heard in programs.messages_after(self.notes, noted):
             other = heard
             for part in self._parts.values():
                 other = part.other_output(other)
@@ -211,7 +214,7 @@ class Tracer:
         )
 
 
-def _kernel(event: notes.Event) -> KernelTrace:
+def _kernel(event: programs.Event) -> KernelTrace:
     is_binary = event.get("binary") == "hit"
     compiled = False if is_binary else event.get("compiled")
     served_by = None
@@ -234,14 +237,12 @@ def traced() -> Iterator[Trace]:
     The trace is empty until the block has ended, however it ends. Only one block of a process is traced at a time; a
     second one raises :class:`BadRequest`.
     """
-    from cachectl.switching.isolated import isolated_root
-
     if not _ONE.acquire(blocking=False):
         raise errors.BadRequest("another block of this process is being traced")
     try:
         trace = Trace()
         stack = LayerSet()
-        with isolated_root(stack.environment) as folder:
+        with child.isolated_root(stack.environment) as folder:
             tracer = Tracer(stack, folder)
             started = time.perf_counter()
             try:
@@ -257,14 +258,9 @@ def traced() -> Iterator[Trace]:
 
 @contextmanager
 def _observed(tracer: Tracer) -> Iterator[None]:
-    changes = tracer.variables(environment.Environment.here())
-    before = {name: environment.process_variable(name) for name in changes}
-    for name, wanted in changes.items():
-        environment.set_process_variable(name, wanted)
-    recorder = observer.observe(str(tracer.notes), str(tracer.site))
-    try:
-        yield
-    finally:
-        recorder.stop()
-        for name, value in before.items():
-            environment.set_process_variable(name, value)
+    with overlay.applied(overlay.variables(tracer.variables(Environment.here()))):
+        recorder = observer.observe(str(tracer.notes), str(tracer.site))
+        try:
+            yield
+        finally:
+            recorder.stop()

@@ -16,7 +16,7 @@ from cachectl.layers.base.conformance import snapshot
 @pytest.fixture
 def cuda(cuda: Home) -> Path:
     """Return a real ComputeCache whose entries were stored an hour apart, in the order of their names."""
-    cache = cuda.path / ".nv" / "ComputeCache"
+    cache = cuda.path / ".nv/ComputeCache"
     for hour, path in enumerate(sorted(cache.glob("?/?/*"))):
         os.utime(path, (1_700_000_000 + 3600 * hour, 1_700_000_000 + 3600 * hour))
     return cache
@@ -28,22 +28,22 @@ def entries(cache: Path) -> list[Path]:
 
 def test_the_oldest_go_until_the_rest_fits(home: Home, cuda: Path) -> None:
     before = entries(cuda)
-    done = home.json("prune", "--max-size", "100K")
+    done = home.json("prune --max-size 100K")
     left = entries(cuda)
     assert left == before[len(before) - len(left) :]
     held = sum(path.stat().st_size for path in cuda.rglob("*") if path.is_file())
     assert held <= 100 * 1024
     assert done["total"]["removed"] == len(before) - len(left) > 0
-    assert home.json("prune", "--max-size", "100K")["total"]["removed"] == 0
+    assert home.json("prune --max-size 100K")["total"]["removed"] == 0
 
 
 def test_old_entries_are_removed_and_a_dry_run_changes_nothing(home: Home, cuda: Path) -> None:
     for path in entries(cuda)[30:]:
         os.utime(path)
     before = snapshot(home.path, times=True)
-    assert home.json("prune", "--older-than", "30d", "--dry-run")["total"]["removed"] == 30
+    assert home.json("prune --older-than 30d --dry-run")["total"]["removed"] == 30
     assert snapshot(home.path, times=True) == before
-    assert home.json("prune", "--older-than", "30d")["total"]["removed"] == 30
+    assert home.json("prune --older-than 30d")["total"]["removed"] == 30
     assert len(entries(cuda)) == 10
 
 
@@ -53,38 +53,32 @@ def test_dead_dictionaries_and_orphans_are_stale(home: Home) -> None:
     for ending in (f"-{alive}", alive, "-3.8.1.final.0"):
         dictionary(home.path, ending)
     leaked = leak(home.path)
-    pruned = home.json("prune", "--stale", "--python", sys.executable)["layers"]
+    pruned = home.json("prune --stale --python", sys.executable)["layers"]
     assert [layer["removed"] for layer in pruned if layer["layer"] == "pytools"] == [1]
     assert not leaked.exists()
-    left = home.json("ls", "pytools")["entries"]
+    left = home.json("ls pytools")["entries"]
     assert {entry["key"].partition("/")[0]: entry["stale"] for entry in left} == {
         f"pdict-v5-mine-{alive}.sqlite": False,
         "pdict-v5-mine-3.8.1.final.0.sqlite": None,
     }
 
 
-def configure(home: Home, text: str) -> None:
-    file = home.path / ".config" / "cachectl" / "config.toml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-
-
 def test_configured_limits_apply_without_an_option(home: Home, cuda: Path) -> None:
     total = sum(path.stat().st_size for path in cuda.rglob("*") if path.is_file())
-    configure(home, "[prune]\nmax-size = '50K'\n")
-    removed = home.json("prune", "--dry-run")["total"]["removed"]
+    home.configure("[prune]\nmax-size = '50K'\n")
+    removed = home.json("prune --dry-run")["total"]["removed"]
     assert 0 < removed < 40
-    assert home.json("prune", "--dry-run", "--max-size", f"{total}B")["total"]["removed"] == 0
-    assert home.json("prune", "pocl")["total"]["removed"] == 0
-    assert home.json("prune", "cuda")["total"]["removed"] == removed
+    assert home.json(f"prune --dry-run --max-size {total}B")["total"]["removed"] == 0
+    assert home.json("prune pocl")["total"]["removed"] == 0
+    assert home.json("prune cuda")["total"]["removed"] == removed
     assert sum(path.stat().st_size for path in cuda.rglob("*") if path.is_file()) <= 50 << 10
-    configure(home, '[prune]\nolder-than = "30d"\n')
+    home.configure('[prune]\nolder-than = "30d"\n')
     assert home.json("prune")["total"]["removed"] == 40 - removed
 
 
 @pytest.fixture
 def tuned(home: Home) -> Path:
-    tuned = home.path / ".config" / "miopen" / "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
+    tuned = home.path / ".config/miopen/gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
     tuned.parent.mkdir(parents=True)
     tuned.write_bytes(b"1-2=Solver:1,0,Algorithm\n")
     os.utime(tuned, (1, 1))
@@ -92,9 +86,9 @@ def tuned(home: Home) -> Path:
 
 
 def test_tuning_is_pruned_only_by_name(home: Home, tuned: Path) -> None:
-    configure(home, '[prune]\nolder-than = "1d"\n')
+    home.configure('[prune]\nolder-than = "1d"\n')
     home.cachectl("prune")
-    home.cachectl("prune", "--max-size", "0B")
+    home.cachectl("prune --max-size 0B")
     assert tuned.exists()
-    home.cachectl("prune", "--max-size", "0B", "miopen-tuning")
+    home.cachectl("prune --max-size 0B miopen-tuning")
     assert not tuned.exists()

@@ -26,17 +26,13 @@ MISUSE = [
     ("purge --all -- --dry-run", 2, "--all needs no LAYER"),
     ("get pocl -- -KEY", 1, "no entry has the key '-KEY'"),
     ("purge --all --dry", 2, "cachectl purge: unrecognized arguments: --dry; did you mean --dry-run?"),
-    ("ls --foo", 2, "cachectl ls: unrecognized arguments: --foo; try cachectl ls --help"),
     ("--vers", 2, "write the command first, not --vers; did you mean --version?"),
-    ("report POCL", 2, "unknown layer 'POCL'; did you mean pocl?"),
     ("push file.zip cudo", 2, "unknown layer 'cudo'; did you mean cuda?"),
     ("push '' cuda", 2, "no store is named"),
-    ("push", 2, "cachectl push: the following arguments are required: TARGET; try"),
     ("purge", 2, "cachectl purge: name the layers to purge, or use --all; try cachectl purge --help"),
     ("ls --quiet --json", 2, "not allowed with argument"),
     (f"prune --max-size {'9' * 400}B", 2, "is too large"),
     ("purge cuda --key nope", 1, "no entry that is selected has the key 'nope'"),
-    ("purge --all --key nope -n", 1, "no entry that is selected has the key 'nope'"),
     # A script may write --root "$FOLDER" without that variable.
     ("report --root=", 2, "argument --root: no folder is named"),
     ("report --root=nowhere", 2, "--root 'nowhere' is not a directory"),
@@ -49,20 +45,17 @@ MISUSE = [
     ("ls --limit -1", 2, "--limit -1 is negative"),
     ("put pocl key nosuch", 1, "No such file"),
     *((f"get cuda {KEY} -o '{name}'", 2, f"{name!r} is not a valid name of a file") for name in ("", ".", "..", "a/")),
-    (f"get cuda {KEY} -o nosuch/file", 1, "cachectl: No such file or directory: nosuch/file"),
+    (f"get cuda {KEY} -o nosuch/file", 2, "cachectl: 'nosuch/file': the folder does not exist; make nosuch first"),
     ("run --no-cache", 2, "end the line with --"),
     ("run --no-cache --isolated -- true", 2, "not allowed with"),
     ("run --no-cache -- nosuchcommand", 127, "cannot start 'nosuchcommand'"),
     ("run --no-cache -- /dev/null", 126, "cannot start '/dev/null'"),
-    ("run --prove -- nosuchcommand", 127, "cannot start 'nosuchcommand'"),
-    ("trace -- nosuchcommand", 127, "cannot start 'nosuchcommand'"),
-    ("bench -- nosuchcommand", 127, "cannot start 'nosuchcommand': No such file or directory"),
+    *((f"{verb} -- nosuchcommand", 127, "cannot start 'nosuchcommand'") for verb in ("run --prove", "trace", "bench")),
     ("bench -n 0 -- touch ran", 2, "0 is less than one"),
-    ("bench", 2, "end the line with -- and the command to run"),
     ("bench --plot bars.jpeg -- touch ran", 2, "--plot 'bars.jpeg': the file name must end in .png or .svg"),
     ("bench --json nowhere/b -- touch ran", 2, "'nowhere/b': the folder does not exist; make nowhere first"),
     ("trace --timeline c.txt -- touch ran", 2, "ends in .json"),
-    ("trace --json .nv -- touch ran", 2, "is a folder; name a file in it"),
+    ("trace --json .nv -- touch ran", 2, "'.nv' is not a valid name of a file"),
     ("trace --timeline a.json --json ./a.json -- touch ran", 2, "a.json"),
     *((f"{line} -- touch ran", 2, "is a layer") for line in ("trace --json pocl", "bench --json pocl")),
     *((f"push pocl {more}", 2, "is a layer") for more in ("", "loopy", "--force")),
@@ -71,33 +64,24 @@ MISUSE = [
     ("stage --trust --out file.zip -- true", 2, "need a SOURCE"),
     ("stage file.zip --trust --sign key -- true", 2, "--sign needs --out FILE"),
     ("prune", 2, "name a limit: --stale"),
-    ("prune --max-size much", 2, "such as 500M"),
     ("prune --max-size 5", 2, "cannot read '5' as a size; write a number and B, K, M, G or T, such as"),
-    ("prune --older-than long", 2, "such as 30d"),
-    ("prune nosuch --stale", 2, "unknown layer"),
     ("prune miopen-system --stale", 1, "belong to the package"),
-    ("schedule", 2, "required: systemd|cron|slurm-epilog"),
     ("schedule slurm-epilog --all-users", 2, "drop --all-users"),
     ("env --root 'x\ny' --layer cuda --shell csh", 1, "csh cannot quote"),
     ("env", 2, "choose --disable, --enable, --root or --base"),
     ("run python x.py", 2, "choose --no-cache, --base, --isolated, --prove or --store, then write"),
     ("run --isolated=", 2, "--isolated: no folder after =; write --isolated=DIR, or --isolated alone"),
     ("trace", 2, "end the line with -- and the command to run"),
-    ("reprot", 2, "unknown command 'reprot'; did you mean report?"),
-    ("--json report", 2, "write the command first, not --json"),
     *(
         (word, 2, f"unknown command {word!r}; did you mean {verb}?")
         for word, verb in MEANT.items()
         if word not in VERBS
     ),
     # A command that is not marked off: the corrected line.
-    ("run --no-cache python x.py", 2, ": cachectl run --no-cache -- python x.py"),
-    ("run --isolated python x.py", 2, ": cachectl run --isolated -- python x.py"),
     ("run --isolated=k --layer pocl sh x --help", 2, ": cachectl run --isolated=k --layer pocl -- sh x --help"),
     ("run --prove python 'x y.py' -n 3", 2, ": cachectl run --prove -- python 'x y.py' -n 3"),
     ("run --no-cache git log -- x.py", 2, ": cachectl run --no-cache -- git log -- x.py"),
     ("run --isolated kept -- python x.py", 2, ": cachectl run --isolated=kept -- python x.py"),
-    ("trace python x.py", 2, ": cachectl trace -- python x.py"),
     ("trace --explain --json - python x --json y", 2, ": cachectl trace --explain --json - -- python x --json y"),
     ("bench -n 3 python x.py -n 5", 2, ": cachectl bench -n 3 -- python x.py -n 5"),
 ]
@@ -149,8 +133,8 @@ def test_closed_and_full_streams_are_one_line(cuda: Home, line: str, status: int
 @pytest.mark.parametrize(
     "line",
     [
-        *("ls", "report", "doctor --json", "ls --help"),
-        *thorough("ls -q", "ls --csv", "--help", "completion bash", "purge --all --dry-run --json", "env --disable"),
+        *("ls", "doctor --json"),
+        *thorough("report", "ls -q", "ls --csv", "ls --help", "completion bash", "purge --all --dry-run --json"),
     ],
 )
 def test_a_reader_that_has_gone_ends_a_verb_quietly(cuda: Home, line: str, unbuffered: str) -> None:
@@ -190,15 +174,12 @@ def test_ascii_is_enough(cuda: Home) -> None:
 def test_get_writes_through_links_and_into_pipes(cuda: Home) -> None:
     script = f"{CACHECTL} get cuda {KEY}"
     expected = subprocess.run(["sh", "-c", script], env=cuda.variables, capture_output=True, check=True).stdout
-    real, link, pipe, out = (cuda.path / name for name in ("real", "link", "pipe", "out"))
-    real.write_text("old")
-    real.chmod(0o600)
+    real, link, out = (cuda.path / name for name in ("real", "link", "out"))
+    real.touch(mode=0o600)
     link.symlink_to("real")
-    cuda.cachectl("get cuda", KEY, "-o", str(link), "--force")
-    assert link.is_symlink()
-    assert real.read_bytes() == expected
-    assert real.stat().st_mode & 0o777 == 0o600
-    os.mkfifo(pipe)
+    cuda.cachectl(f"get cuda {KEY} -o link --force")
+    assert (link.is_symlink(), real.read_bytes(), real.stat().st_mode & 0o777) == (True, expected, 0o600)
+    os.mkfifo(cuda.path / "pipe")
     get = f"{CACHECTL} get cuda {KEY} -o"
     for script, written in (
         (f"{get} pipe & cat pipe >out; wait", expected),
@@ -207,22 +188,9 @@ def test_get_writes_through_links_and_into_pipes(cuda: Home) -> None:
     ):
         cuda.run("sh", "-c", script)
         assert out.read_bytes() == written
-    cuda.cachectl("get cuda", KEY, "-o", "/dev/null")
+    cuda.cachectl(f"get cuda {KEY} -o /dev/null")
     assert not os.path.isfile("/dev/null")
-    assert not [name for name in os.listdir(cuda.path) if "stage" in name]
-
-
-def test_ls_reports_problems_and_goes_on(cuda: Home) -> None:
-    broken = cuda.path / ".cache/pytools" / os.fsdecode(b"pdict-v5-loopy-a\nb\xff-3.11.7.final.0.sqlite")
-    broken.parent.mkdir(parents=True)
-    broken.write_bytes(b"this is no database, and longer than the header of one would be" * 9)
-    done = cuda.cachectl("ls", check=False)
-    assert done.returncode == 1
-    assert r"a\nb" in one_line(done)
-    assert r"a\nb" in cuda.cachectl("report loopy", check=False).stdout
-    listed = cuda.json("ls", check=False)
-    assert [problem["layer"] for problem in listed["problems"]] == ["loopy"]
-    assert len(listed["entries"]) == 40
+    assert not list(cuda.path.glob("*stage*"))
 
 
 def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

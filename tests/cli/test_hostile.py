@@ -6,11 +6,12 @@ import os
 import shutil
 import sqlite3
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from homes import unpack_compute_cache
 from support import hostile
 from support.hostile import DEAD, HEX32, NAME37, PYTHON, THESIS, World, changed, hash_tree, write
 from tiers import thorough
@@ -207,12 +208,10 @@ def test_recognised_entries_are_removed_from_among_other_files(tmp_path: Path, l
     assert {path: after.get(path) for path in before} == before
 
 
-def test_somebodys_index_stays_when_the_entries_beside_it_go(
-    tmp_path: Path, compute_cache: Callable[[Path], None]
-) -> None:
+def test_somebodys_index_stays_when_the_entries_beside_it_go(tmp_path: Path) -> None:
     """CUDA's own index is rewritten when entries go; a text of that name is left as it is, with all innocents."""
     world = World(tmp_path)
-    compute_cache(world.home)
+    unpack_compute_cache(world.home)
     (world.home / "index").unlink()
     real = {path for path in hash_tree(world.home) if hostile.is_plain(path)}
     settle(world.home, "")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from homes import Home
+from homes import Home, unpack_compute_cache
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from support import hostile
@@ -21,11 +21,9 @@ from support.hostile import DEAD, HEX32, NAME37, PYTHON, World, changed, hash_tr
 from tiers import amount
 
 from cachectl.config import Limits
-from cachectl.layers.base.selection import ALL
-from cachectl.removal import PurgePlan
+from cachectl.removal import Removal
 from cachectl.stack import Stack
 from cachectl.verbs.prune import plan_prune
-from cachectl.verbs.purge import plan_purge
 
 NAMES = st.sampled_from(
     [
@@ -109,31 +107,25 @@ def spoil(path: Path, how: str, number: int, world: World) -> None:
     elif how == "stranger":
         hostile.write(path.with_name("thesis.tex"))
     else:
-        path.write_bytes(_spoiled(path.read_bytes(), how, chance))
-
-
-def _spoiled(content: bytes, how: str, chance: random.Random) -> bytes:
-    if how == "cut":
-        return content[: chance.randrange(len(content) + 1)]
-    if how == "more":
-        return content + chance.randbytes(50)
-    flipped = bytearray(content if how == "flip" else b"")
-    for _ in range(chance.randrange(1, 9) if flipped else 0):
-        flipped[chance.randrange(len(flipped))] ^= 1 << chance.randrange(8)
-    return bytes(flipped)
+        content = bytearray(path.read_bytes())
+        if how == "more":
+            content += chance.randbytes(50)
+        elif how == "cut":
+            del content[chance.randrange(len(content) + 1) :]
+        elif how == "empty":
+            content.clear()
+        for _ in range(chance.randrange(1, 9) if how == "flip" and content else 0):
+            content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        path.write_bytes(content)
 
 
 def reaches_out(stack: Stack, world: World) -> bool:
     """Return whether a root exists outside this world: the tester's own are read, never cleared."""
-    for layer in stack:
-        for root in layer.roots():
-            inside = Path(os.path.realpath(root.path)).is_relative_to(os.path.realpath(world.top))
-            if not inside and os.path.lexists(root.path):
-                return True
-    return False
+    paths = [Path(os.path.realpath(root.path)) for layer in stack for root in layer.roots()]
+    return any(path.exists() and not path.is_relative_to(os.path.realpath(world.top)) for path in paths)
 
 
-def planned_paths(planned: PurgePlan, world: World) -> list[bytes]:
+def planned_paths(planned: Removal, world: World) -> list[bytes]:
     """Return where a plan may change something: its targets, files of rows whole, and what counts or locks them."""
     places = []
     for part in planned.plans:
@@ -161,12 +153,6 @@ def is_planned(path: bytes, places: Sequence[bytes]) -> bool:
     )
 
 
-def strangers(world: World) -> set[bytes]:
-    """Name the plain files that no layer has a name for, wherever they lie."""
-    names = {b"thesis.tex", b"new\nline", b"\xff"}
-    return {path for path in hash_tree(world.top) if os.path.basename(path) in names and hostile.is_plain(path)}
-
-
 def check(world: World, variables: Mapping[str, str], platform: str) -> int:
     """Do every verb over a world, and hold what changes against what was planned; return how many entries went."""
     stack = Stack(world.environment(variables, platform), plugins=False)
@@ -176,12 +162,14 @@ def check(world: World, variables: Mapping[str, str], platform: str) -> int:
     if reaches_out(stack, world):
         event("a root outside: only looked at")
         return 0
-    innocent = strangers(world)
+    # Plain files that no layer has a name for, wherever they lie.
+    strange = {b"thesis.tex", b"new\nline", b"\xff"}
+    innocent = {path for path in start if os.path.basename(path) in strange and hostile.is_plain(path)}
     removed = 0
-    plannings: tuple[Callable[[], PurgePlan], ...] = (
+    plannings: tuple[Callable[[], Removal], ...] = (
         lambda: plan_prune(stack.clearable(), Limits(stale=True)),
         stack.plan_clear,
-        lambda: plan_purge(stack.named(hostile.user_layers(stack)), ALL),
+        lambda: stack.plan_clear(layers=hostile.user_layers(stack)),
     )
     for planning in plannings:
         planned = planning()
@@ -221,12 +209,12 @@ def test_nothing_unrecognised_changes_whatever_lies_wherever(
 @settings(parent=FIXED, max_examples=15)
 @given(case=CASES)
 def test_a_real_home_damaged_at_random_is_cleared_as_planned(
-    tmp_path_factory: pytest.TempPathFactory, filled: Home, compute_cache: Callable[[Path], None], case: Case
+    tmp_path_factory: pytest.TempPathFactory, filled: Home, case: Case
 ) -> None:
     """The same promises hold for real entries that are cut short, flipped, or replaced by links and pipes."""
     world = World(tmp_path_factory.mktemp("real"))
     shutil.copytree(filled.path, world.home, symlinks=True, dirs_exist_ok=True)
-    compute_cache(world.home / ".nv/ComputeCache")
+    unpack_compute_cache(world.home / ".nv/ComputeCache")
     hostile.write(world.home / ".cache/pytools/thesis.tex")
     check_damaged([world.home], replace(case, variables={**case.variables, "HOME": "home"}), world)
 

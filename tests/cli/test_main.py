@@ -8,16 +8,16 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from homes import CACHECTL, Home
 
 from cachectl.cli import output
 from cachectl.layers.base.registry import BUILT_IN
-from cachectl.verbs import Table, counts, sizes
+from cachectl.verbs import Columns, Table, count, size
 
 KEY = "3/f/433a72c95049e7"
 HEAVY = {"pyopencl", "loopy", "numpy", "mpi4py", "json", "hashlib", "base64", "tarfile", "platform", "bz2"}
@@ -33,14 +33,11 @@ def test_nothing_heavy_is_imported(home: Home, command: list[str]) -> None:
 
 def test_json_has_the_keys_of_the_contract(cuda: Home) -> None:
     report = cuda.json("report")
-    assert report["schema"] == "cachectl/report/1"
-    assert {"generated", "layers", "total"} <= report.keys()
+    assert {"generated", "total"} <= report.keys()
     assert [layer["layer"] for layer in report["layers"]] == list(BUILT_IN)
     entry = cuda.json("ls cuda --limit 1")["entries"][0]
-    assert entry["created"] is None
     purged = cuda.json("purge pocl --dry-run cuda")
-    assert purged["dry_run"] is True
-    assert [layer["layer"] for layer in purged["layers"]] == ["pocl", "cuda"]
+    assert (purged["dry_run"], [layer["layer"] for layer in purged["layers"]]) == (True, ["pocl", "cuda"])
     assert purged["total"] == {**purged["total"], "removed": 40, "orphans_removed": 0, "skipped": 0, "failed": 0}
     of_purge = "layer removed orphans_removed bytes_freed skipped failed"
     for items, keys in (
@@ -56,33 +53,15 @@ def test_json_has_the_keys_of_the_contract(cuda: Home) -> None:
         assert all(item.keys() >= set(keys.split()) for item in items)
 
 
-def test_dir_prints_places_alone(cuda: Home) -> None:
-    cache = cuda.path / ".nv/ComputeCache"
-    assert cuda.cachectl("dir").stdout == f"{cache}\n"
-    assert cuda.cachectl("dir cuda pocl").stdout == f"{cache}\n{cuda.path}/.cache/pocl/kcache\n"
-    # A temporary folder is MIOpen's fallback, and no place of it as long as it keeps nothing there.
-    every = cuda.cachectl("dir", *BUILT_IN).stdout.splitlines()
-    assert all(line.startswith(str(cuda.path)) for line in every)
-
-
 def test_ls_sorts_limits_and_selects(cuda: Home) -> None:
     cache = cuda.path / ".nv/ComputeCache"
     sizes = [entry["bytes"] for entry in cuda.json("ls cuda --sort size --limit 5")["entries"]]
-    everything = sorted((path.stat().st_size for path in cache.glob("?/?/*")), reverse=True)
-    assert sizes == everything[:5]
+    assert sizes == sorted((path.stat().st_size for path in cache.glob("?/?/*")), reverse=True)[:5]
     oldest = next(cache.glob("?/?/*"))
     os.utime(oldest, (1, 1))
     keys = cuda.cachectl("ls cuda --older-than 52w -q").stdout.split()
     assert keys == [str(oldest.relative_to(cache))]
     assert cuda.json("ls cuda --sort age --limit 1")["entries"][0]["key"] == keys[0]
-
-
-def test_isolated_alone_takes_no_word_for_its_folder(home: Home) -> None:
-    done = home.cachectl("run --isolated --layer pocl -- sh -c", 'echo "$POCL_CACHE_DIR"')
-    assert done.stdout.startswith("/")
-    assert list(home.path.iterdir()) == []
-    done = home.cachectl("run --layer pocl --isolated=kept -- sh -c", 'echo "$POCL_CACHE_DIR"')
-    assert done.stdout.startswith(f"{home.path}/kept")
 
 
 @pytest.mark.parametrize(
@@ -113,18 +92,14 @@ def test_env_can_be_evaluated(home: Home) -> None:
 
 def test_a_terminal_gets_the_same_table_in_bold_unless_it_wants_no_colour(cuda: Home) -> None:
     plain = cuda.cachectl("ls cuda --limit 4").stdout.splitlines()
-    bold = on_a_terminal(cuda, "ls", "cuda", "--limit", "4")
+    command = [*CACHECTL, "ls", "cuda", "--limit", "4"]
+    bold = cuda.terminal(*command, errors=subprocess.DEVNULL).stdout.splitlines()
     assert "\x1b[1m" in bold[0]
     # A second may pass between the two.
-    assert [re.sub(r"\b\d+s\b", "", line).split() for line in bold[1:]] == [
-        re.sub(r"\b\d+s\b", "", line).split() for line in plain[1:]
-    ]
-    uncoloured = "".join(on_a_terminal(cuda, "report", "cuda", NO_COLOR="1"))
+    shown, piped = ([re.sub(r"\b\d+s\b", "", line).split() for line in lines[1:]] for lines in (bold, plain))
+    assert shown == piped
+    uncoloured = cuda.terminal(*command, errors=subprocess.DEVNULL, NO_COLOR="1").stdout
     assert "\x1b[" not in uncoloured.replace("\x1b[1m", "").replace("\x1b[0m", "")
-
-
-def on_a_terminal(home: Home, *arguments: str, **changes: Any) -> list[str]:  # noqa: ANN401 - variables
-    return home.terminal(*CACHECTL, *arguments, only_output=True, **changes).stdout.splitlines()
 
 
 def test_without_a_command_the_help_is_printed(home: Home) -> None:
@@ -133,49 +108,39 @@ def test_without_a_command_the_help_is_printed(home: Home) -> None:
     assert done.stdout == home.cachectl("--help").stdout
 
 
-def rows(home: Home, *arguments: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(home.cachectl(*arguments, "--csv", check=False).stdout)))
+def rows(home: Home, line: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(home.cachectl(f"{line} --csv", check=False).stdout)))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "items"),
+    ("line", "items"),
     [
-        (("report",), "layers"),
-        (("ls",), "entries"),
-        (("layers",), "layers"),
-        (("verify",), "findings"),
-        (("doctor", "cuda"), "findings"),
-        (("config",), "settings"),
+        ("report", "layers"),
+        ("ls", "entries"),
+        ("layers", "layers"),
+        ("verify", "findings"),
+        ("doctor cuda", "findings"),
+        ("config", "settings"),
     ],
 )
-def test_each_form_has_the_same_rows(cuda: Home, arguments: tuple[str, ...], items: str) -> None:
+def test_each_form_has_the_same_rows(cuda: Home, line: str, items: str) -> None:
     damaged = cuda.path / ".nv/ComputeCache" / KEY
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
-    document = cuda.json(*arguments, check=False)
-    found = rows(cuda, *arguments)
-    assert len(found) == len(document[items])
-    for row, item in zip(found, document[items], strict=True):
+    document = cuda.json(line, check=False)
+    for row, item in zip(rows(cuda, line), document[items], strict=True):
         assert all(row[key] == item[key] for key in row.keys() & item.keys() if isinstance(item[key], str))
 
 
 def test_csv_has_raw_numbers_and_whole_keys(cuda: Home) -> None:
     entries = {entry["key"]: entry for entry in cuda.json("ls")["entries"]}
     for row in rows(cuda, "ls"):
-        assert int(row["size"]) == entries[row["key"]]["bytes"]
         assert int(row["age"]) >= 0
         # Unknown is nothing, not 0 or a dash.
-        assert row["stale"] == ""
-    (row,) = (row for row in rows(cuda, "report") if row["layer"] == "cuda")
-    assert int(row["size"]) == cuda.json("report")["total"]["bytes"]
+        assert (int(row["size"]), row["stale"]) == (entries[row["key"]]["bytes"], "")
+    assert [row["state"] for row in rows(cuda, "purge cuda -n")] == ["live"] * 40
 
 
-def test_a_dry_run_has_a_row_for_each_entry(cuda: Home) -> None:
-    for command in (("purge", "cuda", "-n"), ("prune", "--max-size", "0B", "-n")):
-        assert {row["state"] for row in rows(cuda, *command)} == {"live"}
-        assert len(rows(cuda, *command)) == 40
-
-
-COLUMNS = ("layer", "state", counts("entries"), sizes("size"), "key")
+COLUMNS: Columns = {"layer": str, "state": str, "entries": count, "size": size, "key": str}
 ROWS = [
     (name, "enabled", 1234567 + number, 1234567 + number, "0123456789abcdef" * 4)
     for number, name in enumerate(BUILT_IN)
@@ -195,17 +160,9 @@ def test_numbers_are_whole_and_names_differ(width: int) -> None:
 
 
 def test_the_mark_of_shortening_suits_the_encoding_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    (_, line, _) = output.plain_table(Table(COLUMNS[4:], LONG_KEY, ("0123456789" * 10,)), 40)
+    (_, line, _) = output.plain_table(Table({"key": str}, LONG_KEY, ("0123456789" * 10,)), 40)
     assert "…" in line
     monkeypatch.setattr("sys.stdout", SimpleNamespace(encoding="ascii"))
-    (_, line, _) = output.plain_table(Table(COLUMNS[4:], LONG_KEY, ("0123456789" * 10,)), 40)
+    (_, line, _) = output.plain_table(Table({"key": str}, LONG_KEY, ("0123456789" * 10,)), 40)
     assert "..." in line
     assert len(line) == 40
-
-
-def test_columns_without_content_take_no_room() -> None:
-    table = Table(("layer", "", "state"), [("loopy", "", "enabled")])
-    assert output.plain_table(table) == [
-        "layer  state",
-        "loopy  enabled",
-    ]

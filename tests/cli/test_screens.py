@@ -14,14 +14,14 @@ import struct
 import sys
 import tempfile
 import termios
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from homes import Home, make_home
+from homes import Home, make_home, unpack_compute_cache
 from tiers import thorough
 
 from cachectl.cli.main import VERBS, main, verb_module
@@ -55,14 +55,14 @@ KEY = "3/f/433a72c95049e7"
 
 
 @pytest.fixture
-def ann(compute_cache: Callable[[Path], None]) -> Iterator[Home]:
+def ann() -> Iterator[Home]:
     """Return a home with caches of CUDA, some entries of which are old and one is damaged."""
     folder = Path(tempfile.mkdtemp(prefix="home-", dir=MEMORY))
     assert len(str(folder)) == len(SHOWN)
     try:
         home = make_home(folder)
         cache = folder / ".nv/ComputeCache"
-        compute_cache(cache)
+        unpack_compute_cache(cache)
         (cache / KEY).write_bytes((cache / KEY).read_bytes()[:-1] + b"?")
         (cache / "0/0").mkdir(parents=True, exist_ok=True)
         now = Environment.here().clock()

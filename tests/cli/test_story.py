@@ -43,14 +43,6 @@ def test_the_report_agrees_with_direct_counting(warm: Home) -> None:
     assert reported == expected
 
 
-@pytest.mark.parametrize("layer", ["loopy", "pocl"])
-def test_every_kernel_is_listed_by_name(warm: Home, layer: str) -> None:
-    for kernel in KERNELS:
-        entries = warm.json("ls", layer, "--kernel", kernel)["entries"]
-        assert entries
-        assert all(entry["kernels"] == [kernel] for entry in entries)
-
-
 def test_purge_all_makes_everything_compile_again(warm: Home) -> None:
     full = counted(warm)
     purged = warm.json("purge --all")

@@ -7,7 +7,6 @@ import re
 import shutil
 import sqlite3
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -15,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import Home, run_as
+from homes import Home, age, run_as, unpack_compute_cache
 from support.databases import FILE, dictionary
 from support.hostile import put_binary, put_dictionary, put_object, put_program
 from support.trouble import environment
-from tiers import thorough
+from tiers import real, thorough
 
-from cachectl.findings import damage
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.selection import ALL
+from cachectl.listing import damage
 from cachectl.stack import Stack
 
 #: Layers that the filled home has entries of.
@@ -31,28 +30,12 @@ LAYERS = ("loopy", "pyopencl-invoker", "pyopencl", "pocl", "cuda")
 CLEARING = [PURGE, PRUNE] = [("purge", "--all"), ("prune", "--max-size", "1B")]
 
 
-@pytest.fixture
-def settle(filled: Home, compute_cache: Callable[[Path], None]) -> Callable[[Path], None]:
-    """Return a way to give a home what loopy, PyOpenCL, PoCL and CUDA left in others."""
-
-    def fill(home: Path) -> None:
-        shutil.copytree(filled.path / ".cache", home / ".cache", symlinks=True)
-        compute_cache(home / ".nv/ComputeCache")
-        # No program of the tester's can be busy with what is old.
-        then = time.time() - 7200
-        for path in (*home.rglob("*"), home):
-            os.utime(path, (then, then), follow_symlinks=False)
-
-    return fill
-
-
-def fill_up(disk: Path) -> Path:
-    """Leave no room on a disk; return the file that takes it."""
-    filler = disk / "filler"
-    with suppress(OSError), filler.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    return filler
+def settle(filled: Home, home: Path) -> None:
+    """Give a home what loopy, PyOpenCL, PoCL and CUDA left in others."""
+    shutil.copytree(filled.path / ".cache", home / ".cache", symlinks=True)
+    unpack_compute_cache(home / ".nv/ComputeCache")
+    # No program of the tester's can be busy with what is old.
+    age(home)
 
 
 def run(home: Path, *arguments: str, by: Sequence[str] = ()) -> tuple[int, Counter[str], str]:
@@ -71,19 +54,16 @@ def holding(home: Path, aside: Path) -> set[str]:
 
 
 def assert_no_leftovers(home: Path) -> None:
-    names = [path.name for path in home.rglob("*")]
-    assert [
-        name for name in names if name.startswith(".cachectl-") or name.endswith("-journal") or name == "lock"
-    ] == []
+    assert not [path for path in home.rglob("*") if re.fullmatch(r"\.cachectl-.*|.*-journal|lock", path.name)]
 
 
-@pytest.mark.real
+@real
 @pytest.mark.parametrize("verb", CLEARING)
-def test_a_full_disk_is_cleared(
-    disk: Path, settle: Callable[[Path], None], tmp_path: Path, verb: tuple[str, ...]
-) -> None:
-    settle(disk)
-    fill_up(disk)
+def test_a_full_disk_is_cleared(disk: Path, filled: Home, tmp_path: Path, verb: tuple[str, ...]) -> None:
+    settle(filled, disk)
+    with suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
     assert run(disk, *verb)[:2] == (0, {})
     assert holding(disk, tmp_path / "aside") == set()
     assert_no_leftovers(disk)
@@ -97,17 +77,7 @@ def locked(file: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def mode(folder: Path, bits: int) -> Iterator[None]:
-    before = folder.stat().st_mode
-    folder.chmod(bits)
-    try:
-        yield
-    finally:
-        folder.chmod(before)
-
-
-@pytest.mark.real
+@real
 @pytest.mark.parametrize("verb", [PURGE, *thorough((PRUNE,))])
 @pytest.mark.parametrize(
     ("trouble", "layer", "pattern", "words"),
@@ -126,7 +96,7 @@ def mode(folder: Path, bits: int) -> Iterator[None]:
 )
 def test_a_root_in_trouble_is_one_line_and_stops_no_other_layer(  # noqa: PLR0917 - a table
     mount: Callable[..., Path],
-    settle: Callable[[Path], None],
+    filled: Home,
     tmp_path: Path,
     held_to_modes: tuple[str, ...],
     trouble: str,
@@ -137,7 +107,7 @@ def test_a_root_in_trouble_is_one_line_and_stops_no_other_layer(  # noqa: PLR091
 ) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    settle(home)
+    settle(filled, home)
     places = sorted(path for path in tmp_path.glob(f"home/{pattern}".rstrip("/")) if path.is_dir() or trouble == "lock")
     layers = set(LAYERS) if layer == "all" else {layer}
     with ExitStack() as stack:
@@ -151,7 +121,8 @@ def test_a_root_in_trouble_is_one_line_and_stops_no_other_layer(  # noqa: PLR091
             del places[1:]
         before = [place.read_bytes() if place.is_file() else snapshot(place) for place in places]
         if trouble.isdigit():
-            stack.enter_context(mode(places[0], int(trouble, 8)))
+            stack.callback(places[0].chmod, places[0].stat().st_mode)
+            places[0].chmod(int(trouble, 8))
         status, lines, said = run(home, *verb, "--wait", "0.1", by=held_to_modes if trouble.isdigit() else ())
     assert (status, lines) == (1, dict.fromkeys(layers, 1)), said
     assert all(re.search(words, line) for line in said.splitlines())
@@ -175,7 +146,7 @@ def small_home(home: Path) -> Path:
     return home
 
 
-def look(stack: Stack, verb: str, folder: Path, at: int = -1) -> int:
+def look(stack: Stack, verb: str, folder: Path, at: int) -> int:
     """Do a verb while a folder vanishes just before a certain look at the disk; return how many looks there were."""
     looks = 0
 
@@ -200,18 +171,19 @@ def look(stack: Stack, verb: str, folder: Path, at: int = -1) -> int:
 def test_files_that_vanish_at_any_moment_cause_no_traceback(tmp_path: Path, verb: str) -> None:
     home, pristine = tmp_path / "home", small_home(tmp_path / "pristine")
     stack = Stack(environment(home, tmp_path / "aside"), plugins=False)
-    shutil.copytree(pristine, home)
-    # The first run looks for facts about the machine, which are then known.
-    VERBS[verb](stack)
-    shutil.rmtree(home, ignore_errors=True)
-    shutil.copytree(pristine, home)
-    looks = look(stack, verb, home)
-    assert looks > 20
-    for at in range(1, looks + 1, max(1, looks // 40)):
+
+    def looks_until(at: int) -> int:
         shutil.rmtree(home, ignore_errors=True)
         shutil.copytree(pristine, home)
-        assert look(stack, verb, home, at) >= at
-        assert not home.exists()
+        return look(stack, verb, home, at)
+
+    # The first run looks for facts about the machine, which are then known.
+    shutil.copytree(pristine, home)
+    VERBS[verb](stack)
+    looks = looks_until(-1)
+    assert looks > 20
+    for at in range(1, looks + 1, max(1, looks // 40)):
+        assert (looks_until(at) >= at, home.exists()) == (True, False)
 
 
 def test_a_root_that_is_a_link_is_followed_and_stays(home: Home) -> None:

@@ -9,20 +9,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from homes import CACHECTL, Home, make_home
+from homes import CACHECTL, PROGRAMS, Home, make_home
+from tiers import needing, real, thorough_only
 
 from cachectl.exchange.copying import own_root, start_from
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest
 
-if TYPE_CHECKING:
-    from conftest import Driver
-
-PROGRAMS = Path(__file__).parents[1] / "programs"
 #: The loopy kernels that the filled home has, and all its programs in PoCL's cache.
 KNOWN, FILLED = 8, 11
 
@@ -82,38 +79,33 @@ def stores(done: subprocess.CompletedProcess[str]) -> int:
     return done.stderr.count("Writing program.bc")
 
 
-@pytest.mark.real
+@real
 def test_a_base_warms_a_run_and_stays_as_it_is(home: Home, base: Path) -> None:
     publish(base)
     before = state(base)
     start = f"run --base {base} --"
     done = home.cachectl(start, *program("kernels.py", KNOWN + 1), POCL_DEBUG="general,llvm")
     assert f"base: pocl: {FILLED} copied" in done.stderr
-    assert "base: loopy: " in done.stderr
     assert stores(done) == 1
     assert done.stdout.count("code generation cache hit") == KNOWN
     assert done.stdout.count("code generation cache miss") == 1
     own = own_root(home.environment(), base)
-    assert home.json("report --root", str(own), "pocl")["layers"][0]["entries"] == FILLED + 1
+    assert home.json(f"report --root {own} pocl")["total"]["entries"] == FILLED + 1
     again = home.cachectl(f"{start} true")
     assert f"base: pocl: {FILLED} there before" in again.stderr
-    (pocl,) = home.json("report pocl")["layers"]
-    assert [root["entries"] for root in pocl["roots"] if root["exists"]] == [FILLED + 1]
-    assert pocl["entries"] == FILLED + 1
+    assert home.json("report pocl")["total"]["entries"] == FILLED + 1
     assert state(base) == before
     home.cachectl(start, *CACHECTL, "purge", "--all")
     assert not list(own.glob("pocl/??/*"))
     home.cachectl(f"{start} true")
-    for line in ("prune pocl --max-size 0B", "purge pocl"):
-        (planned,) = home.json(f"{line} --dry-run")["layers"]
-        assert planned["removed"] == FILLED
-    assert home.json("purge pocl")["layers"][0]["removed"] == FILLED
+    for line in ("prune pocl --max-size 0B --dry-run", "purge pocl --dry-run", "purge pocl"):
+        assert home.json(line)["total"]["removed"] == FILLED
     assert not list(own.glob("pocl/??/*"))
     assert state(base) == before
 
 
-@pytest.mark.thorough
-@pytest.mark.real
+@thorough_only
+@real
 @pytest.mark.parametrize("mounted", [False, True])
 def test_a_base_of_the_superuser_serves_another_user(
     base: Path, open_folder: Path, mount: Mount, *, mounted: bool
@@ -137,14 +129,14 @@ def test_a_base_of_the_superuser_serves_another_user(
     assert {path.lstat().st_uid for path in home.path.rglob("*")} == {NOBODY}
 
 
-@pytest.mark.thorough
-@pytest.mark.real
+@thorough_only
+@real
 def test_a_temporary_root_is_warm_and_keeps_nothing_and_env_prints_the_same_roots(home: Home, base: Path) -> None:
     command = ("run", "--base", str(base), "--isolated", "--", *program("kernels.py", KNOWN + 1))
     for _ in range(2):
         assert stores(home.cachectl(*command, POCL_DEBUG="general,llvm")) == 1
     assert not own_root(home.environment(), base).exists()
-    done = home.cachectl("env --base", str(base), "--root", "own", "--shell", "sh")
+    done = home.cachectl(f"env --base {base} --root own --shell sh")
     assert f"base: pocl: {FILLED} copied" in done.stderr
     script = f"{done.stdout}\nexec {sys.executable} {PROGRAMS / 'kernels.py'} {KNOWN}"
     ran = home.run("sh", "-c", script, POCL_DEBUG="general,llvm")
@@ -152,27 +144,24 @@ def test_a_temporary_root_is_warm_and_keeps_nothing_and_env_prints_the_same_root
     assert ran.stdout.count("code generation cache hit") == KNOWN
 
 
-def warmed_by_binaries(home: Home, base: Path, mount: Mount, *command: str, **variables: Any) -> None:  # noqa: ANN401
-    """Run a program that builds some programs, given as its last argument, with PyOpenCL's binary cache."""
-    home.cachectl("run", f"--isolated={base}", "--", *command, "2", **variables)
+@thorough_only
+@real
+@pytest.mark.parametrize("driver", ["wheel", *needing("intel_driver")])
+def test_binaries_of_pyopencl(
+    request: pytest.FixtureRequest, home: Home, tmp_path: Path, mount: Mount, driver: str
+) -> None:
+    """A program builds as many programs as its last argument says."""
+    variables: dict[str, Any] = {} if driver == "wheel" else request.getfixturevalue(driver).variables
+    command = (sys.executable, *((f"{PROGRAMS}/binaries.py",) if driver == "wheel" else ("-c", INTEL)))
+    base = tmp_path / "base"
+    home.cachectl(f"run --isolated={base} --", *command, "2", **variables)
     freeze(mount, base)
     before = state(base)
     for misses in (1, 0):
-        done = home.cachectl("run --base", str(base), "--", *command, "3", **variables)
+        done = home.cachectl(f"run --base {base} --", *command, "3", **variables)
         assert done.stdout.count("binary cache hit") == 3 - misses
         assert done.stdout.count("binary cache miss") == misses
     assert state(base) == before
-
-
-@pytest.mark.thorough
-@pytest.mark.real
-def test_binaries_of_pyopencl(home: Home, tmp_path: Path, mount: Mount) -> None:
-    warmed_by_binaries(home, tmp_path / "base", mount, sys.executable, f"{PROGRAMS}/binaries.py")
-
-
-@pytest.mark.real
-def test_binaries_of_intels_driver(home: Home, tmp_path: Path, mount: Mount, intel_driver: Driver) -> None:
-    warmed_by_binaries(home, tmp_path / "base", mount, sys.executable, "-c", INTEL, **intel_driver.variables)
 
 
 def test_a_base_and_an_own_root_do_not_contain_one_another(tmp_path: Path) -> None:
@@ -187,7 +176,7 @@ def test_a_base_without_entries_and_one_that_others_can_write_say_so(home: Home,
     base = open_folder / "base"
     base.mkdir()
     base.chmod(0o777)
-    done = home.cachectl("run --base", str(base), "--", "true")
+    done = home.cachectl(f"run --base {base} -- true")
     assert f"base: {base} has no entry of any layer" in done.stderr
     assert f"other users can write to {base}" in done.stderr
     for line in ("run --base nowhere -- true", f"run --base {base} --no-cache -- true", f"env --base {base} --disable"):
@@ -195,15 +184,15 @@ def test_a_base_without_entries_and_one_that_others_can_write_say_so(home: Home,
 
 
 @pytest.mark.parametrize("planted", ["folder", "link"])
-def test_an_own_root_that_another_user_made_is_refused(tmp_path: Path, planted: str) -> None:
+def test_an_own_root_that_another_user_made_is_refused(home: Home, tmp_path: Path, planted: str) -> None:
     """The name is made from the path of the base: where others may create, another user can make it first."""
     if os.geteuid() != 0:
         pytest.skip("needs the superuser, who makes files of other users")
-    home, private, shared = make_home(tmp_path / "home"), tmp_path / "private", tmp_path / "shared"
-    for folder in (tmp_path / "base", private):
+    private, shared, start = (tmp_path / name for name in ("private", "shared", "base"))
+    for folder in (start, private):
         folder.mkdir(mode=0o700)
     variables: dict[str, Any] = {"XDG_CACHE_HOME": str(shared)}
-    own = own_root(home.environment(**variables), tmp_path / "base")
+    own = own_root(home.environment(**variables), start)
     own.parent.mkdir(parents=True)
     shared.chmod(0o1777)
     if planted == "link":
@@ -212,9 +201,9 @@ def test_an_own_root_that_another_user_made_is_refused(tmp_path: Path, planted: 
         own.mkdir()
     for path in (shared / "cachectl", own.parent, own):
         os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
-    base = f"--base {tmp_path / 'base'}"
+    base = f"--base {start}"
     run = f"run {base} -- echo it-runs"
-    for line in (run, f"run --store {tmp_path / 'store'} --trust {base} -- echo it-runs", f"env {base} --shell sh"):
+    for line in (run, f"run --store store --trust {base} -- echo it-runs", f"env {base} --shell sh"):
         done = home.cachectl(line, check=False, **variables)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
         assert "belongs to nobody" in done.stderr

@@ -6,17 +6,17 @@ import json
 import shutil
 import sqlite3
 import sys
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from homes import CACHECTL, Home
+from homes import CACHECTL, Home, make_home
 from support.bundles import TRUSTED
 from support.kernels import add_kernels, kernels_in
+from support.layers import got
 from support.miopen_files import FIND, RAW, store, stored
 from support.miopen_kernels import ARGS, CODE, environment_of, packed, user_file
+from support.tracing import numbers
 
 from cachectl.exchange.trust import Untrusted
 from cachectl.layers.base.conformance import snapshot
@@ -28,48 +28,46 @@ from cachectl.stack import Stack
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory, new_home: Callable[[Path], Home]) -> Home:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """Return a home with ``rank0``, kept by run, and ``rank1``, an XDG_CACHE_HOME: other programs in each."""
-    home = new_home(tmp_path_factory.mktemp("ranks") / "home")
+    home = make_home(tmp_path_factory.mktemp("ranks") / "home")
     program = f"{home.programs}/thirteen.py"
-    home.cachectl("run", f"--isolated={home.path / 'rank0'}", "--", sys.executable, program, "2", "0")
+    home.cachectl("run --isolated=rank0 --", sys.executable, program, "2", "0")
     home.python("thirteen.py 1 1", XDG_CACHE_HOME=f"{home.path}/rank1")
     return home
 
 
 @pytest.mark.real
 def test_all_programs_of_all_ranks_are_warm_in_one_root(ranks: Home, tmp_path: Path) -> None:
-    home = replace(ranks, path=tmp_path / "home", variables={**ranks.variables, "HOME": str(tmp_path / "home")})
-    shutil.copytree(ranks.path, home.path, symlinks=True)
+    shutil.copytree(ranks.path, tmp_path / "home", symlinks=True)
+    home = make_home(tmp_path / "home")
     before = snapshot(home.path / "rank0"), snapshot(home.path / "rank1")
     (home.path / "all").mkdir()
     document = home.json("pull rank0 rank1 --root=all")
-    layers = {layer["layer"]: layer for layer in document["layers"]}
+    (pocl,) = (layer for layer in document["layers"] if layer["layer"] == "pocl")
     # Two loopy kernels in the one; one of them, and a plain program, in the other.
-    assert (layers["pocl"]["placed"], layers["pocl"]["there"]) == (3, 1)
-    assert document["total"]["failed"] == 0
+    assert (pocl["placed"], pocl["there"], document["total"]["failed"]) == (3, 1, 0)
     assert home.json("pull rank0 rank1 --root=all")["total"]["placed"] == 0
     assert (snapshot(home.path / "rank0"), snapshot(home.path / "rank1")) == before
 
     programs = sorted((home.path / "all").rglob("program.bc"))
-    trace = (*CACHECTL, "trace", "--json", "trace.json", "--")
-    ran = (*trace, sys.executable, f"{home.programs}/thirteen.py", "2", "1")
-    home.cachectl("run", f"--isolated={home.path / 'all'}", "--", *ran)
-    traced = {one["layer"]: one for one in json.loads((home.path / "trace.json").read_text())["layers"]}
-    assert {name: traced[name]["misses"] for name in ("loopy", "pocl")} == {"loopy": 0, "pocl": 0}
+    trace = (*CACHECTL, "trace", "--json", "trace.json", "--", sys.executable, f"{home.programs}/thirteen.py")
+    home.cachectl("run --isolated=all --", *trace, "2", "1")
+    traced = json.loads((home.path / "trace.json").read_text())
+    assert [numbers(traced, name)[1] for name in ("loopy", "pocl")] == [0, 0]
     assert sorted((home.path / "all").rglob("program.bc")) == programs
 
 
 def test_only_roots_that_no_other_user_can_write_are_trusted(home: Home, open_folder: Path) -> None:
     root = open_folder / "root"
-    home.cachectl("run", f"--isolated={root}", "--", "true")
+    home.cachectl(f"run --isolated={root} -- true")
     add_kernels(home, range(2))
     stack = home.stack
     Stack.below(str(root), home.environment()).pull(str(home.path))
     (file,) = root.rglob("*.ukdb")
     for path in (root, *(path for path in file.parents if root in path.parents)):
         path.chmod(0o755)
-    assert stack.pull(str(root), dry_run=True).total.there == 2
+    assert stack.pull(root, dry_run=True).total.there == 2
     for path, mode, words in (
         (root, 0o777, "another user can write it"),
         *((path, mode, f"other users can write to {path}") for path, mode in ((file.parent, 0o777), (file, 0o666))),
@@ -77,14 +75,14 @@ def test_only_roots_that_no_other_user_can_write_are_trusted(home: Home, open_fo
         before = path.stat().st_mode
         path.chmod(mode)
         with pytest.raises(Untrusted, match=words):
-            stack.pull(str(root))
-        pulled = stack.pull(str(root), TRUSTED)
+            stack.pull(root)
+        pulled = stack.pull(root, TRUSTED)
         assert (pulled.total.there, pulled.trusted) == (2, ("you said so",))
         path.chmod(before)
 
 
-def test_a_root_has_no_entries_of_the_machine(home: Home, tmp_path: Path, new_home: Callable[[Path], Home]) -> None:
-    rank = new_home(tmp_path / "rank")
+def test_a_root_has_no_entries_of_the_machine(home: Home, tmp_path: Path) -> None:
+    rank = make_home(tmp_path / "rank")
     add_kernels(rank, [1])
     (file,) = rank.path.rglob("*.ukdb")
     # Where MIOpen keeps kernels if the home is on a network file system.
@@ -104,7 +102,7 @@ def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     target = tmp_path / "db/gfx90a6e.kdb"
     target.parent.mkdir()
     before = snapshot(home / ".cache")
-    done = Stack(environment_of(home)).push(str(target))
+    done = Stack(environment_of(home)).push(target)
     assert snapshot(home / ".cache") == before
     assert (done.total.placed, done.total.failed, done.digest) == (2, 0, None)
     assert stored(target) == kernels
@@ -113,13 +111,10 @@ def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     installed = environment_of(tmp_path / "another", MIOPEN_SYSTEM_DB_PATH=str(target.parent))
     system = MIOpenSystemKernels(installed)
     assert list(system.store.verify(system.roots()[0])) == []
-    found = system.get(SEPARATOR.join((target.name, kernel_key("conv.cl.o", ARGS))))
-    assert found is not None
-    assert found.data == CODE
+    assert got(system, SEPARATOR.join((target.name, kernel_key("conv.cl.o", ARGS)))).data == CODE
     # It is completed, and nothing in it is replaced.
     store(path, {"conv.cl.o": packed(RAW), "new.cl.o": packed(CODE)})
-    again = Stack(environment_of(home)).push(str(target))
-    assert again.total.placed == 1
+    assert Stack(environment_of(home)).push(str(target)).total.placed == 1
     assert stored(target)["conv.cl.o"] == packed(CODE)
 
 
@@ -134,32 +129,30 @@ def test_a_database_that_a_program_has_open_is_not_replaced(home: Home, tmp_path
         program.execute("delete from kern_db")
         program.commit()
         before = file.read_bytes()
-        done = home.cachectl("push", str(file), "miopen", check=False)
+        done = home.cachectl(f"push {file} miopen", check=False)
         assert (done.returncode, file.read_bytes()) == (1, before)
         assert "end the program, or push to a new FILE" in done.stderr
-    home.cachectl("push", str(file), "miopen")
+    home.cachectl(f"push {file} miopen")
     assert home.stack.pull(str(file), TRUSTED).total.there == 2
 
 
-def test_databases_of_ranks_are_pulled(
-    home: Home, tmp_path: Path, open_folder: Path, new_home: Callable[[Path], Home]
-) -> None:
+def test_databases_of_ranks_are_pulled(home: Home, tmp_path: Path, open_folder: Path) -> None:
     files = []
     for number in range(2):
-        rank = new_home(tmp_path / f"home{number}")
+        rank = make_home(tmp_path / f"home{number}")
         add_kernels(rank, range(number, number + 2))
         (made,) = rank.path.rglob("*.ukdb")
         files.append(open_folder / f"rank{number}" / made.name)
         files[-1].parent.mkdir()
         shutil.copy(made, files[-1])
     with pytest.raises(BadRequest, match="name the version of MIOpen"):
-        home.stack.pull(str(files[0]))
+        home.stack.pull(files[0])
     add_kernels(home, [9])
     done = home.json("pull", *map(str, files))
     assert (done["total"]["placed"], done["total"]["there"]) == (3, 1)
     assert len(kernels_in(home)) == 4
     files[0].parent.chmod(0o777)
-    assert "another user can write it" in home.cachectl("pull", str(files[0]), check=False).stderr
+    assert "another user can write it" in home.cachectl(f"pull {files[0]}", check=False).stderr
 
 
 def test_results_of_tuning_become_a_file_and_come_back(tmp_path: Path) -> None:
@@ -169,6 +162,6 @@ def test_results_of_tuning_become_a_file_and_come_back(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(lines)
     file = tmp_path / FIND
-    Stack(environment_of(home)).push(str(file), layers=["miopen-tuning"])
+    Stack(environment_of(home)).push(file, layers=["miopen-tuning"])
     assert sorted(file.read_bytes().splitlines()) == sorted(lines.splitlines())
-    assert Stack(environment_of(other)).pull(str(file)).total.placed == 2
+    assert Stack(environment_of(other)).pull(file).total.placed == 2

@@ -7,7 +7,6 @@ import os
 import platform
 import socket
 import stat
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,37 +14,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import CACHECTL, Home
+from homes import CACHECTL, Home, make_home
 from support.bundles import TRUSTED, count, files, keys, programs
 from support.kernels import add_kernels
 from support.tracing import numbers, trace
+from tiers import thorough, thorough_only
 
-from cachectl.exchange.around import StoreUse
-from cachectl.exchange.folder import FolderPlace
-from cachectl.exchange.format import Item, StoreKey
-from cachectl.exchange.place import Stored
-from cachectl.exchange.pull import pull
-from cachectl.exchange.push import push
+from cachectl.exchange import place, push_pull, trust, wire
 from cachectl.exchange.store import StoreCollection
-from cachectl.exchange.trust import Trust
+from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import CachectlError
-from cachectl.layers.disk.atomic import replace_file
 from cachectl.stack import Stack
 from cachectl.transfer import Moved
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", ["store", "store.zip"])
+@pytest.mark.parametrize("name", ["store", *thorough("store.zip")])
 def test_another_home_compiles_nothing_and_pushes_only_what_is_new(
     source: Home, home: Home, tmp_path: Path, name: str
 ) -> None:
     store = tmp_path / name
-    done = source.json("push", str(store))
-    assert done["total"]["placed"] == len(keys(source))
-    assert source.json("push", str(store))["moved"] == 0
-
-    pulled = home.json("pull", str(store), "--trust")
+    done = source.json(f"push {store}")
+    assert (done["total"]["placed"], source.json(f"push {store}")["moved"]) == (len(keys(source)), 0)
+    pulled = home.json(f"pull {store} --trust")
     assert pulled["digest"] == done["digest"]
     assert {one["hits"] for layer in pulled["layers"] for one in layer["outlook"]} == {True}
     assert (keys(home), programs(home)) == (keys(source), compiled := programs(source))
@@ -57,9 +48,9 @@ def test_another_home_compiles_nothing_and_pushes_only_what_is_new(
     assert (numbers(traced, "pocl"), numbers(traced, "loopy")[2]) == ((6, 1, 1), 5)
     grown = {layer: number - count(source)[layer] for layer, number in count(home).items()}
     assert grown == {**dict.fromkeys(grown, 1), "loopy": 5}
-    again = home.json("push", str(store))
+    again = home.json(f"push {store}")
     assert again["total"]["placed"] == len(keys(home)) - len(keys(source))
-    assert home.json("store verify", str(store))["findings"] == []
+    assert home.json(f"store verify {store}")["findings"] == []
     if name == "store":
         new = files(store).keys() - before.keys()
         # A pack and an index part for each layer that the kernel goes through.
@@ -83,36 +74,34 @@ def at(home: Home, moment: float) -> Stack:
 
 def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: Home, tmp_path: Path) -> None:
     store = f"{tmp_path}/store"
-    cheap.cachectl("push", store, "miopen")
-    listed = cheap.json("store ls", store)
+    cheap.cachectl(f"push {store} miopen")
+    listed = cheap.json(f"store ls {store}")
     assert [(key["layer"], key["entries"], key["parts"]) for key in listed["keys"]] == [("miopen", 10, 1)]
     before = files(other.path)
-    foreseen = other.json("pull", store, "--trust", "--dry-run")
+    foreseen = other.json(f"pull {store} --trust --dry-run")
     assert files(other.path) == before
     assert len(foreseen["layers"][0]["entries"]) == foreseen["total"]["placed"] == 10
-    done = other.json("pull", store, "--trust")
+    done = other.json(f"pull {store} --trust")
     assert (foreseen["dry_run"], foreseen["total"], foreseen["digest"]) == (True, done["total"], listed["digest"])
     # Keys of a layer that is missing here, and of tuning results.
-    place = FolderPlace(Path(store))
+    folder = place.FolderPlace(Path(store))
     for layer, why in (("unheard-of", "no layer of this name"), ("miopen-tuning", "only if it is named")):
-        key = StoreKey(layer, {})
-        place.write(f"index/key-{key.name}", key.to_bytes())
-        place.write(f"index/5-{key.name}-{'0' * 64}", b"never read")
+        key = wire.StoreKey(layer, {})
+        part = f"index/5-{key.name}-{'0' * 64}"
+        folder.write(f"index/key-{key.name}", key.to_bytes())
+        folder.write(part, b"never read")
         (note,) = other.stack.pull(store, TRUSTED).unread
         assert (note.key, why in note.because) == (layer, True)
-        place.remove([f"index/5-{key.name}-{'0' * 64}"])
-    layers = Stack(replace(other.environment(), platform="darwin"))
-    pulled = layers.pull(store, TRUSTED)
+        folder.remove([part])
+    pulled = Stack(replace(other.environment(), platform="darwin")).pull(store, TRUSTED)
     assert (pulled.layers, len(pulled.unread)) == ((), 1)
     assert "platform linux, here darwin" in pulled.unread[0].because
-    assert "no store" in other.cachectl("pull", f"{tmp_path}/none", "--trust", check=False).stderr
-    assert "no entry to push in loopy" in cheap.cachectl("push", store, "loopy").stderr
-    assert "no entry to pull" in other.cachectl("pull", store, "loopy", "--trust").stderr
-    assert other.cachectl("pull", store, check=False).returncode == 2
-    assert other.cachectl("store ls", store, "--max-size=1G", check=False).returncode == 2
+    assert "no entry to push in loopy" in cheap.cachectl(f"push {store} loopy").stderr
+    assert "no entry to pull" in other.cachectl(f"pull {store} loopy --trust").stderr
+    assert other.cachectl(f"store ls {store} --max-size=1G", check=False).returncode == 2
 
 
-@pytest.mark.thorough
+@thorough_only
 def test_a_signed_push_does_not_count_on_what_others_have_pushed(
     cheap: Home, other: Home, tmp_path: Path, keygen: Callable[[str], str]
 ) -> None:
@@ -123,7 +112,7 @@ def test_a_signed_push_does_not_count_on_what_others_have_pushed(
         signer = keygen("eve") if key == "eve" else key
         done = cheap.stack.push(store, sign=signer, allowed_signers=None if allowed is None else str(allowed))
         assert (done.total.placed, done.total.there) == (placed, 10 - placed)
-    assert other.stack.pull(store, Trust(allowed_signers=str(both))).total.placed == 10
+    assert other.stack.pull(store, trust.Trust(allowed_signers=str(both))).total.placed == 10
     check = cheap.stack.store(store).verify(allowed_signers=str(both))
     assert [one.code for one in check.findings] == ["untrusted"]
 
@@ -138,7 +127,7 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
     before = files(folder)
     planned = stack.store(store).gc(older_than=3 * day, dry_run=True)
     # A machine with a wrong clock removes nothing.
-    with pytest.raises(CachectlError, match="set it"):
+    with pytest.raises(errors.CachectlError, match="set it"):
         at(cheap, now + 365 * day).store(store).gc(older_than=30 * day)
     assert files(folder) == before
     assert (len(planned.parts), planned.entries, planned.removed) == (1, 10, 0)
@@ -162,100 +151,80 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
     assert other.stack.pull(store, TRUSTED).total.there == 0
 
 
-@pytest.mark.thorough
+@thorough_only
 def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_path: Path) -> None:
-    here, key = Environment.here(), StoreKey("pocl", {})
+    here, key = Environment.here(), wire.StoreKey("pocl", {})
     names = tuple(f"kernel_{number:090}" for number in range(600))
-    data = hashlib.sha256(b"").hexdigest()
-    entries = [(Item("pocl", f"{number}", "pocl/1", 0, data, kernels=names), b"") for number in range(700)]
-    StoreCollection(FolderPlace(tmp_path), here).write(key, entries, Moved("pocl"))
-    index = StoreCollection(FolderPlace(tmp_path), here)
+    contents = [
+        (facts.Entry("pocl", name, Path(), 0, 1, kernels=names), facts.Artifact("pocl", name, "pocl/1", b""))
+        for name in map(str, range(700))
+    ]
+    StoreCollection(place.FolderPlace(tmp_path), here).write(key, contents, Moved("pocl"))
+    index = StoreCollection(place.FolderPlace(tmp_path), here)
     assert sum(len(index.part(name).entries) for name in index.parts) == 700
 
 
-def test_gc_sees_the_clock_of_a_store_whose_files_are_of_others(
-    cheap: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a sticky folder, nobody replaces a file of another user."""
-    store, now = tmp_path / "store", time.time()
-    at(cheap, now - 9 * 86400).push(str(store), layers=["miopen"])
-
-    def refuse(name: str, chunks: Sequence[bytes], folder: int, mode: int) -> None:
-        if (store / "index" / name).exists():
-            raise PermissionError(name)
-        replace_file(name, chunks, folder=folder, mode=mode)
-
-    monkeypatch.setattr("cachectl.layers.disk.atomic.replace_file", refuse)
-    for path in store.rglob("*"):
-        os.utime(path, (now - 9 * 86400,) * 2)
-    assert at(cheap, now).store(str(store)).gc(older_than=86400).removed == 3
-    assert [path.name[:4] for path in (store / "index").iterdir()] == ["key-"]
-
-
-@pytest.mark.thorough
+@thorough_only
 def test_a_part_that_gc_removes_meanwhile_is_no_error(cheap: Home, other: Home, tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     Stack(cheap.environment()).push(tmp_path / "store", layers=["miopen"])
-    pulling, listed = Stack(other.environment()), FolderPlace.names
+    pulling, listed = Stack(other.environment()), place.FolderPlace.names
 
-    def names(place: FolderPlace, folder: str) -> object:
-        found = listed(place, folder)
-        for path in (tmp_path / "store" / "index").glob("[0-9]*"):
+    def names(folder_place: place.FolderPlace, folder: str) -> object:
+        found = listed(folder_place, folder)
+        for path in (tmp_path / "store/index").glob("[0-9]*"):
             path.unlink()
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FolderPlace, "names", names)
+        patch.setattr(place.FolderPlace, "names", names)
         assert pulling.pull(store, TRUSTED).total.placed == 0
 
 
-def test_a_part_that_is_pushed_meanwhile_is_not_taken_for_removed(
-    cheap: Home, other: Home, tmp_path: Path, new_home: Callable[[Path], Home]
-) -> None:
+def test_a_part_that_is_pushed_meanwhile_is_not_taken_for_removed(cheap: Home, other: Home, tmp_path: Path) -> None:
     """Two processes of one user push at once, and a third one pulls."""
-    store, own = str(tmp_path / "store"), new_home(tmp_path / "own").environment()
+    store, own = str(tmp_path / "store"), make_home(tmp_path / "own").environment()
     add_kernels(other, range(100, 103))
     first, second = Stack(cheap.environment()), Stack(other.environment())
-    listed, waiting = FolderPlace.names, [second]
+    listed, waiting = place.FolderPlace.names, [second]
 
-    def names(place: FolderPlace, folder: str) -> Sequence[Stored]:
+    def names(place: place.FolderPlace, folder: str) -> Sequence[place.Stored]:
         found = listed(place, folder)
         if waiting:
-            push(waiting.pop(), store, layers=["miopen"], own=own)
+            push_pull.push(waiting.pop(), store, layers=["miopen"], own=own)
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FolderPlace, "names", names)
-        placed = push(first, store, layers=["miopen"], own=own).total.placed
-    done = pull(Stack(new_home(tmp_path / "third").environment()), store, TRUSTED, layers=["miopen"], own=own)
+        patch.setattr(place.FolderPlace, "names", names)
+        placed = push_pull.push(first, store, layers=["miopen"], own=own).total.placed
+    third = make_home(tmp_path / "third").stack
+    done = push_pull.pull(third, store, TRUSTED, layers=["miopen"], own=own)
     assert (done.total.placed, done.left_out) == (placed + 3, ())
 
 
 def test_a_command_runs_with_a_store_around_it(cheap: Home, other: Home, tmp_path: Path) -> None:
     store = f"{tmp_path}/store"
     around = f"run --store {store} --trust"
-    child = ("--", "sh", "-c", "exit 7")
-    done = cheap.cachectl(around, *child, check=False)
-    assert (done.returncode, done.stderr.splitlines()[0]) == (7, "cachectl: store: miopen: 10 pushed")
+    done = cheap.cachectl(f"{around} -- false", check=False)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (1, "cachectl: store: miopen: 10 pushed")
     for said in ("cachectl: store: miopen: 10 pulled\n", ""):
-        done = other.cachectl(f"{around} --store-mode ro --isolated=root", *child, check=False)
-        assert (done.returncode, done.stderr) == (7, said)
+        done = other.cachectl(f"{around} --store-mode ro --isolated=root -- false", check=False)
+        assert (done.returncode, done.stderr) == (1, said)
     cache = other.path / ".cache/miopen"
     assert not cache.exists()
     assert len(list(Stack.below(f"{other.path}/root", other.environment())["miopen"].entries())) == 10
     # Entries that cannot be placed are one line.
     cache.parent.mkdir(exist_ok=True)
     cache.touch()
-    done = other.cachectl(f"{around} -- true")
-    assert ["10 not pulled" in line for line in done.stderr.splitlines()] == [True]
+    said = other.cachectl(f"{around} -- true").stderr
+    assert ("10 not pulled" in said, said.count("\n")) == (True, 1)
     cache.unlink()
     # A damaged store is one warning, and the command runs; nothing is pushed.
     next((tmp_path / "store/packs").iterdir()).write_bytes(b"damaged")
     add_kernels(other, [70])
     before = files(tmp_path / "store")
-    done = other.cachectl(around, *child, check=False)
-    assert done.returncode == 7
-    assert ["nothing is pulled or pushed" in line for line in done.stderr.splitlines()] == [True]
+    said = other.cachectl(f"{around} -- true").stderr
+    assert ("nothing is pulled or pushed" in said, said.count("\n")) == (True, 1)
     assert files(tmp_path / "store") == before
 
 
@@ -265,36 +234,35 @@ def test_users_share_a_folder_whatever_their_umask_is(cheap: Home, tmp_path: Pat
     store.chmod(0o2775)
     before = os.umask(0o077)
     try:
-        cheap.stack.push(str(store))
+        cheap.stack.push(store)
     finally:
         os.umask(before)
-    found = {stat.S_IMODE(path.stat().st_mode) for path in store.rglob("*") if path.is_file()}
-    assert found == {0o644}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in store.iterdir()} == {0o2775}
+    modes = {(path.is_file(), stat.S_IMODE(path.stat().st_mode)) for path in store.rglob("*")}
+    assert modes == {(True, 0o644), (False, 0o2775)}
 
 
 @pytest.mark.parametrize(
-    ("verb", "address", "status", "words"),
+    ("line", "status", "words"),
     [
-        *((verb, "miopen", 2, "layer") for verb in ("push", "store ls", "pull --trust")),
-        *((verb, "s3://", 2, "names no store") for verb in ("push", "store ls", "pull --trust")),
-        *((verb, "file", 1, "is not a bundle") for verb in ("push", "store ls", "pull --trust")),
-        *(("push", file, 2, "is no plain file") for file in ("/dev/null miopen", "pipe.zip miopen")),
-        ("pull --trust", "photographs", 1, "there is no store"),
-        ("pull", "photographs", 2, "--trust"),
-        ("run --store - --trust --", "true", 2, "the standard streams are the command's"),
-        ("run --store store --", "true", 2, "--trust"),
-        ("run --no-cache --store store --trust --", "true", 2, "--store"),
-        *((f"run --prove {more} --", "true", 2, "--store") for more in ("--trust", "--sign key")),
-        *((f"run {more} --isolated=file --", "true", 1, "cannot make the root") for more in ("", "--base photographs")),
+        *((f"{verb} miopen", 2, "layer") for verb in ("push", "store ls", "pull --trust")),
+        *((f"{verb} s3://", 2, "names no store") for verb in ("push", "store ls", "pull --trust")),
+        *((f"{verb} file", 1, "is not a bundle") for verb in ("push", "store ls", "pull --trust")),
+        *((f"push {file} miopen", 2, "is no plain file") for file in ("/dev/null", "pipe.zip")),
+        ("pull --trust photographs", 1, "there is no store"),
+        ("pull photographs", 2, "--trust"),
+        ("run --store - --trust -- true", 2, "the standard streams are the command's"),
+        ("run --store store -- true", 2, "--trust"),
+        ("run --no-cache --store store --trust -- true", 2, "--store"),
+        *((f"run --prove {more} -- true", 2, "--store") for more in ("--trust", "--sign key")),
+        *((f"run {more} --isolated=file -- true", 1, "cannot make the root") for more in ("", "--base photographs")),
     ],
 )
-def test_an_address_that_is_no_store_is_one_line(cheap: Home, verb: str, address: str, status: int, words: str) -> None:
+def test_an_address_that_is_no_store_is_one_line(cheap: Home, line: str, status: int, words: str) -> None:
     (cheap.path / "file").write_text("x")
     (cheap.path / "photographs").mkdir()
     os.mkfifo(cheap.path / "pipe.zip")
     before = set(os.listdir(cheap.path))
-    done = cheap.cachectl(*verb.split(), *address.split(), check=False)
+    done = cheap.cachectl(line, check=False)
     assert (done.returncode, done.stderr.count("\n"), words in done.stderr) == (status, 1, True), done.stderr
     assert set(os.listdir(cheap.path)) - {".local"} == before
 
@@ -302,10 +270,10 @@ def test_an_address_that_is_no_store_is_one_line(cheap: Home, verb: str, address
 def test_entries_of_a_base_are_neither_pulled_nor_pushed(cheap: Home, other: Home, tmp_path: Path) -> None:
     store, base, own = (str(tmp_path / name) for name in ("store", "base", "own"))
     trusting = f"run --store {store} --trust"
-    cheap.cachectl("push", store)
+    cheap.stack.push(store)
     other.cachectl(f"{trusting} --store-mode ro --isolated={base} -- true")
     add_kernels(cheap, [30])
-    cheap.cachectl("push", store)
+    cheap.stack.push(store)
     add_kernels(cheap, [31])
     # Nothing but the thirtieth kernel is read from the store.
     newest = max((tmp_path / "store/packs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
@@ -335,11 +303,11 @@ def kept_of(home: Home, store: Path) -> Path:
 def test_no_file_is_removed_through_a_planted_link(cheap: Home, tmp_path: Path) -> None:
     """The address of a store is public: another user may know the name of the folder that is kept for it."""
     store, private = tmp_path / "store", tmp_path / "private"
-    cheap.stack.push(str(store))
+    cheap.stack.push(store)
     name = kept_of(cheap, store).name
     private.mkdir(mode=0o700)
-    for name in ("thesis.tex", f"key-{'0' * 16}"):
-        (private / name).write_bytes(b"years of work")
+    for file in ("thesis.tex", f"key-{'0' * 16}"):
+        (private / file).write_bytes(b"years of work")
     for number, variable in enumerate(("XDG_CACHE_HOME", "XDG_STATE_HOME")):
         shared = tmp_path / f"shared-{number}"
         planted = shared / "cachectl/stores"
@@ -359,7 +327,7 @@ def test_no_file_is_removed_through_a_planted_link(cheap: Home, tmp_path: Path) 
     (kept / f"key-{'1' * 16}").symlink_to(private / "thesis.tex")
     (kept / "notes.txt").touch()
     before = set(os.listdir(kept)) - {f"key-{'0' * 16}"}
-    cheap.cachectl("pull", str(store), "--trust")
+    cheap.cachectl(f"pull {store} --trust")
     assert set(os.listdir(kept)) == before | {"seen.json"}
 
 
@@ -385,13 +353,13 @@ def test_a_folder_that_is_put_in_the_place_of_a_new_one_keeps_its_mode(
                 os.rename(private, store / "index")
 
     monkeypatch.setattr(os, "mkdir", replaced)
-    place = FolderPlace(store)
+    folder = place.FolderPlace(store)
     name = f"index/key-{'0' * 16}"
     if planted == "link":
-        with pytest.raises(CachectlError, match="link or no folder"):
-            place.write(name, b"key")
+        with pytest.raises(errors.CachectlError, match="link or no folder"):
+            folder.write(name, b"key")
     else:
-        place.write(name, b"key")
+        folder.write(name, b"key")
     at = private if planted == "link" else store / "index"
     assert stat.S_IMODE(at.stat().st_mode) == 0o700
 
@@ -400,7 +368,6 @@ def test_a_store_that_never_answers_keeps_no_command(cheap: Home) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         silent = f"oci://127.0.0.1:{server.getsockname()[1]}/caches"
         said: list[str] = []
-        use = StoreUse(silent, TRUSTED, seconds=1.5)
-        command = [sys.executable, "-c", "raise SystemExit(7)"]
-        assert cheap.stack.run(command, store=use, notice=said.append).status == 7
+        use = push_pull.StoreUse(silent, TRUSTED, seconds=1.5)
+        assert cheap.stack.run(["false"], store=use, notice=said.append).status == 1
     assert ["not done within 1.5 s" in line for line in said] == [True]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib
 import os
 import shutil
 import sqlite3
@@ -18,6 +18,9 @@ from types import ModuleType
 from typing import Final
 
 from injector import Injector
+from support import mesa
+from support.layers import got
+from support.products import PRODUCTS
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import CachectlError
@@ -32,13 +35,8 @@ _BYSTANDERS: Final = (".cache/other/file", ".cache/pytools/notes.txt", ".cache/p
 
 
 def module(path: str) -> ModuleType:
-    """Load a test module for the way it fills a layer."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem, TESTS / path)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
+    """Return a module of helpers by its file."""
+    return importlib.import_module(path.removesuffix(".py").replace("/", "."))
 
 
 @dataclass(frozen=True)
@@ -156,33 +154,29 @@ def synthetic_world(folder: Path) -> World:
     """Fill a home with what no library here can make: CUDA, NEO, comgr, Mesa, MIOpen."""
     home = folder / "home"
     home.mkdir(parents=True)
-    products = module("support/products.py").PRODUCTS
     for name in ("neo", "comgr", "mesa multi-file", "miopen", "miopen-tuning"):
-        products[name].fill(home)
-    _compute_cache(home / ".nv" / "ComputeCache", 6)
+        PRODUCTS[name].fill(home)
+    _compute_cache(home / ".nv/ComputeCache", 6)
     return settled(World(home))
 
 
 def _compute_cache(folder: Path, entries: int) -> None:
     """Unpack some entries that a CUDA driver wrote, with an index that lists them."""
-    with tarfile.open(TESTS / "data" / "computecache-h200-opencl.tar.gz") as tar:
+    with tarfile.open(TESTS / "data/computecache-h200-opencl.tar.gz") as tar:
         names = sorted(member.name for member in tar if member.isfile() and not member.name.endswith("index"))
         for name in names[:entries]:
             tar.extract(name, folder, set_attrs=False)
     (folder / "index").touch()
     layer = Stack(Environment({"HOME": str(folder.parent.parent)}, home=folder.parent.parent), plugins=False)["cuda"]
     # Whatever is put, the index is written again.
-    entry = next(iter(layer.entries()))
-    artifact = layer.get(entry.key)
-    assert artifact is not None
-    layer.put(entry.key, artifact)
+    key = next(iter(layer.entries())).key
+    layer.put(key, got(layer, key))
 
 
 def mesa_world(folder: Path, store: str) -> World:
     """Fill one of Mesa's stores that keep many entries in one file, for a user who has chosen it."""
     home = folder / "home"
     home.mkdir(parents=True)
-    mesa = module("support/mesa.py")
     mesa.fill(home / ".cache", store, mesa.contents())
     return settled(World(home, mesa.STORES[store]))
 

@@ -12,7 +12,7 @@ import pytest
 from support import mesa
 from support.layers import clear, got, keys_of, orphans, python, root_of, running, somebody, verified
 from support.miopen_files import FIND
-from support.miopen_kernels import ARGS, CODE, NAME, VERSION, packed, store, user_file
+from support.miopen_kernels import ARGS, CODE, NAME, packed, store, user_file
 from support.products import (
     BARE,
     DEEP,
@@ -33,11 +33,9 @@ from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused
 from cachectl.layers.base.facts import Ability, Artifact, Problem, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.loopy import LoopyDictionaries
 from cachectl.layers.pocl import PoclKernels
-from cachectl.layers.pyopencl import PyOpenCLBinaries
-from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
-from cachectl.layers.pytools import PytoolsDictionaries
+from cachectl.layers.pyopencl import PyOpenCLBinaries, PyOpenCLInvoker
+from cachectl.layers.pytools import LoopyDictionaries, PytoolsDictionaries
 from cachectl.layers.stores.archive import pack, unpack
 
 #: Layers whose library runs here, and the fixture that fills a home with what it stores.
@@ -223,7 +221,7 @@ STRANGERS = {
         ("llvmcache-" + "a" * 40, "Thin-abc", "llvmcache-" + "A" * 64, "llvmcache-" + "a" * 65),
         comgr_key("link"),
     ),
-    "miopen": (("notes.ukdb",), f"{VERSION}/gfx906_60.ukdb"),
+    "miopen": (("notes.ukdb", "3.3.0.x/notes.txt", "x/gfx90a6e.ukdb"), "3.3.0.x/gfx906_60.ukdb"),
     "miopen-tuning": (("notes.temp", "notes.txt"), FIND.replace("gfx90a6e", "gfx906_60")),
 }
 

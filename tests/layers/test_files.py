@@ -19,7 +19,7 @@ from cachectl.layers.base.facts import Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.comgr import policy_complaint
-from cachectl.layers.neo.entries import NeoCodec
+from cachectl.layers.neo.entries import NeoPrograms
 
 
 @pytest.fixture
@@ -126,11 +126,11 @@ def test_a_zebin_names_kernels_device_and_version(tmp_path: Path, kind: int, val
     subprocess.run(["gcc", "-c", "zebin.s", "-o", "zebin.o"], cwd=tmp_path, check=True)
     data = bytearray((tmp_path / "zebin.o").read_bytes())
     data[16:20] = struct.pack("<HH", 0xFF12, 205)
-    about = NeoCodec().describe(bytes(data))
+    about = NeoPrograms().describe(bytes(data))
     assert (about.kind, about.kernels, about.device) == ("zebin", ("axpy", "dot"), device)
     assert about.versions == {"zebin": "1.32"}
-    assert NeoCodec().check(bytes(data)) is None
-    assert "cut short" in str(NeoCodec().check(bytes(data[:-100])))
+    assert NeoPrograms().check(bytes(data)) is None
+    assert "cut short" in str(NeoPrograms().check(bytes(data[:-100])))
 
 
 def accounted(layer: Layer) -> int:

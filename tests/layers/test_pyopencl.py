@@ -28,11 +28,10 @@ from support.layers import (
     write,
 )
 
-from cachectl.layers import pyopencl as pyopencl_cache
 from cachectl.layers.base.errors import Busy
 from cachectl.layers.base.facts import Condition, Severity
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.host.drivers import Driver
+from cachectl.layers.host import drivers
 from cachectl.layers.pyopencl import PyOpenCLBinaries
 from cachectl.layers.stores.archive import pack, unpack
 
@@ -131,7 +130,7 @@ def test_a_missing_half_is_a_problem_and_a_cut_one_is_found(layer: PyOpenCLBinar
 
 
 @pytest.mark.parametrize(
-    ("release", "drivers", "condition"),
+    ("release", "makers", "condition"),
     [
         ("2024.2.4", ("PoCL",), Condition.BYPASSED),
         ("2026.1", ("PoCL", "NVIDIA"), Condition.BYPASSED),
@@ -146,12 +145,12 @@ def test_the_state_depends_on_release_and_drivers(
     layer: PyOpenCLBinaries,
     monkeypatch: pytest.MonkeyPatch,
     release: str,
-    drivers: tuple[str, ...],
+    makers: tuple[str, ...],
     condition: Condition,
 ) -> None:
     assert "PoCL" in layer.state().why
-    found = [Driver(maker, "", "") for maker in drivers]
-    monkeypatch.setattr(pyopencl_cache, "find_drivers", lambda _environment: found)
+    found = [drivers.Driver(maker, "", "") for maker in makers]
+    monkeypatch.setattr(drivers, "find_drivers", lambda _environment: found)
     there = PyOpenCLBinaries(replace(layer.environment, installed={"pyopencl": release}.get))
     assert there.state().condition is condition
 

@@ -14,9 +14,8 @@ from homes import Home
 from support.hostile_names import HOSTILE
 from support.timelines import make_timeline
 
-from cachectl.pages import BEGINNING
-from cachectl.pages.skeleton import embeddable
-from cachectl.watching.timeline_files import page
+from cachectl.pages import BEGINNING, embeddable
+from cachectl.watching.timeline import page
 
 
 def texts(drawn: str, tag: str) -> list[str]:
@@ -67,11 +66,11 @@ def test_scripts_make_no_markup_of_texts_and_styles_load_nothing(name: str) -> N
 @pytest.mark.real
 def test_the_page_has_what_report_and_ls_and_doctor_print(warm: Home) -> None:
     printed = warm.cachectl("report --html page.html")
-    data = data_of((warm.path / "page.html").read_text())
-    report, listed = warm.json("report"), warm.json("ls")
+    data, total = data_of((warm.path / "page.html").read_text()), warm.json("report")["total"]
     assert printed.stdout == warm.cachectl("report").stdout
-    assert data["total"] == [report["total"]["entries"], report["total"]["bytes"]]
-    assert sorted(row[3] for row in data["entries"]) == sorted(entry["key"] for entry in listed["entries"])
+    assert data["total"] == [total["entries"], total["bytes"]]
+    keys = sorted(entry["key"] for entry in warm.json("ls")["entries"])
+    assert sorted(row[3] for row in data["entries"]) == keys
     assert {data["words"][row[2]] for row in data["entries"] if row[2] is not None} >= {"lk0"}
     findings = warm.json("doctor", check=False)["findings"]
     assert [row[4] for row in data["findings"]] == [one["fix"] for one in findings]
@@ -85,7 +84,7 @@ def test_a_report_replaces_only_its_own_pages_and_goes_to_standard_output(home: 
     home.cachectl("report --html notes.html --force")
     assert data_of(mine.read_text())["entries"] == []
     assert home.cachectl("report --html -").stdout.startswith("<!doctype html>")
-    assert home.json("report --html notes.html")["schema"] == "cachectl/report/1"
+    home.json("report --html notes.html")
     done = home.cachectl("report --html - --json", check=False)
     assert (done.returncode, "both write to standard output" in done.stderr) == (2, True)
     # It has one user to itself.

@@ -31,7 +31,7 @@ def environment(folder):
         for place in ("/usr/local/nvidia", "/usr/lib"):
             found += map(str, Path(place).rglob("libnvidia-opencl.so.1"))
         (folder / "vendors").mkdir()
-        (folder / "vendors" / "nvidia.icd").write_text(f"{found[0]}\n")
+        (folder / "vendors/nvidia.icd").write_text(f"{found[0]}\n")
         kept["OCL_ICD_VENDORS"] = str(folder / "vendors")
     return {**kept, "HOME": str(folder / "home")}
 
@@ -107,7 +107,7 @@ def main():
         job = Job(Path(folder))
         job.compare("cold")
         _, (before, _, _) = job.compare("warm")
-        job.cachectl("purge", "cuda", "--kernel", "nv3")
+        job.cachectl("purge cuda --kernel nv3")
         purged, numbers = job.compare("nv3 purged", "--explain")
         job.expect("nv3 purged", f"two of {before} hits are misses, and not {numbers}", numbers == (before - 2, 2, 2))
         print(f"  compiled: {[one['kernels'] for one in purged['kernels'] if one['compiled']]}\n{purged['text']}")

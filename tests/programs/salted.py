@@ -23,10 +23,9 @@ CACHE = Path(os.environ["HOME"], ".cache")
 KERNELS = [sys.executable, os.path.join(os.path.dirname(__file__), "kernels.py"), "2"]
 
 
-def set_modes(mode):
-    """Change the mode of the folders in which PoCL keeps programs."""
-    for part in (CACHE / "pocl/kcache").glob("??"):
-        part.chmod(mode)
+def parts():
+    """Return the folders in which PoCL keeps programs."""
+    return (CACHE / "pocl/kcache").glob("??")
 
 
 def tree():
@@ -254,14 +253,14 @@ def unnamed():
     """Take the names of the salts out of what PoCL stores in one block, and remove all of it in the next."""
     context, _ = started()
     built(context, "before")
-    before, folder = tree(), (CACHE / "pocl/kcache")
+    before = tree()
     for index, spoil in enumerate((anonymise, shutil.rmtree)):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with cachectl.disabled("pocl"):
                 built(context, f"one{index}")
                 built(context, f"two{index}")
-                for part in folder.glob("??"):
+                for part in parts():
                     spoil(part)
         SEEN.setdefault("warned", []).append([str(warning.message) for warning in caught])
         SEEN.setdefault("left", []).append(len(tree().keys() - before.keys()))
@@ -324,10 +323,7 @@ def spawned():
             SEEN["sums"] = pool.map(_build_in_child, range(2))
         subprocess.run(KERNELS, check=True, capture_output=True)
     SEEN["new"] = sorted(name for name in tree().keys() - before.keys() if not name.startswith("pytools/"))
-    SEEN["rows"] = {
-        layer.layer: layer.total.entries
-        for layer in cachectl.Stack().report(layers=["loopy", "pyopencl-invoker"]).layers
-    }
+    SEEN["rows"] = cachectl.Stack().report(layers=["loopy", "pyopencl-invoker"]).total.entries
 
 
 def forked():
@@ -344,16 +340,6 @@ def forked():
             SEEN["ended"] = os.waitpid(child, 0)[1]
         SEEN["stored"] = programs(tree().keys() - before.keys())
     SEEN["same"] = tree() == before
-
-
-def fork_before_start():
-    """Let multiprocessing fork children that start the driver themselves, in a block entered before."""
-    before = tree() if CACHE.exists() else {}
-    with cachectl.disabled() as layers:
-        SEEN["status"] = layers["pocl"].status
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            SEEN["sums"] = pool.map(_build_in_child, range(2))
-    SEEN["new"] = sorted(name for name in tree().keys() - before.keys() if "loopy" not in name)
 
 
 def without_pyopencl():
@@ -388,12 +374,12 @@ def at_the_end():
     context, queue = started()
     # Entries that cannot be removed are named on standard error.
     warnings.simplefilter("always", RuntimeWarning)
-    SEEN["before"] = tree()
+    before = tree()
     with cachectl.disabled():
         HELD.append(compiled(context))
         launched(queue, HELD[0])
     launched(queue, HELD[0], (16,))
-    SEEN["came_back"] = tree() != SEEN["before"]
+    SEEN["came_back"] = tree() != before
 
 
 def never_done():
@@ -451,35 +437,19 @@ def unremovable():
         try:
             with cachectl.disabled(), cachectl.disabled("pocl"):
                 launched(queue, compiled(context))
-                set_modes(0o500)
+                for part in parts():
+                    part.chmod(0o500)
                 if own is not None:
                     raise own
         except (KeyError, RuntimeWarning) as error:
             SEEN.setdefault("raised", []).append(type(error).__name__)
             SEEN.setdefault("said", []).append(" ".join([str(error), *getattr(error, "__notes__", ())]))
         SEEN.setdefault("restored", []).append((dict(os.environ), dict(vars(cl.Program))) == (variables, methods))
-        set_modes(0o700)
+        for part in parts():
+            part.chmod(0o700)
     with cachectl.disabled():
         pass
     SEEN["swept"] = tree() == before
-
-
-def unremovable_after():
-    """Let a build outlive its block, and fail, while what it stored is beyond removal and warnings are errors."""
-    context, _ = started()
-    warnings.simplefilter("error", RuntimeWarning)
-    try:
-        with cachectl.disabled():
-            built(context)
-            build = cl.Program.build
-            set_modes(0o500)
-    except RuntimeWarning as error:
-        SEEN["left"] = str(error)
-    try:
-        build(cl.Program(context, "__kernel void broken() { nonsense }"))
-    except (cl.RuntimeError, RuntimeWarning) as error:
-        SEEN["raised"] = [type(error).__name__, " ".join([str(error), *getattr(error, "__notes__", ())])]
-    set_modes(0o700)
 
 
 def unknown_form():

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import warnings
@@ -61,15 +60,6 @@ def after_first_use():
     SEEN["warned"] = [str(warning.message) for warning in caught]
 
 
-def children():
-    command = [sys.executable, os.path.join(os.path.dirname(__file__), "kernels.py"), "2"]
-    with cachectl.disabled():
-        subprocess.run(command, check=True, capture_output=True)
-        SEEN["inside"] = counted()
-    subprocess.run(command, check=True, capture_output=True)
-    SEEN["after"] = counted()
-
-
 def isolated():
     outside = counted()
     with cachectl.isolated() as root:
@@ -92,16 +82,6 @@ def dictionary_after_isolated():
         mine.store_if_not_present(1, "one")
     mine.store_if_not_present(2, "two")
     SEEN.update(root=str(root), found=[mine[1], mine[2]])
-
-
-def forked():
-    with cachectl.isolated() as root:
-        child = os.fork()
-        if child == 0:
-            sys.exit(0)
-        os.waitpid(child, 0)
-        SEEN["there"] = os.path.isdir(root)
-    SEEN["gone"] = not os.path.exists(root)
 
 
 def too_late_a_variable():

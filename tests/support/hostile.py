@@ -22,7 +22,7 @@ from cachectl.config import Limits
 from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Scope
-from cachectl.removal import PurgePlan
+from cachectl.removal import Removal
 from cachectl.stack import Stack
 from cachectl.verbs.prune import plan_prune
 from support import dictionaries, miopen_kernels
@@ -237,11 +237,11 @@ def user_layers(stack: Stack) -> tuple[str, ...]:
 def look(stack: Stack) -> None:
     """Do each verb that looks, and check that what it says can be written as JSON."""
     plans = (stack.plan_clear(layers=user_layers(stack)), plan_prune(stack.clearable(), Limits(stale=True)))
-    for said in (stack.report(), stack.ls(), stack.verify(), *(planned.result for planned in plans)):
+    for said in (stack.report(), stack.ls(), stack.verify(), *plans):
         require_json(said)
 
 
-def applied(planned: PurgePlan) -> int:
+def applied(planned: Removal) -> int:
     """Apply a plan; return how many entries went."""
     result = planned.apply()
     require_json(result)

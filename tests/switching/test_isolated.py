@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 from homes import CACHECTL, Home
 
-from cachectl.layers.disk.temporaries import abandoned_temporaries
+from cachectl.layers.disk.temporaries import abandoned_temporaries, remove_abandoned
 from cachectl.stack import Stack
-from cachectl.switching import isolated
-from cachectl.switching.isolated import make_isolated_root, remove_abandoned, remove_isolated_root
+from cachectl.switching import child
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def cache(home: Home) -> Path:
 def linked(home: Home, root: Path, **changes: str) -> list[str]:
     """Link the user cache folder below a root, without the entries of every layer; return the names in it."""
     environment = home.environment(**changes)
-    isolated.link_cache_home(environment, Stack(environment, plugins=False), root)
+    child.link_cache_home(environment, Stack(environment, plugins=False), root)
     return sorted(os.listdir(root / "xdg"))
 
 
@@ -58,16 +57,16 @@ def test_layers_that_move_are_hidden_and_others_are_linked(home: Home, cache: Pa
 @pytest.mark.usefixtures("cache")
 def test_a_forked_child_leaves_its_parents_root_alone(home: Home) -> None:
     def leave() -> Iterator[Path]:
-        with isolated.isolated_root(home.environment()) as folder:
+        with child.isolated_root(home.environment()) as folder:
             yield folder
 
     block = leave()
     folder = next(block)
-    child = os.fork()
-    if child == 0:
+    forked = os.fork()
+    if forked == 0:
         next(block, None)
         os._exit(0)
-    os.waitpid(child, 0)
+    os.waitpid(forked, 0)
     assert folder.is_dir()
     next(block, None)
     assert not folder.exists()
@@ -76,7 +75,7 @@ def test_a_forked_child_leaves_its_parents_root_alone(home: Home) -> None:
 def test_a_root_goes_even_if_it_is_read_only_and_nothing_behind_its_links(home: Home, cache: Path) -> None:
     (cache / "fonts").mkdir()
     (cache / "fonts/one").write_text("font")
-    with isolated.isolated_root(home.environment()) as folder:
+    with child.isolated_root(home.environment()) as folder:
         assert linked(home, folder) == ["fonts"]
         (folder / "a/b").mkdir(parents=True)
         (folder / "a/b").chmod(stat.S_IRUSR)
@@ -104,9 +103,9 @@ def temporary(home: Home) -> Path:
     return folder
 
 
-def killed(home: Home, temporary: Path, *verb: str) -> list[str]:
+def killed(home: Home, temporary: Path, verb: str) -> list[str]:
     """Kill a command of cachectl while the program that it runs waits; return what that one has printed."""
-    command = [*CACHECTL, *verb, "--", "sh", "-c", WAITS]
+    command = [*CACHECTL, *verb.split(), "--", "sh", "-c", WAITS]
     variables = {"XDG_CACHE_HOME": f"{home.path}/.cache", **home.variables, "TMPDIR": str(temporary)}
     with subprocess.Popen(
         command, env=variables, stdout=subprocess.PIPE, text=True, cwd=home.path, start_new_session=True
@@ -133,7 +132,7 @@ def end(pid: str) -> None:
 
 @pytest.mark.parametrize("verb", ["run --isolated", "run --no-cache", "trace"])
 def test_a_killed_command_is_cleared_away_once_its_program_has_ended(home: Home, temporary: Path, verb: str) -> None:
-    pid, caches = killed(home, temporary, *verb.split())
+    pid, caches = killed(home, temporary, verb)
     kept = set(os.listdir(temporary))
     assert len(kept) == 2
     # Never under a program that runs.
@@ -143,8 +142,7 @@ def test_a_killed_command_is_cleared_away_once_its_program_has_ended(home: Home,
     end(pid)
     home.cachectl("purge --all --dry-run", TMPDIR=str(temporary))
     assert set(os.listdir(temporary)) == kept
-    done = home.cachectl("run --isolated -- true", TMPDIR=str(temporary))
-    assert done.stderr == ""
+    assert home.cachectl("run --isolated -- true", TMPDIR=str(temporary)).stderr == ""
     assert os.listdir(temporary) == []
 
 
@@ -152,9 +150,10 @@ def test_a_killed_command_is_cleared_away_once_its_program_has_ended(home: Home,
 def test_each_command_clears_away_what_is_left_also_if_its_record_cannot_be_read(
     home: Home, temporary: Path, next_one: str
 ) -> None:
-    (temporary / "cachectl-0123456789abcdef/deep/deeper").mkdir(parents=True)
-    (temporary / "cachectl-0123456789abcdef/deep/deeper/file").write_bytes(b"12345")
-    (temporary / "cachectl-0123456789abcdef.lock").write_text('{"host": [], "pid": "x", "start": [1]}')
+    folder = temporary / "cachectl-0123456789abcdef"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep/file").write_bytes(b"12345")
+    folder.with_name(f"{folder.name}.lock").write_text('{"host": [], "pid": "x", "start": [1]}')
     (found,) = abandoned_temporaries(home.environment())
     assert (found.files, found.bytes) == (1, 5)
     done = home.cachectl(next_one, TMPDIR=str(temporary))
@@ -163,27 +162,25 @@ def test_each_command_clears_away_what_is_left_also_if_its_record_cannot_be_read
 
 
 def test_the_folder_of_a_living_process_stays(home: Home, temporary: Path) -> None:
-    root = make_isolated_root(replace(home.environment(), processes=Path("/proc")))
-    (root / "file").touch()
-    home.cachectl("purge --all", TMPDIR=str(temporary))
-    assert (root / "file").exists()
-    # Also where the program has closed what it did not open, and the lock with it.
-    lock = root.with_name(f"{root.name}.lock")
-    descriptors = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
-    (number,) = [int(link.name) for link in descriptors if os.path.realpath(link) == str(lock)]
-    os.close(number)
-    home.cachectl("purge --all", TMPDIR=str(temporary))
-    assert (root / "file").exists()
-    remove_isolated_root(root)
+    with child.isolated_root(replace(home.environment(), processes=Path("/proc"))) as root:
+        (root / "file").touch()
+        home.cachectl("purge --all", TMPDIR=str(temporary))
+        assert (root / "file").exists()
+        # Also where the program has closed what it did not open, and the lock with it.
+        lock = root.with_name(f"{root.name}.lock")
+        descriptors = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
+        (number,) = [int(link.name) for link in descriptors if os.path.realpath(link) == str(lock)]
+        os.close(number)
+        home.cachectl("purge --all", TMPDIR=str(temporary))
+        assert (root / "file").exists()
     assert os.listdir(temporary) == []
 
 
 def test_a_folder_that_a_program_made_again_goes(home: Home, temporary: Path) -> None:
-    root = make_isolated_root(home.environment())
-    remove_isolated_root(root)
+    with child.isolated_root(home.environment()) as root:
+        pass
     (root / "xdg/pytools").mkdir(parents=True)
-    assert remove_abandoned(home.environment()) == 1
-    assert os.listdir(temporary) == []
+    assert (remove_abandoned(home.environment()), os.listdir(temporary)) == (1, [])
 
 
 def test_other_things_in_the_folder_are_left(home: Home, temporary: Path) -> None:

@@ -11,45 +11,40 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import CACHECTL, Home
-from tiers import thorough
+from homes import CACHECTL, PROGRAMS, Home
+from tiers import real, thorough, thorough_only
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.stack import Stack
 
-
-def kernels(count: int = 2) -> list[str]:
-    """Return the command of the loopy program."""
-    return [sys.executable, str(Path(__file__).parents[1] / "programs/kernels.py"), str(count)]
+KERNELS = (sys.executable, f"{PROGRAMS}/kernels.py", "2")
 
 
-@pytest.mark.real
-@pytest.mark.parametrize("how", ["--no-cache", pytest.param("--isolated", marks=pytest.mark.thorough)])
+@real
+@pytest.mark.parametrize("how", ["--no-cache", pytest.param("--isolated", marks=thorough_only)])
 def test_a_run_is_cold_every_time_and_leaves_nothing(warm: Home, how: str) -> None:
     before = snapshot(warm.path, times=True)
     for _ in range(1 if how == "--no-cache" else 2):
-        done = warm.cachectl("run", how, "--", *kernels(), POCL_DEBUG="general,llvm")
+        done = warm.cachectl("run", how, "--", *KERNELS, POCL_DEBUG="general,llvm")
         assert done.stderr.count("Writing program.bc") == 2
         assert "Using a cached" not in done.stderr or how == "--isolated"
     assert snapshot(warm.path, times=True) == before
 
 
-@pytest.mark.thorough
-@pytest.mark.real
+@thorough_only
+@real
 def test_no_cache_of_one_layer_leaves_the_others_on(warm: Home) -> None:
     for layer, compiled in (("pocl", 2), ("loopy", 0)):
-        done = warm.cachectl("run --no-cache --layer", layer, "--", *kernels(), POCL_DEBUG="general,llvm")
+        done = warm.cachectl("run --no-cache --layer", layer, "--", *KERNELS, POCL_DEBUG="general,llvm")
         assert done.stderr.count("Writing program.bc") == compiled
         assert ("code generation cache hit" in done.stdout) == (layer == "pocl")
 
 
-@pytest.mark.real
+@real
 def test_isolated_in_a_named_folder_is_kept_and_warm(home: Home) -> None:
-    cold = home.cachectl("run --isolated=kept --", *kernels(), POCL_DEBUG="general,llvm")
-    warm = home.cachectl("run --isolated=kept --", *kernels(), POCL_DEBUG="general,llvm")
-    assert cold.stderr.count("Writing program.bc") == 2
-    assert warm.stderr.count("Writing program.bc") == 0
-    assert (home.path / "kept").is_dir()
+    for compiled in (2, 0):
+        done = home.cachectl("run --isolated=kept --", *KERNELS, POCL_DEBUG="general,llvm")
+        assert done.stderr.count("Writing program.bc") == compiled
     assert not (home.path / ".cache").exists()
     # What eval of `env --root` shows, without it.
     script = home.cachectl("env --root kept --shell sh").stdout
@@ -74,22 +69,21 @@ def test_the_status_is_the_childs_and_a_double_dash_may_be(home: Home) -> None:
     assert done.stdout == "-- --json\n"
 
 
-@pytest.mark.real
+@real
 def test_a_layer_without_a_switch_is_not_silently_left_on(home: Home) -> None:
     command = [sys.executable, f"{home.programs}/dictionary.py", "3"]
     done = home.cachectl("run --no-cache --layer pytools --", *command, check=False)
-    assert done.returncode == 1
-    assert "pytools: has no switch" in done.stderr
+    assert (done.returncode, "pytools: has no switch" in done.stderr) == (1, True)
     assert not (home.path / ".cache").exists()
     home.cachectl("run --no-cache --", *command)
     assert not (home.path / ".cache/pytools").exists()
 
 
-@pytest.mark.thorough
-@pytest.mark.real
+@thorough_only
+@real
 def test_isolating_one_layer_leaves_the_others_in_use(home: Home) -> None:
     (home.path / ".cache/pocl").mkdir(parents=True)
-    done = home.cachectl("run --isolated --layer loopy --", *kernels())
+    done = home.cachectl("run --isolated --layer loopy --", *KERNELS)
     assert "pyopencl-invoker keeps its entries in the same folder" in done.stderr
     entries = {layer["layer"]: layer["entries"] for layer in home.json("report loopy pocl")["layers"]}
     assert entries == {"loopy": 0, "pocl": 2}
@@ -111,20 +105,17 @@ def test_caches_that_other_programs_begin_or_replace_stay_in_the_root(home: Home
     "number", [signal.SIGTERM, signal.SIGINT, *thorough(signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)]
 )
 def test_a_signal_reaches_the_child_and_the_scratch_goes(home: Home, number: int) -> None:
-    started = start(home, 'mkdir "$XDG_CACHE_HOME/new"; echo $XDG_CACHE_HOME; exec sleep 60')
+    started, scratch = start(home, 'mkdir "$XDG_CACHE_HOME/new"; echo $XDG_CACHE_HOME; exec sleep 60')
     with started:
-        assert started.stdout is not None
-        scratch = Path(started.stdout.readline().strip())
-        assert scratch.is_dir()
+        assert Path(scratch).is_dir()
         started.send_signal(number)
         assert started.wait(600) == 128 + number
-    assert not scratch.parent.exists()
+    assert not Path(scratch).parent.exists()
 
 
 def test_a_child_that_takes_a_signal_well_has_the_last_word(home: Home) -> None:
-    with start(home, "trap 'exit 5' TERM; echo; while :; do sleep 0.05; done") as started:
-        assert started.stdout is not None
-        started.stdout.readline()
+    started, _ = start(home, "trap 'exit 5' TERM; echo; while :; do sleep 0.05; done")
+    with started:
         started.terminate()
         assert started.wait(600) == 5
 
@@ -134,23 +125,25 @@ def test_signals_that_the_caller_ignores_are_ignored_by_the_child(home: Home) ->
     assert home.run("sh", "-c", command).stdout == "alive\n"
 
 
-def start(home: Home, script: str) -> subprocess.Popen[str]:
-    """Start a shell script under the real command."""
+def start(home: Home, script: str) -> tuple[subprocess.Popen[str], str]:
+    """Start a shell script under the real command, and read its first line."""
     command = [*CACHECTL, "run", "--isolated", "--", "sh", "-c", script]
-    return subprocess.Popen(command, env=home.variables, cwd=home.path, stdout=subprocess.PIPE, text=True)
+    started = subprocess.Popen(command, env=home.variables, cwd=home.path, stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    return started, started.stdout.readline().strip()
 
 
 def test_an_interrupt_typed_at_the_terminal_reaches_the_child_once(home: Home) -> None:
-    program = (
-        "import signal, time\n"
-        "taken = []\n"
-        "signal.signal(signal.SIGINT, lambda *_: taken.append(1))\n"
-        "print('ready', flush=True)\n"
-        "deadline = time.monotonic() + 300\n"
-        "while not taken and time.monotonic() < deadline: time.sleep(0.01)\n"
-        "time.sleep(0.5)\n"
-        "raise SystemExit(10 + len(taken))\n"
-    )
+    program = """
+import signal, time
+taken = []
+signal.signal(signal.SIGINT, lambda *_: taken.append(1))
+print('ready', flush=True)
+deadline = time.monotonic() + 300
+while not taken and time.monotonic() < deadline: time.sleep(0.01)
+time.sleep(0.5)
+raise SystemExit(10 + len(taken))
+"""
     command = [*CACHECTL, "run", "--no-cache", "--", sys.executable, "-c", program]
     child, controller = pty.fork()
     if child == 0:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from homes import CACHECTL, PROGRAMS, Home
+from tiers import real, thorough_only
 
 from cachectl.layers.base.conformance import snapshot
 
@@ -26,8 +27,8 @@ def program(name: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, str(PROGRAMS / name), *arguments)
 
 
-@pytest.mark.thorough
-@pytest.mark.real
+@thorough_only
+@real
 def test_seconds_saved_are_differences_of_medians_and_a_warm_home_is_neither_read_nor_written(warm: Home) -> None:
     # The first command in a home records the Pythons.
     warm.cachectl("report")
@@ -35,7 +36,6 @@ def test_seconds_saved_are_differences_of_medians_and_a_warm_home_is_neither_rea
     measured = bench(warm, "-n", "2", command=program("kernels.py", "1"))
     assert snapshot(warm.path, times=True) == before
     settings = {one["setting"]: one for one in measured["settings"]}
-    assert {len(one["seconds"]) for one in settings.values()} == {2}
     assert all(one["median"] == statistics.median(one["seconds"]) > 0 for one in settings.values())
     assert {one["layer"] for one in measured["saved_by_layer"]} == {"loopy", "pyopencl-invoker", "pocl"}
     filled = settings["warm"]
@@ -43,13 +43,12 @@ def test_seconds_saved_are_differences_of_medians_and_a_warm_home_is_neither_rea
         off = settings[f"{one['layer']} off"]
         assert one["seconds"] == off["median"] - filled["median"]
         assert one["by_round"] == [cold - hot for cold, hot in zip(off["seconds"], filled["seconds"], strict=True)]
-        assert one["entries"] > 0
     assert measured["not_used"]["cuda"] == "the command stores nothing in it"
     assert "PoCL" in measured["machine"]["drivers"]
 
 
-@pytest.mark.thorough
-@pytest.mark.real
+@thorough_only
+@real
 def test_layers_of_one_switch_are_emptied_one_at_a_time(home: Home, tmp_path: Path) -> None:
     """PyOpenCL has one switch for both of its caches, so off is off for both: each is emptied for its turn."""
     log = tmp_path / "log"
@@ -61,10 +60,7 @@ def test_layers_of_one_switch_are_emptied_one_at_a_time(home: Home, tmp_path: Pa
     fills = len(log.read_text().splitlines()) - len(settings)
     said = [json.loads(line)["said"] for line in log.read_text().splitlines()[fills:]]
     hits = {name: sum("cache hit" in line for line in lines) for name, lines in zip(settings, said, strict=True)}
-    assert hits == {
-        **{name: 2 for name in settings if name not in ("pyopencl off", "cold", "off")},
-        **dict.fromkeys(("pyopencl off", "cold", "off"), 0),
-    }
+    assert hits == {name: 0 if name in ("pyopencl off", "cold", "off") else 2 for name in settings}
 
 
 def test_rounds_begin_with_another_setting_each(home: Home, tmp_path: Path) -> None:
@@ -81,7 +77,7 @@ def test_rounds_begin_with_another_setting_each(home: Home, tmp_path: Path) -> N
 def test_a_failing_command_ends_it_with_its_own_status(home: Home, tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
     script = "echo of no use; echo what went wrong >&2; exit 7"
-    done = home.cachectl("bench --json", str(target), "--", "sh", "-c", script, check=False)
+    done = home.cachectl(f"bench --json {target} -- sh -c", script, check=False)
     assert (done.returncode, done.stdout) == (7, "")
     assert done.stderr.splitlines() == [
         "command: what went wrong",
@@ -107,17 +103,14 @@ def test_a_signal_ends_all_of_it_and_the_scratch_goes(home: Home, tmp_path: Path
     assert not Path(root).parent.exists()
 
 
-@pytest.mark.thorough
+@thorough_only
 def test_plots_name_the_command_and_every_setting(home: Home, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     png, svg = tmp_path / "bars.png", tmp_path / "bars.svg"
-    command = ("--", "sh", "-c", ": $x_1$ 10%")
-    home.cachectl("bench -n 1 --plot", str(png), *command)
-    home.cachectl("bench -n 2 --plot", str(svg), *command)
     # A picture that bench drew may be replaced.
-    home.cachectl("bench -n 2 --plot", str(svg), *command)
+    for file in (png, svg, svg):
+        home.cachectl(f"bench -n 2 --plot {file} -- sh -c", ": $x_1$ 10%")
     assert png.read_bytes().startswith(b"\x89PNG\r\n")
     words = [element.text for element in ET.parse(svg).iter() if element.tag.endswith("}text")]  # noqa: S314 - our own
-    assert "sh -c ': $x_1$ 10%'" in words
-    assert {"all caches warm", "all caches cold", "all caches off"} <= set(words)
+    assert {"sh -c ': $x_1$ 10%'", "all caches warm", "all caches cold", "all caches off"} <= set(words)
     assert any(word and word.endswith("2 times each") for word in words)

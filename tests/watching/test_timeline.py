@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from support.tracing import real, trace
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.parts import Compilation, Lookups
 from cachectl.layers.inside import observer
-from cachectl.watching import timeline_files
+from cachectl.watching import timeline as timelines
 from cachectl.watching.evidence import EntryTrace, with_files
 from cachectl.watching.timeline import STAGES, Span, Timeline, read_timeline, summarize
 
@@ -29,7 +30,7 @@ SECOND = 1_000_000_000
 
 def timed(home: Home, *command: str) -> Timeline:
     file = home.path / "timeline.json"
-    home.cachectl("trace --timeline", str(file), "--", *command)
+    home.cachectl(f"trace --timeline {file} --", *command)
     return read_timeline_file(file)
 
 
@@ -43,19 +44,15 @@ def test_a_start_is_timed_stage_by_stage(home: Home) -> None:
     # PyOpenCL's own cache is off for PoCL.
     assert {span.stage for span in cold.spans} == set(STAGES)
     (process,) = cold.processes
-    assert (process.rank, process.host) == (None, os.uname().nodename)
-    assert "kernels.py" in process.command
-    names = {span.name for span in cold.spans if span.stage == "import"}
-    assert {"loopy", "islpy", "numpy"} <= names
+    assert (process.rank, process.host, "kernels.py" in process.command) == (None, os.uname().nodename, True)
+    assert {"loopy", "islpy", "numpy"} <= {span.name for span in cold.spans if span.stage == "import"}
     assert {kernel for _, _, kernel in cold.own()} == {None, "lk0"}
     (compiled, shaped) = [span for span in cold.spans if span.stage == "compile"]
     assert (compiled.layer, compiled.outcome, shaped.layer, shaped.kernel) == ("pocl", "miss", "pocl", "lk0")
-    assert compiled.bytes
     document = trace(home, "kernels.py", "1")
     stages = {one["stage"]: one for one in document["summary"]["stages"]}
     assert {"import", "create", "lookup", "launch"} <= stages.keys() <= {*STAGES} - {"compile", "store", "schedule"}
-    assert stages["lookup"]["hit"] == stages["lookup"]["seconds"] > 0
-    assert document["summary"]["missed"] == 0
+    assert stages["lookup"]["hit"] == stages["lookup"]["seconds"] > 0 == document["summary"]["missed"]
     assert [one["warm"] for one in document["summary"]["slowest"]] == [True]
 
 
@@ -93,10 +90,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_threads_forks_and_what_a_killed_program_did(home: Home) -> None:
-    file = home.path / "timeline.json"
-    done = home.cachectl("trace --timeline", str(file), "--", sys.executable, "-c", CHILDREN, check=False)
+    done = home.cachectl("trace --timeline t.json --", sys.executable, "-c", CHILDREN, check=False)
     assert done.returncode == 128 + signal.SIGKILL
-    spans = {span.name: span for span in read_timeline_file(file).spans if span.stage == "lookup"}
+    spans = {span.name: span for span in read_timeline_file(home.path / "t.json").spans if span.stage == "lookup"}
     in_thread, in_fork, last = (spans[name] for name in ("in-a-thread", "in-a-fork", "before-the-kill"))
     assert in_thread.process == last.process != in_fork.process
     assert in_thread.thread != last.thread == last.process
@@ -127,13 +123,9 @@ def read(events: Sequence[Mapping[str, Any]], *compilations: Compilation) -> tup
             return compilations
 
     started = {"pid": 1, "event": "started", "program": ["program"], "host": "here"}
-    began = (100 * SECOND, 1000 * SECOND)
-
-    def layer_of(event: Mapping[str, Any]) -> str:
-        return str(event["layer"])
-
-    everything = [started, *events]
-    return read_timeline(("run",), began, 50.0, everything, layer_of=layer_of, lookups={"drv": Driver()}).spans
+    began, layer_of = (100 * SECOND, 1000 * SECOND), itemgetter("layer")
+    made = read_timeline(("run",), began, 50.0, [started, *events], layer_of=layer_of, lookups={"drv": Driver()})
+    return made.spans
 
 
 def event(kind: str, start: float, end: float, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
@@ -160,8 +152,7 @@ def test_a_driver_that_missed_looked_up_and_compiled() -> None:
     ]
     assert [own for _, own, _ in Timeline((), 0.0, 50.0, (), spans).own()] == [2.0, 3.0, 5.0, 1.0, 2.0, 5.0]
     # Where files have no such times, all of it counts as compiled.
-    stages = [(span.stage, span.seconds) for span in read([said, build])]
-    assert stages == [("build", 10.0), ("compile", 8.0)]
+    assert [(span.stage, span.seconds) for span in read([said, build])] == [("build", 10.0), ("compile", 8.0)]
 
 
 @pytest.mark.parametrize("compiled", [True, False, None])
@@ -217,11 +208,6 @@ def test_misses_last_from_the_lookup_to_the_end_of_the_store() -> None:
     }
     (slowest,) = summary.slowest
     assert (slowest.kernel, slowest.seconds, slowest.slowest_stage, slowest.warm) == ("k", 11.5, "compile", False)
-    silent = summarize(Timeline((), 0.0, 14.0, (), (span("compile", 0, 1, **KEY),)))
-    assert silent.at_least
-    (instant,) = summarize(Timeline((), 0.0, 1.0, (), (span("launch", 0, 0, kernel="k"),))).slowest
-    assert instant.slowest_stage == "launch"
-
     # A wait for several kernels is part of none.
     waits = (span("launch", 0, 1, kernel="k"), span("launch", 1, 1, name="wait", kernel="k other"))
     summary = summarize(Timeline((), 0.0, 2.0, (), waits))
@@ -234,7 +220,7 @@ def test_misses_last_from_the_lookup_to_the_end_of_the_store() -> None:
 
 def test_a_file_is_in_the_chrome_trace_format(tmp_path: Path) -> None:
     timeline = make_timeline(2, 3)
-    data = timeline_files.encode(timeline, "a.json")
+    data = timelines.encode(timeline, "a.json")
     (tmp_path / "a.json").write_bytes(data)
     again = read_timeline_file(tmp_path / "a.json")
     assert (again.command, again.processes) == (timeline.command, timeline.processes)
@@ -252,6 +238,5 @@ def test_a_page_can_be_written_of_a_run_with_a_process(home: Home) -> None:
     program = "from pytools.persistent_dict import WriteOncePersistentDict"
     home.cachectl("trace --timeline a.html --", sys.executable, "-c", program)
     written = (home.path / "a.html").read_bytes()
-    assert b"pytools" in written
-    assert timeline_files.TIMELINE.is_begun_by(written)
-    assert not timeline_files.TIMELINE.is_begun_by(b"mine")
+    assert (b"pytools" in written, timelines.TIMELINE.is_begun_by(written)) == (True, True)
+    assert not timelines.TIMELINE.is_begun_by(b"mine")

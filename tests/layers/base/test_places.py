@@ -17,12 +17,11 @@ from cachectl.layers.base.environment import Environment, user_cache_folder, use
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.comgr import ComgrCache
 from cachectl.layers.cuda import CudaComputeCache
-from cachectl.layers.loopy import LoopyDictionaries
 from cachectl.layers.mesa.cache import MesaShaderCache
 from cachectl.layers.neo import NeoCompilerCache
 from cachectl.layers.pocl import PoclKernels
-from cachectl.layers.pyopencl import PyOpenCLBinaries
-from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
+from cachectl.layers.pyopencl import PyOpenCLBinaries, PyOpenCLInvoker
+from cachectl.layers.pytools import LoopyDictionaries
 
 OVERRIDE = "WIN_PD_OVERRIDE_LOCAL_APPDATA"
 

@@ -91,11 +91,9 @@ def test_equal_bytes_are_not_put_again_however_they_are_packed(tmp_path: Path, l
     store(user_file(tmp_path), {(NAME, ARGS): packed(CODE, level=1)})
     before = snapshot(tmp_path)
     layer.put(KEY, artifact(KEY))
-    with pytest.raises(EntryExists, match="--replace"):
+    with pytest.raises(EntryExists):
         layer.put(KEY, artifact(KEY, b"another kernel"))
     assert snapshot(tmp_path) == before
-    layer.put(KEY, artifact(KEY, b"another kernel"), replace=True)
-    assert stored(user_file(tmp_path))[0][2] == b"another kernel"
 
 
 @pytest.mark.parametrize(
@@ -121,18 +119,14 @@ def test_put_refuses_what_miopen_could_not_use(tmp_path: Path, key: str, data: b
     assert snapshot(tmp_path) == before
 
 
-def test_put_does_not_write_through_links(tmp_path: Path, layer: MIOpenKernels) -> None:
-    elsewhere = store(tmp_path / "elsewhere.ukdb", {})
-    path = user_file(tmp_path)
-    path.parent.mkdir(parents=True)
-    path.symlink_to(elsewhere)
+def test_nothing_is_read_or_written_through_a_link_for_a_versions_folder(tmp_path: Path, layer: MIOpenKernels) -> None:
+    path = store(user_file(tmp_path), {})
     (path.parent.parent / "3.4.0").symlink_to(path.parent)
-    assert set(problems(layer)) == {"link"}
-    for key in (KEY, key_of("3.4.0/gfx1030_36.ukdb")):
-        assert layer.get(key) is None
-        with pytest.raises(Refused, match="link"):
-            layer.put(key, artifact(key))
-    assert stored(elsewhere) == []
+    key = key_of("3.4.0/gfx90a6e.ukdb")
+    assert layer.get(key) is None
+    with pytest.raises(Refused, match="link"):
+        layer.put(key, artifact(key))
+    assert stored(path) == []
 
 
 def test_an_old_object_file_comes_and_goes_as_it_stands(tmp_path: Path, layer: MIOpenKernels) -> None:
@@ -145,7 +139,7 @@ def test_an_old_object_file_comes_and_goes_as_it_stands(tmp_path: Path, layer: M
     assert not path.parent.parent.exists(), "the empty folders above it stay"
     layer.put(OBJECT, read)
     assert path.read_bytes() == CODE
-    with pytest.raises(LayerError, match="of an old version"):
+    with pytest.raises(LayerError, match="form miopen-object/1"):
         layer.put(KEY, replace(read, key=KEY))
 
 
@@ -247,19 +241,16 @@ def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path, layer: M
     assert {key: split_kernel_key(key) for key in keys} == keys
     odd = {(name, ARGS): encode(CODE + name.encode()) for name in NAMES}
     path = store(user_file(tmp_path), odd)
-    before = stored(path)
     entries = {entry.detail["kernel_name"]: entry.key for entry in layer.entries()}
     assert entries["ns::name.cl.o"] == key_of(name="ns%3A%3Aname.cl.o")
-    read = get_many(layer, list(entries.values()))
-    artifacts = {name: one for name, key in entries.items() if isinstance(one := read[key], Artifact)}
-    assert {name: one.data for name, one in artifacts.items()} == {name: CODE + name.encode() for name in NAMES}
+    artifacts = [one for one in get_many(layer, list(entries.values())).values() if isinstance(one, Artifact)]
+    assert {one.detail["kernel_name"]: one.data for one in artifacts} == {name: CODE + name.encode() for name in NAMES}
     assert clear(layer, key=entries["ns::name.cl.o"]).removed == 1
     assert len(stored(path)) == len(NAMES) - 1
-    layer.put(entries["ns::name.cl.o"], artifacts["ns::name.cl.o"])
-    assert set(stored(path)) == set(before)
-    assert clear(layer).removed == len(NAMES)
-    whole = [one for name, one in artifacts.items() if name.endswith(".o")]
+    clear(layer)
+    whole = [one for one in artifacts if one.detail["kernel_name"].endswith(".o")]
     assert put_many(layer, whole) == [True] * len(whole)
+    assert len(stored(path)) == len(whole)
     # Keys of files in such a folder would mean another file.
     store(tmp_path / ".cache/miopen/3.3.0.a::b/gfx90a6e.ukdb", {(NAME, ARGS): GOOD})
     assert len(keys_of(layer)) == len(whole)

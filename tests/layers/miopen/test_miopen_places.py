@@ -15,9 +15,9 @@ from cachectl.layers.miopen import (
     MIOpenSystemKernels,
     MIOpenSystemTuning,
     MIOpenTuning,
-    read_flag,
+    libraries,
 )
-from cachectl.layers.miopen.places import libraries, newest, parse_name, program_names
+from cachectl.layers.miopen.databases import newest, parse_name, program_names
 
 LAYERS = (MIOpenKernels, MIOpenSystemKernels, MIOpenTuning, MIOpenSystemTuning)
 HOME = Path("/home/u")
@@ -139,7 +139,6 @@ FLAGS = {
 @pytest.mark.parametrize(("value", "verdict"), FLAGS.items())
 @pytest.mark.parametrize("made", [MIOpenKernels, MIOpenSystemKernels])
 def test_flags(made: type[MIOpenLayer], value: str, verdict: bool | None) -> None:
-    assert read_flag(value) is verdict
     state = made(environment_of(MIOPEN_DISABLE_CACHE=value)).state()
     assert (state.condition is Condition.DISABLED) is (verdict is not False)
     # Not by an older one; and neither throws nor ignores the value.

@@ -1,4 +1,4 @@
-"""Deterministic tars: tarfile reads what is made quickly, and what tarfile makes is read, or refused."""
+"""Deterministic tars: tarfile reads what is made, and what tarfile makes is read, or refused."""
 
 from __future__ import annotations
 

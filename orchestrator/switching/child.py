@@ -1,0 +1,314 @@
+"""A command with caches off, or on in an isolated root: its variables, its root, and the signals that reach it.
+
+In an isolated root every layer is moved under one folder, and everything else is left in place.
+``XDG_CACHE_HOME`` moves several layers, and the caches of other programs. So the root contains a folder of links to all
+that the real user cache folder holds, except the entries of the moved layers: large caches of other programs are not
+filled again. What programs add to the folder itself, or replace in it, stays in the root: these are caches.
+
+A temporary isolated root lies where no other user can write (:mod:`cachectl.layers.disk.temporaries`), because a
+program may outlive its command and go on using the path. A killed command leaves its folder; the next one removes it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from cachectl.layer_set import LayerSet, warn_user
+from cachectl.layers.base import errors, facts
+from cachectl.layers.base.environment import Environment, user_cache_folder
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.disk import atomic, temporaries
+
+#: Variables that move several layers, and caches of other programs.
+_SHARED: Final = frozenset({"XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"})
+
+
+def _signals(*names: str) -> frozenset[int]:
+    """Return the signals of these names that the platform has."""
+    return frozenset(getattr(signal, name) for name in names if hasattr(signal, name))
+
+
+#: Signals of keys, which a terminal sends to every process in the foreground; those that ask a program to end; and all
+#: that are passed on to the command.
+_TYPED: Final = _signals("SIGINT", "SIGQUIT")
+_ENDING: Final = _TYPED | _signals("SIGTERM", "SIGHUP")
+_FORWARDED: Final = _ENDING | _signals("SIGUSR1", "SIGUSR2")
+
+
+# ---------------------------------------------------------------------- isolated roots
+
+
+def make_kept_root(folder: Path, mode: int = 0o777) -> None:
+    """Make an isolated root that is kept, if it is missing. Raises :class:`CachectlError`."""
+    try:
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    except OSError as error:
+        message = (
+            f"cannot make the root {errors.printable(folder)}: {error.strerror}; --isolated=DIR names another folder"
+        )
+        raise errors.CachectlError(message) from error
+
+
+@contextmanager
+def isolated_root(
+    environment: Environment, folder: Path | None = None, notice: Callable[[str], None] = warn_user
+) -> Iterator[Path]:
+    """Yield ``folder``, created if missing, or an empty temporary one that is removed when the block ends.
+
+    What killed commands left beside it is removed first. A forked child removes nothing. ``notice`` gets a line for
+    each problem. Raises :class:`CachectlError` if there is no private folder, :class:`OSError` if nothing can be made
+    in it.
+    """
+    if folder is not None:
+        make_kept_root(folder)
+        yield folder.resolve()
+        return
+    temporaries.remove_abandoned(environment)
+    with temporaries.temporary_folder(environment, notice) as root:
+        yield root
+
+
+def copy_isolated_root(source: Path, target: Path) -> None:
+    """Copy the content of one isolated root into another; links stay links, pipes and sockets are left out."""
+    shutil.copytree(source, target, symlinks=True, ignore=_special, dirs_exist_ok=True)
+
+
+def can_switch(layer: Layer) -> bool:
+    """Return whether anything switches the layer."""
+    return layer.abilities()[facts.Ability.DISABLE] is None
+
+
+def relocations(layers: Iterable[Layer], folder: Path) -> dict[str, facts.Switch]:
+    """Return, for each layer that can be moved, how to move it under the folder."""
+    return {layer.name: layer.relocate(folder) for layer in layers if layer.abilities()[facts.Ability.RELOCATE] is None}
+
+
+def make_folders(switches: Iterable[facts.Switch]) -> None:
+    """Make the folders that moved libraries need and do not make themselves."""
+    for switch in switches:
+        for folder in switch.makes:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def companions(layers: Iterable[Layer], everything: Iterable[Layer], folder: Path) -> tuple[str, ...]:
+    """Return the names of layers that move too because they follow a variable that moves one of the given layers."""
+    moved = relocations(layers, folder)
+    shared = {variable for switch in moved.values() for variable in switch.set} & _SHARED
+    return tuple(
+        name
+        for name, switch in relocations(everything, folder).items()
+        if name not in moved and shared & switch.set.keys()
+    )
+
+
+def link_cache_home(environment: Environment, layers: Iterable[Layer], folder: Path) -> None:
+    """Link everything in the user cache folder below an isolated root, except the entries of the given layers."""
+    own, links = user_cache_folder(environment, "any")[0], folder / "xdg"
+    # On Windows an application's folder is any/any/Cache.
+    real = own.parents[2] if environment.platform == "win32" else own.parent
+    if real.resolve() == links.resolve():
+        # Nested block in the same folder: it is already empty, or warm on purpose.
+        return
+    links.mkdir(parents=True, exist_ok=True)
+    hidden: set[str] = set()
+    for layer in layers:
+        # A layer with a variable of its own needs no hiding.
+        if layer.abilities()[facts.Ability.RELOCATE] is None and _SHARED & layer.relocate(folder).set.keys():
+            hidden.update(root.path.relative_to(real).parts[0] for root in layer.roots() if real in root.path.parents)
+    for name in _names(links):
+        # Links of an earlier run that are broken or now hidden.
+        is_ours = os.path.islink(links / name) and os.readlink(links / name) == str(real / name)
+        if is_ours and (name in hidden or not os.path.lexists(real / name)):
+            atomic.remove_file(links / name)
+    for name in _names(real):
+        # A root within the real folder must not link to itself.
+        if name not in hidden and (real / name) not in (links, *links.parents):
+            with suppress(FileExistsError):
+                os.symlink(real / name, links / name)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _special(folder: str, names: list[str]) -> list[str]:
+    """Return the names that are neither file, folder nor link: opening one to copy it could block forever."""
+    modes = ((name, os.lstat(os.path.join(folder, name)).st_mode) for name in names)
+    return [name for name, mode in modes if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))]
+
+
+# ---------------------------------------------------------------------- variables
+
+
+def merged(switches: Iterable[facts.Switch]) -> dict[str, str | None]:
+    """Return the variables of several switches; ``None`` unsets one."""
+    changes: dict[str, str | None] = {}
+    for switch in switches:
+        changes.update(switch.set)
+        changes.update(dict.fromkeys(switch.unset, None))
+    return changes
+
+
+def variables_off(layers: Iterable[Layer], stack: LayerSet, folder: Path) -> dict[str, str | None]:
+    """Return the variables for a child in which the given layers are off; ``None`` unsets one.
+
+    Layers are both switched off and moved to a temporary folder: some libraries write although they are off, and
+    pytools has no switch. Layers that share a variable with them are not moved. Raises :class:`Refused` if a layer can
+    then be neither switched nor moved.
+    """
+    chosen = tuple(layers)
+    changes = merged(layer.disable() for layer in chosen if can_switch(layer))
+    along = companions(chosen, stack, folder)
+    staying = {variable for name in along for variable in stack[name].relocate(folder).set}
+    for layer in chosen:
+        moved = layer.relocate(folder).set if layer.abilities()[facts.Ability.RELOCATE] is None else {}
+        if not staying & moved.keys():
+            changes.update(moved)
+        elif layer.disable().patches:
+            others = ", ".join(along)
+            raise errors.Refused(layer.name, f"has no switch, and shares its folder with {others}; name these too")
+    return changes
+
+
+def variables_isolated(layers: Iterable[Layer], folder: Path) -> dict[str, str | None]:
+    """Return the variables for a child in which the given layers are on and use ``folder``.
+
+    Makes the folders there that a library would not make itself.
+    """
+    switches = _on_below(tuple(layers), folder)
+    make_folders(switches)
+    return merged(switches)
+
+
+def environment_below(environment: Environment, folder: str) -> Environment:
+    """Return the environment of a program that ``run --isolated`` or ``env --root`` started with a folder.
+
+    Nothing is made. Raises :class:`BadRequest` if there is no such folder.
+    """
+    root = environment.expand(folder)
+    if not root.is_dir():
+        raise errors.BadRequest(f"--root {folder!r} is not a directory")
+    return environment_of(environment, root.resolve())
+
+
+def environment_of(environment: Environment, root: Path) -> Environment:
+    """Return the environment of a program whose layers are all below a root, as its path is written."""
+    return environment.with_variables(merged(_on_below(LayerSet(environment), root)))
+
+
+def _on_below(layers: Iterable[Layer], root: Path) -> list[facts.Switch]:
+    enabled = [layer.enable() for layer in layers if can_switch(layer)]
+    return [*enabled, *relocations(layers, root).values()]
+
+
+def left_alone(layers: Iterable[Layer], *, off: bool) -> dict[str, str]:
+    """Return the layers that can be neither moved nor, if ``off``, switched off; each with the reason.
+
+    A child uses them unchanged.
+    """
+    reasons = {}
+    for layer in layers:
+        abilities = layer.abilities()
+        reason = abilities[facts.Ability.RELOCATE]
+        if off and reason is not None:
+            reason = abilities[facts.Ability.DISABLE]
+        if reason is not None:
+            reasons[layer.name] = reason
+    return reasons
+
+
+# ---------------------------------------------------------------------- the command
+
+
+class CannotStart(errors.CachectlError, OSError):
+    """The command could not be started; ``status`` is what a shell would give (126, 127)."""
+
+    def __init__(self, command: str, error: OSError) -> None:
+        self.status = 127 if isinstance(error, FileNotFoundError) else 126
+        super().__init__(f"cannot start {command!r}: {error.strerror}")
+
+
+class Signals:
+    """Signals for a child: held until it starts, then passed on."""
+
+    def __init__(self) -> None:
+        self.child: subprocess.Popen[bytes] | None = None
+        self.early: list[int] = []
+        self.taken: list[int] = []
+
+    def take(self, number: int, _: object) -> None:
+        """Pass a signal on, or keep it until there is a child."""
+        self.taken.append(number)
+        if self.child is None:
+            self.early.append(number)
+        elif not (number in _TYPED and _in_foreground()):
+            # The terminal has sent a typed signal to the child already; some programs count them.
+            self.child.send_signal(number)
+
+    def ending(self) -> int:
+        """Return 128+n if signal n asked this process to end, even if the child ignored it; else 0."""
+        return next((128 + number for number in self.taken if number in _ENDING), 0)
+
+
+@contextmanager
+def signals_held() -> Iterator[Signals]:
+    """Keep signals from ending this process while it waits for a child and has a temporary folder to remove."""
+    signals = Signals()
+    before: dict[int, Any] = {}
+    for number in _FORWARDED:
+        # A signal that our caller ignores (nohup) stays ignored in the child.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, signals.take)
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run(
+    command: Sequence[str],
+    changes: Mapping[str, str | None],
+    environment: Environment,
+    signals: Signals,
+    *,
+    quiet: BinaryIO | None = None,
+) -> int:
+    """Run a command to its end; return its exit status, 128+n if signal n ended it.
+
+    With ``quiet`` its standard input is empty, its standard output is dropped, and its standard error goes to that
+    file. Raises :class:`CannotStart` if there is no such command.
+    """
+    variables = dict(environment.with_variables(changes).variables)
+    unused = None if quiet is None else subprocess.DEVNULL
+    if signals.early:
+        return 128 + signals.early[0]
+    try:
+        child = subprocess.Popen(  # noqa: S603 - the user's own command
+            list(command), env=variables, stdin=unused, stdout=unused, stderr=quiet
+        )
+    except OSError as error:
+        raise CannotStart(os.fspath(command[0]), error) from error
+    signals.child = child
+    for number in signals.early:
+        child.send_signal(number)
+    status = child.wait()
+    signals.child = None
+    return status if status >= 0 else 128 - status
+
+
+def _in_foreground() -> bool:
+    with suppress(OSError), open("/dev/tty", "rb", buffering=0) as terminal:
+        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    return False

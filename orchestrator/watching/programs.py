@@ -1,0 +1,250 @@
+"""The programs of a run: the events that they recorded, and what processes show from outside.
+
+Events are read without trust, because the traced program can write to their folder too: only plain files are read, up
+to a limit and without blocking, and an event counts only if every field has its type. Unread files are named, and the
+numbers of the trace are then lower bounds.
+
+A Python that is started with ``-I`` or a cleared environment does not load the observer, and other programs never do.
+Linux shows such processes; on other systems nothing is seen and nothing is claimed. Processes of other users show
+nothing either.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from cachectl.layers.base.parts import Lookups
+from cachectl.layers.disk.plain import open_plain
+from cachectl.layers.host import processes
+
+#: Limit on the bytes read of all processes together: some 400,000 events.
+_MOST: Final = 128 << 20
+#: Limit on the bytes passed on from one process's error stream.
+_MOST_MESSAGES: Final = 16 << 20
+_LARGEST_NUMBER: Final = 1 << 62
+
+Event = Mapping[str, Any]
+_WHEN: Final = ("start", "end", "thread")
+#: The fields that every event of a kind must have. Other fields may be missing, or unknown (null).
+_REQUIRED: Final[Mapping[str, Sequence[str]]] = {
+    "started": ("program", "host"),
+    "failed": ("library",),
+    **dict.fromkeys(("hit", "miss", "store"), ("layer", *_WHEN)),
+    "build": ("layer", "seconds", "failed", "heard", "compiles", *_WHEN),
+    "span": ("stage", "name", *_WHEN),
+    "messages": ("layer", "wrote", "upto"),
+}
+#: The fields that are used, each with a value of its form: a list holds values of one form, a tuple one value of each.
+_FORMS: Final[Mapping[str, object]] = {
+    **dict.fromkeys(("event", "error", "kind", "host", "library", "layer", "name", "stage", "dictionary"), ""),
+    **dict.fromkeys(("key", "source", "options", "platform", "driver", "binary"), ""),
+    **dict.fromkeys(("pid", "start", "end", "thread", "upto", "bytes", "rank", "lookups"), 0),
+    **dict.fromkeys(("at", "seconds"), 0.0),
+    **dict.fromkeys(("failed", "heard", "compiled"), False),
+    **{name: [""] for name in ("program", "wrote", "kernels", "devices")},
+    "compiles": [(0, 0)],
+}
+#: Indexes of fields of ``/proc/PID/stat`` from the state on, see proc(5).
+_PARENT, _START_OF_STACK = 1, 25
+#: Seconds between looks: importing one of the libraries alone takes three times as long. Then how many times the
+#: duration of a look, so that looking takes at most a tenth of one processor.
+_SECONDS_BETWEEN: Final = 0.05
+_TIMES: Final = 9
+
+
+# ---------------------------------------------------------------------- events
+
+
+def read_events(folder: Path) -> tuple[list[Event], list[str]]:
+    """Return the events of every process, one after the other, and a line for each file that could not be read.
+
+    Nothing in the folder makes this raise or wait.
+    """
+    events: list[Event] = []
+    unread: list[str] = []
+    left = _MOST
+    for path in _files(folder, "events"):
+        try:
+            data, whole = _read(path, 0, left)
+        except OSError as error:
+            unread.append(f"{path.name}: {error.strerror}")
+            continue
+        left -= len(data)
+        # An incomplete last line was cut here, or while it was written.
+        *lines, rest = data.split(b"\n")
+        valid = [event for event in map(_event, lines) if event is not None]
+        events += valid
+        if not whole:
+            unread.append(f"{path.name}: over the limit on the size of a trace")
+        elif rest or len(valid) < len(lines):
+            unread.append(f"{path.name}: lines that are no events")
+    return events, unread
+
+
+def messages_after(folder: Path, events: Sequence[Event]) -> Iterator[bytes]:
+    """Yield the end of each process's messages: those after the last event that accounts for them."""
+    for path in _files(folder, "messages"):
+        said = (event for event in events if event["event"] == "messages" and str(event["pid"]) == path.stem)
+        with suppress(OSError):
+            yield _read(path, max((event["upto"] for event in said), default=0), _MOST_MESSAGES)[0]
+
+
+def _files(folder: Path, kind: str) -> list[Path]:
+    with suppress(OSError):
+        return [folder / name for name in sorted(os.listdir(folder)) if re.fullmatch(rf"[0-9]{{1,20}}\.{kind}", name)]
+    return []
+
+
+def _read(path: Path, start: int, most: int) -> tuple[bytes, bool]:
+    """Return a part of a plain file, and whether it reaches the end. Raises :class:`OSError`."""
+    with os.fdopen(open_plain(path), "rb") as file:
+        file.seek(start)
+        return file.read(most), not file.read(1)
+
+
+def _event(line: bytes) -> Event | None:
+    """Return an event in which every field is valid; ``None`` if the line holds none."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        return None
+    required = _REQUIRED.get(event["event"])
+    if required is None or any(event.get(name) is None for name in ("pid", *required)):
+        return None
+    used = ((value, _FORMS[name]) for name, value in event.items() if value is not None and name in _FORMS)
+    return event if all(_fits(value, form) for value, form in used) else None
+
+
+def _fits(value: Any, form: Any) -> bool:  # noqa: ANN401 - JSON
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_fits(item, form[0]) for item in value)
+    if isinstance(form, tuple):
+        return isinstance(value, list) and len(value) == len(form) and all(map(_fits, value, form))
+    if type(form) in (int, float):
+        return type(value) in (int, type(form)) and 0 <= value <= _LARGEST_NUMBER
+    return type(value) is type(form) and "\0" not in str(value)
+
+
+# ---------------------------------------------------------------------- processes
+
+
+class Processes:
+    """Processes that use caches: :meth:`look` records those that are alive.
+
+    ``folder`` is that of the run's events; ``lookups`` of layers say which files a process has mapped or opened if it
+    uses the cache. ``strangers`` maps layers to the commands of programs that are not of the run.
+    """
+
+    def __init__(self, folder: Path, lookups: Mapping[str, Lookups]) -> None:
+        self._folder = folder
+        #: Lookups that count in the process itself, and those that show by files, whoever makes them.
+        self._observed = {name: part for name, part in lookups.items() if part.files is None}
+        self._by_files = {name: part for name, part in lookups.items() if part.files is not None}
+        #: The parent, the command and the used layers of each program of the run: by process id and the address where
+        #: its stack begins, because a process may execute another program, which gets another stack. A fork keeps it.
+        self._programs: dict[tuple[int, int], tuple[int, str, set[str]]] = {}
+        #: The latest stack of each process.
+        self._stacks: dict[int, int] = {}
+        self.strangers: dict[str, set[str]] = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look at the beginning of the block, repeatedly while it runs, and at its end."""
+        ended = threading.Event()
+        self.look()
+        thread = threading.Thread(target=self._look_on, args=(ended,), name="cachectl-processes", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            self.look()
+
+    def _look_on(self, ended: threading.Event) -> None:
+        took = 0.0
+        while not ended.wait(max(_SECONDS_BETWEEN, _TIMES * took)):
+            begun = time.monotonic()
+            self.look()
+            took = time.monotonic() - begun
+
+    def look(self) -> None:
+        """Record the processes that are alive now; one of the run that the observer watches is not examined."""
+        run = {os.getpid()}
+        waiting = [os.getpid()]
+        while waiting:
+            parent = waiting.pop()
+            for pid in processes.children_of(parent):
+                waiting.append(pid)
+                run.add(pid)
+                self._note(pid, parent)
+        with suppress(OSError):
+            for pid in {int(name) for name in os.listdir("/proc") if name.isdecimal()} - run:
+                uses = _uses(pid, self._by_files)
+                for layer in uses if uses and not self._is_of_run(pid) else ():
+                    self.strangers.setdefault(layer, set()).add(_command(pid))
+
+    def unwatched(self) -> dict[str, set[str]]:
+        """Return the commands of the run that used caches and were not watched, each with the layers."""
+        unwatched: dict[str, set[str]] = {}
+        for (pid, stack), (_, command, uses) in self._programs.items():
+            if uses and not self._is_watched(pid, stack):
+                unwatched.setdefault(command, set()).update(uses)
+        return unwatched
+
+    def _note(self, pid: int, parent: int) -> None:
+        command, fields = _command(pid), processes.stat_fields(pid)
+        # One that has ended, or is a zombie, uses nothing.
+        if command and fields[:1] not in ([], [b"Z"]):
+            stack = self._stacks[pid] = int(fields[_START_OF_STACK])
+            _, _, uses = self._programs.setdefault((pid, stack), (parent, command, set()))
+            if not self._is_watched(pid, stack):
+                uses |= _uses(pid, self._observed)
+
+    def _has_noted(self, pid: int) -> bool:
+        return (self._folder / f"{pid}.events").exists()
+
+    def _is_watched(self, pid: int, stack: int) -> bool:
+        """Return whether the observer watches a process; a fork of a watched process is watched too."""
+        parent = self._programs[pid, stack][0]
+        return self._has_noted(pid) or (self._stacks.get(parent) == stack and self._is_watched(parent, stack))
+
+    def _is_of_run(self, pid: int) -> bool:
+        """Return whether a process, or one above it, was started with the trace's variable, or by this process."""
+        mark, is_of_run = os.fsencode(self._folder), self._has_noted(pid)
+        while pid > 1 and not is_of_run:
+            fields = processes.stat_fields(pid)
+            # Some programs clear the variables of those that they start, and those of other users are not shown. One
+            # that has ended shows no longer who started it.
+            is_of_run = pid == os.getpid() or mark in (processes.read(pid, "environ") or b"") or not fields
+            pid = int(fields[_PARENT]) if fields else 0
+        return is_of_run
+
+
+def _command(pid: int) -> str:
+    return os.fsdecode((processes.read(pid, "cmdline") or b"").rstrip(b"\0").replace(b"\0", b" "))
+
+
+def _uses(pid: int, lookups: Mapping[str, Lookups]) -> set[str]:
+    """Return the layers whose files a process, which may end at any moment, has mapped or opened."""
+    mapped = os.fsdecode(processes.read(pid, "maps") or b"")
+    opened = ""
+    with suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd") if any(part.opened for part in lookups.values()) else ():
+            with suppress(OSError):
+                opened += os.readlink(f"/proc/{pid}/fd/{number}") + "\n"
+    return {
+        name
+        for name, part in lookups.items()
+        if any(sign in mapped for sign in part.mapped) or any(sign in opened for sign in part.opened)
+    }
