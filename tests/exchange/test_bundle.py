@@ -99,9 +99,9 @@ def test_misses_in_another_virtual_environment_are_those_foreseen(packed: Path, 
 def test_another_driver_decides_and_an_unknown_one_does_not(home: Home) -> None:
     environment, cuda = home.environment(), CudaPortability()
     version = environment.processes / "driver/nvidia/version"
+    version.parent.mkdir(parents=True)
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n")
     entry = facts.Entry("cuda", "0/1/2", Path(), 1, 1, device="sm_90", versions={"driver": "535.104.05"})
-    cuda = CudaPortability()
     there = portability.portability_key(cuda, environment)
     assert there["NVIDIA driver"] == "535.104.05"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\n")
