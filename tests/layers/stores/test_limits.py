@@ -90,7 +90,7 @@ def test_an_untrusted_part_takes_little_memory(home: Home, tmp_path: Path) -> No
 
 
 def test_a_push_holds_a_large_entry_once_more_than_its_file(home: Home, tmp_path: Path) -> None:
-    program = home.path / ".cache" / "pocl" / "kcache" / "AB" / "ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
+    program = home.path / ".cache/pocl/kcache/AB/ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
     program.mkdir(parents=True)
     (program / "program.spv").touch()
     os.truncate(program / "program.spv", LARGE)
