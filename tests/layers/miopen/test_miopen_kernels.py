@@ -41,6 +41,7 @@ from cachectl.layers.base.layer import Layer, get_many, put_many
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenTuning
 from cachectl.layers.miopen.kernels import encode, kernel_key, split_kernel_key
+from cachectl.stack import Stack
 
 
 @pytest.fixture
@@ -387,3 +388,17 @@ def test_a_folder_that_cannot_be_read_is_one_problem(tmp_path: Path) -> None:
     root.parent.mkdir()
     root.symlink_to(root)
     assert problems(MIOpenKernels(environment_of(tmp_path))) == ["unreadable"]
+
+
+def test_a_purge_of_all_layers_leaves_tuning_and_the_files_of_the_package(tmp_path: Path) -> None:
+    home, database = tmp_path / "home", tmp_path / "rocm/share/miopen/db/gfx90a.kdb"
+    fill(home)
+    store(database, {(NAME, ARGS): packed(CODE)}).with_name("gfx90a6e.HIP.fdb.txt").write_text("k=S:1,0,A\n")
+    (home / ".config/miopen").mkdir(parents=True)
+    (home / ".config/miopen/gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt").write_text("k=S:1,0,A\n")
+    (home / ".cache/miopen/notes.ukdb").write_text("not MIOpen's")
+    before = {**snapshot(tmp_path / "rocm"), **snapshot(home / ".config")}
+    total = Stack(environment_of(home, MIOPEN_SYSTEM_DB_PATH=str(database.parent))).purge().total
+    assert (total.removed, total.failed) == (4, 0)
+    assert {**snapshot(tmp_path / "rocm"), **snapshot(home / ".config")} == before
+    assert (home / ".cache/miopen/notes.ukdb").read_text() == "not MIOpen's"
