@@ -107,7 +107,7 @@ def main():
         job = Job(Path(folder))
         job.compare("cold")
         _, (before, _, _) = job.compare("warm")
-        job.cachectl("purge cuda --kernel nv3")
+        job.cachectl("purge", "cuda", "--kernel", "nv3")
         purged, numbers = job.compare("nv3 purged", "--explain")
         job.expect("nv3 purged", f"two of {before} hits are misses, and not {numbers}", numbers == (before - 2, 2, 2))
         print(f"  compiled: {[one['kernels'] for one in purged['kernels'] if one['compiled']]}\n{purged['text']}")
