@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cachectl.config import Limits
     from cachectl.exchange.place import BadStore, TransferFailed
-    from cachectl.exchange.trust import Forged, Trust, Untrusted
+    from cachectl.exchange.trust import Trust, Untrusted
     from cachectl.layers.base.errors import (
         BadRequest,
         Busy,
@@ -38,7 +38,6 @@ __all__ = [
     "Damaged",
     "EntryExists",
     "ForeignForm",
-    "Forged",
     "LayerError",
     "Limits",
     "NoRoom",
@@ -60,7 +59,6 @@ __all__ = [
 #: Where a public name is defined; the others are errors of the layers.
 _HOMES = {
     "BadStore": "exchange.place",
-    "Forged": "exchange.trust",
     "Limits": "config",
     "Selection": "layers.base.selection",
     "Stack": "stack",

@@ -11,7 +11,6 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Container, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -64,27 +63,32 @@ class OutputFile:
     def demand(self) -> None:
         """Raise an error if the file may not be written; called before there is content.
 
-        Raises :class:`BadRequest` for an invalid name, :class:`CachectlError` for a file that cachectl did not write.
+        Raises :class:`BadRequest` for an invalid name, and for a file in a folder that does not exist or cannot be
+        written, :class:`CachectlError` for a file that cachectl did not write.
         """
-        name, shown, status = self.name, errors.printable(self.name), _status_of(self.name)
+        name, status = self.name, _status_of(self.name)
         if name in self.layers:
             raise errors.BadRequest(f"{name!r} is a layer, not a FILE: write the FILE before the layers, or ./{name}")
-        if self.kind.is_binary and _is_terminal(name):
+        if self.kind.is_binary and name == STREAM and sys.stdout.isatty():
             raise errors.BadRequest(
                 f"{self.kind.what} is binary and is not printed to a terminal; name a FILE, or redirect the output"
             )
-        # A folder is refused later. A device, a pipe and the shell's redirection are written to.
+        if not name or name.endswith(os.sep) or (status is not None and stat.S_ISDIR(status.st_mode)):
+            raise errors.BadRequest(f"{name!r} is not a valid name of a file")
+        folder = os.path.dirname(os.path.realpath(name) if os.path.islink(name) else name) or "."
+        shown = errors.printable(folder)
+        if status is None and name != STREAM and not os.path.isdir(folder):
+            raise errors.BadRequest(f"{name!r}: the folder does not exist; make {shown} first")
+        if status is None and name != STREAM and not os.access(folder, os.W_OK | os.X_OK):
+            raise errors.BadRequest(f"{name!r}: {shown} cannot be written; name a file elsewhere")
+        # A device, a pipe and the shell's redirection are written to.
         if self.force or status is None or not stat.S_ISREG(status.st_mode) or _is_standard_output(status):
             return
-        try:
-            with open(name, "rb") as file:
-                head = file.read(_HEAD)
-        except OSError as error:
-            reason = f"exists and cannot be read ({error.strerror}); --force replaces it unread"
-            raise errors.CachectlError(f"{shown} {reason}") from error
+        with open(name, "rb") as file:
+            head = file.read(_HEAD)
         if head and not self.kind.is_begun_by(head):
             reason = f"exists and is not {self.kind.what}; name another file, or replace it with --force"
-            raise errors.CachectlError(f"{shown} {reason}")
+            raise errors.CachectlError(f"{errors.printable(name)} {reason}")
 
     def write(self, chunks: Iterable[bytes]) -> None:
         """Write the file next to its place and rename it into place, so that readers never see half of it.
@@ -94,8 +98,6 @@ class OutputFile:
         """
         self.demand()
         name, status = self.name, _status_of(self.name)
-        if name != STREAM and (not name or name.endswith(os.sep) or (status and stat.S_ISDIR(status.st_mode))):
-            raise errors.BadRequest(f"{name!r} is not a valid name of a file")
         try:
             if name == STREAM or (status is not None and _is_standard_output(status)):
                 # Standard output may be a file with earlier content, which stays.
@@ -112,27 +114,17 @@ class OutputFile:
 
 
 def demand_targets(*outputs: OutputFile | None) -> None:
-    """Check files that will be written after a long run: their folders, and the files to replace.
+    """Check files that will be written after a long run, and that none is named twice.
 
-    Raises as :meth:`OutputFile.demand` does, and :class:`BadRequest` for a folder, for one file that is named twice,
-    and for a file in a folder that does not exist or cannot be written.
+    Raises as :meth:`OutputFile.demand` does.
     """
     places: set[str] = set()
     for output in filter(None, outputs):
-        name, where = output.name, os.path.realpath(output.name)
-        folder = os.path.dirname(where if os.path.islink(name) else name) or "."
-        shown = errors.printable(folder)
-        if os.path.isdir(name):
-            raise errors.BadRequest(f"{name!r} is a folder; name a file in it")
-        if name != STREAM and not os.path.exists(name):
-            if not os.path.isdir(folder):
-                raise errors.BadRequest(f"{name!r}: the folder does not exist; make {shown} first")
-            if not os.access(folder, os.W_OK | os.X_OK):
-                raise errors.BadRequest(f"{name!r}: {shown} cannot be written; name a file elsewhere")
-        if where in places and os.path.isfile(where) == os.path.exists(where):
-            raise errors.BadRequest(f"{name!r} is named twice; name a file for each output")
-        places.add(where)
         output.demand()
+        place = os.path.realpath(output.name)
+        if place in places and os.path.isfile(place) == os.path.exists(place):
+            raise errors.BadRequest(f"{output.name!r} is named twice; name a file for each output")
+        places.add(place)
 
 
 def _status_of(name: str) -> os.stat_result | None:
@@ -141,17 +133,6 @@ def _status_of(name: str) -> os.stat_result | None:
         return None if name == STREAM else os.stat(name)
     except FileNotFoundError:
         return None
-
-
-def _is_terminal(name: str) -> bool:
-    if name == STREAM:
-        return sys.stdout.isatty()
-    status = _status_of(name)
-    with suppress(OSError):
-        if status is not None and stat.S_ISCHR(status.st_mode):
-            with open(name, "rb", buffering=0) as file:
-                return file.isatty()
-    return False
 
 
 def _is_standard_output(status: os.stat_result) -> bool:

@@ -78,6 +78,6 @@ class Stack(LayerSet):
     trace: _Verb[Trace] = _Verb("cachectl.verbs.trace.trace")
     bench: _Verb[Bench] = _Verb("cachectl.verbs.bench.bench")
     portability_digest: _Verb[str] = _Verb("cachectl.exchange.portability.portability_digest")
-    push: _Verb[Transfer] = _Verb("cachectl.exchange.push.push")
-    pull: _Verb[Transfer] = _Verb("cachectl.exchange.pull.pull")
+    push: _Verb[Transfer] = _Verb("cachectl.exchange.push_pull.push")
+    pull: _Verb[Transfer] = _Verb("cachectl.exchange.push_pull.pull")
     store: _Verb[SharedStore] = _Verb("cachectl.verbs.store.SharedStore")

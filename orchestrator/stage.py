@@ -10,29 +10,25 @@ mpi4py is imported here and nowhere else. Any launcher may start the ranks.
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import os
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from cachectl.exchange import bundle, copying, push
-from cachectl.exchange.place import STREAM, Missing
-from cachectl.exchange.pull import pull
+from cachectl.exchange import copying, place, push_pull
+from cachectl.exchange import trust as trusting
 from cachectl.exchange.store import StoreCollection, place_of
-from cachectl.exchange.trust import UNTRUSTED, Trust, allowed_lists
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.selection import ALL
-from cachectl.layers.disk import temporaries
-from cachectl.layers.disk.handles import probe_room
+from cachectl.layers.disk import handles, temporaries
 from cachectl.layers.host import launcher
 from cachectl.switching import child, overlay
 
@@ -72,7 +68,7 @@ class NotConnected(errors.CachectlError):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Job:
     """What to stage: the source to start with, why it is trusted, and the target of what is compiled.
 
@@ -81,7 +77,7 @@ class Job:
     """
 
     source: str | None = None
-    trust: Trust | None = None
+    trust: trusting.Trust | None = None
     out: str | None = None
     sign: str | None = None
     scratch: Path | None = None
@@ -90,7 +86,7 @@ class Job:
     def __post_init__(self) -> None:
         if self.source is None and self.trust is not None:
             raise errors.BadRequest("--allowed-signers, --digest and --trust need a SOURCE")
-        if STREAM in (self.source, self.out):
+        if place.STREAM in (self.source, self.out):
             raise errors.BadRequest("the standard streams are the command's; name a FILE")
         if self.sign is not None and self.out is None:
             raise errors.BadRequest("--sign needs --out FILE")
@@ -108,7 +104,7 @@ class Job:
         if name := next((name for name in (self.out, self.source) if name in layers), None):
             return f"{name!r} is a layer, not a FILE; write ./NAME for a file"
         if self.source is not None and self.trust is None and not os.path.isdir(environment.expand(self.source)):
-            return UNTRUSTED
+            return trusting.UNTRUSTED
         try:
             folder = None if self.out is None or "://" in self.out else environment.expand(self.out).parent
             if folder is not None and not folder.is_dir():
@@ -148,7 +144,7 @@ class NodeRoot:
             temporaries.remove_abandoned(environment, (parent,))
             folder = temporaries.owned_folder(parent, "cachectl-stage-", environment)
             self.root = self._folders.enter_context(folder)
-            probe_room(self.root, _ROOM)
+            handles.probe_room(self.root, _ROOM)
             layers = LayerSet(environment).clearable()
             child.link_cache_home(environment, layers, self.root)
             self.variables = child.variables_isolated(layers, self.root)
@@ -165,16 +161,16 @@ class NodeRoot:
     def stack(self) -> LayerSet:
         """Return the layers as programs of this node find them."""
         moved = self._environment.with_variables(self.variables)
-        return LayerSet(moved if self.root is None else replace(moved, temporary=self.root))
+        return LayerSet(moved if self.root is None else dataclasses.replace(moved, temporary=self.root))
 
-    def fill(self, source: str, trust: Trust | None) -> None:
+    def fill(self, source: str, trust: trusting.Trust | None) -> None:
         """Pull a source. A failure leaves programs cold."""
         if self.root is None:
             return
         stack = self.stack()
         try:
-            done = pull(stack, source, trust, own=self._environment)
-        except Missing:
+            done = push_pull.pull(stack, source, trust, own=self._environment)
+        except place.Missing:
             self.notes.append(f"starts cold: there is no {source} yet")
             return
         except (OSError, errors.CachectlError) as error:
@@ -183,7 +179,7 @@ class NodeRoot:
             return
         try:
             if done.failed:
-                probe_room(self.root, _ROOM)
+                handles.probe_room(self.root, _ROOM)
         except OSError as error:
             self._give_up(f"{self.root.parent}: {_reason(error)}")
             return
@@ -202,41 +198,25 @@ class NodeRoot:
         """Return the names of the entries added since programs began. An entry that only grew is not new."""
         return _names_in(self.stack()) - self._known if self.root is not None else frozenset()
 
-    def pack(self, names: frozenset[Name]) -> BinaryIO | None:
+    def pack(self, names: frozenset[Name]) -> Path | None:
         """Return a bundle of these entries; ``None`` if there is none, or, with a note, if it cannot be written."""
-        if not names:
+        if self.root is None or not names:
             return None
-        stack = self.stack()
-        parcel = _Parcel(stack.environment)
+        stack, file = self.stack(), self.root / "new.zip"
+        besides: dict[str, set[str]] = {}
+        for name, key in _names_in(stack) - names:
+            besides.setdefault(name, set()).add(key)
         try:
-            besides: dict[str, set[str]] = {}
-            for name, key in _names_in(stack) - names:
-                besides.setdefault(name, set()).add(key)
-            store = StoreCollection(parcel, stack.environment)
-            push.push_layers(stack, store, stack.clearable(), besides=besides)
-            store.finish()
+            push_pull.push(stack, file, besides=besides)
         except (OSError, errors.CachectlError) as error:
             self.notes.append(f"{len(names)} new entries are lost: {_reason(error)}")
-        return parcel.file
+            return None
+        return file
 
     def remove(self) -> None:
         """Remove the folder and everything in it."""
         self._folders.close()
         self.root = None
-
-
-class _Parcel(bundle.BundlePlace):
-    """A bundle in an unnamed file, to be sent to rank 0 or as it came from another node."""
-
-    def __init__(self, environment: Environment, file: BinaryIO | None = None) -> None:
-        self.file = file
-        super().__init__(None, environment, shown="the new entries of a node")
-
-    def _open(self) -> BinaryIO | None:
-        return self.file
-
-    def _publish(self, file: BinaryIO) -> None:
-        self.file = file
 
 
 def _names_in(stack: LayerSet) -> frozenset[Name]:
@@ -317,7 +297,7 @@ class Ranks:
             self._writes = False
             if self.rank == 0:
                 here.notes.append(f"nothing will be written to {self._job.out}, which stays as it is")
-        if why := dict.fromkeys(chain.from_iterable(trusted)):
+        if why := dict.fromkeys(reason for reasons in trusted for reason in reasons):
             nodes = f"{sum(number > 0 for number in placed)} of {errors.plural(leaders.size, 'node')}"
             self._inform(f"staged {sum(placed):,} entries on {nodes}; trusted: {', '.join(why)}")
         self._say_notes(leaders, here)
@@ -357,59 +337,53 @@ class Ranks:
         new = here.new()
         lower: frozenset[Name] | None = leaders.exscan(new, op=or_)
         if leaders.rank:
-            parcel = here.pack(new.difference(lower or ()))
-            for chunk in () if parcel is None else bundle.pieces(parcel, _CHUNK):
-                leaders.ssend(chunk, dest=0)
+            with open(here.pack(new.difference(lower or ())) or os.devnull, "rb") as file:
+                while chunk := file.read(_CHUNK):
+                    leaders.ssend(chunk, dest=0)
             leaders.ssend(b"", dest=0)
             return
-        received: list[BinaryIO] = []
+        # All of them: a sender waits until its chunks are received.
+        received = [self._received(leaders, source, here) for source in range(1, leaders.size)]
         try:
-            # All of them: a sender waits until its chunks are received.
-            received += [self._received(leaders, source) for source in range(1, leaders.size)]
-            self._push(here, received)
+            self._push(here, [file.name for file in received if file is not None])
         except (OSError, errors.CachectlError) as error:
             self.notice(f"new entries are lost: {self._job.out}: {_reason(error)}")
-        finally:
-            for file in received:
-                file.close()
 
-    def _received(self, leaders: Intracomm, source: int) -> BinaryIO:
-        """Return a file with what a leader sends, empty if it cannot be written: the others need not wait."""
-        file, failure = bundle.unnamed_file(self._apart()), None
+    def _received(
+        self, leaders: Intracomm, source: int, here: NodeRoot
+    ) -> tempfile._TemporaryFileWrapper[bytes] | None:
+        """Return a file with the bundle that a leader sends; ``None`` if it sends none, or it cannot be written."""
+        file: tempfile._TemporaryFileWrapper[bytes] | None = None
+        failure = None
         while chunk := leaders.recv(source=source):
             try:
                 if failure is None:
+                    folder = here.root or self.environment.temporary
+                    file = file or tempfile.NamedTemporaryFile(dir=folder, suffix=".zip")  # noqa: SIM115
                     file.write(chunk)
                     file.flush()
             except OSError as error:  # noqa: PERF203
                 failure = error
-        if failure is not None:
-            self.notice(f"the new entries of a node are lost: {_reason(failure)}")
-            file.close()
-            file = bundle.unnamed_file(self._apart())
-        return file
+        if failure is None:
+            return file
+        self.notice(f"the new entries of a node are lost: {_reason(failure)}")
+        return None
 
-    def _push(self, here: NodeRoot, received: Sequence[BinaryIO]) -> None:
+    def _push(self, here: NodeRoot, received: list[str]) -> None:
         job, stack = self._job, here.stack()
-        with allowed_lists(self.environment, job.sign, None) as allowed:
-            place = place_of(job.out or "", self._apart(), writes=True, force=job.force)
-            store = StoreCollection(place, self.environment, allowed, key=job.sign)
-            result = push.push_layers(stack, store, stack.clearable() if here.root is not None else ())
+        # Temporary files lie on the node's own disk.
+        near = dataclasses.replace(self.environment, temporary=stack.environment.temporary)
+        with trusting.allowed_lists(self.environment, job.sign, None) as allowed:
+            target = place_of(job.out or "", near, writes=True, force=job.force)
+            store = StoreCollection(target, self.environment, allowed, key=job.sign)
+            result = push_pull.push_layers(stack, store, stack.clearable() if here.root is not None else ())
             for file in received:
-                if file.tell():
-                    parcel = StoreCollection(_Parcel(self.environment, file), self.environment)
-                    copying.copy(parcel, store, copying.missing(parcel, store, parcel.portability_keys(), ALL, result))
+                parcel = StoreCollection(place_of(file, near), near)
+                plan = copying.missing(parcel, store, parcel.portability_keys(), result)
+                copying.copy(parcel, store, plan, result)
             store.finish()
         digest = f"; digest {store.digest}" * bool(store.written or store.parts)
-        self._inform(f"{place.shown}: {errors.plural(result.total.placed, 'entry', 'entries')} added{digest}")
-
-    def _apart(self) -> Environment:
-        """Return an environment whose unnamed temporary files lie on the node's own disk, if possible."""
-        try:
-            scratch = self._job.scratch or self.environment.temporary
-            return replace(self.environment, temporary=temporaries.private_folder(scratch, make=True))
-        except (OSError, errors.CachectlError):
-            return self.environment
+        self._inform(f"{target.shown}: {errors.plural(result.total.placed, 'entry', 'entries')} added{digest}")
 
     def highest(self, status: int) -> int:
         """Return the highest ``status`` of all ranks."""
@@ -498,7 +472,7 @@ def staged(
     environment = Environment.here()
     vouchers = (allowed_signers, digest, trust)
     folder = None if scratch is None else Path(scratch).absolute()
-    job = Job(source, Trust(*vouchers) if any(vouchers) else None, out, sign, folder)
+    job = Job(source, trusting.Trust(*vouchers) if any(vouchers) else None, out, sign, folder)
     lines: list[str] = []
     warn = notice or partial(warnings.warn, category=RuntimeWarning, stacklevel=3)
     ranks = Ranks(environment, job, comm, notice=lines.append, inform=notice or (lambda _: None))

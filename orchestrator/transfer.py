@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from cachectl import listing, verbs
-from cachectl.layers.base.facts import AsJson, Entry, Note, total
-from cachectl.layers.base.parts import Outlook
+from cachectl.layers.base import facts, parts
 
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
     """The number of entries of a layer with the same outlook."""
 
-    outlook: Outlook
+    outlook: parts.Outlook
     entries: int
-    as_json: ClassVar[AsJson] = AsJson(flat=("outlook",))
+    as_json: ClassVar[facts.AsJson] = facts.AsJson(flat=("outlook",))
 
 
 @dataclass
@@ -26,8 +26,8 @@ class Moved:
     """What was done with the entries of one layer so far, or (in a dry run) would be done.
 
     ``there`` counts those that the target had, ``kept`` lists different ones that it keeps, and ``cannot_hit`` counts
-    those that cannot be hit here and were not placed. ``outlooks`` counts the new entries, and those that cannot be
-    hit. ``sensitive`` says what pushed entries reveal. ``entries`` are those that a dry run would place.
+    those that cannot be hit here and were not placed. ``outlooks`` counts all that the target lacked. ``sensitive``
+    says what pushed entries reveal. ``entries`` are those that a dry run would place.
     """
 
     layer: str
@@ -35,13 +35,13 @@ class Moved:
     bytes: int = 0
     there: int = 0
     cannot_hit: int = 0
-    kept: list[Note] = field(default_factory=list)
-    skipped: list[Note] = field(default_factory=list)
-    failed: list[Note] = field(default_factory=list)
-    outlooks: Counter[Outlook] = field(default_factory=Counter)
+    kept: list[facts.Note] = field(default_factory=list)
+    skipped: list[facts.Note] = field(default_factory=list)
+    failed: list[facts.Note] = field(default_factory=list)
+    outlooks: Counter[parts.Outlook] = field(default_factory=Counter)
     sensitive: str | None = None
-    entries: list[Entry] | None = None
-    as_json: ClassVar[AsJson] = AsJson(
+    entries: list[facts.Entry] | None = None
+    as_json: ClassVar[facts.AsJson] = facts.AsJson(
         also=("foreseen",), hidden=("outlooks",), optional=("entries",), names={"foreseen": "outlook"}
     )
 
@@ -49,13 +49,6 @@ class Moved:
     def foreseen(self) -> tuple[Foreseen, ...]:
         """Return the outlooks, each with its number of entries."""
         return tuple(Foreseen(seen, number) for seen, number in self.outlooks.items())
-
-    def add(self, other: Moved) -> None:
-        """Add what was done with more entries of the layer."""
-        for name in ("placed", "bytes", "there", "cannot_hit", "kept", "skipped", "failed", "outlooks"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        if other.entries is not None:
-            self.entries = [*(self.entries or ()), *other.entries]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +74,15 @@ class Transfer:
     that nothing shows to be trusted.
     """
 
-    url: str
+    url: str = ""
     digest: str | None = None
     moved: int = 0
     layers: tuple[Moved, ...] = ()
     dry_run: bool = False
     trusted: tuple[str, ...] = ()
-    unread: tuple[Note, ...] = ()
-    left_out: tuple[Note, ...] = ()
-    as_json: ClassVar[AsJson] = AsJson("cachectl/transfer/1", also=("total",))
+    unread: tuple[facts.Note, ...] = ()
+    left_out: tuple[facts.Note, ...] = ()
+    as_json: ClassVar[facts.AsJson] = facts.AsJson("cachectl/transfer/1", also=("total",))
 
     def layer(self, name: str) -> Moved:
         """Return the result for a layer, to be added to."""
@@ -99,20 +92,16 @@ class Transfer:
         self.layers += (Moved(name, entries=[] if self.dry_run else None),)
         return self.layers[-1]
 
-    def add(self, other: Transfer) -> None:
-        """Add what was done with another source."""
-        self.url, self.digest = f"{self.url} {other.url}", None
-        self.moved += other.moved
-        for layer in other.layers:
-            self.layer(layer.layer).add(layer)
-        self.trusted = tuple(dict.fromkeys((*self.trusted, *other.trusted)))
-        self.unread += other.unread
-        self.left_out += other.left_out
+    def of(self, source: str, digest: str | None = None) -> Transfer:
+        """Return a copy that goes on with another source."""
+        result = deepcopy(self)
+        result.url, result.digest = (f"{self.url} {source}", None) if self.url else (source, digest)
+        return result
 
     @property
     def total(self) -> MovedTotal:
         """Return the sums over all layers."""
-        return total(MovedTotal, self.layers)
+        return facts.total(MovedTotal, self.layers)
 
     @property
     def failed(self) -> bool:
@@ -157,8 +146,8 @@ def show(done: Transfer, request: verbs.Request) -> Iterator[object]:
     for why in done.trusted:
         yield verbs.Whole(f"trusted: {why}")
     for layer in done.layers:
-        for seen in layer.foreseen:
-            yield verbs.Whole(f"{layer.layer}: {verbs.count(seen.entries)} {seen.outlook.words}")
+        for seen, number in layer.outlooks.items():
+            yield verbs.Whole(f"{layer.layer}: {verbs.count(number)} {seen.words}")
         if layer.sensitive is not None:
             request.notice(f"{layer.layer}: it now holds {layer.sensitive}")
         for what, notes in (("skipped", layer.skipped), ("kept", layer.kept), ("failed", layer.failed)):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from injector import Injector
 
 #: Fixtures that several test files of one subject share.
-pytest_plugins = ("support.browser", "support.bundles", "support.registries", "support.servers")
+pytest_plugins = ("support.browser", "support.bundles", "support.servers")
 
 HERE = Path(__file__).parent
 

@@ -2,7 +2,7 @@
 
 Nothing else removes, renames or cuts a file of this machine, except :mod:`cachectl.layers.stores.tree`, which moves
 entries in and out of their places. Rows are deleted in :mod:`cachectl.layers.stores.rows`, where sqlite also cuts its
-log. ``tests/test_rooms.py`` holds that. A file of a remote store is renamed in :mod:`cachectl.exchange.remote`.
+log. ``tests/test_rooms.py`` holds that. A file of a remote store is renamed in :mod:`cachectl.exchange.place`.
 """
 
 from __future__ import annotations

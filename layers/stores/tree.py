@@ -77,6 +77,11 @@ class Shape(NamedTuple):
     mode: int = 0o600
 
     @property
+    def move(self) -> Callable[..., None]:
+        """Return what moves a file of an entry to a free place, or a folder to one that has no content."""
+        return os.rename if self.folders else atomic.place_new
+
+    @property
     def is_packed(self) -> bool:
         """Return whether an entry may have several files, so that its bytes are a tar of them."""
         return self.folders or self.companions is not None
@@ -530,27 +535,23 @@ class Tree:
             try:
                 for source, file, to, place in moves:
                     with suppress(FileNotFoundError) if source == parent else nullcontext():
-                        move = self._move_out if source == parent else self._move
-                        move(shape, source, file, to, place)
+                        if source == parent:
+                            self._move_out(shape, source, file, to, place)
+                        else:
+                            shape.move(file, place, src_dir_fd=source, dst_dir_fd=to)
                         moved.append((source, file, to, place))
             except OSError:
                 for source, file, to, place in reversed(moved):
                     with suppress(OSError):
-                        self._move(shape, to, place, source, file)
+                        shape.move(place, file, src_dir_fd=to, dst_dir_fd=source)
                 raise
-
-    @staticmethod
-    def _move(shape: Shape, source: int, name: str, to: int, place: str) -> None:
-        """Move a file to a free place, or a folder to one that has no content."""
-        move = os.rename if shape.folders else atomic.place_new
-        move(name, place, src_dir_fd=source, dst_dir_fd=to)
 
     def _move_out(
         self, shape: Shape, source: int, name: str, to: int, place: str, *, freed: list[int] | None = None
     ) -> None:
         """Move an entry out of its place, or delete it there."""
         try:
-            self._move(shape, source, name, to, place)
+            shape.move(name, place, src_dir_fd=source, dst_dir_fd=to)
         except OSError as error:
             # overlayfs cannot rename a folder of a lower layer.
             if error.errno != errno.EXDEV:

@@ -70,7 +70,12 @@ def main(arguments: Sequence[str] | None = None, *, environment: Environment | N
     """
     try:
         _open_streams()
-        return _carry_out(list(sys.argv[1:] if arguments is None else arguments), environment)
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        if not words:
+            build_parser(()).print_help()
+            return 2
+        request, verb = _parsed(words, environment)
+        return _shown(verb.run(request), verb, request)
     except KeyboardInterrupt:
         # Also while modules are loaded, and the line is parsed.
         return 130
@@ -89,11 +94,8 @@ def main(arguments: Sequence[str] | None = None, *, environment: Environment | N
         _discard_output()
 
 
-def _carry_out(words: list[str], environment: Environment | None) -> int:
-    """Carry out what was typed, print what it returned in the form that was asked for, and return the exit status."""
-    if not words:
-        build_parser(()).print_help()
-        return 2
+def _parsed(words: list[str], environment: Environment | None) -> tuple[verbs.Request, Any]:
+    """Return what was typed, and the module of its verb."""
     # For other verbs argparse gives -- its usual meaning.
     at = words.index("--") if words[0] in _RUNNING and "--" in words else len(words)
     options = _parse(words[:at])
@@ -104,10 +106,14 @@ def _carry_out(words: list[str], environment: Environment | None) -> int:
         from cachectl.cli import users
 
         # Each child reads the settings of its user.
-        result: Any = users.run(request)
-    else:
-        verb = verb_module(options.verb)
-        result = verb.run(request)
+        return request, users
+    return request, verb_module(options.verb)
+
+
+def _shown(result: Any, verb: Any, request: verbs.Request) -> int:  # noqa: ANN401 - of any verb
+    """Print what a verb returned, in the form that was asked for, and return the exit status."""
+    from cachectl.cli import output
+
     if isinstance(result, int):
         pass
     elif request.form == "json":

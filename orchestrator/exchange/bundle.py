@@ -1,13 +1,15 @@
-"""A bundle: a store in one file, a zip with the names of the store as members.
+"""A bundle: a store in one file, a zip with the names of the store as members, on a disk or in a registry.
 
 Members are stored without compression and without times, so that the same content gives the same bytes. The directory
 is measured before it is parsed, and no member is ever unpacked into a file: its name only says what it holds. A new
-bundle is written to an unnamed file and linked into its place.
+bundle is written to an unnamed file, copied next to its place, and moved there in one step.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import os
 import re
 import shutil
@@ -17,16 +19,17 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path
-from typing import BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, cast
+from urllib.parse import urlencode, urljoin, urlsplit
 
-from cachectl.exchange import place
-from cachectl.exchange.format import is_name
+from cachectl.exchange import place, wire
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.disk import atomic, handles
-from cachectl.layers.disk.plain import own_name
+from cachectl.layers.disk import atomic
 
 #: Bytes of the directory of a bundle, and members in it.
 _LARGEST_DIRECTORY: Final = 24 << 20
@@ -39,6 +42,17 @@ _LARGE_END: Final = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR: Final = struct.Struct("<4sLQL")
 _DATE: Final = (1980, 1, 1, 0, 0, 0)
 _CHUNK: Final = 1 << 20
+_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
+_BUNDLE: Final = "application/vnd.cachectl.bundle.v1+zip"
+_EMPTY: Final = b"{}"
+_ADDRESS: Final = re.compile(
+    r"oci(?P<plain>\+http)?://(?P<host>[A-Za-z0-9.-]+(?::[0-9]{1,5})?|\[[0-9a-fA-F:]+\](?::[0-9]{1,5})?)"
+    r"/(?P<name>[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*)"
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
+)
+_LOCAL: Final = re.compile(r"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]+)?")
+#: Limit on the bytes of a manifest.
+_LARGEST_MANIFEST: Final = 4 << 20
 
 
 # ---------------------------------------------------------------------- open files
@@ -49,9 +63,8 @@ def is_begun_by(head: bytes) -> bool:
     return _BEGINNING.match(head) is not None
 
 
-def unnamed_file(environment: Environment) -> BinaryIO:
+def unnamed_file(folder: Path) -> BinaryIO:
     """Open a temporary file that nobody else can open, and that vanishes with this process."""
-    folder = environment.temporary
     return cast("BinaryIO", tempfile.TemporaryFile(dir=folder if folder.is_dir() else None))
 
 
@@ -69,7 +82,7 @@ def spool(file: BinaryIO, data: bytes, folder: Path, shown: str) -> None:
 
 def spooled(environment: Environment, chunks: Iterable[bytes], shown: str) -> BinaryIO:
     """Return an unnamed file with a bundle that comes in pieces."""
-    file = unnamed_file(environment)
+    file = unnamed_file(environment.temporary)
     for chunk in chunks:
         if not file.tell() and not is_begun_by(chunk):
             # Before a device that never ends is copied.
@@ -158,24 +171,22 @@ class BundlePlace(place.StorePlace):
             return spooled(self._environment, pieces(file, rest=True), self.shown)
 
     def names(self, folder: str) -> Sequence[place.Stored]:
-        """List the names in a folder."""
-        sizes = {
-            info.filename: info.file_size
-            for members in (self._members, self._new)
-            for info in (() if members is None else members.infolist())
-        }
-        names = [name for name in sizes if name.startswith(f"{folder}/") and name not in self._removed]
-        return [place.Stored(name, sizes[name], None) for name in names]
+        """List the names in a folder of the old bundle."""
+        infos = [] if self._members is None else self._members.infolist()
+        return [
+            place.Stored(info.filename, info.file_size, None)
+            for info in infos
+            if info.filename.startswith(f"{folder}/") and info.filename not in self._removed
+        ]
 
     def read(self, name: str, most: int) -> bytes:
-        """Return the bytes of a name."""
-        for members in filter(None, (self._new, self._members)):
-            info = members.NameToInfo.get(name)
-            if info is not None and name not in self._removed:
-                self.require_small(name, info.file_size, most)
-                with _reading(self.shown):
-                    return members.read(info)
-        raise self.lacks(name)
+        """Return the bytes of a name of the old bundle."""
+        info = None if self._members is None else self._members.NameToInfo.get(name)
+        if self._members is None or info is None or name in self._removed:
+            raise self.lacks(name)
+        self.require_small(name, info.file_size, most)
+        with _reading(self.shown):
+            return self._members.read(info)
 
     def digest(self) -> str | None:
         """Return the SHA-256 of the file; ``None`` for no file."""
@@ -183,7 +194,7 @@ class BundlePlace(place.StorePlace):
 
     def write(self, name: str, data: bytes) -> None:
         """Add a member to the new bundle."""
-        with self._written():
+        with self.reached("write"):
             self._new = self._new or self._begin()
             if name not in self._new.NameToInfo:
                 self._new.writestr(_info(name, len(data)), data)
@@ -195,35 +206,17 @@ class BundlePlace(place.StorePlace):
 
     def _begin(self) -> zipfile.ZipFile:
         """Open the new bundle in an unnamed file; other pushes to the old one wait until it is in its place."""
-        if self._old is None or self._path is None:
-            return zipfile.ZipFile(self._unnamed(), "w")
-        handles.take_flock(self._old.fileno(), wait=True)
-        self._require_same()
-        file = self._unnamed()
-        os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(self._old.fileno()).st_mode))
-        return zipfile.ZipFile(file, "w")
-
-    def _unnamed(self) -> BinaryIO:
-        """Open the file that becomes the new bundle."""
-        if self._path is not None and hasattr(os, "O_TMPFILE"):
-            # Not every file system has such files.
-            with suppress(IsADirectoryError):
-                return open(os.open(self._path.parent, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
-        return unnamed_file(self._environment)
-
-    def _require_same(self) -> None:
-        """Raise :class:`Changed` if another command has replaced or made the bundle meanwhile."""
         if self._path is None:
-            return
-        same = not self._path.exists() if self._old is None else handles.is_same_file(self._path, self._old.fileno())
-        if not same:
-            raise place.Changed(self.shown)
+            return zipfile.ZipFile(unnamed_file(self._environment.temporary), "w")
+        if self._old is not None:
+            place.lock(self._path, self._old)
+        return zipfile.ZipFile(unnamed_file(self._path.parent), "w")
 
     def finish(self) -> None:
         """Complete the new bundle with what stays of the old one, and put it in its place."""
         if self._new is None and not self._removed:
             return
-        with self._written():
+        with self.reached("write"):
             new = self._new = self._new or self._begin()
             left_out = self._removed | new.NameToInfo.keys()
             for info in () if self._members is None else self._members.infolist():
@@ -240,49 +233,142 @@ class BundlePlace(place.StorePlace):
         self._new, self._removed = None, set()
         self._use(file)
 
-    def _written(self) -> AbstractContextManager[None]:
-        return place.translated(self._failure, OSError)
-
-    def _failure(self, error: OSError) -> place.TransferFailed:
+    def failure(self, verb: str, name: str, error: OSError) -> place.TransferFailed:
+        """Return what could not be written; the new bundle is given up."""
         if self._new is not None:
             # Its finaliser would complete it, and print what fails then.
             self._new.fp = None
-        return place.TransferFailed(f"cannot write {self.shown}: {error.strerror or error}")
+        return place.TransferFailed(f"cannot {verb} {name or self.shown}: {error.strerror or error}")
 
     def _publish(self, file: BinaryIO) -> None:
         """Put the complete file in its place, or copy it to standard output."""
         if self._path is None:
             atomic.write_all(1, pieces(file))
             return
-        self._require_same()
-        os.fsync(file.fileno())
-        stage = self._path.with_name(own_name())
+        if self._old is not None:
+            place.lock(self._path, self._old)
         try:
-            _link(file, self._path, None if self._old is None else stage)
+            atomic.replace_file(self._path, pieces(file), new=self._old is None)
         except FileExistsError as error:
             # A first push was faster.
             raise place.Changed(self.shown) from error
-        except OSError:
-            # It lies elsewhere, or the system does not show open files.
-            try:
-                atomic.replace_file(self._path, pieces(file), new=self._old is None)
-            except FileExistsError as error:
-                raise place.Changed(self.shown) from error
-        finally:
-            atomic.remove_file(stage)
 
 
-def _link(file: BinaryIO, path: Path, stage: Path | None) -> None:
-    """Give an unnamed file a name, which must be free unless a stage is given, and sync the folder."""
-    folder = os.open(path.parent, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
-    try:
-        # Only with an open folder does Python follow the link in /proc.
-        os.link(f"/proc/self/fd/{file.fileno()}", (stage or path).name, dst_dir_fd=folder)
-        if stage is not None:
-            atomic.move_in(stage.name, folder, path.name, folder)
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+class RegistryPlace(BundlePlace):
+    """The bundle at ``oci://HOST/NAME:TAG``: one blob and the manifest of a tag, moved through the library ``oras``.
+
+    Plain HTTP is for this machine, and for ``oci+http://``.
+    Source: https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md
+    """
+
+    explained = Exception
+
+    def __init__(self, url: str, environment: Environment) -> None:
+        address = _ADDRESS.fullmatch(url)
+        if address is None:
+            message = f"{errors.printable(url)[:200]!r} is not of the form oci://HOST/NAME:TAG"
+            if "@" in url.partition("://")[2].partition("/")[0]:
+                message = "an oci:// address takes no password; use docker login or podman login"
+            raise errors.BadRequest(message)
+        self.shown = errors.printable(url)
+        host, name, tag = address["host"], address["name"], address["tag"] or "latest"
+        with self.reached("reach"):
+            from oras.container import Container
+            from oras.provider import Registry
+
+            # Oras prints each failure, besides what is raised here.
+            logging.getLogger("oras.logger").setLevel(logging.CRITICAL)
+            plain = address["plain"] is not None or _LOCAL.fullmatch(host) is not None
+            self._registry = Registry(host, insecure=plain)
+            self._container = Container(f"{host}/{name}:{tag}", registry=host)
+            self._registry.auth.load_configs(self._container)
+        session = self._registry.session
+        session.request = partial(session.request, timeout=place.SILENCE)
+        self._seen: bytes | None = None
+        super().__init__(None, environment, shown=self.shown)
+
+    def _open(self) -> BinaryIO | None:
+        """Download the bundle of the tag; ``None`` if there is no such tag."""
+        self._seen = self._manifest()
+        if self._seen is None:
+            return None
+        try:
+            (layer,) = json.loads(self._seen)["layers"]
+            digest, is_bundle = str(layer["digest"]), layer["mediaType"] == _BUNDLE
+        except (KeyError, TypeError, ValueError, RecursionError):
+            is_bundle = False
+        if not is_bundle or not re.fullmatch("sha256:[0-9a-f]{64}", digest):
+            raise place.BadStore(f"{self.shown} is not a bundle of cachectl; choose another tag")
+        url = self._url(self._container.get_blob_url(digest))
+        with self.reached("reach"), self._asked(url, "GET", stream=True) as response:
+            file = spooled(self._environment, response.iter_content(_CHUNK), self.shown)
+        if f"sha256:{sha256_of(file)}" != digest:
+            raise place.BadStore(f"{self.shown}: the blob {digest} was changed")
+        return file
+
+    def _publish(self, file: BinaryIO) -> None:
+        """Upload the bundle, then the manifest of the tag."""
+        if self._manifest() != self._seen:
+            raise place.Changed(self.shown)
+        digest = f"sha256:{hashlib.sha256(_EMPTY).hexdigest()}"
+        empty = {"mediaType": "application/vnd.oci.empty.v1+json", "digest": digest, "size": len(_EMPTY)}
+        layer = {"mediaType": _BUNDLE, "digest": f"sha256:{sha256_of(file)}", "size": file.tell()}
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": _MANIFEST,
+            "artifactType": _BUNDLE,
+            "config": empty,
+            "layers": [layer],
+        }
+        file.seek(0)
+        self._upload(layer["digest"], file)
+        self._upload(digest, _EMPTY)
+        text = json.dumps(manifest, sort_keys=True).encode()
+        url = self._url(self._container.manifest_url())
+        self._asked(url, "PUT", data=text, headers={"Content-Type": _MANIFEST})
+
+    def _upload(self, digest: object, data: bytes | BinaryIO) -> None:
+        # The first request logs in, so that no body is sent twice.
+        started = self._asked(self._url(self._container.upload_blob_url()), "POST")
+        place = urljoin(started.url, started.headers.get("Location", ""))
+        place += ("&" if urlsplit(place).query else "?") + urlencode({"digest": digest})
+        self._asked(place, "PUT", data=data, headers={"Content-Type": "application/octet-stream"})
+
+    def _manifest(self) -> bytes | None:
+        """Return the manifest of the tag; ``None`` if there is none."""
+        headers = {"Accept": _MANIFEST}
+        response = self._asked(self._url(self._container.manifest_url()), "GET", headers=headers, stream=True)
+        if response.status_code == HTTPStatus.NOT_FOUND:
+            return None
+        with self.reached("reach"):
+            return bytes(response.raw.read(_LARGEST_MANIFEST + 1, decode_content=True))
+
+    def _url(self, path: str) -> str:
+        return f"{self._registry.prefix}://{path}"
+
+    def _asked(self, url: str, method: str, **given: Any) -> Any:  # noqa: ANN401 - an answer of requests
+        """Send a request. Raises :class:`TransferFailed` for a status that is a failure, except 404 of a manifest."""
+        with self.reached("reach"):
+            response = self._registry.do_request(url, method, **given)
+        missing = response.status_code == HTTPStatus.NOT_FOUND and "/manifests/" in url and method == "GET"
+        if response.status_code >= HTTPStatus.MULTIPLE_CHOICES and not missing:
+            verb = "read" if method == "GET" else "write"
+            advice = f"check the address, and log in with docker login or podman login as a user who may {verb} it"
+            raise place.TransferFailed(f"cannot {verb} {self.shown}: status {response.status_code}; {advice}")
+        return response
+
+    def failure(self, verb: str, name: str, error: Exception) -> place.TransferFailed:
+        """Return an error of oras or requests, or of writing a temporary file, as one line."""
+        if verb == "write" and isinstance(error, OSError):
+            return super().failure(verb, name, error)
+        if isinstance(error, ImportError):
+            return place.TransferFailed("oci:// needs the package oras: pip install 'opencl-cachectl[oci]'")
+        # Requests wraps the reason into the pool and the path.
+        reason = getattr(next(iter(error.args), None), "reason", None) or error
+        why = place.one_line(str(reason)) or type(error).__name__
+        return place.TransferFailed(
+            f"cannot reach {self.shown}: {why}; check the address and the network, and try again"
+        )
 
 
 # ---------------------------------------------------------------------- the zip
@@ -301,7 +387,7 @@ def _members(file: BinaryIO, shown: str) -> zipfile.ZipFile:
         members = zipfile.ZipFile(file)
         found: set[str] = set()
         for info in members.infolist():
-            fit = is_name(info.filename) and info.filename not in found
+            fit = wire.is_name(info.filename) and info.filename not in found
             plain = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits
             inside = info.file_size == info.compress_size and 0 <= info.header_offset <= end - info.file_size
             if not (fit and plain and inside):

@@ -8,29 +8,26 @@ that.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
-from cachectl import listing
-from cachectl.exchange.format import Item, StoreKey, complaint
+from cachectl import listing, transfer
+from cachectl.exchange import wire
 from cachectl.exchange.store import StoreCollection
 from cachectl.exchange.trust import Untrusted
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment, own_roots_folder, user_name, user_state_folder
 from cachectl.layers.base.layer import Layer, get_many, put_many
-from cachectl.layers.base.parts import Outlook
-from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk import temporaries, trust
 from cachectl.switching import child
-from cachectl.transfer import Moved, Transfer
 
 #: Largest batch to read or place: entries, and bytes before its last entry.
 _MOST_AT_ONCE: Final = 1024
@@ -44,67 +41,54 @@ _SQLITE: Final = b"SQLite format 3\0"
 T = TypeVar("T")
 
 
-class CopyPlan(NamedTuple):
-    """Entries of one portability key that a target lacks, the result of their layer, and the outlooks of the keys."""
-
-    key: StoreKey
-    entries: list[Any]
-    done: Moved
-    outlooks: dict[str, Outlook]
+#: For each portability key the entries that a target lacks.
+CopyPlan = list[tuple[wire.StoreKey, list[Any]]]
 
 
 def missing(
     source: LayerCollection | StoreCollection,
     target: LayerCollection | StoreCollection,
-    keys: Iterable[StoreKey],
-    selection: Selection,
-    result: Transfer,
+    keys: Iterable[wire.StoreKey],
+    result: transfer.Transfer,
+    selection: Selection = Selection(),  # noqa: B008 - frozen
     *,
     besides: Mapping[str, Collection[str]] | None = None,
-) -> list[CopyPlan]:
+) -> CopyPlan:
     """Plan to copy the selected entries of some portability keys that a target lacks, in the order of their keys.
 
     If a source has several entries of one key, the first counts. ``besides`` are keys, by layer, that count as present.
     """
-    plan = []
+    plan: CopyPlan = []
     for key in keys:
         done, known = result.layer(key.layer), target.known(key)
         present = known.union((besides or {}).get(key.layer, ()))
-        found: dict[str, Any] = {}
+        found: dict[str, facts.Entry] = {}
         for entry in source.entries(key, selection, done):
             found.setdefault(entry.key, entry)
         new = [found[name] for name in sorted(found.keys() - present)]
         done.there += len(found) - len(new)
         # Another portability key of the layer may have them too.
         known.update(found)
-        plan.append(CopyPlan(key, new, done, {}))
+        plan.append((key, new))
     return plan
 
 
 def copy(
-    source: LayerCollection | StoreCollection, target: LayerCollection | StoreCollection, plan: Iterable[CopyPlan]
+    source: LayerCollection | StoreCollection,
+    target: LayerCollection | StoreCollection,
+    plan: CopyPlan,
+    result: transfer.Transfer,
 ) -> None:
-    """Carry out a plan, and count the outlooks of the entries that are in the target then."""
-    for key, entries, done, outlooks in plan:
-        present = target.write(key, source.read(key, entries, done), done)
-        _count_outlooks(done, outlooks, present)
-
-
-def list_plan(_: LayerCollection | StoreCollection, target: LayerCollection, plan: Iterable[CopyPlan]) -> None:
-    """List in the results what :func:`copy` would place."""
-    for key, entries, done, outlooks in plan:
-        root = target.layers[key.layer].roots()[0].path
-        listed = [entry.to_entry(root) if isinstance(entry, Item) else replace(entry, root=root) for entry in entries]
-        done.entries = [*(done.entries or ()), *listed]
-        done.placed += len(listed)
-        done.bytes += sum(entry.bytes for entry in listed)
-        _count_outlooks(done, outlooks, [entry.key for entry in entries])
-
-
-def _count_outlooks(done: Moved, outlooks: Mapping[str, Outlook], present: Collection[str]) -> None:
-    """Count the outlooks of entries that are in the target, and of those that cannot be hit."""
-    names = frozenset(present)
-    done.outlooks.update(seen for name, seen in outlooks.items() if seen.hits is False or name in names)
+    """Carry out a plan, or in a dry run list what it would place."""
+    for key, entries in plan:
+        done = result.layer(key.layer)
+        if result.dry_run and isinstance(target, LayerCollection):
+            root = target.layers[key.layer].roots()[0].path
+            done.entries = [*(done.entries or ()), *(replace(entry, root=root) for entry in entries)]
+            done.placed += len(entries)
+            done.bytes += sum(entry.bytes for entry in entries)
+        else:
+            target.write(key, source.read(key, entries, done), done)
 
 
 def batches(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
@@ -131,7 +115,7 @@ def batches(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T
 
 def keys_of(layer: Layer) -> frozenset[str]:
     """Return the keys of all entries of a layer; what cannot be listed is left out."""
-    return frozenset(entry.key for entry in listing.listed((layer,), ALL, lambda _: None, contents=False))
+    return frozenset(entry.key for entry in listing.listed((layer,), Selection(), lambda _: None, contents=False))
 
 
 class LayerCollection:
@@ -150,7 +134,7 @@ class LayerCollection:
         self._describes = describes
         self._known: dict[str, set[str]] = {}
 
-    def entries(self, key: StoreKey, selection: Selection, done: Moved) -> Iterator[facts.Entry]:
+    def entries(self, key: wire.StoreKey, selection: Selection, done: transfer.Moved) -> Iterator[facts.Entry]:
         """Yield the selected entries of a layer, without those of other programs unless the selection names one."""
 
         def note(trouble: listing.Trouble) -> None:
@@ -164,41 +148,39 @@ class LayerCollection:
             if is_inside and is_own and entry.key.startswith(self._prefix):
                 yield entry
 
-    def known(self, key: StoreKey) -> set[str]:
+    def known(self, key: wire.StoreKey) -> set[str]:
         """Return the keys of the entries of a layer, as they were when they were first asked for."""
         if key.layer not in self._known:
             self._known[key.layer] = set(keys_of(self.layers[key.layer]))
         return self._known[key.layer]
 
-    def read(self, key: StoreKey, entries: Sequence[facts.Entry], done: Moved) -> Iterator[tuple[Item, bytes]]:
-        """Yield entries as items of a store, each with its bytes; those that cannot be read are noted."""
+    def read(
+        self, key: wire.StoreKey, entries: Sequence[facts.Entry], done: transfer.Moved
+    ) -> Iterator[tuple[facts.Entry, facts.Artifact]]:
+        """Yield entries with their artifacts; those that cannot be read are noted."""
         layer = self.layers[key.layer]
         if entries and self._describes:
             entries = _described(layer, entries, done)
         for batch in batches(entries, lambda entry: entry.bytes):
             yield from _read(layer, batch, done)
 
-    def write(self, key: StoreKey, contents: Iterable[tuple[Item, bytes]], done: Moved) -> list[str]:
-        """Place items with their bytes, count the results, and return the keys of the entries that are there now."""
-        present: list[str] = []
-        for batch in batches(contents, lambda content: len(content[1])):
+    def write(
+        self, key: wire.StoreKey, contents: Iterable[tuple[facts.Entry, facts.Artifact]], done: transfer.Moved
+    ) -> None:
+        """Place artifacts, and count the results."""
+        for batch in batches(contents, lambda content: len(content[1].data)):
             # Nothing here keeps the bytes while the next batch is read.
-            present += _place(
-                self.layers[key.layer],
-                [facts.Artifact(item.layer, item.key, item.form, data, item.detail) for item, data in batch],
-                done,
-            )
-        return present
+            _place(self.layers[key.layer], [artifact for _, artifact in batch], done)
 
 
-def _described(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> list[facts.Entry]:
+def _described(layer: Layer, entries: Sequence[facts.Entry], done: transfer.Moved) -> list[facts.Entry]:
     """Return entries with what their bytes say: kernels, and for some layers the device and versions.
 
     What cannot be read is noted, and entries that were not listed because of that are left out.
     """
     troubles: list[listing.Trouble] = []
     described: dict[tuple[Path, str], facts.Entry] = {}
-    for selection in [Selection(key=entry.key) for entry in entries] if len(entries) <= _FEW else [ALL]:
+    for selection in [Selection(key=entry.key) for entry in entries] if len(entries) <= _FEW else [Selection()]:
         for entry in listing.listed((layer,), selection, troubles.append):
             described[entry.root, entry.key] = entry
     failed = dict.fromkeys(facts.Note(str(trouble.path), trouble.message) for trouble in troubles if trouble.failed)
@@ -208,8 +190,11 @@ def _described(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> lis
     return [described[entry.root, entry.key] for entry in entries if (entry.root, entry.key) in described]
 
 
-def _read(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> Iterator[tuple[Item, bytes]]:
+def _read(
+    layer: Layer, entries: Sequence[facts.Entry], done: transfer.Moved
+) -> Iterator[tuple[facts.Entry, facts.Artifact]]:
     keys = [entry.key for entry in entries]
+    read: Mapping[str, object]
     try:
         read = get_many(layer, keys)
     except errors.FAILURES as error:
@@ -218,60 +203,36 @@ def _read(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> Iterator
         artifact = read.get(entry.key)
         if artifact is None:
             done.skipped.append(facts.Note(entry.key, "vanished meanwhile"))
-            continue
-        if not isinstance(artifact, facts.Artifact):
+        elif isinstance(artifact, facts.Artifact):
+            yield entry, artifact
+        elif isinstance(artifact, Exception):
             done.failed.append(facts.Note(entry.key, errors.reason_of(artifact)))
-            continue
-        item = Item(
-            layer=layer.name,
-            key=entry.key,
-            form=artifact.form,
-            bytes=len(artifact.data),
-            sha256=hashlib.sha256(artifact.data).hexdigest(),
-            detail=dict(artifact.detail),
-            device=entry.device,
-            versions=dict(entry.versions),
-            kernels=entry.kernels,
-            modified=None if entry.modified is None or entry.modified < 0 else int(entry.modified),
-        )
-        # One such entry would keep all others from being read.
-        if (unfit := complaint(item)) is not None:
-            done.failed.append(facts.Note(entry.key, f"does not fit into a store: {unfit}"))
-        else:
-            yield item, artifact.data
 
 
-def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: Moved) -> list[str]:
+def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: transfer.Moved) -> None:
     results: Sequence[bool | Exception]
     try:
         results = put_many(layer, artifacts)
     except errors.FAILURES as error:
         # The error is about the layer as a whole.
         results = [error for _ in artifacts]
-    settled = (errors.EntryExists, errors.Unsettled)
     pairs = list(zip(artifacts, results, strict=True))
-    failed = [
-        artifact.key for artifact, result in pairs if isinstance(result, Exception) and not isinstance(result, settled)
-    ]
     held: Mapping[str, object] = {}
-    with suppress(*errors.FAILURES):
+    with contextlib.suppress(*errors.FAILURES):
         # An error may come after several entries of a batch were placed.
-        held = get_many(layer, failed) if failed else {}
-    present = []
+        doubtful = [artifact.key for artifact, result in pairs if not isinstance(result, (bool, errors.EntryExists))]
+        held = get_many(layer, doubtful) if doubtful else {}
     for artifact, result in pairs:
-        is_new = result is not False
         if isinstance(result, errors.EntryExists):
             done.kept.append(facts.Note(artifact.key, "a different or damaged entry is here, and stays"))
             continue
-        if isinstance(result, Exception) and getattr(held.get(artifact.key), "data", None) != artifact.data:
+        is_here = not isinstance(result, Exception) or getattr(held.get(artifact.key), "data", None) == artifact.data
+        if isinstance(result, Exception) and (isinstance(result, errors.Unsettled) or not is_here):
             done.failed.append(facts.Note(artifact.key, errors.reason_of(result)))
-            if not isinstance(result, errors.Unsettled):
-                continue
-        present.append(artifact.key)
-        done.placed += is_new
-        done.bytes += len(artifact.data) * is_new
-        done.there += not is_new
-    return present
+        if is_here and result is not False:
+            done.placed += 1
+            done.bytes += len(artifact.data)
+        done.there += result is False
 
 
 # ---------------------------------------------------------------------- roots and files as layers
@@ -312,7 +273,7 @@ def require_own(path: Path, folders: Iterable[Path] = ()) -> None:
     else:
         reason = trust.shared_because(path.parent, (path.name,))
     for folder in folders if reason is None else ():
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             reason = reason or trust.shared_within(folder)
     if reason is not None:
         message = (
@@ -331,7 +292,7 @@ def place_of_file(layers: Iterable[Layer], file: Path) -> tuple[Layer, Path] | N
     return None
 
 
-@contextmanager
+@contextlib.contextmanager
 def layers_with_file(
     environment: Environment, layer: Layer, file: Path, place: Path
 ) -> Iterator[tuple[LayerSet, Path]]:
@@ -355,7 +316,7 @@ def copy_database(source: Path, target: Path) -> None:
             return
     try:
         there = sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)
-        with closing(there), closing(sqlite3.connect(target)) as here:
+        with contextlib.closing(there), contextlib.closing(sqlite3.connect(target)) as here:
             there.backup(here)
             here.execute("pragma journal_mode=delete")
     except sqlite3.Error as error:
@@ -384,9 +345,8 @@ def make_own_root(environment: Environment, base: Path) -> Path:
     See :func:`~cachectl.layers.disk.temporaries.private_folder`. Raises :class:`CachectlError`, also if another
     user could replace what is in it.
     """
-    root = own_root(environment, base)
     try:
-        return temporaries.private_folder(root, make=True)
+        return temporaries.private_folder(own_root(environment, base), make=True)
     except errors.CachectlError as error:
         message = f"cannot make the own root: {error}; --isolated=OWN names another one, for env --root OWN"
         raise errors.CachectlError(message) from error
@@ -426,9 +386,9 @@ def start_from(
     for name in tuple(layers) or tuple(layer.name for layer in own):
         abilities = own[name].abilities()
         if name in source and abilities[facts.Ability.RELOCATE] is None and abilities[facts.Ability.PUT] is None:
-            keys.append(StoreKey(name, {}))
-    result, whole, part = Transfer(str(base)), LayerCollection(source), LayerCollection(own)
-    copy(whole, part, missing(whole, part, keys, ALL, result))
+            keys.append(wire.StoreKey(name, {}))
+    result, whole, part = transfer.Transfer(str(base)), LayerCollection(source), LayerCollection(own)
+    copy(whole, part, missing(whole, part, keys, result), result)
     for done in result.layers:
         said = {"copied": done.placed, "there before": done.there}
         if words := ", ".join(f"{number:,} {word}" for word, number in said.items() if number):
@@ -448,6 +408,8 @@ def base_keys(environment: Environment, base: Path, layers: Iterable[str] = ()) 
 
 def say_failed(layer: str, what: str, failed: Sequence[facts.Note], notice: Callable[[str], None]) -> None:
     """Give a line for each reason, not for each entry: a read-only home may refuse thousands."""
-    first = {note.because: note.key for note in reversed(failed)}
-    for because, number in Counter(note.because for note in failed).most_common(_REASONS):
-        notice(f"{layer}: {number:,} {what} ({first[because]}{', …' if number > 1 else ''}): {because}")
+    keys: dict[str, list[str]] = {}
+    for note in failed:
+        keys.setdefault(note.because, []).append(note.key)
+    for because, those in sorted(keys.items(), key=lambda item: -len(item[1]))[:_REASONS]:
+        notice(f"{layer}: {len(those):,} {what} ({those[0]}{', …' if len(those) > 1 else ''}): {because}")

@@ -6,26 +6,57 @@ that whatever a reader finds there is complete.
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
+import errno
+import io
+import logging
+import os
+import posixpath
 import re
+import stat
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, Final, NamedTuple, TypeVar, cast
-from urllib.parse import parse_qsl, unquote
+from typing import Any, BinaryIO, Final, NamedTuple, TypeVar, cast
+from urllib.parse import parse_qsl, unquote, urlsplit
 
-from cachectl.layers.base import errors
+from cachectl.layers.base import errors, lazy
+from cachectl.layers.disk import atomic, handles, plain
 
 _T = TypeVar("_T")
 
 #: Means standard output for a file to write, standard input for a file to read.
 STREAM: Final = "-"
+#: More names than this under ``index/`` are no store.
+MOST_NAMES: Final = 1_000_000
 #: The folders of a store.
 FOLDERS: Final = ("index", "packs")
 #: A scheme and its slashes, or several schemes chained by fsspec.
 _URL: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+_LONGEST_REASON: Final = 300
+_CHUNK: Final = 1 << 20
+#: Stores of objects, in which an upload appears whole or not at all. Elsewhere a file is renamed into its place.
+_OBJECT_STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"})
+_WEB: Final = ("http://", "https://")
+_SFTP: Final = re.compile("(?:ssh|sftp)://", re.IGNORECASE)
+_S3: Final = re.compile("s3a?://", re.IGNORECASE)
+#: How often folders are made again before that is an error.
+_AGAIN: Final = 3
+_MODIFIED: Final = ("LastModified", "mtime", "last_modified", "updated", "modified", "created")
+#: Limit on the silence of a server, in seconds. The whole transfer has no limit.
+SILENCE: Final = 60
+#: Limit on a connection, in seconds, and how often a request is tried: s3fs and botocore together would try for half an
+#: hour.
+_CONNECTING: Final = 15
+_ATTEMPTS: Final = 3
+#: Permissions to read a file.
+_READABLE: Final = 0o444
+#: Names of files of a store, and of their stages.
+_WRITTEN: Final = lazy.regex(r"[a-z0-9.-]*[0-9a-f]{16}")
 _SECRETS: Final = (re.compile(r"(?<=//)[^/@\s]+(?=@)"), re.compile(r"(?<=\?)[^\s'\"]+"))
 
 
@@ -41,11 +72,15 @@ class Changed(TransferFailed):
 
 
 class Missing(errors.CachectlError, FileNotFoundError):
-    """A name that a store does not have."""
+    """There is no store."""
 
 
 class BadStore(errors.CachectlError, ValueError):
     """A store in which something is missing, cut or changed. Nothing in it may be used."""
+
+
+class Gone(BadStore):
+    """A name that a store does not have, or not any more."""
 
 
 class Stored(NamedTuple):
@@ -60,14 +95,16 @@ class StorePlace(ABC):
     """A folder, a bucket or a bundle that holds a store.
 
     Every method raises :class:`TransferFailed` or :class:`OSError` if the place cannot be reached. :meth:`read` raises
-    :class:`Missing`, and :class:`BadStore` for more than ``most`` bytes. A name is written whole or not at all, also
-    over the same name; removing a missing one is no error.
+    :class:`Gone`, and :class:`BadStore` for more than ``most`` bytes. A name is written whole or not at all, also over
+    the same name; removing a missing one is no error.
     """
 
     #: The address, without a password.
     shown: str
     #: Whether it is one file, which one push rewrites: no name in it may depend on the clock.
     is_bundle: bool = False
+    #: The class of the errors that :meth:`failure` explains.
+    explained: type[Exception] = OSError
 
     @abstractmethod
     def names(self, folder: str) -> Sequence[Stored]:
@@ -88,6 +125,20 @@ class StorePlace(ABC):
     def remove(self, names: Sequence[str]) -> None:
         """Remove names."""
 
+    @contextlib.contextmanager
+    def reached(self, verb: str, name: str = "") -> Iterator[None]:
+        """Turn the errors of a disk, a server or a library into one line."""
+        try:
+            yield
+        except errors.CachectlError:
+            raise
+        except self.explained as error:
+            raise self.failure(verb, name, error) from error
+
+    @abstractmethod
+    def failure(self, verb: str, name: str, error: Any) -> Exception:  # noqa: ANN401 - of the explained class
+        """Return the error that says what failed, and what to do."""
+
     def finish(self) -> None:  # noqa: B027 - a hook of bundles
         """Do what is done once after all writing: nothing, where every file is complete."""
 
@@ -95,14 +146,272 @@ class StorePlace(ABC):
         """Return the SHA-256 of a bundle; ``None`` for other places, which the names of their index pin."""
         return None
 
-    def lacks(self, name: str) -> Missing:
+    def lacks(self, name: str) -> Gone:
         """Return the error for a name that the store does not have."""
-        return Missing(f"{self.shown}: {errors.printable(name)} is missing")
+        return Gone(f"{self.shown}: {errors.printable(name)} is missing")
 
     def require_small(self, name: str, size: int, most: int) -> None:
         """Raise :class:`BadStore` if a name has more than ``most`` bytes."""
         if size > most:
             raise BadStore(f"{self.shown}: {errors.printable(name)} has more than the {most:,} bytes that it may have")
+
+
+class FolderPlace(StorePlace):
+    """A folder, of this machine or of a network file system, with two folders that the first write makes.
+
+    Everything is done relative to open folders, and no link is followed below the folder itself. Who may read and write
+    in the folder may do so in its folders, and read every file, whatever the umask of the writer is.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.shown = errors.printable(folder)
+
+    def names(self, folder: str) -> Sequence[Stored]:
+        """List the plain files in a folder, as far as a store can have so many."""
+        found: list[Stored] = []
+        try:
+            with self._opened("list", folder) as handle, os.scandir(handle) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        if stat.S_ISREG(status.st_mode):
+                            found.append(Stored(f"{folder}/{entry.name}", status.st_size, status.st_mtime))
+                    if len(found) > MOST_NAMES:
+                        break
+        except Gone:
+            return []
+        return found
+
+    def read(self, name: str, most: int) -> bytes:
+        """Return the bytes of a name."""
+        with (
+            self._opened("read", name) as folder,
+            os.fdopen(plain.open_plain(_last(name), dir_fd=folder), "rb") as file,
+        ):
+            data = file.read(most + 1)
+            self.require_small(name, len(data), most)
+            return data
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file next to its place, sync it and rename it."""
+        part, file = name.partition("/")[0], _last(name)
+        made = False
+        with self.reached("write", name):
+            os.makedirs(self._folder, exist_ok=True)
+            mode = stat.S_IMODE(os.stat(self._folder).st_mode)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self._folder / part)
+                made = True
+        with self._opened("write", name) as folder:
+            # Another user may have put another folder into its
+            if made and _is_new(folder):
+                os.fchmod(folder, mode)
+            with contextlib.suppress(OSError):
+                # A link in the place would be replaced; its mode must not be taken over.
+                if not stat.S_ISREG(os.stat(file, dir_fd=folder, follow_symlinks=False).st_mode):
+                    atomic.remove_file(file, folder)
+            chunks = [data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK)]
+            atomic.replace_file(file, chunks, folder=folder, mode=mode & _READABLE)
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove files."""
+        for name in names:
+            with contextlib.suppress(Gone), self._opened("remove", name) as folder:
+                atomic.remove_file(_last(name), folder)
+
+    @contextlib.contextmanager
+    def _opened(self, verb: str, name: str) -> Iterator[int]:
+        """Open the folder of a name, which may not be a link, for a block."""
+        with self.reached(verb, name):
+            above = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+            part = name.partition("/")[0]
+            try:
+                folder = handles.open_folder(part, above)
+            except OSError as error:
+                if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                    raise BadStore(f"{self.shown}: {part} is a link or no folder") from error
+                raise
+            finally:
+                os.close(above)
+            try:
+                yield folder
+            finally:
+                os.close(folder)
+
+    def failure(self, verb: str, name: str, error: OSError) -> errors.CachectlError:
+        """Return what could not be done, and what would let it be done."""
+        advice = ""
+        if isinstance(error, NotADirectoryError):
+            advice = "; name a folder or a URL"
+        elif (verb == "read" and plain.means_no_file(error)) or (verb != "write" and plain.means_absent(error)):
+            return self.lacks(name)
+        elif isinstance(error, PermissionError):
+            access = "g+rX" if verb in ("list", "read") else "g+rwX"
+            advice = f"; chmod -R {access} {self.shown} lets the group of the folder do it"
+        reason = error.strerror or str(error)
+        return TransferFailed(f"cannot {verb} {self.shown}/{errors.printable(name)}: {reason}{advice}")
+
+
+def _last(name: str) -> str:
+    return name.partition("/")[2]
+
+
+def _is_new(folder: int) -> bool:
+    """Return whether an open folder is this user's, and has at most what other writers have added since it was made."""
+    is_own = os.fstat(folder).st_uid == os.geteuid()
+    return is_own and all(_WRITTEN.fullmatch(name) for name in os.listdir(folder))
+
+
+class RemotePlace(StorePlace):
+    """A folder or a bucket at a URL that fsspec knows: S3, SFTP and others. fsspec is imported only here."""
+
+    explained = Exception
+
+    def __init__(self, url: str) -> None:
+        if url.lower().startswith(_WEB):
+            shown = errors.printable(without_secrets(url))
+            raise errors.BadRequest(
+                f"{shown}: a web server has no list of names; for a bundle, curl -f … | cachectl pull -"
+            )
+        if url.endswith("://"):
+            raise errors.BadRequest(
+                f"{errors.printable(url)} names no store; write a bucket or a server, and a folder, after it"
+            )
+        self._url = url.rstrip("/")
+        self.shown = errors.printable(without_secrets(self._url))
+        with self.reached("reach"):
+            self._system, root = self._connected()
+        self._root = root.rstrip("/")
+        protocols = self._system.protocol
+        self._is_atomic = not _OBJECT_STORES.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
+        self._made: set[str] = set()
+
+    def _connected(self) -> tuple[Any, str]:
+        """Return the file system of the URL, and the path in it."""
+        from fsspec.core import url_to_fs
+
+        options: dict[str, object] = {}
+        is_s3, is_sftp = _S3.match(self._url), _SFTP.match(self._url)
+        if is_s3:
+            times = {"connect_timeout": _CONNECTING, "read_timeout": SILENCE}
+            options = {"config_kwargs": {**times, "retries": {"total_max_attempts": _ATTEMPTS}}}
+        elif is_sftp:
+            # It logs every error with a traceback, and raises it too.
+            logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
+            # A rename works only within one file system, and fsspec would stage in the server's /tmp.
+            options = {"temppath": posixpath.dirname(urlsplit(self._url).path), "timeout": _CONNECTING}
+        system, path = url_to_fs(self._url, skip_instance_cache=True, **options)
+        if is_s3:
+            # Botocore has tried several times already.
+            system.retries = 1
+        elif is_sftp:
+            system.ftp.get_channel().settimeout(SILENCE)
+        return system, str(path)
+
+    def names(self, folder: str) -> Sequence[Stored]:
+        """List the plain files in a folder."""
+        try:
+            with self.reached("list", folder):
+                # Another writer may have added to what is known.
+                self._system.invalidate_cache()
+                found = self._system.ls(f"{self._root}/{folder}", detail=True)
+        except Gone:
+            return []
+        files = [(str(file["name"]).rpartition("/")[2], file) for file in found if file.get("type") == "file"]
+        return [Stored(f"{folder}/{name}", file.get("size"), _moment(file)) for name, file in files if name]
+
+    def read(self, name: str, most: int) -> bytes:
+        """Return the bytes of a name."""
+        with self.reached("read", name):
+            data = self._read(f"{self._root}/{name}", most + 1)
+            self.require_small(name, len(data), most)
+            return data
+
+    def write(self, name: str, data: bytes) -> None:
+        """Upload a file."""
+        path = f"{self._root}/{name}"
+        with self.reached("write", name):
+            if self._is_atomic:
+                self._system.pipe_file(path, data)
+                return
+            folder = path.rpartition("/")[0]
+            if folder not in self._made:
+                self._make(folder)
+            stage = f"{folder}/{plain.own_name()}"
+            try:
+                with self._system.open(stage, "wb") as file:
+                    if hasattr(file, "set_pipelined"):
+                        file.set_pipelined(True)
+                    file.write(data)
+                self._system.mv(stage, path)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    atomic.remove_remote(self._system, [stage], together=False)
+                raise
+
+    def _make(self, folder: str) -> None:
+        # Another writer makes the same folders at the same time, which fsspec does not expect.
+        for _ in range(_AGAIN):
+            with contextlib.suppress(Exception):
+                self._system.makedirs(folder, exist_ok=True)
+                break
+        else:
+            self._system.makedirs(folder, exist_ok=True)
+        self._made.add(folder)
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove files, up to 1,000 with one request where the service has such a request."""
+        with self.reached("remove from"):
+            paths = [f"{self._root}/{name}" for name in names]
+            for at in range(0, len(paths), 1000):
+                atomic.remove_remote(self._system, paths[at : at + 1000], together=self._is_atomic)
+
+    def _read(self, path: str, most: int) -> bytes:
+        if self._is_atomic:
+            # With a range it is one request, without one that asks for the size.
+            data: bytes = self._system.cat_file(path, start=0, end=most)
+            return data
+        with self._system.open(path, "rb") as file, io.BytesIO() as held:
+            if hasattr(file, "prefetch"):
+                # Otherwise paramiko waits for every 32 KiB. It asks for the size, which not every server says.
+                with contextlib.suppress(OSError):
+                    file.prefetch()
+            while held.tell() < most and (piece := file.read(most - held.tell())):
+                held.write(piece)
+            return held.getvalue()
+
+    def failure(self, verb: str, name: str, error: Exception) -> Exception:
+        """Return what went wrong, and what to do, in one line: each file system has errors of its own."""
+        if verb in ("list", "read") and isinstance(error, FileNotFoundError):
+            return self.lacks(name)
+        url = f"{self._url}/{name}" if name else self._url
+        reason = one_line(redacted(str(error), url)) or type(error).__name__
+        advice = "check the address and the network, and try again"
+        if isinstance(error, ImportError):
+            reason = f"it needs {error.name or reason}"
+            advice = "pip install 'opencl-cachectl[remote]', or the package that fsspec names"
+        elif isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
+            advice = "set up credentials as for the service's own tools"
+        return TransferFailed(f"cannot {verb} {errors.printable(without_secrets(url))}: {reason}; {advice}")
+
+
+def _moment(info: Mapping[str, Any]) -> float | None:
+    """Return when a file was written, in epoch seconds; each file system has a name of its own for it."""
+    for name in _MODIFIED:
+        value = info.get(name)
+        if isinstance(value, dt.datetime):
+            return value.timestamp()
+        if isinstance(value, (int, float)):
+            return float(value)
+    return None
+
+
+def lock(path: Path, file: BinaryIO) -> None:
+    """Wait until no other push replaces an open file. Raises :class:`Changed` if one has."""
+    handles.take_flock(file.fileno(), wait=True)
+    if not handles.is_same_file(path, file.fileno()):
+        raise Changed(errors.printable(path))
 
 
 def is_url(name: str) -> bool:
@@ -131,24 +440,13 @@ def redacted(text: str, url: str) -> str:
     return text
 
 
-@contextmanager
-def translated(explain: Callable[[Any], Exception], kind: type[Exception] = Exception) -> Iterator[None]:
-    """Turn the errors of a disk, a server or a library into what a function makes of them, which has one line."""
-    try:
-        yield
-    except errors.CachectlError:
-        raise
-    except kind as error:
-        raise explain(error) from error
+def one_line(text: str) -> str:
+    """Return a text of a server or a library as a part of a line."""
+    return errors.printable(" ".join(text.split()))[:_LONGEST_REASON].rstrip(".")
 
 
 class Deadline:
-    """A moment, some seconds after this object was made.
-
-    Timeouts of sockets limit each silence of a server, not a whole transfer. So what depends on a server runs in a
-    thread of its own, which is given up at the deadline: its result, if one comes later, is read by nobody. Everything
-    that writes into caches of this machine runs in the calling thread.
-    """
+    """A moment, some seconds after this object was made."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -159,32 +457,35 @@ class Deadline:
         """Return the seconds that are left; 0 if it has passed."""
         return max(0.0, self._end - time.monotonic())
 
-    def wait_for(self, work: Callable[[], _T]) -> _T:
-        """Return what some work returns, or raise what it raises; :class:`TransferFailed` if it takes too long."""
-        done: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
-
-        def run() -> None:
-            try:
-                done.put((work(), None))
-            except BaseException as error:  # noqa: BLE001 - raised again by the calling thread
-                done.put((None, error))
-
-        try:
-            if not self.left:
-                raise Empty
-            Thread(target=run, daemon=True).start()
-            result, error = done.get(timeout=self.left)
-        except Empty:
-            raise self.passed() from None
-        if error is not None:
-            raise error
-        return cast("_T", result)
-
     def passed(self) -> TransferFailed:
         """Return the error for what takes longer."""
         return TransferFailed(f"not done within {self.seconds:g} s; --store-wait gives it more")
 
 
 def in_time(deadline: Deadline | None, work: Callable[[], _T]) -> _T:
-    """Return what some work returns, before a deadline if there is one."""
-    return work() if deadline is None else deadline.wait_for(work)
+    """Return what some work returns, or raise what it raises; :class:`TransferFailed` after a deadline.
+
+    Timeouts of sockets limit each silence of a server, not a whole transfer. So what depends on a server runs in a
+    thread of its own, which is given up at the deadline: its result, if one comes later, is read by nobody. Everything
+    that writes into caches of this machine runs in the calling thread.
+    """
+    if deadline is None:
+        return work()
+    done: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put((work(), None))
+        except BaseException as error:  # noqa: BLE001 - raised again by the calling thread
+            done.put((None, error))
+
+    try:
+        if not deadline.left:
+            raise Empty
+        Thread(target=run, daemon=True).start()
+        result, error = done.get(timeout=deadline.left)
+    except Empty:
+        raise deadline.passed() from None
+    if error is not None:
+        raise error
+    return cast("_T", result)

@@ -11,29 +11,24 @@ import hashlib
 import json
 import platform
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
 from cachectl import layer_set
-from cachectl.exchange.format import Item
-from cachectl.layers.base import parts
+from cachectl.layers.base import facts, parts
 from cachectl.layers.base.environment import Environment
 
 _EVERYWHERE: Final = {"platform": "another system's", "machine": "another kind of processor's"}
 
 
-class Difference(NamedTuple):
-    """A fact that differs here; ``decides`` is the reason if it keeps every entry of the layer from being hit."""
-
-    name: str
-    there: str | None
-    here: str | None
-    decides: str | None
+#: A fact that differs here: its name, its value there and here, and the reason if it keeps every entry of the layer
+#: from being hit.
+Difference = tuple[str, str | None, str | None, str | None]
 
 
 def portability_key(portability: parts.Portability | None, environment: Environment) -> dict[str, str | None]:
     """Return the facts of an environment that decide whether entries of a layer can be hit elsewhere."""
-    facts = {} if portability is None else portability.facts(environment)
-    return {"platform": environment.platform, "machine": platform.machine() or None, **facts}
+    own = {} if portability is None else portability.facts(environment)
+    return {"platform": environment.platform, "machine": platform.machine() or None, **own}
 
 
 def portability_digest(stack: layer_set.LayerSet) -> str:
@@ -42,11 +37,14 @@ def portability_digest(stack: layer_set.LayerSet) -> str:
     return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def differences(portability: parts.Portability | None, there: parts.Facts, here: parts.Facts) -> tuple[Difference, ...]:
-    """List the facts of a place that differ here, or that either place does not know."""
+def differences(
+    portability: parts.Portability | None, there: parts.Facts, environment: Environment
+) -> tuple[Difference, ...]:
+    """List the facts of a place that differ in an environment, or that either does not know."""
     deciding = {**_EVERYWHERE, **({} if portability is None else portability.deciding)}
+    here = portability_key(portability, environment)
     return tuple(
-        Difference(name, value, here.get(name), deciding.get(name) if None not in (value, here.get(name)) else None)
+        (name, value, here.get(name), deciding.get(name) if None not in (value, here.get(name)) else None)
         for name, value in sorted(there.items())
         if value is None or here.get(name) != value
     )
@@ -54,32 +52,29 @@ def differences(portability: parts.Portability | None, there: parts.Facts, here:
 
 def why_not(differing: Iterable[Difference]) -> str | None:
     """Return why no entry can be hit here; ``None`` if some may be."""
-    deciding = [f"{fact.name} {fact.there}, here {fact.here}" for fact in differing if fact.decides is not None]
+    deciding = [f"{name} {there}, here {here}" for name, there, here, decides in differing if decides is not None]
     return f"cannot hit: {', '.join(deciding)}" if deciding else None
 
 
 def outlook(
     portability: parts.Portability | None,
-    item: Item,
+    entry: facts.Entry,
     there: parts.Facts,
     environment: Environment,
     differing: Iterable[Difference],
 ) -> parts.Outlook:
-    """Forecast whether a program here that asks for an entry would compute its key.
+    """Forecast whether a program here that asks for an entry would compute its key, if nothing differs that decides.
 
-    ``differing`` is the result of :func:`differences` for the item's layer.
+    ``differing`` is the result of :func:`differences` for the entry's layer.
     """
-    for fact in differing:
-        if fact.decides is not None:
-            return parts.Outlook(False, f"{fact.name} {fact.there}, here {fact.here}: {fact.decides}")  # noqa: FBT003
     if portability is None:
         return parts.UNFORESEEN
-    own = portability.outlook(item.versions, there, environment)
+    own = portability.outlook(entry.versions, there, environment)
     if own is not None:
         return own
-    for fact in differing:
-        informs = fact.name in portability.informing or fact.name in item.versions
-        if not informs and (fact.there, fact.here) != (None, None):
-            return parts.Outlook(None, f"{fact.name} {fact.there or 'unknown'}, here {fact.here or 'unknown'}")
-    unknown = [fact.name for fact in differing if fact.name in portability.needed and fact.name not in item.versions]
+    for name, value, here, _ in differing:
+        informs = name in portability.informing or name in entry.versions
+        if not informs and (value, here) != (None, None):
+            return parts.Outlook(None, f"{name} {value or 'unknown'}, here {here or 'unknown'}")
+    unknown = [name for name, *_ in differing if name in portability.needed and name not in entry.versions]
     return parts.Outlook(None, f"{', '.join(unknown)} unknown") if unknown else parts.Outlook(True)  # noqa: FBT003

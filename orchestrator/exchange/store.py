@@ -6,6 +6,7 @@ packs that nothing lists, which ``store gc`` removes.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -13,19 +14,15 @@ import os
 import platform
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
-from cachectl.exchange import format as stores
-from cachectl.exchange import trust
-from cachectl.exchange.format import Item, PartName, StoreKey
-from cachectl.exchange.place import STREAM, BadStore, Deadline, Missing, StorePlace, TransferFailed, is_url
+from cachectl.exchange import place, trust, wire
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment, user_state_folder
-from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk import atomic, handles, plain
 from cachectl.layers.disk.trust import shared_because
 from cachectl.transfer import Moved
@@ -38,7 +35,7 @@ _TOO_SLOW: Final = 43200.0
 #: Bytes that the name of its pack, and an offset, add to the line of an entry.
 _PLACE: Final = 100
 #: Entries after which an index part is written, and those of a pack: half of what a reader takes.
-_FULL_PART: Final = stores.MOST_ENTRIES // 2
+_FULL_PART: Final = wire.MOST_ENTRIES // 2
 #: The largest record of what was seen that is read, in bytes, and most vanished parts in it.
 _SEEN: Final = "seen.json"
 _LARGEST: Final = 1 << 20
@@ -51,11 +48,9 @@ _AGAIN: Final = 100
 T = TypeVar("T")
 
 
-class Gone(BadStore):
-    """A part or a pack was removed after it had been listed."""
-
-
-def place_of(address: str | Path, environment: Environment, *, writes: bool = False, force: bool = False) -> StorePlace:
+def place_of(
+    address: str | Path, environment: Environment, *, writes: bool = False, force: bool = False
+) -> place.StorePlace:
     """Return the place of a path or a URL, to be read or written; ``force`` replaces a file that is not a bundle.
 
     Nothing is made yet, but the server may be connected to, and a bundle is opened. Raises :class:`BadRequest`,
@@ -65,36 +60,21 @@ def place_of(address: str | Path, environment: Environment, *, writes: bool = Fa
     if not url:
         raise errors.BadRequest("no store is named; name a bundle FILE, a folder or a URL")
     if url.lower().startswith(("oci://", "oci+http://")):
-        from cachectl.exchange.registry import RegistryPlace
+        from cachectl.exchange.bundle import RegistryPlace
 
         return RegistryPlace(url, environment)
-    if is_url(url):
-        from cachectl.exchange.remote import RemotePlace
-
-        return RemotePlace(url)
+    if place.is_url(url):
+        return place.RemotePlace(url)
     path = environment.expand(url)
     # A new name that ends in .zip means a bundle, too.
-    if url == STREAM or (not path.is_dir() if path.exists() else path.suffix == ".zip"):
+    if url == place.STREAM or (not path.is_dir() if path.exists() else path.suffix == ".zip"):
         from cachectl.exchange.bundle import BundlePlace
 
-        return BundlePlace(None if url == STREAM else path, environment, writes=writes, force=force)
-    from cachectl.exchange.folder import FolderPlace
-
-    return FolderPlace(path)
+        return BundlePlace(None if url == place.STREAM else path, environment, writes=writes, force=force)
+    return place.FolderPlace(path)
 
 
 # ---------------------------------------------------------------------- what this machine remembers
-
-
-class Newest(NamedTuple):
-    """The newest trusted parts of a store: when they were made, in epoch seconds, and their names.
-
-    Several parts may be made in one second. ``gone`` are parts that were read once, and were removed.
-    """
-
-    made: int = 0
-    parts: tuple[str, ...] = ()
-    gone: tuple[str, ...] = ()
 
 
 class StoreMemory:
@@ -108,9 +88,9 @@ class StoreMemory:
 
     def __init__(self, environment: Environment, address: str | None) -> None:
         # Machines that share a home may have different stores at one path.
-        place = address if address is None or is_url(address) else f"{platform.node()}:{address}"
-        name = hashlib.sha256((place or "").encode(errors="replace")).hexdigest()[:32]
-        self._folder = None if place is None else user_state_folder(environment) / "stores" / name
+        full = address if address is None or place.is_url(address) else f"{platform.node()}:{address}"
+        name = hashlib.sha256((full or "").encode(errors="replace")).hexdigest()[:32]
+        self._folder = None if full is None else user_state_folder(environment) / "stores" / name
         #: What is kept by :meth:`save`, by name.
         self.new: dict[str, bytes] = {}
         self._before: list[str] = []
@@ -120,51 +100,54 @@ class StoreMemory:
 
         What another process adds later may be newer than the listing.
         """
-        with suppress(OSError), self._opened() as folder:
+        with contextlib.suppress(OSError), self._opened() as folder:
             self._before = sorted(os.listdir(folder))
 
     def read(self, name: str, most: int) -> bytes | None:
         """Return the bytes that were kept, which may have been changed since; ``None`` if there are none."""
-        with suppress(OSError):
+        with contextlib.suppress(OSError):
             if name in self.new:
                 return self.new[name]
             with self._opened() as folder:
                 return plain.read_plain(name, dir_fd=folder, most=most)
         return None
 
-    def seen(self) -> Newest:
-        """Return the newest parts that were trusted; none if there are none, or if they cannot be read."""
+    def seen(self) -> tuple[int, set[str], list[str]]:
+        """Return when the newest trusted parts were made, their names, and those of parts that were read and removed.
+
+        Several parts may be made in one second.
+        """
         try:
             made, parts, gone = json.loads(self.read(_SEEN, _LARGEST) or b"")
-            return Newest(int(made), tuple(map(str, parts)), tuple(map(str, gone)))
+            return int(made), set(map(str, parts)), list(map(str, gone))
         except (TypeError, ValueError, OverflowError, RecursionError):
-            return Newest()
+            return 0, set(), []
 
-    def save(self, listed: Collection[str], newest: Newest = Newest(), *, afresh: bool = False) -> None:  # noqa: B008
+    def save(self, listed: Collection[str], trusted: Collection[wire.PartName] = (), *, afresh: bool = False) -> None:
         """Write what is new, and remove the index parts and keys that are not listed any more.
 
-        ``newest`` are parts to remember unless newer ones are; ``afresh`` forgets what was remembered before.
+        The newest of the ``trusted`` parts are remembered, unless newer ones are; ``afresh`` forgets what was before.
         """
-        gone = []
-        with suppress(OSError), self._opened(make=bool(self.new or newest.parts)) as folder:
+        with contextlib.suppress(OSError), self._opened(make=bool(self.new or trusted)) as folder:
+            # Another process may have seen newer ones meanwhile.
+            made, parts, gone = (0, set(), []) if afresh else self.seen()
             for name in self._before:
                 status = handles.status_of(folder, name)
                 is_own = status is not None and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-                if is_own and stores.is_name(stores.INDEX + name) and name not in listed and name not in self.new:
+                if is_own and wire.is_name(wire.INDEX + name) and name not in listed and name not in self.new:
                     atomic.remove_file(name, folder)
                     gone.append(name)
-            known = Newest() if afresh else self.seen()
-            # Another process may have seen newer ones meanwhile.
-            parts = {*known.parts, *newest.parts} if known.made == newest.made else max(known, newest).parts
-            vanished = tuple(dict.fromkeys((*known.gone, *gone)))[-_MOST_GONE:]
-            seen = Newest(max(known.made, newest.made), tuple(sorted(parts)), vanished)
-            if afresh or seen != known:
-                self.new[_SEEN] = json.dumps(seen).encode()
+            newest = max((name.made for name in trusted), default=0)
+            parts = parts if newest <= made else set()
+            parts |= {str(name) for name in trusted if name.made == newest >= made}
+            seen = json.dumps((max(made, newest), sorted(parts), list(dict.fromkeys(gone))[-_MOST_GONE:])).encode()
+            if seen != self.read(_SEEN, _LARGEST):
+                self.new[_SEEN] = seen
             for name, data in self.new.items():
                 atomic.replace_file(name, [data], folder=folder)
         self.new.clear()
 
-    @contextmanager
+    @contextlib.contextmanager
     def _opened(self, *, make: bool = False) -> Iterator[int]:
         """Open the folder. Raises :class:`OSError` if another user could write there, and for a link."""
         if self._folder is None:
@@ -190,12 +173,12 @@ class StoreCollection:
 
     def __init__(
         self,
-        place: StorePlace,
+        place: place.StorePlace,
         environment: Environment,
         allowed: Sequence[str] = (),
         *,
         key: str | None = None,
-        deadline: Deadline | None = None,
+        deadline: place.Deadline | None = None,
     ) -> None:
         self.place = place
         self.environment = environment
@@ -207,12 +190,11 @@ class StoreCollection:
         self._allowed = allowed
         self._key = key
         self._deadline = deadline
-        self._parts: dict[PartName, stores.Part] = {}
-        self._keys: dict[str, StoreKey] = {}
-        self._added: list[PartName] = []
+        self._parts: dict[wire.PartName, wire.Part] = {}
+        self._keys: dict[str, wire.StoreKey] = {}
         self._spool: BinaryIO | None = None
         self._offsets: dict[tuple[str, str], int] = {}
-        self.parts: tuple[PartName, ...] = ()
+        self.parts: tuple[wire.PartName, ...] = ()
         self.files: frozenset[str] = frozenset()
         self.refresh()
 
@@ -223,10 +205,10 @@ class StoreCollection:
         before = self.files
         self.memory.look()
         with self._naming():
-            self.parts, self.files = stores.sort_names(self.place.names("index"))
+            self.parts, self.files = wire.sort_names(self.place.names("index"))
         #: The parts whose entries may be used, with their signers, and those that may not, each with the reason.
-        self.trusted: dict[PartName, str | None] = {}
-        self.left_out: dict[PartName, str] = {}
+        self.trusted: dict[wire.PartName, str | None] = {}
+        self.left_out: dict[wire.PartName, str] = {}
         return self.files != before
 
     def settled(self, work: Callable[[], T], *, attempts: int = _AGAIN) -> T:
@@ -234,44 +216,44 @@ class StoreCollection:
         for _ in range(attempts):
             try:
                 return work()
-            except Gone:  # noqa: PERF203
+            except place.Gone:  # noqa: PERF203
                 if not self.refresh():
                     raise
         message = f"cannot read {self.place.shown}: its index changes all the time; try again"
-        raise TransferFailed(message)
+        raise place.TransferFailed(message)
 
     @property
     def digest(self) -> str:
         """Return what pins the content: the SHA-256 of a bundle, else of the sorted names of the index parts."""
-        return self.place.digest() or stores.digest_of({*self.parts, *self._added})
+        return self.place.digest() or wire.digest_of(self.parts)
 
     def require_store(self) -> None:
         """Raise :class:`Missing` if there is no store."""
         if not self.files:
-            raise Missing(f"{self.place.shown}: there is no store; cachectl push {self.place.shown} makes one")
+            raise place.Missing(f"{self.place.shown}: there is no store; cachectl push {self.place.shown} makes one")
 
-    def key(self, name: str) -> StoreKey:
+    def key(self, name: str) -> wire.StoreKey:
         """Return the key document of a name of 16 digits. Raises :class:`BadStore`."""
         if name not in self._keys:
-            self._keys[name] = self._read(f"key-{name}", stores.LARGEST_KEY, partial(stores.parse_key, name))
+            self._keys[name] = self._read(f"key-{name}", wire.LARGEST_KEY, partial(wire.parse_key, name))
         return self._keys[name]
 
-    def portability_keys(self) -> list[StoreKey]:
+    def portability_keys(self) -> list[wire.StoreKey]:
         """Return the portability keys of which there are parts, by layer."""
         names = dict.fromkeys(name.key for name in self.parts)
         return sorted(map(self.key, names), key=lambda key: key.layer)
 
-    def part(self, name: PartName) -> stores.Part:
+    def part(self, name: wire.PartName) -> wire.Part:
         """Return an index part. It is parsed, and kept by this machine, only if it is trusted.
 
         Raises :class:`Untrusted` with the reason, :class:`BadStore`, and :class:`Gone` if it was removed meanwhile.
         """
         if name not in self._parts:
-            self._parts[name] = self._read(str(name), stores.MOST_PART, partial(self._judged, name))
+            self._parts[name] = self._read(str(name), wire.MOST_PART, partial(self._judged, name))
         return self._parts[name]
 
-    def _judged(self, name: PartName, file: bytes) -> stores.Part:
-        text, signature = stores.open_part(name, file)
+    def _judged(self, name: wire.PartName, file: bytes) -> wire.Part:
+        text, signature = wire.open_part(name, file)
         signer, reason = None, None
         for allowed in self._allowed:
             try:
@@ -279,13 +261,13 @@ class StoreCollection:
                 break
             except trust.Untrusted as error:
                 reason = reason or error
-            except trust.Forged as error:
-                raise BadStore(f"{name}: {error}") from error
+            except place.BadStore as error:
+                raise place.BadStore(f"{name}: {error}") from error
         if reason is not None and signer is None:
             raise reason
-        return stores.parse_part(name, text)._replace(is_signed=bool(signature), signer=signer)
+        return wire.parse_part(name, text)._replace(is_signed=bool(signature), signer=signer)
 
-    def usable(self, name: PartName) -> stores.Part | None:
+    def usable(self, name: wire.PartName) -> wire.Part | None:
         """Return an index part; ``None``, with the reason in ``left_out``, if its entries may not be used."""
         if name not in self.left_out:
             try:
@@ -302,50 +284,48 @@ class StoreCollection:
     def _read(self, file: str, most: int, parse: Callable[[bytes], T]) -> T:
         """Return what is in a file of the index: one that this machine keeps, or that of the store."""
         if (kept := self.memory.read(file, most)) is not None:
-            with suppress(BadStore):
+            with contextlib.suppress(place.BadStore):
                 return parse(kept)
         with self._naming():
-            data = self.place.read(stores.INDEX + file, most)
+            data = self.place.read(wire.INDEX + file, most)
             parsed = parse(data)
         self.memory.new[file] = data
         return parsed
 
-    @contextmanager
+    @contextlib.contextmanager
     def _naming(self) -> Iterator[None]:
         """Say in an error which store is damaged."""
         try:
             yield
-        except Missing as error:
-            raise Gone(str(error)) from error
-        except BadStore as error:
+        except place.BadStore as error:
             if str(error).startswith(self.place.shown):
                 raise
-            raise BadStore(f"{self.place.shown}: {error}") from error
+            raise place.BadStore(f"{self.place.shown}: {error}") from error
 
     # ------------------------------------------------------------------ entries
 
-    def _items(self, key: StoreKey) -> Iterator[Item]:
+    def _items(self, key: wire.StoreKey) -> Iterator[wire.Item]:
         """Yield the entries in the parts of a portability key that may be used, the newest part first."""
         for name in reversed(self.parts):
             if name.key == key.name and (part := self.usable(name)) is not None:
                 yield from part.entries
 
-    def entries(self, key: StoreKey, selection: Selection, _: Moved) -> Iterator[Item]:
+    def entries(self, key: wire.StoreKey, selection: Selection, _: Moved) -> Iterator[wire.Item]:
         """Yield the selected entries of a portability key."""
         for item in self._items(key):
-            if selection == ALL or selection.matches(item.to_entry(Path())):
+            if selection.matches(item):
                 yield item
 
-    def known(self, key: StoreKey) -> set[str]:
+    def known(self, key: wire.StoreKey) -> set[str]:
         """Return the keys of the entries of a portability key."""
         return self.settled(lambda: {item.key for item in self._items(key)})
 
-    def contents(self, items: Iterable[Item]) -> Iterator[tuple[Item, bytes]]:
-        """Yield the verified bytes of entries, with one request for each pack.
+    def contents(self, items: Iterable[wire.Item]) -> Iterator[tuple[wire.Item, facts.Artifact]]:
+        """Yield the verified artifacts of entries, with one request for each pack.
 
         Raises :class:`BadStore` for anything that is not what the index says, and :class:`Gone` if it is missing.
         """
-        groups: dict[stores.Pack, list[Item]] = {}
+        groups: dict[wire.Pack, list[wire.Item]] = {}
         for item in items:
             if item.pack is not None:
                 groups.setdefault(item.pack, []).append(item)
@@ -353,24 +333,26 @@ class StoreCollection:
             with self._naming():
                 file = self.place.read(pack.name, pack.packed)
                 self.fetched += len(file)
-                entries = stores.open_pack(group, pack, file)
+                entries = wire.open_pack(group, pack, file)
             del file
             yield from entries
 
-    def download(self, groups: Iterable[Iterable[Item]], file: BinaryIO, folder: Path) -> None:
+    def download(self, groups: Iterable[Iterable[wire.Item]], file: BinaryIO, folder: Path) -> None:
         """Download and verify groups of entries into an open file of a folder, out of which they are read then."""
         from cachectl.exchange import bundle
 
         # An attempt that found something gone may have begun to fill it.
         file.seek(0)
         for group in groups:
-            for item, data in self.contents(group):
+            for item, artifact in self.contents(group):
                 self._offsets[item.layer, item.key] = file.tell()
-                bundle.spool(file, data, folder, self.place.shown)
+                bundle.spool(file, artifact.data, folder, self.place.shown)
         self._spool = file
 
-    def read(self, key: StoreKey, items: Iterable[Item], done: Moved) -> Iterator[tuple[Item, bytes]]:
-        """Yield items with their bytes, until the deadline."""
+    def read(
+        self, key: wire.StoreKey, items: Iterable[wire.Item], done: Moved
+    ) -> Iterator[tuple[wire.Item, facts.Artifact]]:
+        """Yield items with their artifacts, until the deadline."""
         if self._spool is None:
             yield from self.contents(items)
             return
@@ -379,34 +361,56 @@ class StoreCollection:
                 done.failed.append(facts.Note(item.key, "the time for the store was up"))
                 continue
             self._spool.seek(self._offsets[key.layer, item.key])
-            yield item, self._spool.read(item.bytes)
+            yield item, wire.artifact_of(item, self._spool.read(item.bytes))
 
     # ------------------------------------------------------------------ writing
 
-    def write(self, key: StoreKey, contents: Iterable[tuple[Item, bytes]], done: Moved) -> list[str]:
-        """Upload entries of one portability key, each with its bytes, list them in the index, and return their keys."""
-        keys: list[str] = []
-        items: list[Item] = []
+    def write(self, key: wire.StoreKey, contents: Iterable[tuple[facts.Entry, facts.Artifact]], done: Moved) -> None:
+        """Upload entries of one portability key with their artifacts, and list them in the index."""
+        items: list[wire.Item] = []
         lines, began = 0, self.environment.clock()
-        for entries, length in _packs(contents, with_times=not self.place.is_bundle):
-            items += self._write_pack(entries)
-            keys += (item.key for item, _ in entries)
-            done.bytes += sum(item.bytes for item, _ in entries)
+        for pack, length in self._packs(contents, done):
+            items += self._write_pack(pack)
+            done.placed += len(pack)
+            done.bytes += sum(item.bytes for item, _ in pack)
             lines += length
             is_old = self.environment.clock() - began > _CHECKPOINT
-            if len(items) >= _FULL_PART or lines >= stores.FULL_PART or is_old:
+            if len(items) >= _FULL_PART or lines >= wire.FULL_PART or is_old:
                 self._write_part(key, items, began)
                 items, lines, began = [], 0, self.environment.clock()
         if items:
             self._write_part(key, items, began)
-        done.placed += len(keys)
-        return keys
 
-    def _write_pack(self, entries: list[tuple[Item, bytes]]) -> list[Item]:
+    def _packs(
+        self, contents: Iterable[tuple[facts.Entry, facts.Artifact]], done: Moved
+    ) -> Iterator[tuple[list[tuple[wire.Item, bytes]], int]]:
+        """Group entries into packs, each with the length of its lines in an index part."""
+        pack: list[tuple[wire.Item, bytes]] = []
+        size = lines = 0
+        for entry, artifact in contents:
+            # When a bundle's entry was stored does not change its bytes.
+            item = wire.item_of(entry, artifact, with_time=not self.place.is_bundle)
+            # One such entry would keep all others from being read.
+            if (unfit := wire.complaint(item)) is not None:
+                done.failed.append(facts.Note(item.key, f"does not fit into a store: {unfit}"))
+                continue
+            length = _PLACE + len(wire.canonical(item.to_line()))
+            if item.bytes >= wire.LARGE:
+                yield [(item, artifact.data)], length
+                continue
+            pack.append((item, artifact.data))
+            size, lines = size + item.bytes, lines + length
+            if size + lines >= wire.FULL_PACK or len(pack) >= _FULL_PART:
+                yield pack, lines
+                pack, size, lines = [], 0, 0
+        if pack:
+            yield pack, lines
+
+    def _write_pack(self, entries: list[tuple[wire.Item, bytes]]) -> list[wire.Item]:
         content = b"".join(data for _, data in entries)
         # No other push makes a pack of that name, so that gc cannot remove what another push relies on.
-        file = stores.file_of(content, b"" if self.place.is_bundle else os.urandom(_SALT))
-        pack = stores.Pack(hashlib.sha256(file).hexdigest(), len(file), len(content))
+        file = wire.file_of(content, b"" if self.place.is_bundle else os.urandom(_SALT))
+        pack = wire.Pack(hashlib.sha256(file).hexdigest(), len(file), len(content))
         self._put(pack.name, file)
         items, offset = [], 0
         for item, _ in entries:
@@ -414,27 +418,28 @@ class StoreCollection:
             offset += item.bytes
         return items
 
-    def _write_part(self, key: StoreKey, items: list[Item], began: float) -> None:
+    def _write_part(self, key: wire.StoreKey, items: list[wire.Item], began: float) -> None:
         if self.environment.clock() - began > _TOO_SLOW:
             message = f"cannot push to {self.place.shown}: it took longer than half a day; push fewer layers at once"
-            raise TransferFailed(message)
-        if f"key-{key.name}" not in self.files and all(name.key != key.name for name in self._added):
-            self._put(f"{stores.INDEX}key-{key.name}", key.to_bytes())
+            raise place.TransferFailed(message)
+        if f"key-{key.name}" not in self.files:
+            self._put(f"{wire.INDEX}key-{key.name}", key.to_bytes())
         # The bytes of a bundle do not depend on the clock, so its parts are numbered.
-        number = 1 + max((name.made for name in (*self.parts, *self._added)), default=-1)
-        part = stores.Part(number if self.place.is_bundle else int(self.environment.clock()), key, tuple(items))
+        number = 1 + max((name.made for name in self.parts), default=-1)
+        part = wire.Part(number if self.place.is_bundle else int(self.environment.clock()), key, tuple(items))
         text = part.to_bytes()
-        file = stores.file_of(text, b"" if self._key is None else trust.sign(text, self._key))
-        name = PartName(part.made, key.name, hashlib.sha256(file).hexdigest())
-        self._put(f"{stores.INDEX}{name}", file)
-        self._added.append(name)
+        file = wire.file_of(text, b"" if self._key is None else trust.sign(text, self._key))
+        name = wire.PartName(part.made, key.name, hashlib.sha256(file).hexdigest())
+        self._put(f"{wire.INDEX}{name}", file)
+        self.parts += (name,)
 
     def _put(self, name: str, data: bytes) -> None:
         self._require_time()
         self.place.write(name, data)
         self.written += len(data)
-        if name.startswith(stores.INDEX):
-            self.memory.new[name.removeprefix(stores.INDEX)] = data
+        if name.startswith(wire.INDEX):
+            self.memory.new[name.removeprefix(wire.INDEX)] = data
+            self.files |= {name.removeprefix(wire.INDEX)}
 
     def _require_time(self) -> None:
         """Raise :class:`TransferFailed` if nobody waits for this push any more."""
@@ -446,25 +451,3 @@ class StoreCollection:
         self._require_time()
         self.place.finish()
         self.memory.save(self.files)
-
-
-def _packs(
-    contents: Iterable[tuple[Item, bytes]], *, with_times: bool
-) -> Iterator[tuple[list[tuple[Item, bytes]], int]]:
-    """Group entries into packs, each with the length of its lines in an index part."""
-    pack: list[tuple[Item, bytes]] = []
-    size = lines = 0
-    for entry, data in contents:
-        # When a bundle's entry was stored does not change its bytes.
-        item = entry if with_times else replace(entry, modified=None)
-        length = _PLACE + len(stores.canonical(item.to_line()))
-        if item.bytes >= stores.LARGE:
-            yield [(item, data)], length
-            continue
-        pack.append((item, data))
-        size, lines = size + item.bytes, lines + length
-        if size + lines >= stores.FULL_PACK or len(pack) >= _FULL_PART:
-            yield pack, lines
-            pack, size, lines = [], 0, 0
-    if pack:
-        yield pack, lines

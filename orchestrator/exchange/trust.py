@@ -16,6 +16,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
+from cachectl.exchange.place import BadStore
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk.temporaries import temporary_folder
@@ -27,10 +28,6 @@ UNTRUSTED: Final = "stores contain executable code; pass --allowed-signers FILE,
 
 class Untrusted(errors.CachectlError):
     """Nothing shows that something can be trusted."""
-
-
-class Forged(errors.CachectlError):
-    """A signature that is not of the content that it stands with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +54,7 @@ def sign(text: bytes, key: str) -> bytes:
 
     Raises :class:`BadRequest` if the key cannot sign.
     """
-    _require_key(key)
-    done = _run(("-Y", "sign", "-f", key, "-n", NAMESPACE), text)
-    if done.returncode or not done.stdout:
-        message = f"cannot sign with {errors.printable(key)}: {_complaint(done)}"
-        raise errors.BadRequest(message)
-    return done.stdout
+    return _with_key("sign with", key, ("-Y", "sign", "-f", key, "-n", NAMESPACE), text)
 
 
 def _public_key(key: str) -> str:
@@ -71,19 +63,22 @@ def _public_key(key: str) -> str:
         with suppress(OSError, UnicodeError):
             if path.endswith(".pub"):
                 return " ".join(open(path, encoding="utf-8").readline().split()[:2])
-    _require_key(key)
-    done = _run(("-y", "-f", key), b"")
-    if done.returncode:
-        message = f"cannot read the public key of {errors.printable(key)}: {_complaint(done)}"
-        raise errors.BadRequest(message)
-    return " ".join(done.stdout.decode().split()[:2])
+    return " ".join(_with_key("read the public key of", key, ("-y", "-f", key), b"").decode().split()[:2])
 
 
-def _require_key(key: str) -> None:
+def _with_key(what: str, key: str, arguments: tuple[str, ...], text: bytes) -> bytes:
+    """Return what ssh-keygen does with a key. Raises :class:`BadRequest`."""
+    shown = errors.printable(key)
     # With the public half only, an agent may hold the other.
     if not os.path.lexists(key) and not os.path.lexists(f"{key}.pub"):
-        message = f"{errors.printable(key)}: this key does not exist; ssh-keygen -t ed25519 -f {quote(key)} makes one"
+        message = f"{shown}: this key does not exist; ssh-keygen -t ed25519 -f {quote(key)} makes one"
         raise errors.BadRequest(message)
+    done = _run(arguments, text)
+    if done.returncode or not done.stdout:
+        lines = done.stderr.decode(errors="replace").split("\n")
+        reason = next((line.strip() for line in reversed(lines) if line.strip()), "ssh-keygen gave no reason")
+        raise errors.BadRequest(f"cannot {what} {shown}: {errors.printable(reason)}")
+    return done.stdout
 
 
 def signer(environment: Environment, allowed: str, text: bytes, signature: bytes) -> str:
@@ -91,7 +86,7 @@ def signer(environment: Environment, allowed: str, text: bytes, signature: bytes
 
     A line of the list may name its signers by a pattern, which is then returned: the signature does not show more. A
     negated pattern (``!eve@x``) names nobody. Raises :class:`Untrusted` if no allowed signer has signed, and
-    :class:`Forged` for a signature of something else.
+    :class:`BadStore` for a signature of something else.
     """
     if not signature:
         raise Untrusted("not signed")
@@ -106,7 +101,7 @@ def signer(environment: Environment, allowed: str, text: bytes, signature: bytes
             if not name.startswith("!") and _run(verify, text).returncode == 0:
                 return name
         if _run(("-Y", "check-novalidate", "-n", NAMESPACE, "-s", file), text).returncode:
-            raise Forged("its signature is not of this content: it was changed")
+            raise BadStore("its signature is not of this content: it was changed")
     raise Untrusted(f"signed by nobody in {errors.printable(allowed)}")
 
 
@@ -130,8 +125,3 @@ def _run(arguments: tuple[str, ...], text: bytes) -> subprocess.CompletedProcess
         return subprocess.run((_COMMAND, *arguments), input=text, capture_output=True, check=False)  # noqa: S603
     except FileNotFoundError as error:
         raise errors.CachectlError("signatures need ssh-keygen of OpenSSH; install its client") from error
-
-
-def _complaint(done: subprocess.CompletedProcess[bytes]) -> str:
-    lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-    return errors.printable(lines[-1].strip()) if lines else "ssh-keygen gave no reason"

@@ -33,7 +33,7 @@ show, table = transfer.show, transfer.table
 
 def run(request: verbs.Request) -> transfer.Transfer:
     """Carry out ``cachectl pull``."""
-    from cachectl.exchange.pull import pull
+    from cachectl.exchange.push_pull import pull
 
     options = request.options
     sources = [word for word in options.sources if word not in request.stack]

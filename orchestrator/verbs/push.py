@@ -25,7 +25,7 @@ show, table = transfer.show, transfer.table
 
 def run(request: verbs.Request) -> transfer.Transfer | int:
     """Carry out ``cachectl push``."""
-    from cachectl.exchange.push import push
+    from cachectl.exchange.push_pull import push
 
     options, selected = request.options, request.selection()
     if options.target == "-" and request.form != "table":

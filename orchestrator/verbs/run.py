@@ -15,7 +15,7 @@ from cachectl.switching import child
 from cachectl.switching.child import make_kept_root
 
 if TYPE_CHECKING:
-    from cachectl.exchange.around import StoreUse
+    from cachectl.exchange.push_pull import StoreUse
     from cachectl.layers.base.layer import Layer
     from cachectl.watching.proof import Proof
 
@@ -98,7 +98,7 @@ def run_with(
         place = None
         besides: Mapping[str, frozenset[str]] = {}
         if base is not None or store is not None:
-            from cachectl.exchange import around, copying
+            from cachectl.exchange import copying, push_pull
         if base is not None:
             place = copying.base_at(here, base)
             isolated = isolated or copying.make_own_root(here, place)
@@ -106,7 +106,7 @@ def run_with(
         if store is not None:
             isolated = isolated if isinstance(isolated, bool) else here.absolute(isolated)
             kept = _kept_below(stack, isolated)
-            block.enter_context(around.shared_around(kept, store, notice, layers=layers, besides=besides, own=here))
+            block.enter_context(push_pull.shared_around(kept, store, notice, layers=layers, besides=besides, own=here))
         staying = child.left_alone(chosen, off=no_cache) if no_cache or isolated else {}
         for name in (name for name in staying if stack[name].about.scope is facts.Scope.USER):
             if name in layers:
@@ -198,7 +198,7 @@ def _store_use(request: verbs.Request) -> StoreUse | None:
         return None
     if options.no_cache:
         request.misuse("--no-cache leaves nothing to pull or push; drop --store")
-    from cachectl.exchange.around import PATIENCE, StoreUse
+    from cachectl.exchange.push_pull import PATIENCE, StoreUse
     from cachectl.exchange.trust import UNTRUSTED
 
     if trust is None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from cachectl import verbs
-from cachectl.exchange import trust
-from cachectl.exchange.format import INDEX, Item, PartName, is_name
-from cachectl.exchange.place import FOLDERS, BadStore, Stored
-from cachectl.exchange.store import Gone, StoreCollection, place_of
-from cachectl.layers.base import errors
-from cachectl.layers.base.facts import AsJson
+from cachectl.exchange import place, trust, wire
+from cachectl.exchange.store import StoreCollection, place_of
+from cachectl.layers.base import errors, facts
 from cachectl.layers.base.selection import moment_text
 from cachectl.layers.disk import plain
 
@@ -27,7 +24,8 @@ if TYPE_CHECKING:
 GRACE: Final = 86400.0
 #: Seconds by which the clocks of this machine and of the store may differ.
 _SKEW: Final = GRACE / 4
-
+#: How often a check starts again because something vanished while the index changed.
+_AGAIN: Final = 5
 
 OPTIONS: Final = (
     verbs.value(
@@ -73,7 +71,7 @@ class StoreListing:
     url: str
     digest: str
     keys: tuple[ListedKey, ...]
-    as_json: ClassVar[AsJson] = AsJson("cachectl/store/1")
+    as_json: ClassVar[facts.AsJson] = facts.AsJson("cachectl/store/1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ class Collection:
     removed: int
     freed: int
     kept: int
-    as_json: ClassVar[AsJson] = AsJson("cachectl/store-gc/1")
+    as_json: ClassVar[facts.AsJson] = facts.AsJson("cachectl/store-gc/1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +112,21 @@ class StoreCheck:
     entries: int = 0
     packs: int = 0
     findings: tuple[StoreFinding, ...] = ()
-    as_json: ClassVar[AsJson] = AsJson("cachectl/store-verify/1")
+    as_json: ClassVar[facts.AsJson] = facts.AsJson("cachectl/store-verify/1")
 
     @property
     def failed(self) -> bool:
         """Return whether anything is damaged, missing or not trusted."""
         return any(finding.severity == "error" for finding in self.findings)
 
-    def add(self, name: str, code: str, message: object, severity: str = "error") -> None:
-        """Add a finding."""
-        self.findings += (StoreFinding(name, severity, code, str(message)),)
+    @contextmanager
+    def reporting(self, name: str) -> Iterator[None]:
+        """Add to the findings what a block says to be wrong with a part of the index or a pack."""
+        try:
+            yield
+        except (place.BadStore, trust.Untrusted) as error:
+            codes = {place.Gone: "missing", trust.Untrusted: "untrusted"}
+            self.findings += (StoreFinding(name, "error", codes.get(type(error), "damaged"), str(error)),)
 
 
 class SharedStore:
@@ -137,11 +140,9 @@ class SharedStore:
         """Return what is in the store, by portability key. Raises :class:`BadStore` and :class:`Missing`."""
         index = StoreCollection(self._place, self._environment)
         index.require_store()
-        groups: dict[str, list[PartName]] = {}
-        for name in index.parts:
-            groups.setdefault(name.key, []).append(name)
         keys = []
-        for group, names in groups.items():
+        for group in dict.fromkeys(name.key for name in index.parts):
+            names = [name for name in index.parts if name.key == group]
             key, parts = index.key(group), [index.part(name) for name in names]
             entries = [entry for part in parts for entry in part.entries]
             keys.append(
@@ -171,21 +172,21 @@ class SharedStore:
             raise errors.BadRequest("a bundle has no times; give --max-size, or gc without a limit")
         try:
             return self._collect(older_than, max_size, dry_run=dry_run)
-        except Gone:
+        except place.Gone:
             # Another gc has removed a part after it was listed.
             return self._collect(older_than, max_size, dry_run=dry_run)
 
     def _collect(self, older_than: float | None, max_size: int | None, *, dry_run: bool) -> Collection:
-        place, now = self._place, self._environment.clock()
+        store, now = self._place, self._environment.clock()
         # Before the index: what is listed by then is not taken for unlisted.
-        contents = {stored.name: stored for folder in FOLDERS for stored in place.names(folder)}
-        index = StoreCollection(place, self._environment)
+        contents = {stored.name: stored for folder in place.FOLDERS for stored in store.names(folder)}
+        index = StoreCollection(store, self._environment)
         index.require_store()
         parts = {name: index.part(name) for name in index.parts}
         uses = Counter(pack for part in parts.values() for pack in part.packs)
         sizes = {name: stored.bytes or 0 for name, stored in contents.items()}
         kept = sum(sizes.get(pack, 0) for pack in uses)
-        old: list[PartName] = []
+        old: list[wire.PartName] = []
         # The oldest first.
         for name, part in parts.items():
             is_old = older_than is not None and name.made < now - older_than
@@ -199,12 +200,12 @@ class SharedStore:
         if not dry_run and (old or unlisted):
             self._require_clock(now)
             # Readers find packs as long as they find the part.
-            place.remove([f"{INDEX}{name}" for name in old])
-            place.remove(unlisted)
-            place.finish()
+            store.remove([f"{wire.INDEX}{name}" for name in old])
+            store.remove(unlisted)
+            store.finish()
             index.memory.save(index.files)
         return Collection(
-            url=place.shown,
+            url=store.shown,
             dry_run=dry_run,
             parts=tuple(map(str, old)),
             entries=sum(len(parts[name].entries) for name in old),
@@ -213,10 +214,10 @@ class SharedStore:
             kept=kept,
         )
 
-    def _is_left(self, stored: Stored, now: float) -> bool:
+    def _is_left(self, stored: place.Stored, now: float) -> bool:
         """Return whether a pack or a stage is one that no push can still be about to list."""
         folder, _, name = stored.name.partition("/")
-        if name.startswith(plain.STAGE) or (folder == "packs" and is_name(stored.name)):
+        if name.startswith(plain.STAGE) or (folder == "packs" and wire.is_name(stored.name)):
             return self._place.is_bundle or (stored.modified is not None and now - stored.modified > GRACE)
         return False
 
@@ -227,7 +228,7 @@ class SharedStore:
         """
         if self._place.is_bundle:
             return
-        probe = f"{INDEX}{plain.own_name()}"
+        probe = f"{wire.INDEX}{plain.own_name()}"
         self._place.write(probe, b"")
         moments = [stored.modified for stored in self._place.names("index") if stored.name == probe]
         self._place.remove([probe])
@@ -244,53 +245,37 @@ class SharedStore:
         With ``allowed_signers`` a part that no such signer has signed is a finding, and what it lists is not checked.
         Raises :class:`Missing` if there is no store.
         """
-        # Before the index: a writer adds packs first.
-        contents = set(filter(is_name, (stored.name for stored in self._place.names("packs"))))
         with trust.allowed_lists(self._environment, None, allowed_signers) as allowed:
-            index = StoreCollection(self._place, self._environment, allowed)
-            index.require_store()
-            check = StoreCheck(self._place.shown, index.digest, len(index.parts))
-            packs: dict[str, list[Item]] = {}
-            for name in index.parts:
-                with _reporting(check, index, f"{INDEX}{name}"):
-                    index.key(name.key)
-                    for item in index.part(name).entries:
-                        check.entries += 1
-                        packs.setdefault(item.pack.name if item.pack is not None else "", []).append(item)
-            for pack, items in packs.items():
-                with _reporting(check, index, pack):
-                    # Each entry is checked as it is read.
-                    deque(index.contents(items), maxlen=0)
-        if not check.failed:
-            for pack in sorted(contents - packs.keys()):
-                check.add(pack, "unlisted", "no part of the index lists it; cachectl store gc removes it later", "note")
-        check.packs = len(packs)
+            for _ in range(_AGAIN):
+                # Before the index: a writer adds packs first.
+                contents = set(filter(wire.is_name, (stored.name for stored in self._place.names("packs"))))
+                index = StoreCollection(self._place, self._environment, allowed)
+                index.require_store()
+                check = self._check(index, contents)
+                # Another gc may have removed it meanwhile.
+                if not any(finding.code == "missing" for finding in check.findings) or not index.refresh():
+                    break
         return check
 
-
-@contextmanager
-def _reporting(check: StoreCheck, index: StoreCollection, name: str) -> Iterator[None]:
-    """Add what is wrong with a part of the index or a pack to the findings."""
-    try:
-        yield
-    except trust.Untrusted as error:
-        check.add(name, "untrusted", error)
-    except Gone as error:
-        index.refresh()
-        # Else gc has removed it meanwhile, and of a pack the part, too.
-        if any(name == f"{INDEX}{part}" for part in index.parts) or _is_listed(index, name):
-            check.add(name, "missing", error)
-    except BadStore as error:
-        check.add(name, "damaged", error)
-
-
-def _is_listed(index: StoreCollection, pack: str) -> bool:
-    for name in index.parts:
-        # Parts that cannot be used are findings of their own.
-        with suppress(BadStore, trust.Untrusted):
-            if pack in index.part(name).packs:
-                return True
-    return False
+    def _check(self, index: StoreCollection, contents: set[str]) -> StoreCheck:
+        check = StoreCheck(self._place.shown, index.digest, len(index.parts))
+        packs: dict[str, list[wire.Item]] = {}
+        for name in index.parts:
+            with check.reporting(f"{wire.INDEX}{name}"):
+                index.key(name.key)
+                for item in index.part(name).entries:
+                    check.entries += 1
+                    packs.setdefault(item.pack.name if item.pack is not None else "", []).append(item)
+        for pack, items in packs.items():
+            with check.reporting(pack):
+                # Each entry is checked as it is read.
+                deque(index.contents(items), maxlen=0)
+        check.packs = len(packs)
+        if not check.failed:
+            why = "no part of the index lists it; cachectl store gc removes it later"
+            unlisted = sorted(contents - packs.keys())
+            check.findings += tuple(StoreFinding(pack, "note", "unlisted", why) for pack in unlisted)
+        return check
 
 
 # ---------------------------------------------------------------------- the verb

@@ -67,7 +67,7 @@ def test_only_roots_that_no_other_user_can_write_are_trusted(home: Home, open_fo
     (file,) = root.rglob("*.ukdb")
     for path in (root, *(path for path in file.parents if root in path.parents)):
         path.chmod(0o755)
-    assert stack.pull(str(root), dry_run=True).total.there == 2
+    assert stack.pull(root, dry_run=True).total.there == 2
     for path, mode, words in (
         (root, 0o777, "another user can write it"),
         *((path, mode, f"other users can write to {path}") for path, mode in ((file.parent, 0o777), (file, 0o666))),
@@ -75,8 +75,8 @@ def test_only_roots_that_no_other_user_can_write_are_trusted(home: Home, open_fo
         before = path.stat().st_mode
         path.chmod(mode)
         with pytest.raises(Untrusted, match=words):
-            stack.pull(str(root))
-        pulled = stack.pull(str(root), TRUSTED)
+            stack.pull(root)
+        pulled = stack.pull(root, TRUSTED)
         assert (pulled.total.there, pulled.trusted) == (2, ("you said so",))
         path.chmod(before)
 
@@ -102,7 +102,7 @@ def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     target = tmp_path / "db/gfx90a6e.kdb"
     target.parent.mkdir()
     before = snapshot(home / ".cache")
-    done = Stack(environment_of(home)).push(str(target))
+    done = Stack(environment_of(home)).push(target)
     assert snapshot(home / ".cache") == before
     assert (done.total.placed, done.total.failed, done.digest) == (2, 0, None)
     assert stored(target) == kernels
@@ -146,7 +146,7 @@ def test_databases_of_ranks_are_pulled(home: Home, tmp_path: Path, open_folder: 
         files[-1].parent.mkdir()
         shutil.copy(made, files[-1])
     with pytest.raises(BadRequest, match="name the version of MIOpen"):
-        home.stack.pull(str(files[0]))
+        home.stack.pull(files[0])
     add_kernels(home, [9])
     done = home.json("pull", *map(str, files))
     assert (done["total"]["placed"], done["total"]["there"]) == (3, 1)
@@ -162,6 +162,6 @@ def test_results_of_tuning_become_a_file_and_come_back(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(lines)
     file = tmp_path / FIND
-    Stack(environment_of(home)).push(str(file), layers=["miopen-tuning"])
+    Stack(environment_of(home)).push(file, layers=["miopen-tuning"])
     assert sorted(file.read_bytes().splitlines()) == sorted(lines.splitlines())
-    assert Stack(environment_of(other)).pull(str(file)).total.placed == 2
+    assert Stack(environment_of(other)).pull(file).total.placed == 2

@@ -20,16 +20,10 @@ from support.kernels import add_kernels
 from support.tracing import numbers, trace
 from tiers import thorough, thorough_only
 
-from cachectl.exchange.around import StoreUse
-from cachectl.exchange.folder import FolderPlace
-from cachectl.exchange.format import Item, StoreKey
-from cachectl.exchange.place import Stored
-from cachectl.exchange.pull import pull
-from cachectl.exchange.push import push
+from cachectl.exchange import place, push_pull, trust, wire
 from cachectl.exchange.store import StoreCollection
-from cachectl.exchange.trust import Trust
+from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import CachectlError
 from cachectl.stack import Stack
 from cachectl.transfer import Moved
 
@@ -90,15 +84,15 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
     done = other.json(f"pull {store} --trust")
     assert (foreseen["dry_run"], foreseen["total"], foreseen["digest"]) == (True, done["total"], listed["digest"])
     # Keys of a layer that is missing here, and of tuning results.
-    place = FolderPlace(Path(store))
+    folder = place.FolderPlace(Path(store))
     for layer, why in (("unheard-of", "no layer of this name"), ("miopen-tuning", "only if it is named")):
-        key = StoreKey(layer, {})
+        key = wire.StoreKey(layer, {})
         part = f"index/5-{key.name}-{'0' * 64}"
-        place.write(f"index/key-{key.name}", key.to_bytes())
-        place.write(part, b"never read")
+        folder.write(f"index/key-{key.name}", key.to_bytes())
+        folder.write(part, b"never read")
         (note,) = other.stack.pull(store, TRUSTED).unread
         assert (note.key, why in note.because) == (layer, True)
-        place.remove([part])
+        folder.remove([part])
     pulled = Stack(replace(other.environment(), platform="darwin")).pull(store, TRUSTED)
     assert (pulled.layers, len(pulled.unread)) == ((), 1)
     assert "platform linux, here darwin" in pulled.unread[0].because
@@ -118,7 +112,7 @@ def test_a_signed_push_does_not_count_on_what_others_have_pushed(
         signer = keygen("eve") if key == "eve" else key
         done = cheap.stack.push(store, sign=signer, allowed_signers=None if allowed is None else str(allowed))
         assert (done.total.placed, done.total.there) == (placed, 10 - placed)
-    assert other.stack.pull(store, Trust(allowed_signers=str(both))).total.placed == 10
+    assert other.stack.pull(store, trust.Trust(allowed_signers=str(both))).total.placed == 10
     check = cheap.stack.store(store).verify(allowed_signers=str(both))
     assert [one.code for one in check.findings] == ["untrusted"]
 
@@ -133,7 +127,7 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
     before = files(folder)
     planned = stack.store(store).gc(older_than=3 * day, dry_run=True)
     # A machine with a wrong clock removes nothing.
-    with pytest.raises(CachectlError, match="set it"):
+    with pytest.raises(errors.CachectlError, match="set it"):
         at(cheap, now + 365 * day).store(store).gc(older_than=30 * day)
     assert files(folder) == before
     assert (len(planned.parts), planned.entries, planned.removed) == (1, 10, 0)
@@ -159,12 +153,14 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
 
 @thorough_only
 def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_path: Path) -> None:
-    here, key = Environment.here(), StoreKey("pocl", {})
+    here, key = Environment.here(), wire.StoreKey("pocl", {})
     names = tuple(f"kernel_{number:090}" for number in range(600))
-    data = hashlib.sha256(b"").hexdigest()
-    entries = [(Item("pocl", f"{number}", "pocl/1", 0, data, kernels=names), b"") for number in range(700)]
-    StoreCollection(FolderPlace(tmp_path), here).write(key, entries, Moved("pocl"))
-    index = StoreCollection(FolderPlace(tmp_path), here)
+    contents = [
+        (facts.Entry("pocl", name, Path(), 0, 1, kernels=names), facts.Artifact("pocl", name, "pocl/1", b""))
+        for name in map(str, range(700))
+    ]
+    StoreCollection(place.FolderPlace(tmp_path), here).write(key, contents, Moved("pocl"))
+    index = StoreCollection(place.FolderPlace(tmp_path), here)
     assert sum(len(index.part(name).entries) for name in index.parts) == 700
 
 
@@ -172,16 +168,16 @@ def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_p
 def test_a_part_that_gc_removes_meanwhile_is_no_error(cheap: Home, other: Home, tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     Stack(cheap.environment()).push(tmp_path / "store", layers=["miopen"])
-    pulling, listed = Stack(other.environment()), FolderPlace.names
+    pulling, listed = Stack(other.environment()), place.FolderPlace.names
 
-    def names(place: FolderPlace, folder: str) -> object:
-        found = listed(place, folder)
+    def names(folder_place: place.FolderPlace, folder: str) -> object:
+        found = listed(folder_place, folder)
         for path in (tmp_path / "store/index").glob("[0-9]*"):
             path.unlink()
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FolderPlace, "names", names)
+        patch.setattr(place.FolderPlace, "names", names)
         assert pulling.pull(store, TRUSTED).total.placed == 0
 
 
@@ -190,18 +186,19 @@ def test_a_part_that_is_pushed_meanwhile_is_not_taken_for_removed(cheap: Home, o
     store, own = str(tmp_path / "store"), make_home(tmp_path / "own").environment()
     add_kernels(other, range(100, 103))
     first, second = Stack(cheap.environment()), Stack(other.environment())
-    listed, waiting = FolderPlace.names, [second]
+    listed, waiting = place.FolderPlace.names, [second]
 
-    def names(place: FolderPlace, folder: str) -> Sequence[Stored]:
+    def names(place: place.FolderPlace, folder: str) -> Sequence[place.Stored]:
         found = listed(place, folder)
         if waiting:
-            push(waiting.pop(), store, layers=["miopen"], own=own)
+            push_pull.push(waiting.pop(), store, layers=["miopen"], own=own)
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FolderPlace, "names", names)
-        placed = push(first, store, layers=["miopen"], own=own).total.placed
-    done = pull(Stack(make_home(tmp_path / "third").environment()), store, TRUSTED, layers=["miopen"], own=own)
+        patch.setattr(place.FolderPlace, "names", names)
+        placed = push_pull.push(first, store, layers=["miopen"], own=own).total.placed
+    third = make_home(tmp_path / "third").stack
+    done = push_pull.pull(third, store, TRUSTED, layers=["miopen"], own=own)
     assert (done.total.placed, done.left_out) == (placed + 3, ())
 
 
@@ -237,7 +234,7 @@ def test_users_share_a_folder_whatever_their_umask_is(cheap: Home, tmp_path: Pat
     store.chmod(0o2775)
     before = os.umask(0o077)
     try:
-        cheap.stack.push(str(store))
+        cheap.stack.push(store)
     finally:
         os.umask(before)
     modes = {(path.is_file(), stat.S_IMODE(path.stat().st_mode)) for path in store.rglob("*")}
@@ -306,7 +303,7 @@ def kept_of(home: Home, store: Path) -> Path:
 def test_no_file_is_removed_through_a_planted_link(cheap: Home, tmp_path: Path) -> None:
     """The address of a store is public: another user may know the name of the folder that is kept for it."""
     store, private = tmp_path / "store", tmp_path / "private"
-    cheap.stack.push(str(store))
+    cheap.stack.push(store)
     name = kept_of(cheap, store).name
     private.mkdir(mode=0o700)
     for file in ("thesis.tex", f"key-{'0' * 16}"):
@@ -356,13 +353,13 @@ def test_a_folder_that_is_put_in_the_place_of_a_new_one_keeps_its_mode(
                 os.rename(private, store / "index")
 
     monkeypatch.setattr(os, "mkdir", replaced)
-    place = FolderPlace(store)
+    folder = place.FolderPlace(store)
     name = f"index/key-{'0' * 16}"
     if planted == "link":
-        with pytest.raises(CachectlError, match="link or no folder"):
-            place.write(name, b"key")
+        with pytest.raises(errors.CachectlError, match="link or no folder"):
+            folder.write(name, b"key")
     else:
-        place.write(name, b"key")
+        folder.write(name, b"key")
     at = private if planted == "link" else store / "index"
     assert stat.S_IMODE(at.stat().st_mode) == 0o700
 
@@ -371,6 +368,6 @@ def test_a_store_that_never_answers_keeps_no_command(cheap: Home) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         silent = f"oci://127.0.0.1:{server.getsockname()[1]}/caches"
         said: list[str] = []
-        use = StoreUse(silent, TRUSTED, seconds=1.5)
+        use = push_pull.StoreUse(silent, TRUSTED, seconds=1.5)
         assert cheap.stack.run(["false"], store=use, notice=said.append).status == 1
     assert ["not done within 1.5 s" in line for line in said] == [True]

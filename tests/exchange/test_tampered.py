@@ -19,10 +19,7 @@ from support.bundles import TRUSTED, refused
 from support.kernels import add_kernels
 from tiers import amount, thorough
 
-from cachectl.exchange.folder import FolderPlace
-from cachectl.exchange.format import PartName, canonical, file_of, open_part, parse_part, sort_names
-from cachectl.exchange.place import BadStore, Missing
-from cachectl.exchange.trust import Trust, Untrusted, sign
+from cachectl.exchange import place, trust, wire
 from cachectl.layers.formats import zstd
 from cachectl.stack import Stack
 
@@ -49,7 +46,7 @@ def good(key: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Parts of one second are in no order.
     stack = Stack(replace(home.environment(), clock=lambda: time.time() + 5))
     for name in ("store", "store.zip"):
-        stack.push(str(folder / name), sign=str(key))
+        stack.push(folder / name, sign=str(key))
     return folder
 
 
@@ -60,12 +57,12 @@ def store(good: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def signed(key: Path) -> Trust:
-    return Trust(allowed_signers=str(key.with_name("allowed")))
+def signed(key: Path) -> trust.Trust:
+    return trust.Trust(allowed_signers=str(key.with_name("allowed")))
 
 
-def names(store: Path) -> Sequence[PartName]:
-    return sort_names(FolderPlace(store).names("index"))[0]
+def names(store: Path) -> Sequence[wire.PartName]:
+    return wire.sort_names(place.FolderPlace(store).names("index"))[0]
 
 
 def parts(store: Path) -> list[Path]:
@@ -75,9 +72,9 @@ def parts(store: Path) -> list[Path]:
 def rewritten(store: Path, change: Callable[[bytes], bytes], key: Path | None = None) -> None:
     """Change the text of the newest index part, and name it anew; ``key`` signs it again."""
     path, name = parts(store)[-1], names(store)[-1]
-    text, signature = open_part(name, path.read_bytes())
+    text, signature = wire.open_part(name, path.read_bytes())
     text = change(text)
-    file = file_of(text, signature if key is None else sign(text, str(key)))
+    file = wire.file_of(text, signature if key is None else trust.sign(text, str(key)))
     path.unlink()
     path.with_name(f"{name.made}-{name.key}-{hashlib.sha256(file).hexdigest()}").write_bytes(file)
 
@@ -87,7 +84,7 @@ def changed(at: int, **changes: object) -> Callable[[bytes], bytes]:
 
     def change(text: bytes) -> bytes:
         lines = text.split(b"\n")
-        lines[at] = canonical({**json.loads(lines[at]), **changes})
+        lines[at] = wire.canonical({**json.loads(lines[at]), **changes})
         return b"\n".join(lines)
 
     return change
@@ -95,7 +92,7 @@ def changed(at: int, **changes: object) -> Callable[[bytes], bytes]:
 
 @pytest.mark.parametrize("name", ["store", "store.zip"])
 def test_random_changes_of_any_file_are_refused(
-    good: Path, tmp_path: Path, home: Home, signed: Trust, name: str
+    good: Path, tmp_path: Path, home: Home, signed: trust.Trust, name: str
 ) -> None:
     """Every file of the store is needed here: a change of one byte, a cut or an addition is noticed."""
     draw = random.Random(17)  # noqa: S311 - no secret
@@ -121,8 +118,8 @@ def test_random_changes_of_any_file_are_refused(
         if name == "store":
             refused(home, store, draw.choice([signed, TRUSTED]))
             continue
-        refused(home, store, Trust(sha256=hashlib.sha256(whole).hexdigest()))
-        with suppress(BadStore, Untrusted, Missing):
+        refused(home, store, trust.Trust(sha256=hashlib.sha256(whole).hexdigest()))
+        with suppress(place.BadStore, trust.Untrusted, place.Missing):
             # Some bytes of a zip say nothing that is used.
             assert (how, home.stack.pull(str(store), TRUSTED).total.placed) == ("flip", 9)
             home.stack.purge()
@@ -130,31 +127,33 @@ def test_random_changes_of_any_file_are_refused(
 
 
 def test_signatures_and_digests_decide_before_anything_is_parsed(
-    home: Home, store: Path, key: Path, signed: Trust, keygen: Callable[[str], str]
+    home: Home, store: Path, key: Path, signed: trust.Trust, keygen: Callable[[str], str]
 ) -> None:
     eve, stack = Path(keygen("eve")), home.stack
-    digest = stack.store(str(store)).ls().digest
+    digest = stack.store(store).ls().digest
 
     def parse(*_: object) -> None:
         raise AssertionError("it was parsed")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cachectl.exchange.format.parse_part", parse)
-        assert "no part of its index" in refused(home, store, Trust(allowed_signers=str(eve.with_name("allowed"))))
-        assert "its digest is" in refused(home, store, Trust(sha256="0" * 64))
+        patch.setattr("cachectl.exchange.wire.parse_part", parse)
+        assert "no part of its index" in refused(
+            home, store, trust.Trust(allowed_signers=str(eve.with_name("allowed")))
+        )
+        assert "its digest is" in refused(home, store, trust.Trust(sha256="0" * 64))
         with pytest.raises(AssertionError, match="it was parsed"):
-            stack.pull(str(store), TRUSTED)
+            stack.pull(store, TRUSTED)
     # A part of somebody else is left out and named; one that was changed needs a new signature.
     stranger, evil = (Path(shutil.copytree(store, store.with_name(name))) for name in ("stranger", "evil"))
     rewritten(evil, changed(1, key="3.3.0.a85ca8a54/gfx90a6e.ukdb/evil"))
     assert "its signature is not of this content" in refused(home, evil, signed)
     rewritten(stranger, lambda text: text, eve)
-    done = stack.pull(str(stranger), signed)
+    done = stack.pull(stranger, signed)
     assert done.total.placed == 7
     assert [note.because for note in done.left_out] == [f"signed by nobody in {key.with_name('allowed')}"]
-    done = stack.pull(str(store), signed)
+    done = stack.pull(store, signed)
     assert (done.total.placed, done.total.there, done.trusted) == (2, 7, ("signed by ann@example.org",))
-    assert stack.pull(str(store), Trust(sha256=digest)).total.there == 9
+    assert stack.pull(store, trust.Trust(sha256=digest)).total.there == 9
 
 
 #: Changed members of the first entry of a part, and of its first line.
@@ -189,7 +188,7 @@ TEXTS = (
     ],
 )
 def test_a_lie_in_an_index_part_is_refused_even_if_it_is_signed(
-    change: Callable[[bytes], bytes], home: Home, store: Path, key: Path, signed: Trust
+    change: Callable[[bytes], bytes], home: Home, store: Path, key: Path, signed: trust.Trust
 ) -> None:
     rewritten(store, change, key)
     refused(home, store, signed)
@@ -198,25 +197,25 @@ def test_a_lie_in_an_index_part_is_refused_even_if_it_is_signed(
 
 def test_verify_finds_a_missing_pack_beside_a_damaged_part(home: Home, store: Path) -> None:
     (first, last), name = parts(store), names(store)[-1]
-    pack = min(parse_part(name, open_part(name, last.read_bytes())[0]).packs)
+    pack = min(wire.parse_part(name, wire.open_part(name, last.read_bytes())[0]).packs)
     (store / pack).unlink()
     first.write_bytes(b"")
-    findings = home.stack.store(str(store)).verify().findings
+    findings = home.stack.store(store).verify().findings
     assert [finding.code for finding in findings] == ["damaged", "missing"]
 
 
-def test_bombs_are_not_unpacked(home: Home, store: Path, signed: Trust) -> None:
-    file = file_of(b"")[:8] + zstd.compress(bytes(128 << 20), 1)
+def test_bombs_are_not_unpacked(home: Home, store: Path, signed: trust.Trust) -> None:
+    file = wire.file_of(b"")[:8] + zstd.compress(bytes(128 << 20), 1)
     parts(store)[-1].unlink()
     (store / f"index/9-{names(store)[-1].key}-{hashlib.sha256(file).hexdigest()}").write_bytes(file)
     assert "bomb" in refused(home, store, signed)
 
 
 def test_an_older_state_is_refused_where_the_newer_one_was_read(
-    home: Home, good: Path, store: Path, signed: Trust
+    home: Home, good: Path, store: Path, signed: trust.Trust
 ) -> None:
     stack = home.stack
-    stack.pull(str(store), signed)
+    stack.pull(store, signed)
     stack.purge()
     shutil.rmtree(store)
     shutil.copytree(good / "older", store)
@@ -227,27 +226,27 @@ def test_an_older_state_is_refused_where_the_newer_one_was_read(
     refused(home, store, signed)
     shutil.rmtree(store)
     shutil.copytree(good / "older", store)
-    digest = stack.store(str(store)).ls().digest
-    assert stack.pull(str(store), Trust(sha256=digest)).total.placed == 7
-    assert stack.pull(str(store), signed).total.there == 7
+    digest = stack.store(store).ls().digest
+    assert stack.pull(store, trust.Trust(sha256=digest)).total.placed == 7
+    assert stack.pull(store, signed).total.there == 7
 
 
 def test_a_part_that_was_removed_is_not_taken_again(
-    home: Home, store: Path, signed: Trust, monkeypatch: pytest.MonkeyPatch
+    home: Home, store: Path, signed: trust.Trust, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine with the same home may have another store at that path, so it remembers its own."""
     stack, first = home.stack, parts(store)[0]
     stack.pull(str(store), signed)
     kept = first.read_bytes()
     first.unlink()
-    stack.pull(str(store), signed)
+    stack.pull(store, signed)
     stack.purge()
     first.write_bytes(kept)
-    done = stack.pull(str(store), signed)
+    done = stack.pull(store, signed)
     assert [note.because for note in done.left_out] == ["it was removed from the store before, and has come back"]
     assert done.total.placed == 2
     monkeypatch.setattr("platform.node", lambda: "another")
-    assert stack.pull(str(store), signed).left_out == ()
+    assert stack.pull(store, signed).left_out == ()
 
 
 @pytest.mark.thorough
@@ -261,14 +260,14 @@ def test_links_and_odd_names_are_not_followed(home: Home, store: Path, tmp_path:
     (store / f"index/7-{'0' * 16}-{'0' * 64}").symlink_to(secret)
     (store / "packs" / ("0" * 64)).symlink_to(secret)
     stack = home.stack
-    assert stack.pull(str(store), TRUSTED).total.placed == 9
+    assert stack.pull(store, TRUSTED).total.placed == 9
     pack = next(path for path in (store / "packs").iterdir() if not path.is_symlink())
     pack.rename(tmp_path / "moved")
     pack.symlink_to(tmp_path / "moved")
     stack.purge()
     assert "is missing" in refused(home, store)
     # A writer replaces a link, and does not write through it.
-    FolderPlace(store).write(f"packs/{'0' * 64}", b"new")
+    place.FolderPlace(store).write(f"packs/{'0' * 64}", b"new")
     assert secret.read_text() == "secret"
     shutil.move(store / "packs", tmp_path / "elsewhere")
     (store / "packs").symlink_to(tmp_path / "elsewhere")

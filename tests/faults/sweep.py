@@ -401,4 +401,4 @@ def _bundled(file: Path) -> dict[tuple[str, str], str]:
     here = Environment.here()
     index = StoreCollection(BundlePlace(file, here), here)
     found = index.contents(one for name in index.parts for one in index.part(name).entries)
-    return {(one.layer, one.key): hashlib.sha256(data).hexdigest() for one, data in found}
+    return {(one.layer, one.key): hashlib.sha256(artifact.data).hexdigest() for one, artifact in found}

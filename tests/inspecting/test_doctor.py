@@ -25,7 +25,7 @@ from support.doctor import (
     stale_lock,
     with_miopen,
 )
-from support.drivers import register_driver
+from support.layers import register_driver
 from support.miopen_kernels import store
 
 from cachectl.layers.base.conformance import snapshot

@@ -27,7 +27,7 @@ from support.doctor import (
     shell,
     with_miopen,
 )
-from support.drivers import register_driver
+from support.layers import register_driver
 from tiers import thorough
 
 from cachectl.layers.base.environment import user_name

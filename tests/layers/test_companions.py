@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from support.layers import clear, got
 
 from cachectl.layers.base.conformance import LayerConformance
 from cachectl.layers.base.declarations import Places, user_cache
@@ -63,7 +64,7 @@ class TestNumba(LayerConformance):
         return Numba(environment)
 
     def seed(self, environment: Environment) -> None:
-        folder = environment.home / ".cache" / "numba" / FOLDER
+        folder = environment.home / ".cache/numba" / FOLDER
         folder.mkdir(parents=True)
         for name, signatures in (("k.f-2.py311", 2), ("k.g-9.py311", 1), ("k.f-2.py312", 0)):
             (folder / f"{name}.nbi").write_bytes(b"\x80\x04" + name.encode())
@@ -72,31 +73,18 @@ class TestNumba(LayerConformance):
 
     def test_an_entry_is_its_files_together(self, tmp_path: Path) -> None:
         layer = self.seeded(tmp_path)
-        folder = tmp_path / "home" / ".cache" / "numba" / FOLDER
+        folder = tmp_path / "home/.cache/numba" / FOLDER
         entries = {entry.key: entry for entry in layer.entries()}
         key = f"{FOLDER}/k.f-2.py311.nbi"
         assert {entry.files for entry in entries.values()} == {1, 2, 3}
         assert (entries[key].files, entries[key].kernels) == (3, ("f",))
-        artifact = layer.get(key)
-        assert artifact is not None
+        artifact = got(layer, key)
         assert sorted(unpack(artifact.data)) == ["k.f-2.py311.1.nbc", "k.f-2.py311.2.nbc", "k.f-2.py311.nbi"]
         removed = layer.clear(plan_removal(layer, [entries[key]]))
         assert (removed.removed, removed.bytes_freed) == (1, entries[key].bytes)
         assert not list(folder.glob("k.f-2.py311.*"))
         layer.put(artifact.key, artifact)
         assert layer.get(key) == artifact
-
-    def test_what_replaces_an_entry_leaves_nothing_of_it(self, tmp_path: Path) -> None:
-        layer = self.seeded(tmp_path)
-        one, other = (layer.get(f"{FOLDER}/k.{name}.py311.nbi") for name in ("f-2", "g-9"))
-        assert one is not None
-        assert other is not None
-        smaller = {"k.f-2.py311.nbi": unpack(one.data)["k.f-2.py311.nbi"] + b"!"}
-        layer.put(one.key, replace(one, data=pack(smaller)), replace=True)
-        found = layer.get(one.key)
-        assert found is not None
-        assert unpack(found.data) == smaller
-        assert layer.get(other.key) == other
 
     def test_a_replacement_that_fails_leaves_the_old_entry(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -123,26 +111,25 @@ class TestNumba(LayerConformance):
     def test_files_without_their_entry_are_said_when_it_is_put(self, tmp_path: Path) -> None:
         layer = self.seeded(tmp_path)
         key = f"{FOLDER}/k.g-9.py311.nbi"
-        artifact = layer.get(key)
-        assert artifact is not None
-        (tmp_path / "home" / ".cache" / "numba" / key).unlink()
+        artifact = got(layer, key)
+        (tmp_path / "home/.cache/numba" / key).unlink()
         with pytest.raises(LayerError, match="files of an entry that is not there"):
             layer.put(key, artifact)
-        layer.clear(layer.plan_clear())
+        clear(layer)
         layer.put(key, artifact)
         assert layer.get(key) == artifact
 
     def test_a_file_without_its_entry_is_an_orphan(self, tmp_path: Path) -> None:
         layer = self.seeded(tmp_path)
-        folder = tmp_path / "home" / ".cache" / "numba" / FOLDER
+        folder = tmp_path / "home/.cache/numba" / FOLDER
         (folder / "k.g-9.py311.nbi").unlink()
         (folder / "k.h-1.py311.1.nbc").mkdir()
-        (folder / "k.h-1.py311.1.nbc" / "mine").write_text("not Numba's")
+        (folder / "k.h-1.py311.1.nbc/mine").write_text("not Numba's")
         found = [thing for root in layer.roots() for thing in layer.store.scan(root)]
         assert [thing.key for thing in found if isinstance(thing, Entry) and thing.is_orphan] == [
             f"{FOLDER}/k.g-9.py311.1.nbc"
         ]
-        outcome = layer.clear(layer.plan_clear())
+        outcome = clear(layer)
         assert (outcome.removed, outcome.orphans_removed) == (2, 1)
         assert [path.name for path in folder.rglob("*")] == ["k.h-1.py311.1.nbc", "mine"]
 
@@ -173,10 +160,9 @@ def test_numba_hits_what_put_wrote_and_misses_what_clear_removed(tmp_path: Path)
     layer = Numba(Environment(variables, home=tmp_path, cwd=tmp_path, temporary=tmp_path))
     (entry,) = layer.entries()
     assert isinstance(entry, Entry)
-    artifact = layer.get(entry.key)
-    assert artifact is not None
-    assert layer.clear(layer.plan_clear()).removed == 1
+    artifact = got(layer, entry.key)
+    assert clear(layer).removed == 1
     layer.put(artifact.key, artifact)
     assert hits() == 2
-    assert layer.clear(layer.plan_clear()).removed == 1
+    assert clear(layer).removed == 1
     assert hits() == 0

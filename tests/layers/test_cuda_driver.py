@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from homes import Home
-from support.layers import got
+from support.layers import clear, got, root_of, usage_of, verified
 
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.cuda import CudaComputeCache
@@ -33,7 +33,7 @@ def layer(home: Home) -> CudaComputeCache:
 
 def files(layer: CudaComputeCache) -> dict[str, tuple[int, int]]:
     """Return inode and change time of every entry: a rewritten one has another."""
-    root = layer.roots()[0].path
+    root = root_of(layer)
     return {
         str(path.relative_to(root)): (path.stat().st_ino, path.stat().st_mtime_ns)
         for path in root.glob("?/?/*")
@@ -46,14 +46,14 @@ def test_the_drivers_own_entries_are_read(layer: CudaComputeCache) -> None:
     named = {kernel for entry in entries for kernel in entry.kernels or ()}
     assert {f"nv{index}" for index in range(COUNT)} <= named
     assert all(entry.device is None or entry.device.startswith("sm_") for entry in entries)
-    assert list(layer.store.verify(layer.roots()[0])) == []
-    assert layer.store.usage(layer.roots()[0]).problems == ()
+    assert verified(layer) == []
+    assert usage_of(layer).problems == ()
 
 
 def test_the_driver_hits_what_put_wrote_and_replaces_damage(home: Home, layer: CudaComputeCache) -> None:
     kept = [got(layer, entry.key) for entry in layer.entries(Selection(kernel="nv[012]"))]
     everything = files(layer)
-    layer.clear(layer.plan_clear())
+    clear(layer)
     assert files(layer) == {}
     for artifact in kept:
         layer.put(artifact.key, artifact)
@@ -64,18 +64,18 @@ def test_the_driver_hits_what_put_wrote_and_replaces_damage(home: Home, layer: C
     assert after.keys() == everything.keys()
     # What was placed was hit, and so was not written again.
     assert {path: after[path] for path in placed} == placed
-    assert list(layer.store.verify(layer.roots()[0])) == []
-    assert layer.clear(layer.plan_clear(Selection(kernel="nv3"))).removed == 2
-    path = layer.roots()[0].path / kept[0].key
+    assert verified(layer) == []
+    assert clear(layer, kernel="nv3").removed == 2
+    path = root_of(layer) / kept[0].key
     path.write_bytes(kept[0].data[:-1] + bytes([kept[0].data[-1] ^ 1]))
-    assert [finding.key for finding in layer.store.verify(layer.roots()[0])] == [kept[0].key]
+    assert [finding.key for finding in verified(layer)] == [kept[0].key]
     left = {key: entry for key, entry in files(layer).items() if key != kept[0].key}
     home.python("nvidia.py", str(COUNT))
     after = files(layer)
     assert after.keys() == everything.keys()
     assert {path: after[path] for path in left} == left
     assert path.read_bytes() == kept[0].data
-    assert list(layer.store.verify(layer.roots()[0])) == []
+    assert verified(layer) == []
 
 
 def test_purging_beside_a_compiling_program_costs_it_nothing(home: Home, layer: CudaComputeCache) -> None:
@@ -83,13 +83,13 @@ def test_purging_beside_a_compiling_program_costs_it_nothing(home: Home, layer: 
     with subprocess.Popen(program, env=home.variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
         rounds = 0
         while child.poll() is None:
-            assert not layer.clear(layer.plan_clear()).failed
+            assert not clear(layer).failed
             rounds += 1
         assert child.stderr is not None
         assert child.returncode == 0, child.stderr.read()
     assert rounds > 1
     home.python("nvidia.py", str(COUNT))
-    assert list(layer.store.verify(layer.roots()[0])) == []
+    assert verified(layer) == []
 
 
 def test_switched_off_the_driver_writes_nothing(home: Home) -> None:
@@ -115,4 +115,4 @@ def test_a_started_driver_answers_no_build_of_the_block_and_keeps_none(home: Hom
     assert seen["left"] == []
     assert seen["same"]
     layer = CudaComputeCache(home.environment())
-    assert list(layer.store.verify(layer.roots()[0])) == []
+    assert verified(layer) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import mesa
-from support.layers import got, orphans, python, running, somebody
+from support.layers import clear, got, keys_of, orphans, python, root_of, running, somebody, verified
 from support.miopen_files import FIND
 from support.miopen_kernels import ARGS, CODE, NAME, packed, store, user_file
 from support.products import (
@@ -81,14 +81,9 @@ class TestConformance(LayerConformance):
 
 #: Holds the lock of a file as its library does, until its input ends.
 HOLD = """
-import fcntl, sqlite3, sys
-kind, path = sys.argv[1:]
-if kind == "sqlite":
-    held = sqlite3.connect(path)
-    held.execute("begin exclusive")
-else:
-    held = open(path, "r+b")
-    getattr(fcntl, kind)(held, fcntl.LOCK_EX)
+import fcntl, sys
+held = open(sys.argv[2], "r+b")
+getattr(fcntl, sys.argv[1])(held, fcntl.LOCK_EX)
 print("held", flush=True)
 input()
 """
@@ -98,7 +93,6 @@ LOCKS = [
     ("mesa single-file", "flock", ".cache/*/*/*/foz_cache.foz"),
     ("mesa database", "flock", ".cache/*/mesa_cache.db"),
     ("miopen-tuning", "lockf", f".config/miopen/miopen-lockfiles/{FIND}.lock"),
-    ("pytools", "sqlite", ".cache/pytools/*.sqlite"),
 ]
 
 
@@ -106,7 +100,7 @@ LOCKS = [
 def test_a_held_lock_is_waited_for_before_anything_goes(tmp_path: Path, name: str, kind: str, file: str) -> None:
     layer = PRODUCTS[name].filled(tmp_path, lock_timeout=0.1)
     *_, first, second = [got(layer, entry.key) for entry in layer.entries()]
-    assert layer.clear(layer.plan_clear(Selection(key=first.key))).removed == 1
+    assert clear(layer, key=first.key).removed == 1
     plan = layer.plan_clear(Selection(key=second.key))
     (path,) = (tmp_path / "home").glob(file)
     with running(*python(HOLD, kind, path)):
@@ -119,7 +113,7 @@ def test_a_held_lock_is_waited_for_before_anything_goes(tmp_path: Path, name: st
     assert got(layer, second.key) == second
     layer.put(first.key, first)
     assert layer.clear(plan).removed == 1
-    assert list(layer.store.verify(layer.roots()[0])) == []
+    assert verified(layer) == []
 
 
 def _write_again(pattern: str) -> Callable[[Path], object]:
@@ -152,7 +146,7 @@ def test_an_entry_that_changed_since_the_plan_is_skipped(tmp_path: Path, name: s
     outcome = layer.clear(plan)
     (note,) = outcome.skipped
     assert (note.because, outcome.removed) == ("changed since it was planned", len(plan.entries) - 1)
-    assert [entry.key for entry in layer.entries()] == [note.key]
+    assert keys_of(layer) == [note.key]
 
 
 # ---------------------------------------------------------------------- damage
@@ -193,7 +187,7 @@ def test_damage_is_reported_with_its_effect_neither_put_nor_got_and_removed_alon
     tmp_path: Path, name: str, key: str, file: str, damage: Callable[[bytes], bytes], words: str, severity: Severity
 ) -> None:
     layer = PRODUCTS[name].filled(tmp_path)
-    root, count = layer.roots()[0], len(list(layer.entries()))
+    root, count = layer.roots()[0], len(keys_of(layer))
     key = key or next(layer.entries()).key
     artifact, path = got(layer, key), root.path / key / file
     damaged = damage(path.read_bytes() if path.exists() else b"")
@@ -210,7 +204,7 @@ def test_damage_is_reported_with_its_effect_neither_put_nor_got_and_removed_alon
             layer.get(key)
     assert layer.clear(layer.plan_clear(damaged=True)).removed == 1
     assert list(layer.store.verify(root)) == []
-    assert len(list(layer.entries())) == count - 1
+    assert len(keys_of(layer)) == count - 1
 
 
 # ---------------------------------------------------------------------- what is not the layer's own
@@ -236,8 +230,8 @@ STRANGERS = {
 def test_other_files_are_neither_listed_nor_removed(tmp_path: Path, name: str) -> None:
     """A variable may name the home of the user, who has files with such names."""
     layer, (strangers, named) = PRODUCTS[name].filled(tmp_path), STRANGERS[name]
-    root, keys = layer.roots()[0], [entry.key for entry in layer.entries()]
-    outside = tmp_path / "outside" / "entry"
+    root, keys = layer.roots()[0], keys_of(layer)
+    outside = tmp_path / "outside/entry"
     outside.parent.mkdir()
     shutil.copyfile(next(path for path in root.path.rglob("*") if path.is_file()), outside)
     for stranger in (*strangers, named):
@@ -247,9 +241,9 @@ def test_other_files_are_neither_listed_nor_removed(tmp_path: Path, name: str) -
     (root.path / named).symlink_to(outside)
     if not (root.path / "f").exists():
         (root.path / "f").symlink_to(outside.parent)
-    assert [entry.key for entry in layer.entries()] == keys
+    assert keys_of(layer) == keys
     assert {finding.thing for finding in layer.store.verify(root)} <= {None}
-    assert layer.clear(layer.plan_clear()).removed == len(keys)
+    assert clear(layer).removed == len(keys)
     assert all((root.path / stranger).read_text().startswith("somebody") for stranger in strangers)
     assert outside.exists()
     with pytest.raises(LayerError, match="is not a key"):
@@ -270,27 +264,27 @@ TEMPORARIES = [
 @pytest.mark.parametrize(("name", "file", "library"), TEMPORARIES)
 def test_a_left_temporary_goes_once_nobody_may_write_it(tmp_path: Path, name: str, file: str, library: str) -> None:
     layer = PRODUCTS[name].filled(tmp_path)
-    left = layer.roots()[0].path / file
+    left = root_of(layer) / file
     left.write_bytes(b"half")
     left.chmod(0o600)
     assert list(orphans(layer)) == [file]
     for processes in (somebody(tmp_path / "busy", library), Path("/no such folder")):
         busy = type(layer)(replace(layer.environment, processes=processes))
-        busy.clear(busy.plan_clear())
+        clear(busy)
         assert left.exists()
-    assert layer.clear(layer.plan_clear()).failed == ()
+    assert clear(layer).failed == ()
     assert not left.exists()
 
 
 @pytest.mark.parametrize("name", ["cuda", "neo", "comgr", "mesa multi-file", "pocl"])
 def test_looking_does_not_look_like_use(tmp_path: Path, name: str) -> None:
     layer = PRODUCTS[name].filled(tmp_path)
-    paths = [path for path in layer.roots()[0].path.rglob("*") if path.is_file() and path.name != "index"]
+    paths = [path for path in root_of(layer).rglob("*") if path.is_file() and path.name != "index"]
     for path in paths:
         # Older than the last change: on most file systems the next reading would count.
         os.utime(path, (1, path.stat().st_mtime))
     assert not [found for found in layer.store.scan(layer.roots()[0]) if isinstance(found, Problem)]
-    list(layer.store.verify(layer.roots()[0]))
+    verified(layer)
     assert {path.stat().st_atime for path in paths} == {1.0}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from homes import Home
-from support.layers import got
+from support.layers import clear, got, keys_of, root_of, usage_of, verified
 from support.products import BARE, DEEP, PRODUCTS, SPIRV, WRAPPED, comgr_key, fill_neo, held
 from support.tracing import no_file_events
 
@@ -27,10 +27,6 @@ def neo(tmp_path: Path) -> Layer:
     return PRODUCTS["neo"].filled(tmp_path)
 
 
-def folder_of(layer: Layer) -> Path:
-    return layer.roots()[0].path
-
-
 #: The numbers of entries, of those that name kernels, and of all files.
 COUNTS = {"neo": (8, 8, 12), "comgr": (4, 3, 5)}
 
@@ -38,16 +34,16 @@ COUNTS = {"neo": (8, 8, 12), "comgr": (4, 3, 5)}
 @pytest.mark.parametrize("name", COUNTS)
 def test_every_entry_and_file_is_counted_and_one_kernel_goes_from_all_that_name_it(tmp_path: Path, name: str) -> None:
     layer, (entries, named, files) = PRODUCTS[name].filled(tmp_path), COUNTS[name]
-    root = layer.roots()[0]
-    usage = layer.store.usage(root)
+    root = root_of(layer)
+    usage = usage_of(layer)
     assert (usage.entries, usage.files) == (entries, files)
-    assert list(layer.store.verify(root)) == []
+    assert verified(layer) == []
     assert [entry.kernels for entry in layer.entries() if entry.kernels] == [("axpy", "scale")] * named
     plan = layer.plan_clear(Selection(kernel="axpy"))
-    left = f"{entries - named} entry has no known kernel name and was left, in {root.path}"
+    left = f"{entries - named} entry has no known kernel name and was left, in {root}"
     assert [note.because for note in plan.skipped] == ([left] if entries > named else [])
     assert layer.clear(plan).removed == named
-    assert len(list(layer.entries())) == entries - named
+    assert len(keys_of(layer)) == entries - named
 
 
 @pytest.mark.parametrize(
@@ -138,7 +134,7 @@ def test_a_zebin_names_kernels_device_and_version(tmp_path: Path, kind: int, val
 
 
 def accounted(layer: Layer) -> int:
-    (size,) = struct.unpack("=Q", (folder_of(layer) / "config.file").read_bytes())
+    (size,) = struct.unpack("=Q", (root_of(layer) / "config.file").read_bytes())
     assert isinstance(size, int)
     return size
 
@@ -147,10 +143,10 @@ def test_put_and_a_purge_set_the_account_right(neo: Layer) -> None:
     root, key = neo.roots()[0], f"{SPIRV[0]}.ocloc_cache"
     artifact = got(neo, key)
     before = accounted(neo)
-    outcome = neo.clear(neo.plan_clear(Selection(key=DEEP)))
+    outcome = clear(neo, key=DEEP)
     assert accounted(neo) == held(root.path) == before - outcome.bytes_freed < before
     assert list(neo.store.verify(root)) == []
-    neo.clear(neo.plan_clear())
+    clear(neo)
     assert accounted(neo) == 0
     neo.put(key, artifact)
     assert accounted(neo) == len(artifact.data)
@@ -159,31 +155,31 @@ def test_put_and_a_purge_set_the_account_right(neo: Layer) -> None:
 @pytest.mark.parametrize("content", [None, b"size = 5 # somebody's own"])
 def test_an_account_that_is_missing_or_not_the_drivers_is_not_written(neo: Layer, content: bytes | None) -> None:
     """Without one the driver counts itself."""
-    path = folder_of(neo) / "config.file"
+    path = root_of(neo) / "config.file"
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    findings = list(neo.store.verify(neo.roots()[0]))
+    findings = verified(neo)
     assert [(one.key, one.severity) for one in findings] == ([("config.file", Severity.WASTES)] if content else [])
-    assert neo.clear(neo.plan_clear()).removed == 8
+    assert clear(neo).removed == 8
     assert (path.read_bytes() if path.exists() else None) == content
     for finding in findings:
         subprocess.run(["sh", "-c", finding.fix], check=True)
-    assert list(neo.store.verify(neo.roots()[0])) == []
+    assert verified(neo) == []
 
 
 @pytest.mark.parametrize(("counted", "words"), [(10**9, "too early"), (1, "beyond its limit")])
 def test_an_account_with_a_wrong_sum_is_reported(neo: Layer, counted: int, words: str) -> None:
-    (folder_of(neo) / "config.file").write_bytes(struct.pack("=Q", counted))
-    (found,) = neo.store.verify(neo.roots()[0])
+    (root_of(neo) / "config.file").write_bytes(struct.pack("=Q", counted))
+    (found,) = verified(neo)
     assert (found.code, words in found.message) == ("index", True)
 
 
 def test_the_effect_of_an_unreadable_entry_is_reported(neo: Layer) -> None:
-    large = folder_of(neo) / "0123456789abcdef.cl_cache"
+    large = root_of(neo) / "0123456789abcdef.cl_cache"
     large.touch()
     os.truncate(large, (1 << 30) + 1)
-    (given,) = (finding for finding in neo.store.verify(neo.roots()[0]) if finding.key == large.name)
+    (given,) = (finding for finding in verified(neo) if finding.key == large.name)
     assert given.severity is Severity.RECOMPILES
     assert given.message.endswith("; the driver compiles it again at every run, and never replaces it")
 
@@ -192,7 +188,7 @@ def test_a_move_makes_the_folder_without_which_nothing_is_kept(home: Home) -> No
     program = 'test -d "$NEO_CACHE_DIR" && echo "$NEO_CACHE_PERSISTENT."'
     assert home.cachectl("run", "--isolated", "--", "sh", "-c", program).stdout == ".\n"
     home.cachectl("env", "--root", str(home.path / "moved"), "--layer", "neo", "--shell", "sh")
-    assert (home.path / "moved" / "neo").is_dir()
+    assert (home.path / "moved/neo").is_dir()
     off = home.cachectl("run", "--no-cache", "--", "sh", "-c", 'echo "$NEO_CACHE_PERSISTENT"')
     assert off.stdout == "0\n"
 
@@ -200,7 +196,7 @@ def test_a_move_makes_the_folder_without_which_nothing_is_kept(home: Home) -> No
 DRIVER = """
 import os, struct, sys
 from pathlib import Path
-folder = Path.home() / ".cache" / "neo_compiler_cache"
+folder = Path.home() / ".cache/neo_compiler_cache"
 if os.environ.get("NEO_CACHE_STATS") == "1":
     (folder / "stats").write_bytes(struct.pack("=QQQ", 8, 3, 1))
 (folder / "0123456789abcdef.cl_cache").write_bytes((folder / "7accbe5d8c3df6d1.ocloc_cache").read_bytes())

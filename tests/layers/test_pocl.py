@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from homes import Home
-from support.layers import orphans
+from support.layers import clear, got, orphans, programs, root_of, usage_of, verified, write
 from support.products import BITCODE, POCL_KEY
 from support.products import NATIVE as ELF
 from support.products import place as lay_out
 
 from cachectl.layers.base.errors import Damaged
-from cachectl.layers.base.facts import Artifact, Entry, Finding, Problem, Severity
+from cachectl.layers.base.facts import Artifact, Entry, Problem, Severity
 from cachectl.layers.base.layer import put_many
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.stores.archive import pack, unpack
@@ -29,7 +29,7 @@ NAME = POCL_KEY
 
 
 def place(layer: PoclKernels, name: str, files: dict[str, bytes]) -> Path:
-    return lay_out(layer.roots()[0].path, name, files)
+    return lay_out(root_of(layer), name, files)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_kernels_and_variants_of_both_layouts(layer: PoclKernels, suffix: str) -
     assert entry.kernels == ("add", "mul")
     assert entry.detail == {"add": "0-0-0 16-1-1 8-1-1-goffs0-smallgrid", "mul": "0-0-0 16-1-1"}
     assert entry.files == 7
-    assert list(layer.store.verify(layer.roots()[0])) == []
+    assert verified(layer) == []
 
 
 def test_a_file_that_no_lookup_reaches_is_an_orphan_and_goes(layer: PoclKernels) -> None:
@@ -64,7 +64,7 @@ def test_a_file_that_no_lookup_reaches_is_an_orphan_and_goes(layer: PoclKernels)
         (root.path / name).chmod(0o600)
     for folder in (root.path, uncached.path):
         (folder / "_UNCACHED_a1B2c3").mkdir(mode=0o700, parents=True)
-        (folder / "_UNCACHED_a1B2c3" / "program.bc").write_bytes(BITCODE)
+        (folder / "_UNCACHED_a1B2c3/program.bc").write_bytes(BITCODE)
     assert orphans(layer) == {
         NAME: "a build that failed",
         "_UNCACHED_a1B2c3": "a program built with the cache off",
@@ -72,7 +72,7 @@ def test_a_file_that_no_lookup_reaches_is_an_orphan_and_goes(layer: PoclKernels)
         "tempfile_a1B2c4.cl": "a compile's temporary file",
     }
     assert (uncached.path.name, layer.store.usage(uncached).orphan_files) == ("uncached", 1)
-    assert layer.clear(layer.plan_clear()).failed == ()
+    assert clear(layer).failed == ()
     assert orphans(layer) == {}
     assert list(uncached.path.iterdir()) == []
 
@@ -84,7 +84,7 @@ def test_a_draw_of_six_letters_may_be_a_word(home: Home, folder: str, known: int
     for drawn in ("Vhocea", "thesis", "Backup"):
         os.close(os.open(root / f"tempfile_{drawn}.cl", os.O_CREAT | os.O_WRONLY, 0o600))
     layer = PoclKernels(home.environment(POCL_CACHE_DIR=str(root)))
-    assert layer.store.usage(layer.roots()[0]).orphan_files == known
+    assert usage_of(layer).orphan_files == known
 
 
 #: The six letters at the end of ``matmul_fp32x4`` are the kernel's own.
@@ -106,6 +106,7 @@ def test_get_leaves_temporaries(
     place(layer, NAME, members)
     artifact = layer.get(NAME)
     assert (None if artifact is None else unpack(artifact.data)) == exported
+    assert (verified(layer), layer.plan_clear(damaged=True).entries) == ([], ())
 
 
 @pytest.mark.parametrize(
@@ -120,13 +121,13 @@ def test_get_leaves_temporaries(
 def test_nothing_but_a_program_is_put(layer: PoclKernels, members: dict[str, bytes]) -> None:
     with pytest.raises(Damaged):
         layer.put(NAME, Artifact("pocl", NAME, "pocl-entry/1", pack(members)))
-    assert not layer.roots()[0].path.exists()
+    assert not root_of(layer).exists()
 
 
 def test_innocent_things_with_confusing_names_stay(home: Home) -> None:
     for place_of_cache in ({}, {"POCL_CACHE_DIR": str(home.path / "mine")}):
         layer = PoclKernels(home.environment(**place_of_cache))
-        root = layer.roots()[0].path
+        root = root_of(layer)
         for name, content, mode in (
             ("tempfile_reports", b"", 0o600),  # seven letters
             ("tempfile_a1B2c3", b"my notes", 0o600),  # not empty
@@ -137,8 +138,7 @@ def test_innocent_things_with_confusing_names_stay(home: Home) -> None:
             ("tempfile_aB3dE6.tex", b"", 0o600),
             ("AA/" + "B" * 37 + "/program.py", b"", 0o600),
         ):
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_bytes(content)
+            write((root / name), content)
             (root / name).chmod(mode)
         # Only in a folder of its own has PoCL folders of headers with any names.
         drawn = ("tempdir_photos", "tempdir_aB3dE6") if place_of_cache else ()
@@ -148,7 +148,7 @@ def test_innocent_things_with_confusing_names_stay(home: Home) -> None:
         os.mkfifo(root / "tempfile_aB3dE6", 0o600)
         before = sorted(root.rglob("*"))
         assert "unrecognised" in [thing.code for thing in found(layer) if isinstance(thing, Problem)]
-        layer.clear(layer.plan_clear())
+        clear(layer)
         assert sorted(root.rglob("*")) == before
 
 
@@ -167,11 +167,11 @@ def test_a_failed_build_is_an_orphan(home: Home) -> None:
 def test_put_goes_where_lookups_look_even_while_the_cache_is_off(home: Home) -> None:
     layer = PoclKernels(home.environment(POCL_KERNEL_CACHE="0"))
     layer.put(NAME, Artifact("pocl", NAME, "pocl-entry/1", pack({"program.bc": BITCODE})))
-    assert (home.path / ".cache" / "pocl" / "kcache" / NAME / "program.bc").exists()
+    assert (home.path / ".cache/pocl/kcache" / NAME / "program.bc").exists()
 
 
 def empty_folders(layer: PoclKernels, *names: str) -> Path:
-    root = layer.roots()[0].path
+    root = root_of(layer)
     for name in names:
         (root / name).mkdir(mode=0o700, parents=True)
     return root
@@ -181,9 +181,9 @@ def test_empty_folders_of_programs_are_orphans_and_go(layer: PoclKernels) -> Non
     root = empty_folders(layer, "AB", "CD")
     place(layer, "EF/" + "G" * 37, {"program.bc": BITCODE})
     assert orphans(layer) == {"AB": "an empty folder of programs", "CD": "an empty folder of programs"}
-    usage = layer.store.usage(layer.roots()[0])
+    usage = usage_of(layer)
     assert (usage.orphan_files, usage.orphan_bytes, usage.problems) == (0, 0, ())
-    outcome = layer.clear(layer.plan_clear())
+    outcome = clear(layer)
     assert (outcome.removed, outcome.skipped, outcome.failed) == (1, (), ())
     assert list(root.iterdir()) == []
 
@@ -194,7 +194,7 @@ def test_empty_folders_stay_while_a_program_may_build(layer: PoclKernels, monkey
     os.utime(root / "AB", (1, 1))
     planned_before = layer.plan_clear()
     assert [target.key for target in planned_before.entries] == ["AB"]
-    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: (4711,))
+    programs(monkeypatch, 4711)
     plan = layer.plan_clear()
     assert plan.entries == ()
     assert [(note.key, "process 4711" in note.because) for note in plan.skipped] == [("AB", True)]
@@ -203,7 +203,7 @@ def test_empty_folders_stay_while_a_program_may_build(layer: PoclKernels, monkey
         outcome = layer.clear(planned_before)
         assert [note.key for note in outcome.skipped] == ["AB"]
         assert (root / "AB").is_dir()
-        monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: ())
+        programs(monkeypatch)
         program = place(layer, NAME, {"program.bc": BITCODE}) / "program.bc"
         os.utime(root / "AB", (1, 1))
     assert program.is_file()
@@ -222,7 +222,7 @@ def test_an_empty_folder_may_be_somebodys_own(home: Home, folder: str, mode: int
 
 @pytest.mark.real
 def test_a_users_file_beside_native_code_is_never_removed(warm: Home) -> None:
-    native = next((warm.path / ".cache" / "pocl").rglob("*.so"))
+    native = next((warm.path / ".cache/pocl").rglob("*.so"))
     own = native.with_name("thesis.tex")
     own.write_text("ten years of work")
     (layer,) = warm.json("purge", "pocl")["layers"]
@@ -240,34 +240,23 @@ def test_what_is_not_checked_is_said(warm: Home) -> None:
     assert json.loads(warm.cachectl("verify", "pocl", "--json").stdout)["not_checked"] == {"pocl": said}
 
 
-def findings_of(layer: PoclKernels) -> list[Finding]:
-    return [finding for root in layer.roots() for finding in layer.store.verify(root)]
-
-
 @pytest.mark.real
 def test_a_pocl_that_links_itself_replaces_a_damaged_object(home: Home, built_pocl: Driver) -> None:
     home.python("kernels.py", "1", **built_pocl.variables)
     layer = PoclKernels(home.environment())
-    assert findings_of(layer) == []
-    path = next(layer.roots()[0].path.glob("*/*/*/*/*.so.o"))
+    assert verified(layer) == []
+    path = next(root_of(layer).glob("*/*/*/*/*.so.o"))
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
-    assert [finding.severity for finding in findings_of(layer)] == [Severity.HEALS]
-    shutil.rmtree(home.path / ".cache" / "pytools")
+    assert [finding.severity for finding in verified(layer)] == [Severity.HEALS]
+    shutil.rmtree(home.path / ".cache/pytools")
     home.python("kernels.py", "1", **built_pocl.variables)
-    assert findings_of(layer) == []
+    assert verified(layer) == []
 
 
 def test_an_entry_with_a_file_that_is_never_carried_equals_its_artifact(layer: PoclKernels) -> None:
     folder = place(layer, NAME, {"program.bc": BITCODE, "k/0-0-0/k.so": ELF})
     (folder / "build.log").write_text("warning: unused")
-    artifact = layer.get(NAME)
-    assert artifact is not None
+    artifact = got(layer, NAME)
     assert put_many(layer, [artifact]) == [False]
     assert (folder / "build.log").exists()
-
-
-def test_a_leaked_temporary_is_no_damage(layer: PoclKernels) -> None:
-    place(layer, NAME, {"program.bc": BITCODE, "k/0-0-0/k.so": ELF, "k/0-0-0/k.so_a1B2c3.so": b""})
-    assert list(layer.store.verify(layer.roots()[0])) == []
-    assert layer.plan_clear(damaged=True).entries == ()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from homes import Home
-from support.layers import python, running
+from support.layers import assigned, clear, programs, python, root_of, running, write
 from tiers import needing
 
 from cachectl.layers.pocl import PoclKernels
@@ -38,7 +38,7 @@ def layer_of(home: Home) -> PoclKernels:
 def grow_old(home: Home) -> None:
     """Make every file two hours old."""
     then = time.time() - 7200
-    for path in (home.path / ".cache" / "pocl").rglob("*"):
+    for path in (home.path / ".cache/pocl").rglob("*"):
         os.utime(path, (then, then))
 
 
@@ -82,7 +82,7 @@ def test_a_purge_leaves_what_programs_hold(
         output, _ = program.communicate("go on\n", timeout=300)
         assert program.returncode == 0
         assert output.splitlines()[-1] == '{"results": [0, 6, 7]}'
-    assert layer.clear(layer.plan_clear()).removed == 3
+    assert clear(layer).removed == 3
 
 
 def test_an_entry_is_held_by_programs_that_ran_when_it_was_used(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,12 +90,11 @@ def test_an_entry_is_held_by_programs_that_ran_when_it_was_used(home: Home, monk
     layer = PoclKernels(home.environment())
     hours = {1.5: "C", 3: "D"}
     for age, letter in hours.items():
-        folder = layer.roots()[0].path / "AB" / (letter * 37)
-        folder.mkdir(parents=True)
-        (folder / "program.bc").write_bytes(b"BC\xc0\xde")
+        folder = root_of(layer) / "AB" / (letter * 37)
+        write(folder / "program.bc", b"BC\xc0\xde")
         for path in (folder / "program.bc", folder):
             os.utime(path, (time.time() - age * 3600,) * 2)
-    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: (4711, 4712))
+    programs(monkeypatch, 4711, 4712)
     monkeypatch.setattr("cachectl.layers.host.processes.age_of", lambda pid, **_: {4711: 7200.0, 4712: 3600.0}[pid])
     plan = layer.plan_clear()
     assert [target.key for target in plan.entries] == ["AB/" + "D" * 37]
@@ -120,30 +119,30 @@ sys.stdin.read()
 MOUNTED = 'mount --bind "$0" "$1" && shift && exec "$@"'
 INSIDE = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
 #: What a program is started with and maps, whether in a container, and whether its entries are spared.
-PROGRAMS: list[tuple[str, dict[str, str], str, bool, bool]] = [
-    ("another root", {"HOME": "{}/other"}, "", False, False),
-    ("another root by its variable", {"HOME": "{}", "POCL_CACHE_DIR": "{}/pocl"}, "", False, False),
-    ("this root", {"HOME": "{}"}, "", False, True),
-    ("this root by its variable", {"HOME": "{}/other", "XDG_CACHE_HOME": "{}/.cache"}, "", False, True),
-    ("this root through a link", {"HOME": "{}/link"}, "", False, True),
-    ("another root, but a file of this one", {"HOME": "{}/other"}, PROGRAM, False, True),
-    ("a root in an unknown folder", {"HOME": "{}", "POCL_CACHE_DIR": "pocl"}, "", False, True),
-    ("no home", {"PATH": "/bin"}, "", False, True),
-    ("no variables", {}, "", False, True),
-    ("inside, another root", {"HOME": "{}/other"}, "", True, False),
-    ("inside, another folder under its name", {"HOME": "{}/empty"}, "", True, False),
-    ("inside, this root", {"HOME": "{}"}, "", True, True),
-    ("inside, this root under another name", {"HOME": "/", "XDG_CACHE_HOME": "{}/there"}, "", True, True),
-    ("inside, a link", {"HOME": "{}/link"}, "", True, True),
-    ("inside, above one that may be a link", {"HOME": "{}/other/../other"}, "", True, True),
-    ("inside, a file of this root", {"HOME": "{}/other"}, PROGRAM.replace(".cache", "there"), True, True),
+PROGRAMS: list[tuple[str, str, str, bool, bool]] = [
+    ("another root", "HOME={}/other", "", False, False),
+    ("another root by its variable", "HOME={} POCL_CACHE_DIR={}/pocl", "", False, False),
+    ("this root", "HOME={}", "", False, True),
+    ("this root by its variable", "HOME={}/other XDG_CACHE_HOME={}/.cache", "", False, True),
+    ("this root through a link", "HOME={}/link", "", False, True),
+    ("another root, but a file of this one", "HOME={}/other", PROGRAM, False, True),
+    ("a root in an unknown folder", "HOME={} POCL_CACHE_DIR=pocl", "", False, True),
+    ("no home", "PATH=/bin", "", False, True),
+    ("no variables", "", "", False, True),
+    ("inside, another root", "HOME={}/other", "", True, False),
+    ("inside, another folder under its name", "HOME={}/empty", "", True, False),
+    ("inside, this root", "HOME={}", "", True, True),
+    ("inside, this root under another name", "HOME=/ XDG_CACHE_HOME={}/there", "", True, True),
+    ("inside, a link", "HOME={}/link", "", True, True),
+    ("inside, above one that may be a link", "HOME={}/other/../other", "", True, True),
+    ("inside, a file of this root", "HOME={}/other", PROGRAM.replace(".cache", "there"), True, True),
 ]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the variables and the mounts of a process")
 @pytest.mark.parametrize(("kind", "variables", "maps", "inside", "spares"), PROGRAMS, ids=[row[0] for row in PROGRAMS])
 def test_what_programs_reach_stays(
-    home: Home, kind: str, variables: dict[str, str], maps: str, *, inside: bool, spares: bool
+    home: Home, kind: str, variables: str, maps: str, *, inside: bool, spares: bool
 ) -> None:
     """Purge while a program with these variables runs, which maps a file of the home and a driver."""
     del kind
@@ -155,7 +154,7 @@ def test_what_programs_reach_stays(
     program.write_bytes(b"BC\xc0\xde")
     library.write_bytes(b"a driver")
     (home.path / "link").symlink_to(home.path)
-    set_to = {name: value.format(home.path) for name, value in variables.items()} | (
+    set_to = {name: value.format(home.path) for name, value in assigned(variables).items()} | (
         {"PATH": os.defpath} if inside else {}
     )
     before = (*INSIDE, MOUNTED, str(home.path / ".cache"), str(home.path / "there")) if inside else ()

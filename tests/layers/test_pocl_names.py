@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from homes import Home
+from support.layers import got
 from tiers import needing
 
 from cachectl.layers.base.selection import Selection
@@ -54,7 +55,7 @@ def test_a_shortened_name_is_read_from_the_program(home: Home, driver: str, requ
 
 
 def _program(home: Home) -> Path:
-    (program,) = (path.parent for path in (home.path / ".cache" / "pocl" / "kcache").glob("*/*/program.bc"))
+    (program,) = (path.parent for path in (home.path / ".cache/pocl/kcache").glob("*/*/program.bc"))
     return program
 
 
@@ -74,8 +75,7 @@ def _expect_names(home: Home) -> None:
     for kernel, found in ((OTHER, 1), ("long_*_two", 1), ("*_two", 1), ("k" * 60, 1), ("k" * 61, 0), ("long_*_six", 0)):
         assert len(list(layer.entries(Selection(kernel=kernel)))) == found, kernel
         assert home.json("purge", "pocl", "--kernel", kernel, "--dry-run")["total"]["removed"] == found, kernel
-    artifact = layer.get(entry["key"])
-    assert artifact is not None
+    artifact = got(layer, entry["key"])
     assert artifact.detail["kernels"] == " ".join(sorted(NAMES))
     # A program may have lost its native files, or its bitcode.
     bitcode, natives = _program(home) / "program.bc", list(_program(home).glob("*/*/*.so*"))

@@ -14,8 +14,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 from homes import Home
-from support.drivers import register_driver
-from support.layers import got, orphans, python, running
+from support.layers import (
+    clear,
+    got,
+    orphans,
+    programs,
+    python,
+    register_driver,
+    root_of,
+    running,
+    usage_of,
+    verified,
+    write,
+)
 
 from cachectl.layers.base.errors import Busy
 from cachectl.layers.base.facts import Condition, Severity
@@ -36,7 +47,7 @@ def layer(warm: Home) -> PyOpenCLBinaries:
 
 
 def base(layer: PyOpenCLBinaries) -> Path:
-    return next(layer.roots()[0].path.iterdir())
+    return next(root_of(layer).iterdir())
 
 
 def test_kernels_are_read_and_whether_another_python_can_hit_is_unknown(layer: PyOpenCLBinaries) -> None:
@@ -46,12 +57,12 @@ def test_kernels_are_read_and_whether_another_python_can_hit_is_unknown(layer: P
     entries = list(layer.entries())
     assert {entry.stale for entry in entries} == {None}
     assert "unknown: built under Python 3.8.1" in str(entries[0].stale_because)
-    assert layer.store.usage(layer.roots()[0]).stale_entries is None
+    assert usage_of(layer).stale_entries is None
     assert layer.plan_clear(Selection(stale=True)).entries == ()
 
 
 def test_a_changed_header_makes_an_entry_stale(home: Home) -> None:
-    header = home.path / "include" / "answer.h"
+    header = home.path / "include/answer.h"
     header.parent.mkdir()
     header.write_text("#define ANSWER 42\n")
     program = (
@@ -112,9 +123,8 @@ def test_a_missing_half_is_a_problem_and_a_cut_one_is_found(layer: PyOpenCLBinar
     (missing.root / missing.key / "binary").unlink()
     info = cut.root / cut.key / "info"
     info.write_bytes(info.read_bytes()[:-5])
-    root = layer.roots()[0]
-    assert [problem.message for problem in layer.store.usage(root).problems] == ["binary is missing"]
-    messages = {finding.key: finding.message for finding in layer.store.verify(root)}
+    assert [problem.message for problem in usage_of(layer).problems] == ["binary is missing"]
+    messages = {finding.key: finding.message for finding in verified(layer)}
     assert messages.keys() == {missing.key, cut.key}
     assert "info is not the pickle" in messages[cut.key]
 
@@ -166,10 +176,10 @@ def test_a_lock_that_nobody_holds_goes(warm: Home, layer: PyOpenCLBinaries, monk
     assert (lock.exists(), list(orphans(layer)), layer.clear(plan).removed) == (True, [], 0)
     os.utime(lock, (1, 1))
     assert list(orphans(layer)) == [f"{lock.parent.name}/lock"]
-    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: (4711,))
+    programs(monkeypatch, 4711)
     assert (layer.store.usage(root).orphan_files, layer.clear(plan).removed) == (0, 0)
     assert lock.exists()
-    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: ())
+    programs(monkeypatch)
     # A purge takes it over.
     assert layer.clear(plan).removed == 3
     assert not lock.exists()
@@ -181,7 +191,7 @@ def test_a_lock_that_nobody_holds_goes(warm: Home, layer: PyOpenCLBinaries, monk
     # One that was taken after the plan stays.
     assert [note.because for note in layer.clear(plan).skipped] == ["changed since it was planned"]
     os.utime(lock, (1, 1))
-    outcome = layer.clear(layer.plan_clear())
+    outcome = clear(layer)
     assert (outcome.removed, outcome.skipped, outcome.failed) == (0, (), ())
     assert (lock.exists(), lock.parent.is_dir()) == (False, True)
 
@@ -282,20 +292,19 @@ def test_a_broken_binary_of_intels_driver_is_found(home: Home, intel_driver: con
     home.run(sys.executable, "-c", INTEL, check=True, **intel_driver.variables)
     layer = PyOpenCLBinaries(home.environment(**intel_driver.variables))
     (entry,) = layer.entries()
-    assert list(layer.store.verify(layer.roots()[0])) == []
+    assert verified(layer) == []
     binary = entry.root / entry.key / "binary"
     data = binary.read_bytes()
     noise = random.Random(5).randbytes(len(data))  # noqa: S311 - damage, repeatable
     binary.write_bytes(data[: len(data) // 2] if damage == "cut in half" else noise)
     assert "KeyError" in home.run(sys.executable, "-c", INTEL, check=False, **intel_driver.variables).stderr
-    (finding,) = list(layer.store.verify(layer.roots()[0]))
+    (finding,) = verified(layer)
     assert (finding.root / (finding.key or ""), finding.severity) == (binary.parent, Severity.FAILS)
     assert finding.message.startswith("binary: is ")
 
 
 def test_a_binary_of_a_driver_whose_format_is_unknown_is_left_alone(home: Home) -> None:
     layer = PyOpenCLBinaries(home.environment(OCL_ICD_VENDORS=register_driver(home.path, "libmali.so")))
-    folder = layer.roots()[0].path / "pyopencl-compiler-cache-v2-py3.11.7.final.0" / ("0" * 32)
-    folder.mkdir(parents=True)
-    (folder / "binary").write_bytes(b"a format of its own")
-    assert [finding.message.partition(" ")[0] for finding in layer.store.verify(layer.roots()[0])] == ["info"]
+    folder = root_of(layer) / "pyopencl-compiler-cache-v2-py3.11.7.final.0" / ("0" * 32)
+    write(folder / "binary", b"a format of its own")
+    assert [finding.message.partition(" ")[0] for finding in verified(layer)] == ["info"]

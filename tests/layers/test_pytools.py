@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from homes import Home
 from support.dictionaries import NONE, dictionary, mine
-from support.layers import got, orphans
+from support.layers import clear, got, orphans, usage_of, verified, write
 from tiers import thorough
 
 from cachectl.layers.base.conformance import snapshot
@@ -30,7 +30,7 @@ LAYERS = (LoopyDictionaries, PyOpenCLInvoker, PytoolsDictionaries)
 
 
 def folder_of(home: Home) -> Path:
-    return home.path / ".cache" / "pytools"
+    return home.path / ".cache/pytools"
 
 
 # ---------------------------------------------------------------------- names and staleness
@@ -117,7 +117,7 @@ def test_rows_that_nothing_opens_are_stale(home: Home, file: str, stale: bool | 
     layer = LoopyDictionaries(environment)
     (entry,) = layer.entries()
     assert (entry.stale, entry.stale_because) == (stale, because)
-    usage = layer.store.usage(layer.roots()[0])
+    usage = usage_of(layer)
     expected = (None, None) if stale is None else (int(stale), usage.bytes if stale else 0)
     assert (usage.entries, usage.stale_entries, usage.stale_bytes) == (1, *expected)
     assert len(layer.plan_clear(Selection(stale=True)).entries) == (stale is True)
@@ -127,15 +127,14 @@ def test_rows_that_nothing_opens_are_stale(home: Home, file: str, stale: bool | 
 def test_folders_of_old_generations_are_entries(home: Home) -> None:
     for path in ("v4-loopy-x-py3.8.1.final.0/abc/def/0123456789", "v3-loopy-x-py3.8.1.final.0/abc/def/" + "0" * 58):
         folder = folder_of(home) / f"pdict-{path}"
-        folder.mkdir(parents=True)
-        (folder / "key").write_bytes(pickle.dumps("key"))
+        write(folder / "key", pickle.dumps("key"))
         (folder / "contents").write_bytes(pickle.dumps("contents"))
     layer = LoopyDictionaries(home.environment())
     entries = list(layer.entries())
     assert [(entry.stale, entry.files) for entry in entries] == [(None, 2)] * 2
     artifact = got(layer, entries[0].key)
     assert artifact.form == "loopy-pdict/4"
-    assert layer.clear(layer.plan_clear()).removed == 2
+    assert clear(layer).removed == 2
     # A program makes its locks in them.
     assert len(list(folder_of(home).iterdir())) == 2
     layer.put(entries[0].key, artifact)
@@ -151,7 +150,7 @@ def test_rows_that_came_after_the_plan_stay(home: Home, first: bool) -> None:
     layer, path = mine(home, {"a" * 16: NONE})
     plan = layer.plan_clear()
     if first:
-        layer.clear(layer.plan_clear())
+        clear(layer)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("insert into dict values (?, ?)", ("b" * 16, b"\x80\x04K\x01."))
         connection.commit()
@@ -163,7 +162,7 @@ def test_a_purge_gives_the_space_back_and_keeps_the_file(home: Home) -> None:
     row = b"\x80\x04B" + (4096).to_bytes(4, "little") + bytes(4096) + b"."
     layer, path = mine(home, {f"{n:016x}": row for n in range(200)})
     inode, size = path.stat().st_ino, path.stat().st_size
-    outcome = layer.clear(layer.plan_clear())
+    outcome = clear(layer)
     assert path.stat().st_ino == inode
     assert outcome.bytes_freed == size - path.stat().st_size > 200 * 4096
 
@@ -181,7 +180,7 @@ def test_a_locked_dictionary_fails_alone_and_once(home: Home) -> None:
         other.execute("begin exclusive")
         outcome = layer.clear(plan)
         assert (outcome.removed, len(outcome.failed)) == (1, 1)
-        assert [problem.code for problem in layer.store.usage(layer.roots()[0]).problems] == ["busy"]
+        assert [problem.code for problem in usage_of(layer).problems] == ["busy"]
         read, placed = get_many(layer, keys), put_many(layer, artifacts)
     # One and the same error for all: it was met once.
     for errors in (list(read.values()), list(placed)):
@@ -198,7 +197,7 @@ def test_a_file_that_was_just_made_is_no_damage(home: Home) -> None:
     path.write_bytes(b"")
     root = layer.roots()[0]
     assert [thing for thing in layer.store.scan(root) if isinstance(thing, Problem)] == []
-    assert list(layer.store.verify(root)) == []
+    assert verified(layer) == []
     assert not layer.plan_clear().failed
 
 
@@ -229,7 +228,7 @@ def test_a_broken_pickle_is_found_and_not_put(home: Home, data: bytes) -> None:
     """One of a later protocol is not removed as damaged; advice is safe to paste."""
     later = bytes([0x80, pickle.HIGHEST_PROTOCOL + 1]) + b"\xfe."
     layer, path = mine(home, {"a" * 16: later, "x'; touch pwned; '": data})
-    foreign, damaged = layer.store.verify(layer.roots()[0])
+    foreign, damaged = verified(layer)
     assert (foreign.code, damaged.code) == ("foreign", "pickle")
     assert shlex.split(damaged.fix)[-1] == damaged.key
     assert [entry.key for entry in layer.plan_clear(damaged=True).entries] == [damaged.key]
@@ -251,9 +250,9 @@ def test_nothing_is_read_or_written_through_a_link(home: Home) -> None:
         layer.get(key)
     with pytest.raises(LayerError, match="link"):
         layer.put(key, Artifact("pytools", key, "pytools-pdict/5", NONE), replace=True)
-    assert len(list(layer.store.verify(layer.roots()[0]))) == 1
-    assert [problem.code for problem in layer.store.usage(layer.roots()[0]).problems] == ["link"]
-    layer.clear(layer.plan_clear())
+    assert len(verified(layer)) == 1
+    assert [problem.code for problem in usage_of(layer).problems] == ["link"]
+    clear(layer)
     outcome = layer.clear(plan)
     assert (outcome.removed, len(outcome.failed)) == (0, 1)
     assert innocent.read_bytes() == before

@@ -18,8 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 # Before the forks.
-import cachectl.exchange.pull
-import cachectl.exchange.push
+import cachectl.exchange.push_pull
 import cachectl.exchange.store
 import cachectl.verbs.store
 from cachectl.exchange.trust import Trust

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 from homes import Home
 
+from cachectl.exchange import place, trust
 from cachectl.exchange.bundle import BundlePlace
-from cachectl.exchange.place import BadStore, Missing
 from cachectl.exchange.store import StoreCollection
-from cachectl.exchange.trust import Trust, Untrusted
 from cachectl.layers.base.environment import Environment
 
-TRUSTED = Trust(blindly=True)
+TRUSTED = trust.Trust(blindly=True)
 
 
 def keys(home: Home) -> set[tuple[str, str]]:
@@ -33,11 +32,11 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def refused(home: Home, store: Path, trust: Trust = TRUSTED) -> str:
+def refused(home: Home, store: Path, reason: trust.Trust = TRUSTED) -> str:
     """See that nothing of a store is taken and nothing is written, and return the message."""
     before = files(home.path)
-    with pytest.raises((BadStore, Untrusted, Missing)) as raised:
-        home.stack.pull(str(store), trust)
+    with pytest.raises((place.BadStore, trust.Untrusted, place.Missing)) as raised:
+        home.stack.pull(store, reason)
     assert files(home.path) == before
     (message,) = str(raised.value).splitlines()
     return message
@@ -85,5 +84,5 @@ def source(tmp_path_factory: pytest.TempPathFactory, new_home: Callable[[Path], 
 @pytest.fixture(scope="session")
 def packed(source: Home, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("packed") / "warm.zip"
-    source.stack.push(str(file))
+    source.stack.push(file)
     return file

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Artifact, Entry
+from cachectl.layers.base.facts import Artifact, Entry, Finding, Outcome, Usage
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.selection import Selection
 
 
 def environment_of(home: Path, **variables: str) -> Environment:
@@ -29,10 +34,33 @@ def environment_of(home: Path, **variables: str) -> Environment:
     )
 
 
+def assigned(words: str) -> dict[str, str]:
+    """Read variables as a shell is given them."""
+    return dict(word.split("=", 1) for word in shlex.split(words))
+
+
 def got(layer: Layer, key: str) -> Artifact:
     artifact = layer.get(key)
     assert artifact is not None
     return artifact
+
+
+def keys_of(layer: Layer) -> list[str]:
+    return [entry.key for entry in layer.entries()]
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    """Write a file, and make the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def sql(path: Path, script: str) -> None:
+    """Run statements in a database of sqlite."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(script)
+        connection.commit()
 
 
 def orphans(layer: Layer) -> dict[str, str]:
@@ -46,6 +74,29 @@ def somebody(folder: Path, library: str) -> Path:
     (nobody(folder) / str(os.getpid())).mkdir()
     (folder / str(os.getpid()) / "maps").write_text(f"7f00 {library}\n")
     return folder
+
+
+def verified(layer: Layer) -> list[Finding]:
+    return [finding for root in layer.roots() for finding in layer.store.verify(root)]
+
+
+def clear(layer: Layer, **selection: Any) -> Outcome:  # noqa: ANN401 - fields of a selection
+    """Plan a removal, and apply it."""
+    return layer.clear(layer.plan_clear(Selection(**selection)))
+
+
+def root_of(layer: Layer) -> Path:
+    return layer.roots()[0].path
+
+
+def usage_of(layer: Layer) -> Usage:
+    """Return the usage of the first root."""
+    return layer.store.usage(layer.roots()[0])
+
+
+def programs(monkeypatch: pytest.MonkeyPatch, *processes: int) -> None:
+    """Let these processes use the library of any layer."""
+    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: processes)
 
 
 @contextmanager
@@ -63,3 +114,13 @@ def running(*command: str | Path, **options: Any) -> Iterator[subprocess.Popen[s
 def python(script: str, *arguments: str | Path) -> tuple[str | Path, ...]:
     """Return the command that runs a script of the test."""
     return (sys.executable, "-c", script, *arguments)
+
+
+def register_driver(folder: Path, name: str) -> str:
+    """Register a driver that is never loaded; return the ICD file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / name
+    library.symlink_to(sys.executable)
+    file = folder / f"{name}.icd"
+    file.write_text(f"{library}\n")
+    return str(file)

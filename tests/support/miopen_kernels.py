@@ -76,8 +76,3 @@ def problems(layer: Layer) -> list[str]:
 
 def findings(layer: Layer) -> list[tuple[str, Severity]]:
     return [(finding.code, finding.severity) for root in layer.roots() for finding in layer.store.verify(root)]
-
-
-def spoil(path: Path, statement: str) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(statement)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from homes import Home
+from support.layers import assigned, keys_of
 from tiers import thorough
 
 from cachectl.layers.base.environment import Environment, user_cache_folder, user_state_folder
@@ -54,7 +55,7 @@ def test_every_library_writes_where_we_say(home: Home, changes: dict[str, str]) 
     roots = [root.path for layer in layers for root in layer.roots()]
     assert [path for path in written if not any(root in path.parents for root in roots)] == []
     off = "POCL_KERNEL_CACHE" in changes
-    entries = {layer.name: len(list(layer.entries())) for layer in layers}
+    entries = {layer.name: len(keys_of(layer)) for layer in layers}
     assert entries == {"loopy": 5, "pyopencl-invoker": 2, "pyopencl": 1, "pocl": 0 if off else 2}
 
 
@@ -69,7 +70,7 @@ def test_an_odd_home_is_what_platformdirs_makes_of_it(home: Home, home_variable:
     assert user_cache_folder(environment, "pytools")[0] == home.path / asked
 
 
-RECORDED = json.loads((Path(__file__).parents[2] / "data" / "platformdirs.json").read_text())
+RECORDED = json.loads((Path(__file__).parents[2] / "data/platformdirs.json").read_text())
 
 
 @pytest.mark.parametrize("release", RECORDED[0][2])
@@ -123,34 +124,34 @@ def test_an_empty_pocl_cache_dir_leaves_pocl_without_a_device(home: Home) -> Non
 
 
 #: A layer, or a function that returns a folder; the platform; its variables; and the place, if there is one.
-PLACES: list[tuple[Any, str, dict[str, str], str | None]] = [
-    (pytools, "darwin", {"HOME": "/u"}, "/u/Library/Caches/pytools"),
-    (pytools, "darwin", {"HOME": "/u", "XDG_CACHE_HOME": "/x"}, "/x/pytools"),
-    (pytools, "darwin", {"HOME": "/u", "XDG_CACHE_HOME": "relative"}, "/here/relative/pytools"),
+PLACES: list[tuple[Any, str, str, str | None]] = [
+    (pytools, "darwin", "HOME=/u", "/u/Library/Caches/pytools"),
+    (pytools, "darwin", "HOME=/u XDG_CACHE_HOME=/x", "/x/pytools"),
+    (pytools, "darwin", "HOME=/u XDG_CACHE_HOME=relative", "/here/relative/pytools"),
     # pytools tests for None only: an empty value gives a path relative to where the program runs.
-    (pytools, "darwin", {"HOME": "/u", "XDG_CACHE_HOME": ""}, "/here/pytools"),
-    (pytools, "win32", {"LOCALAPPDATA": "C:/L"}, "C:/L/pytools/pytools/Cache"),
-    (pytools, "win32", {"LOCALAPPDATA": "C:/L", OVERRIDE: "D:/O"}, "D:/O/pytools/pytools/Cache"),
-    (CudaComputeCache, "linux", {"HOME": "/u"}, "/u/.nv/ComputeCache"),
-    (CudaComputeCache, "linux", {"HOME": "/u", "CUDA_CACHE_PATH": "/fast"}, "/fast"),
-    (CudaComputeCache, "linux", {"HOME": "/u", "CUDA_CACHE_PATH": "relative"}, None),
-    (CudaComputeCache, "linux", {"HOME": "/u", "CUDA_CACHE_PATH": ""}, None),
-    (CudaComputeCache, "linux", {}, None),
-    (CudaComputeCache, "win32", {"APPDATA": "C:/R"}, "C:/R/NVIDIA/ComputeCache"),
-    (PoclKernels, "win32", {"LOCALAPPDATA": "C:/L"}, "C:/L/pocl"),
-    (PoclKernels, "win32", {"TEMP": "C:/T"}, "C:/T/pocl"),
-    (PoclKernels, "win32", {}, None),
-    (ComgrCache, "linux", {"LOCALAPPDATA": "/l"}, "/account/.cache/comgr"),
-    (ComgrCache, "darwin", {"LOCALAPPDATA": "/l"}, None),
-    (ComgrCache, "win32", {"LOCALAPPDATA": "/l"}, "/l/comgr"),
-    (NeoCompilerCache, "linux", {"LOCALAPPDATA": "/l"}, None),
-    (NeoCompilerCache, "darwin", {"LOCALAPPDATA": "/l"}, None),
-    (NeoCompilerCache, "win32", {"LOCALAPPDATA": "/l"}, "/l/NEO/neo_compiler_cache"),
-    (MesaShaderCache, "win32", {"LOCALAPPDATA": "/l"}, None),
-    (user_state_folder, "linux", {"HOME": "/h"}, "/h/.local/state/cachectl"),
-    (user_state_folder, "linux", {"HOME": "/h", "XDG_CACHE_HOME": "/moved"}, "/h/.local/state/cachectl"),
-    (user_state_folder, "linux", {"HOME": "/h", "XDG_STATE_HOME": "relative"}, "/h/.local/state/cachectl"),
-    (user_state_folder, "linux", {"HOME": "/h", "XDG_STATE_HOME": "/state"}, "/state/cachectl"),
+    (pytools, "darwin", "HOME=/u XDG_CACHE_HOME=", "/here/pytools"),
+    (pytools, "win32", "LOCALAPPDATA=C:/L", "C:/L/pytools/pytools/Cache"),
+    (pytools, "win32", f"LOCALAPPDATA=C:/L {OVERRIDE}=D:/O", "D:/O/pytools/pytools/Cache"),
+    (CudaComputeCache, "linux", "HOME=/u", "/u/.nv/ComputeCache"),
+    (CudaComputeCache, "linux", "HOME=/u CUDA_CACHE_PATH=/fast", "/fast"),
+    (CudaComputeCache, "linux", "HOME=/u CUDA_CACHE_PATH=relative", None),
+    (CudaComputeCache, "linux", "HOME=/u CUDA_CACHE_PATH=", None),
+    (CudaComputeCache, "linux", "", None),
+    (CudaComputeCache, "win32", "APPDATA=C:/R", "C:/R/NVIDIA/ComputeCache"),
+    (PoclKernels, "win32", "LOCALAPPDATA=C:/L", "C:/L/pocl"),
+    (PoclKernels, "win32", "TEMP=C:/T", "C:/T/pocl"),
+    (PoclKernels, "win32", "", None),
+    (ComgrCache, "linux", "LOCALAPPDATA=/l", "/account/.cache/comgr"),
+    (ComgrCache, "darwin", "LOCALAPPDATA=/l", None),
+    (ComgrCache, "win32", "LOCALAPPDATA=/l", "/l/comgr"),
+    (NeoCompilerCache, "linux", "LOCALAPPDATA=/l", None),
+    (NeoCompilerCache, "darwin", "LOCALAPPDATA=/l", None),
+    (NeoCompilerCache, "win32", "LOCALAPPDATA=/l", "/l/NEO/neo_compiler_cache"),
+    (MesaShaderCache, "win32", "LOCALAPPDATA=/l", None),
+    (user_state_folder, "linux", "HOME=/h", "/h/.local/state/cachectl"),
+    (user_state_folder, "linux", "HOME=/h XDG_CACHE_HOME=/moved", "/h/.local/state/cachectl"),
+    (user_state_folder, "linux", "HOME=/h XDG_STATE_HOME=relative", "/h/.local/state/cachectl"),
+    (user_state_folder, "linux", "HOME=/h XDG_STATE_HOME=/state", "/state/cachectl"),
 ]
 
 
@@ -158,10 +159,10 @@ PLACES: list[tuple[Any, str, dict[str, str], str | None]] = [
 def test_a_place_follows_from_the_environment(
     what: Any,  # noqa: ANN401 - a class, or a function
     platform: str,
-    variables: dict[str, str],
+    variables: str,
     path: str | None,
 ) -> None:
-    environment = Environment(variables, Path("/account"), platform, cwd=Path("/here"))
+    environment = Environment(assigned(variables), Path("/account"), platform, cwd=Path("/here"))
     answer = what(environment)
     places = [root.path for root in answer.roots()] if isinstance(answer, Layer) else [answer]
     assert places == ([] if path is None else [Path(path)])

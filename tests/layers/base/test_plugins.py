@@ -17,6 +17,7 @@ from typing import ClassVar
 import pytest
 from homes import Home
 from plugin.cachectl_test_plugin import Notes, NotesCodec
+from support.layers import got, root_of, verified
 from tiers import thorough
 
 from cachectl.layers.base.conformance import LayerConformance
@@ -35,21 +36,21 @@ from cachectl.layers.stores.tree import Shape
 NOTES = ["00000001.note", "00000002.note"]
 PLUGIN = Path(__file__).parents[2] / "plugin"
 SAMPLE = Path(__file__).parents[2] / "sample_plugin"
-PAGE = Path(__file__).parents[3] / "docs" / "adding-a-layer.md"
+PAGE = Path(__file__).parents[3] / "docs/adding-a-layer.md"
 TOYC = (sys.executable, str(SAMPLE / "toyc.py"))
 
 
 def make_notes(home: Path) -> None:
-    (home / ".cache" / "notes").mkdir(parents=True)
+    (home / ".cache/notes").mkdir(parents=True)
     for name in NOTES:
-        (home / ".cache" / "notes" / name).write_text(name)
+        (home / ".cache/notes" / name).write_text(name)
 
 
 @pytest.fixture
 def plugged(home: Home) -> Home:
     """Return a home whose programs have the plug-in installed, and two notes in it."""
     make_notes(home.path)
-    (home.path / ".cache" / "notes" / "stranger.txt").write_text("not a note")
+    (home.path / ".cache/notes/stranger.txt").write_text("not a note")
     return beside(home, PLUGIN)
 
 
@@ -167,8 +168,8 @@ def test_the_first_of_an_entry_in_two_roots_is_reported_and_exported(plugged: Ho
     """A library would find the first one, so the facts of another root must not decide what can be hit."""
     once, twice = plugged.path / "once.zip", plugged.path / "twice.zip"
     plugged.cachectl("push", str(once), "Telling", TELLING="text")
-    shutil.copytree(plugged.path / ".cache" / "notes", plugged.path / ".cache" / "more")
-    (plugged.path / ".cache" / "more" / "00000002.note").write_text("another two")
+    shutil.copytree(plugged.path / ".cache/notes", plugged.path / ".cache/more")
+    (plugged.path / ".cache/more/00000002.note").write_text("another two")
     plugged.cachectl("push", str(twice), "Telling", TELLING="twice")
     assert twice.read_bytes() == once.read_bytes()
 
@@ -204,7 +205,7 @@ def test_it_is_switched_carried_fixed_and_purged(sampled: Home) -> None:
     assert sampled.cachectl("run", "--no-cache", "--prove", "--", *TOYC, "axpy").stdout == "axpy made\n"
     (key,) = sampled.cachectl("ls", "toyc", "--kernel", "axpy", "-q").stdout.split()
     sampled.cachectl("get", "toyc", key, "-o", "entry")
-    (sampled.path / ".cache" / "toyc" / key).write_bytes(b"garbage")
+    (sampled.path / ".cache/toyc" / key).write_bytes(b"garbage")
     assert sampled.cachectl("verify", "toyc", check=False).returncode == 1
     sampled.cachectl("purge", "toyc", "--damaged")
     sampled.cachectl("put", "toyc", key, "entry")
@@ -256,7 +257,7 @@ class TestFoldersOfTwo(LayerConformance):
 
     def seed(self, environment: Environment) -> None:
         for name in NOTES:
-            folder = environment.home / ".cache" / "notes" / name
+            folder = environment.home / ".cache/notes" / name
             folder.mkdir(parents=True)
             for file in "ab":
                 (folder / file).write_text(f"{name} {file}")
@@ -264,13 +265,12 @@ class TestFoldersOfTwo(LayerConformance):
     def test_the_codec_reads_the_tar_of_a_folder(self, tmp_path: Path) -> None:
         seeded = self.seeded(tmp_path)
         assert [entry.kernels for entry in seeded.entries()] == [("a", "b")] * 2
-        artifact = seeded.get(NOTES[0])
-        assert artifact is not None
+        artifact = got(seeded, NOTES[0])
         for wrong, message in ((pack({"b": b""}), "has no file a"), (pack({"a": b"", "c": b""}), "'c' is no file")):
             with pytest.raises(Damaged, match=message):
                 seeded.put(NOTES[0], replace(artifact, data=wrong), replace=True)
-        (seeded.roots()[0].path / NOTES[0] / "a").unlink()
-        (finding,) = [found for root in seeded.roots() for found in seeded.store.verify(root)]
+        (root_of(seeded) / NOTES[0] / "a").unlink()
+        (finding,) = verified(seeded)
         assert (finding.key, finding.message) == (NOTES[0], "has no file a")
 
     def test_a_store_of_four_methods_takes_any_key_and_finds_what_its_scan_finds(self, tmp_path: Path) -> None:

@@ -38,9 +38,9 @@ def samples(kind: str) -> list[bytes]:
         archive, colon, beginning = place.partition(":")
         if not colon:
             # The first byte of a seed chooses the parser.
-            found.append((TESTS / "fuzz" / "corpus" / place).read_bytes()[1:])
+            found.append((TESTS / "fuzz/corpus" / place).read_bytes()[1:])
             continue
-        with tarfile.open(TESTS / "data" / f"{archive}.tar.gz") as tar:
+        with tarfile.open(TESTS / f"data/{archive}.tar.gz") as tar:
             members = [one for one in tar if one.isfile() and one.name.removeprefix("./").startswith(beginning)]
             found += [file.read() for one in members if (file := tar.extractfile(one)) is not None]
     assert found

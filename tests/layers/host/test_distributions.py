@@ -50,4 +50,4 @@ def test_entry_points_are_found_once_they_are_installed(tmp_path: Path, monkeypa
     for is_there in (False, True):
         assert ("mine" in {point.name for point in distributions.entry_points("cachectl.layers")}) is is_there
         (tmp_path / "mine-1.0.dist-info").mkdir(exist_ok=True)
-        (tmp_path / "mine-1.0.dist-info" / "entry_points.txt").write_text("[cachectl.layers]\nmine = mine:Mine\n")
+        (tmp_path / "mine-1.0.dist-info/entry_points.txt").write_text("[cachectl.layers]\nmine = mine:Mine\n")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from homes import Home
-from support.drivers import register_driver
+from support.layers import register_driver
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.drivers import driver_files, driver_libraries, only_library, opencl_drivers
@@ -34,13 +34,13 @@ def wheel() -> Path:
 def test_the_activated_prefix_counts_beside_the_systems_folder(tmp_path: Path, *, of_this_python: bool) -> None:
     """Neither loader's drivers may hide the other's."""
     plain = opencl_drivers(Environment({}, home=tmp_path))
-    vendors = tmp_path / "conda" / "etc" / "OpenCL" / "vendors"
+    vendors = tmp_path / "conda/etc/OpenCL/vendors"
     file = register_driver(vendors, "libnvidia-opencl.so.1")
     (vendors / "linked.icd").symlink_to(file)
     # So counts what the package ``ocl-icd-system`` links; links in a circle end.
     folder = register_driver(tmp_path / "system", "libintelocl.so")
     (vendors / "ocl-icd-system").symlink_to(tmp_path / "system")
-    (tmp_path / "system" / "again").symlink_to(tmp_path / "system")
+    (tmp_path / "system/again").symlink_to(tmp_path / "system")
     prefix = tmp_path / "conda" if of_this_python else None
     conda = Environment({"CONDA_PREFIX": str(tmp_path / "conda")}, home=tmp_path, prefix=prefix)
     # Where this Python's loader is not known, the system's counts too.
@@ -54,10 +54,10 @@ def test_the_activated_prefix_counts_beside_the_systems_folder(tmp_path: Path, *
 
 def test_makers_are_named_by_the_library_alone(tmp_path: Path) -> None:
     """Not by its folder; on another platform without a look at the library; behind a link, where the link leads."""
-    vendors = tmp_path / "envs" / "pocl"
+    vendors = tmp_path / "envs/pocl"
     icd = register_driver(vendors, "libintelocl.so")
-    (tmp_path / "envs" / "deep").mkdir()
-    (tmp_path / "below").symlink_to(tmp_path / "envs" / "deep")
+    (tmp_path / "envs/deep").mkdir()
+    (tmp_path / "below").symlink_to(tmp_path / "envs/deep")
     os.utime(vendors, (1, 1))
     for named in (icd, f"{tmp_path}/below/../pocl"):
         assert opencl_drivers(Environment({"OCL_ICD_VENDORS": named}, home=tmp_path)) == ("Intel CPU",)
@@ -70,14 +70,14 @@ def test_makers_are_named_by_the_library_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["VIRTUAL_ENV", "CONDA_PREFIX", "--python"])
 def test_pyopencl_of_another_python_counts(tmp_path: Path, how: str) -> None:
     """As when cachectl has an environment of its own."""
-    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    packages = tmp_path / "lib/python3.11/site-packages"
     packages.mkdir(parents=True)
     (packages / "pyopencl").symlink_to(wheel())
     variables = {} if how == "--python" else {how: str(tmp_path)}
-    named = (tmp_path / "bin" / "python",) if how == "--python" else ()
+    named = (tmp_path / "bin/python",) if how == "--python" else ()
     # The folder of the variable replaces the system's, not the one in PyOpenCL's wheel.
     environment = Environment({"OCL_ICD_VENDORS": str(tmp_path), **variables}, home=tmp_path, python_paths=named)
-    assert driver_files(environment, ("PoCL",)) == (str(packages / "pyopencl" / ".libs" / "pocl.icd"),)
+    assert driver_files(environment, ("PoCL",)) == (str(packages / "pyopencl/.libs/pocl.icd"),)
 
 
 @pytest.mark.real
@@ -91,7 +91,7 @@ def test_labels_of_several_drivers(
     # So the wheel's loader finds Debian's PoCL beside its own.
     both: dict[str, Any] = {"OCL_ICD_VENDORS": str(tmp_path / "vendors")}
     (tmp_path / "vendors").mkdir()
-    (tmp_path / "vendors" / "pocl.icd").write_text(f"{library}\n")
+    (tmp_path / "vendors/pocl.icd").write_text(f"{library}\n")
     there: dict[str, dict[str, Any]] = {"one": dict(debian_pocl.variables), "several": both}
     other = new_home(tmp_path / "other")
     for name, variables in there.items():
@@ -141,7 +141,7 @@ def test_several_drivers_of_one_maker_are_told_from_copies_and_links(tmp_path: P
 def test_a_libopencl_that_is_a_driver_is_the_only_one(tmp_path: Path) -> None:
     """A module's PoCL may be built without a loader; the wheel's stands in the place of such a one."""
     pocl = next(wheel().glob(".libs/libpocl*"))
-    loader = tmp_path / "prefix" / "lib" / "libOpenCL.so.1"
+    loader = tmp_path / "prefix/lib/libOpenCL.so.1"
     loader.parent.mkdir(parents=True)
     loader.symlink_to(pocl)
     variables = {"CONDA_PREFIX": str(tmp_path / "prefix"), "OCL_ICD_VENDORS": str(tmp_path / "none")}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from homes import Home
+from support.layers import assigned
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.launcher import Launch, launched
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 
 STAGE = (sys.executable, "-m", "cachectl", "stage", "--out", "warm.zip", "--")
 #: As srun sets them for a step of four tasks within an allocation of eight.
-STEP = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
-STEP["SLURM_PROCID"] = "0"
+STEP = "SLURM_JOB_ID=7 SLURM_NTASKS=4 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0"
 
 
 def lines_of(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -45,7 +45,7 @@ def test_ranks_that_mpi_does_not_connect_do_nothing(home: Home, mpiexec: str, op
     done = home.run(open_mpi.mpiexec, "-n", "2", *STAGE, "mktemp", "ran-XXX", check=False, **permissions)
     assert done.returncode != 0
     # As srun --mpi=none -n4 starts them: the MPI library finds nobody to connect to.
-    done = home.run(*STAGE, "mktemp", "ran-XXX", check=False, **STEP)
+    done = home.run(*STAGE, "mktemp", "ran-XXX", check=False, **assigned(STEP))
     assert done.returncode == 1
     assert "does not connect" in done.stderr
     assert "srun --mpi=list" in done.stderr
@@ -68,30 +68,30 @@ def test_ranks_that_are_connected_go_on(home: Home, mpiexec: str, open_mpi: Othe
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        ({}, None),
-        ({"PMI_SIZE": "1", "PMI_RANK": "0"}, None),
-        ({"PMI_SIZE": "24", "PMI_RANK": "3", "MPI_LOCALNRANKS": "12"}, ("PMI_SIZE=24", 24, 3)),
-        ({"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1"}, ("MPI_LOCALNRANKS=2", 2, 1)),
+        ("", None),
+        ("PMI_SIZE=1 PMI_RANK=0", None),
+        ("PMI_SIZE=24 PMI_RANK=3 MPI_LOCALNRANKS=12", ("PMI_SIZE=24", 24, 3)),
+        ("MPI_LOCALNRANKS=2 MPI_LOCALRANKID=1", ("MPI_LOCALNRANKS=2", 2, 1)),
         # One rank on each of two nodes: the node's number is not the job's.
-        ({"PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALNRANKS": "1"}, ("PMI_SIZE=2", 2, 0)),
-        ({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "0"}, ("OMPI_COMM_WORLD_SIZE=8", 8, 0)),
-        ({"FLUX_JOB_SIZE": "4", "FLUX_TASK_RANK": "1"}, ("FLUX_JOB_SIZE=4", 4, 1)),
+        ("PMI_SIZE=2 PMI_RANK=0 MPI_LOCALNRANKS=1", ("PMI_SIZE=2", 2, 0)),
+        ("OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_RANK=0", ("OMPI_COMM_WORLD_SIZE=8", 8, 0)),
+        ("FLUX_JOB_SIZE=4 FLUX_TASK_RANK=1", ("FLUX_JOB_SIZE=4", 4, 1)),
         # PALS and PMIx may set the rank alone: rank 0 cannot know.
-        ({"PALS_RANKID": "5"}, ("PALS_RANKID=5", None, 5)),
-        ({"PMIX_RANK": "0"}, None),
+        ("PALS_RANKID=5", ("PALS_RANKID=5", None, 5)),
+        ("PMIX_RANK=0", None),
         # An mpiexec of one rank within a step, and one of several within a step of one task.
-        ({**STEP, "PMI_SIZE": "1", "PMI_RANK": "0"}, None),
-        ({**STEP, "SLURM_STEP_NUM_TASKS": "1", "PMI_SIZE": "6", "PMI_RANK": "0"}, ("PMI_SIZE=6", 6, 0)),
+        (f"{STEP} PMI_SIZE=1 PMI_RANK=0", None),
+        (f"{STEP} SLURM_STEP_NUM_TASKS=1 PMI_SIZE=6 PMI_RANK=0", ("PMI_SIZE=6", 6, 0)),
         (STEP, ("SLURM_STEP_NUM_TASKS=4", 4, 0)),
         # srun -n1 within a larger allocation; the batch script of an older and of a newer Slurm; the shell of salloc.
-        ({**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"}, None),
-        ({**STEP, "SLURM_STEP_ID": "", "SLURM_STEP_NUM_TASKS": ""}, None),
-        ({**STEP, "SLURM_STEP_ID": "4294967291", "SLURM_STEP_NUM_TASKS": ""}, None),
-        ({**STEP, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}, None),
+        (f"{STEP} SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=1", None),
+        (f"{STEP} SLURM_STEP_ID= SLURM_STEP_NUM_TASKS=", None),
+        (f"{STEP} SLURM_STEP_ID=4294967291 SLURM_STEP_NUM_TASKS=", None),
+        (f"{STEP} SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_TASKS=1", None),
         # A batch script, with the rank that Slurm gives it.
-        ({"SLURM_NTASKS": "64", "SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, None),
-        ({"PMI_SIZE": "many", "PMI_RANK": "\u00b2", "FLUX_JOB_SIZE": "9" * 5000}, None),
+        ("SLURM_NTASKS=64 SLURM_PROCID=0 SLURM_JOB_ID=1", None),
+        pytest.param(f"PMI_SIZE=many PMI_RANK=\u00b2 FLUX_JOB_SIZE={'9' * 5000}", None, id="no numbers"),
     ],
 )
-def test_variables_of_launchers(tmp_path: Path, variables: dict[str, str], expected: Launch | None) -> None:
-    assert launched(Environment(variables, home=tmp_path, cwd=tmp_path)) == expected
+def test_variables_of_launchers(tmp_path: Path, variables: str, expected: Launch | None) -> None:
+    assert launched(Environment(assigned(variables), home=tmp_path, cwd=tmp_path)) == expected

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.layers import write
 from tiers import absent, needing
 
 from cachectl.layers.base.environment import Environment
@@ -132,9 +133,8 @@ def lay_out(folder: Path, pocl: Path, other: Path) -> None:
         "within/folder/pocl.icd": f"{pocl}\n",
     }
     for name, content in forms.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content.encode())
-    (folder / "a folder" / "pocl.icd").mkdir(parents=True)
+        write((folder / name), content.encode())
+    (folder / "a folder/pocl.icd").mkdir(parents=True)
     for name, target in (("linked/pocl.icd", "pocl/pocl.icd"), ("linked folder/system", "both")):
         (folder / name).parent.mkdir()
         (folder / name).symlink_to(folder / target)
@@ -259,9 +259,8 @@ def prefix_loader(debian_loader: RealLoader, tmp_path: Path, layout: Path) -> It
     os.close(folder)
     content = debian_loader.libraries[0].read_bytes()
     assert content.count(b"/etc/OpenCL/vendors\0") == 1
-    library = tmp_path / "prefix" / "lib" / "libOpenCL.so.1"
-    library.parent.mkdir(parents=True)
-    library.write_bytes(content.replace(b"/etc/OpenCL/vendors\0", b"/dev/fd/77/vendors\0\0"))
+    library = tmp_path / "prefix/lib/libOpenCL.so.1"
+    write(library, content.replace(b"/etc/OpenCL/vendors\0", b"/dev/fd/77/vendors\0\0"))
     yield RealLoader((library,), prefix=tmp_path / "prefix", handles=(77,))
     os.close(77)
 
@@ -351,7 +350,7 @@ def test_a_library_is_found_by_its_name_as_dlopen_finds_it(tmp_path: Path) -> No
         # The first folder has a library of another machine, which the linker passes over.
         content[18:20] = content[18:20] if number == 2 else b"\xf7\0"
         (folder / "libforeign.so.1").write_bytes(content)
-    (tmp_path / "1" / "libalone.so.1").write_bytes((tmp_path / "1" / "libforeign.so.1").read_bytes())
+    (tmp_path / "1/libalone.so.1").write_bytes((tmp_path / "1/libforeign.so.1").read_bytes())
     asked = sorted({*names, "libforeign.so.1", "libalone.so.1"})
     variables = {"LD_LIBRARY_PATH": f"{tmp_path / '1'}:{tmp_path / '2'}"}
     command = [sys.executable, "-c", OPENED, *asked]

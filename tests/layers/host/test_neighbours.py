@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from homes import Home
+from support.layers import write
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.neighbours import neighbours
@@ -39,7 +40,7 @@ PLACES = [
 
 @pytest.mark.parametrize(("library", "variable", "value", "place"), PLACES)
 def test_places(tmp_path: Path, library: str, variable: str, value: str, place: str) -> None:
-    (tmp_path / "venv" / ".cache" / "pyop2").mkdir(parents=True)
+    (tmp_path / "venv/.cache/pyop2").mkdir(parents=True)
     # Less than the variable of the cache.
     variables = {"TRITON_HOME": "/x", variable: value.format(home=tmp_path)}
     expected = {name: (path, "default") for name, path in DEFAULTS.items()}
@@ -52,10 +53,10 @@ def test_places(tmp_path: Path, library: str, variable: str, value: str, place: 
 
 
 def test_sizes_are_counted_to_the_end_or_unknown(tmp_path: Path) -> None:
-    folder = tmp_path / ".triton" / "cache"
+    folder = tmp_path / ".triton/cache"
     (folder / "below").mkdir(parents=True)
     (folder / "one").write_bytes(bytes(100))
-    (folder / "below" / "two").write_bytes(bytes(23))
+    (folder / "below/two").write_bytes(bytes(23))
     (folder / "link").symlink_to("/usr")
     environment = Environment({"HOME": str(tmp_path)}, tmp_path, cwd=tmp_path, temporary=tmp_path / "tmp")
     triton, *others = neighbours(environment)
@@ -66,9 +67,8 @@ def test_sizes_are_counted_to_the_end_or_unknown(tmp_path: Path) -> None:
 
 
 def test_the_report_shows_them_when_asked(home: Home) -> None:
-    folder = home.path / ".cupy" / "kernel_cache"
-    folder.mkdir(parents=True)
-    (folder / "kernel.cubin").write_bytes(bytes(2048))
+    folder = home.path / ".cupy/kernel_cache"
+    write(folder / "kernel.cubin", bytes(2048))
     assert "neighbours" not in home.json("report")
     shown = home.cachectl("report", "--neighbours").stdout.splitlines()
     assert ["CuPy", "1", "2.0", "KiB", "~/.cupy/kernel_cache", "(default)"] in [line.split() for line in shown]

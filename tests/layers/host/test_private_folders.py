@@ -40,8 +40,8 @@ def mode(folder: Path) -> int:
 
 
 def test_a_folder_of_ones_own_is_used_itself_and_made_where_it_is_missing(tmp_path: Path, shared: Path) -> None:
-    assert private_folder(tmp_path / "a" / "b", make=True) == tmp_path / "a" / "b"
-    assert mode(tmp_path / "a" / "b") == 0o700
+    assert private_folder(tmp_path / "a/b", make=True) == tmp_path / "a/b"
+    assert mode(tmp_path / "a/b") == 0o700
     assert private_folder(shared / "job", make=True) == shared / "job"
     with pytest.raises(CachectlError, match="No such file"):
         private_folder(tmp_path / "missing")
@@ -69,7 +69,7 @@ def test_a_planted_folder_is_refused_and_the_home_takes_its_place(home: Home, sh
     with pytest.raises(CachectlError, match=f"^{place}: "):
         private_folder(shared)
     done = home.cachectl("run", "--isolated", "--", "sh", "-c", 'echo "$XDG_CACHE_HOME"', TMPDIR=str(shared))
-    scratch = home.path / ".local" / "state" / "cachectl" / "scratch"
+    scratch = home.path / ".local/state/cachectl/scratch"
     assert done.stdout.startswith(str(scratch))
     assert (len(done.stderr.splitlines()), str(place) in done.stderr) == (1, True)
     assert os.listdir(scratch) == []

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from homes import Home
 from support.dictionaries import NONE, dictionary
+from support.layers import write
 
 from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.host.pythons import RECORD, Python, PythonRecord, candidates, look
@@ -31,8 +32,7 @@ def installs(prefix: Path, **packages: str) -> None:
     shutil.rmtree(prefix / SITE)
     for name, version in packages.items():
         folder = prefix / SITE / f"{name}-{version}.dist-info"
-        folder.mkdir(parents=True)
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        write(folder / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
 class Prefix:
@@ -40,7 +40,7 @@ class Prefix:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.python, self.counting = folder / "bin" / "python", folder / "bin" / "counting"
+        self.python, self.counting = folder / "bin/python", folder / "bin/counting"
 
     @property
     def starts(self) -> int:
@@ -64,7 +64,7 @@ def prefix(tmp_path: Path) -> Prefix:
 def row(home: Home, loopy: str, version: str = VERSION) -> None:
     """Make a dictionary with one row, as a loopy of this version names it under a Python of a version."""
     name = f"pdict-v5-loopy-schedule-cache-v4-{loopy}-islpy2024.2-cgen2020.1-v2-{version}.sqlite"
-    dictionary(home.path / ".cache" / "pytools", name, {"0" * 16: NONE})
+    dictionary(home.path / ".cache/pytools", name, {"0" * 16: NONE})
 
 
 def user(home: Home, *folders: Path, **changes: str) -> Environment:
@@ -151,11 +151,11 @@ def test_folders_of_packages_are_those_on_its_path(tmp_path: Path, base: str, op
         made = [base, "-m", "venv", "--without-pip", *options, str(tmp_path / "venv")]
         if not python.exists() or subprocess.run(made, check=False).returncode:
             pytest.skip(f"needs {base} with its module venv")
-        python = tmp_path / "venv" / "bin" / "python"
+        python = tmp_path / "venv/bin/python"
         (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
         for name in ("named", "not there", "commented"):
             (tmp_path / name / "site-packages").mkdir(parents=True)
-        (tmp_path / "not there" / "site-packages").rmdir()
+        (tmp_path / "not there/site-packages").rmdir()
         lines = [f"{tmp_path}/named/site-packages", f"{tmp_path}/not there/site-packages", "../elsewhere", ""]
         (site / "parent.pth").write_text("\n".join([*lines, f"#{tmp_path}/commented/site-packages"]))
     records: dict[str, PythonRecord] = {}
@@ -185,8 +185,8 @@ def test_what_others_can_replace_is_not_started(planted: str | None, variable: s
             (folder / part).chmod(0o755)
         (folder / "pyvenv.cfg").rmdir()
         (folder / "pyvenv.cfg").touch()
-        real = Path(shutil.copy(sys.executable, folder / "base" / "bin" / "python3.11"))
-        program = folder / "bin" / "python3.11"
+        real = Path(shutil.copy(sys.executable, folder / "base/bin/python3.11"))
+        program = folder / "bin/python3.11"
         program.symlink_to(folder / "middle")
         (folder / "middle").symlink_to(real)
         if planted == "script":
@@ -264,7 +264,7 @@ def test_rows_are_stale_only_if_a_known_python_made_them_and_none_can_hit_them(
         installs(prefix.folder, **PACKAGES | {"loopy": "2025.2"})
     elif change == "base not mounted":
         prefix.python.unlink()
-        prefix.python.symlink_to(prefix.folder.parent / "modules" / "python")
+        prefix.python.symlink_to(prefix.folder.parent / "modules/python")
     found = staleness(user(home, *[prefix.python.parent] * (change == "upgraded")))
     assert {name: whether for name, (whether, _) in found.items()} == {"2024.1": stale, "2023.1": None}
     assert because in str(found["2024.1"][1])
@@ -310,5 +310,5 @@ def test_a_relative_cache_home_is_where_each_platformdirs_puts_it(home: Home, pr
         installed=lambda name: "4.14.0" if name == "platformdirs" else None,
     )
     roots = {root.path: root.source for root in Stack(environment, plugins=False)["loopy"].roots()}
-    assert list(roots) == [home.path / ".cache" / "pytools", home.path / "relative" / "pytools"]
+    assert list(roots) == [home.path / ".cache/pytools", home.path / "relative/pytools"]
     assert str(prefix.python.parent) in list(roots.values())[1]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from injector import Injector
-from support.layers import environment_of, got
+from support.layers import clear, environment_of, got, usage_of, verified
 from support.mesa import OPENCL, STORES, contents, crc, entry, fill, graphics, key, layer_of, listed
 from tiers import amount, thorough
 
@@ -20,11 +20,16 @@ from cachectl.config import Limits
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Damaged, EntryExists
 from cachectl.layers.base.facts import Artifact, Severity
-from cachectl.layers.base.selection import Selection
 from cachectl.layers.formats import zstd
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.cache import MesaShaderCache, read_limit
 from cachectl.verbs.prune import plan_prune
+
+
+def filled(home: Path, store: str, entries: dict[str, bytes]) -> tuple[MesaShaderCache, Path]:
+    """Fill a store; return the layer and the root."""
+    return layer_of(home, store), fill(home / ".cache", store, entries)
+
 
 # ---------------------------------------------------------------------- places and switches
 
@@ -52,7 +57,7 @@ def test_a_size_without_unit_is_gigabytes(value: str, expected: tuple[int, bool]
 
 
 def test_a_cache_that_is_nearly_full_is_reported(tmp_path: Path) -> None:
-    root = fill(tmp_path / "home" / ".cache", "multi-file", contents())
+    root = fill(tmp_path / "home/.cache", "multi-file", contents())
     (root / "index").write_bytes(struct.pack("<Q", 1000 << 20) + bytes(65536 * 20))
     assert [finding.code for finding in MesaShaderCache(environment_of(tmp_path / "home")).diagnose()] == ["cap"]
 
@@ -62,25 +67,23 @@ def test_a_cache_that_is_nearly_full_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("store", STORES)
 def test_entries_of_gl_are_neither_counted_nor_cleared_unless_named(store: str, tmp_path: Path) -> None:
-    layer = layer_of(tmp_path / "home", store)
-    root = fill(tmp_path / "home" / ".cache", store, {**contents(), **graphics()})
+    layer, root = filled(tmp_path / "home", store, {**contents(), **graphics()})
     entries = listed(layer)
     assert {name for name, found in entries.items() if found.guest} == set(graphics())
     assert {found.detail["of"] for found in entries.values()} == {"OpenCL", "GL or Vulkan"}
-    assert layer.store.usage(layer.roots()[0]).entries == 4
+    assert usage_of(layer).entries == 4
     plan = layer.plan_clear()
     assert len(plan.entries) == 4
     (note,) = plan.skipped
     assert note.because.startswith(f"2 in {root} left")
     assert layer.clear(plan).removed == 4
     assert set(listed(layer)) == set(graphics())
-    assert layer.clear(layer.plan_clear(Selection(key=key("g")))).removed == 1
+    assert clear(layer, key=key("g")).removed == 1
     assert set(listed(layer)) == {key("h")}
 
 
 def test_the_driver_of_entries_is_unknown_without_a_kernel(tmp_path: Path) -> None:
-    layer = layer_of(tmp_path / "home", "multi-file")
-    fill(tmp_path / "home" / ".cache", "multi-file", {key("x"): entry(b"\x7fELF" + bytes(9), "a" * 40)})
+    layer, _ = filled(tmp_path / "home", "multi-file", {key("x"): entry(b"\x7fELF" + bytes(9), "a" * 40)})
     assert listed(layer)[key("x")].detail["of"] == "unknown"
     assert layer.plan_clear().entries == ()
 
@@ -88,8 +91,7 @@ def test_the_driver_of_entries_is_unknown_without_a_kernel(tmp_path: Path) -> No
 def test_rusticls_own_entries_are_recognised_by_name(tmp_path: Path) -> None:
     words = [0x07230203, 0x10000, 0, 9, 0, (5 << 16) | 15, 6, 1, *struct.unpack("<2I", b"spirv_k\0")]
     module = struct.pack(f"<{len(words)}I", *words)
-    layer = layer_of(tmp_path / "home", "multi-file")
-    fill(tmp_path / "home" / ".cache", "multi-file", {key("x"): entry(module, "rusticl", "rusticl")})
+    layer, _ = filled(tmp_path / "home", "multi-file", {key("x"): entry(module, "rusticl", "rusticl")})
     assert listed(layer)[key("x")].kernels == ("spirv_k",)
     assert len(layer.plan_clear().entries) == 1
 
@@ -97,8 +99,7 @@ def test_rusticls_own_entries_are_recognised_by_name(tmp_path: Path) -> None:
 def test_without_zstd_entries_are_listed_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = b"\x28\xb5\x2f\xfd" + bytes(20)
     data = b"\1" + OPENCL.encode() + b"\0llvmpipe\0" + struct.pack("<BQIII", 8, 0, 0, crc(packed), 40) + packed
-    layer = layer_of(tmp_path / "home", "multi-file")
-    fill(tmp_path / "home" / ".cache", "multi-file", {key("x"): data})
+    layer, _ = filled(tmp_path / "home", "multi-file", {key("x"): data})
     # A Python may be built without it.
     monkeypatch.setitem(sys.modules, "cachectl.layers.formats.zstd", None)
     monkeypatch.delattr("cachectl.layers.formats.zstd", raising=False)
@@ -130,19 +131,12 @@ def test_a_payload_is_unpacked_no_further_than_its_header_says(announced: int, m
 # ---------------------------------------------------------------------- stores
 
 
-def filled(home: Path, store: str, entries: dict[str, bytes]) -> tuple[MesaShaderCache, Path]:
-    """Fill a store; return the layer and the root."""
-    return layer_of(home, store), fill(home / ".cache", store, entries)
-
-
 @pytest.mark.parametrize("store", STORES)
 def test_an_entry_goes_from_one_store_into_another(store: str, tmp_path: Path) -> None:
-    source = layer_of(tmp_path / "one", "multi-file")
-    fill(tmp_path / "one" / ".cache", "multi-file", contents())
+    source, _ = filled(tmp_path / "one", "multi-file", contents())
     target = layer_of(tmp_path / "two", store)
     for name in contents():
-        artifact = source.get(name)
-        assert artifact is not None
+        artifact = got(source, name)
         target.put(name, artifact)
     assert {name: found.kernels for name, found in listed(target).items()} == {
         name: found.kernels for name, found in listed(source).items()
@@ -151,7 +145,7 @@ def test_an_entry_goes_from_one_store_into_another(store: str, tmp_path: Path) -
     fill(expected, store, contents())
     for path in sorted(expected.rglob("*")):
         if path.suffix in (".foz", ".db") or path.parent.name == key("a")[:2]:
-            written = tmp_path / "two" / ".cache" / path.relative_to(expected)
+            written = tmp_path / "two/.cache" / path.relative_to(expected)
             assert written.read_bytes()[20:] == path.read_bytes()[20:]
 
 
@@ -165,7 +159,7 @@ def test_a_different_entry_is_replaced_only_when_asked(store: str, tmp_path: Pat
     layer.put(key("b"), artifact, replace=True)
     assert got(layer, key("b")).data == artifact.data
     assert all(got(layer, name).data == contents()[name] for name in contents().keys() - {key("b")})
-    assert list(layer.store.verify(layer.roots()[0])) == []
+    assert verified(layer) == []
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -178,13 +172,13 @@ def test_a_flipped_byte_is_found_and_the_entry_removed(store: str, tmp_path: Pat
             for whole in bad.values():
                 data = data.replace(whole, whole[:-3] + b"\0\0\0")
             path.write_bytes(data)
-    found = list(layer.store.verify(layer.roots()[0]))
+    found = verified(layer)
     assert {(finding.key, finding.severity) for finding in found} == {(name, Severity.RECOMPILES) for name in bad}
     with pytest.raises(Damaged):
         layer.get(key("c"))
     outcome = layer.clear(layer.plan_clear(damaged=True))
     assert (outcome.removed, outcome.failed, outcome.skipped) == (2, (), ())
-    assert list(layer.store.verify(layer.roots()[0])) == []
+    assert verified(layer) == []
     assert listed(layer).keys() == {**contents(), **graphics()}.keys() - bad.keys()
 
 
@@ -197,7 +191,7 @@ def test_an_unknown_version_is_not_removed_as_damaged(store: str, tmp_path: Path
             data = path.read_bytes()
             path.write_bytes(data[:place] + b"\x09" + data[place + 1 :])
     before = snapshot(root)
-    found = list(layer.store.verify(layer.roots()[0]))
+    found = verified(layer)
     assert {(finding.code, finding.severity, finding.thing) for finding in found} == {
         ("foreign", Severity.HARMLESS, None)
     }
@@ -210,7 +204,7 @@ def test_a_single_file_that_mesa_cannot_use_is_removed_with_its_other_half(name:
     layer, root = filled(tmp_path / "home", "single-file", contents())
     (path,) = root.rglob(name)
     path.write_bytes(b"what is none of Mesa's")
-    found = list(layer.store.verify(layer.roots()[0]))
+    found = verified(layer)
     assert {Path(str(finding.key)).name for finding in found} == {"foz_cache.foz", "foz_cache_idx.foz"}
     # Who has it open is not known.
     busy = MesaShaderCache(replace(layer.environment, processes=Path("/no such folder"))).plan_clear(damaged=True)
@@ -228,7 +222,7 @@ def test_a_program_that_has_a_single_file_open_goes_on_using_its_own(tmp_path: P
     (path,) = root.rglob("foz_cache.foz")
     before = path.read_bytes()
     with path.open("rb") as program:
-        layer.clear(layer.plan_clear(Selection(key=key("a"))))
+        clear(layer, key=key("a"))
         assert program.read() == before
     assert path.read_bytes() != before
 
@@ -236,7 +230,7 @@ def test_a_program_that_has_a_single_file_open_goes_on_using_its_own(tmp_path: P
 def test_a_database_gets_another_number_so_that_programs_read_it_again(tmp_path: Path) -> None:
     layer, root = filled(tmp_path / "home", "database", contents())
     inode, before = (root / "mesa_cache.db").stat().st_ino, (root / "mesa_cache.db").read_bytes()[:20]
-    layer.clear(layer.plan_clear(Selection(key=key("a"))))
+    clear(layer, key=key("a"))
     heads = {(root / f"mesa_cache.{ending}").read_bytes()[:20] for ending in ("db", "idx")}
     assert len(heads) == 1
     assert before not in heads
@@ -254,11 +248,11 @@ def test_the_index_counts_what_is_there_after_every_change(tmp_path: Path) -> No
 
     (root / "index").write_bytes(struct.pack("<Q", 1 << 28) + bytes(65536 * 20))
     artifact = got(layer, key("a"))
-    layer.clear(layer.plan_clear())
+    clear(layer)
     assert counted() == held() > 0
     layer.put(key("a"), artifact)
     assert counted() == held()
-    assert list(layer.store.verify(layer.roots()[0])) == []
+    assert verified(layer) == []
 
 
 @pytest.mark.parametrize("store", ["multi-file", "single-file"])
@@ -267,7 +261,7 @@ def test_an_index_of_one_length_is_no_ground_for_removing_entries(store: str, tm
     held = sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and path.name != "index")
     assert plan_prune([layer], Limits(bytes=held)).plans[0].entries == ()
     assert len(plan_prune([layer], Limits(bytes=held - 1)).plans[0].entries) == 1
-    assert layer.store.usage(layer.roots()[0]).bytes == held + 1310728
+    assert usage_of(layer).bytes == held + 1310728
 
 
 @pytest.mark.parametrize(("store", "arguments"), [("single-file", ("--kernel", "rk0")), *thorough(("multi-file", ()))])

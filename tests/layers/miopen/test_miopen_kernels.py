@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.layers import environment_of, got, python, running
+from support.layers import clear, environment_of, got, keys_of, python, root_of, running, sql, verified
 from support.miopen_files import FIND
 from support.miopen_kernels import (
     ARGS,
@@ -27,7 +27,6 @@ from support.miopen_kernels import (
     key_of,
     packed,
     problems,
-    spoil,
     store,
     stored,
     user_file,
@@ -134,8 +133,8 @@ def test_an_old_object_file_comes_and_goes_as_it_stands(tmp_path: Path, layer: M
     fill(tmp_path)
     read = got(layer, OBJECT)
     assert (read.form, read.data) == ("miopen-object/1", CODE)
-    assert layer.clear(layer.plan_clear(Selection(key=OBJECT))).removed == 1
-    path = tmp_path / ".cache" / "miopen" / OBJECT
+    assert clear(layer, key=OBJECT).removed == 1
+    path = tmp_path / ".cache/miopen" / OBJECT
     assert not path.exists()
     assert not path.parent.parent.exists(), "the empty folders above it stay"
     layer.put(OBJECT, read)
@@ -165,7 +164,7 @@ def test_a_database_that_a_program_writes_all_the_time_is_read_and_cleared(tmp_p
     layer = MIOpenKernels(replace(environment_of(tmp_path), lock_timeout=60.0))
     with running(*python(WRITER, path)) as program:
         assert KEY in {entry.key for entry in layer.entries()}
-        assert layer.clear(layer.plan_clear()).removed >= 4
+        assert clear(layer).removed >= 4
         assert KEY not in {entry.key for entry in layer.entries()}
         assert program.poll() is None
     with closing(sqlite3.connect(path)) as connection:
@@ -173,7 +172,7 @@ def test_a_database_that_a_program_writes_all_the_time_is_read_and_cleared(tmp_p
         connection.execute(INSERT, ("late.cl.o", "", *packed(CODE)))
         connection.commit()
         layer.store.recover(layer.roots()[0])
-        outcome = layer.clear(layer.plan_clear())
+        outcome = clear(layer)
         assert (outcome.removed >= 1, outcome.skipped, outcome.failed) == (True, (), ())
     assert (path.stat().st_ino, stored(path)) == (inode, [])
 
@@ -212,7 +211,7 @@ def test_rows_that_miopen_accepts_are_read_and_put_alike(tmp_path: Path, values:
     layer = MIOpenKernels(environment_of(tmp_path))
     read = got(layer, KEY)
     assert (problems(layer), findings(layer)) == ([], [])
-    assert layer.clear(layer.plan_clear()).removed == 1
+    assert clear(layer).removed == 1
     layer.put(KEY, read)
     assert stored(path) == [(NAME, ARGS, *encode(read.data))]
 
@@ -223,7 +222,7 @@ def test_rows_that_miopen_rejects_are_damaged(tmp_path: Path, layer: MIOpenKerne
     with pytest.raises(Damaged):
         layer.get(KEY)
     assert problems(layer) == []
-    (finding,) = layer.store.verify(layer.roots()[0])
+    (finding,) = verified(layer)
     assert (finding.key, finding.severity, finding.code) == (KEY, Severity.FAILS, "content")
     assert finding.fix == f"cachectl purge miopen --key '{KEY}'"
     # A damaged row is cleared, or replaced, like any other.
@@ -246,23 +245,15 @@ def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path, layer: M
     assert entries["ns::name.cl.o"] == key_of(name="ns%3A%3Aname.cl.o")
     artifacts = [one for one in get_many(layer, list(entries.values())).values() if isinstance(one, Artifact)]
     assert {one.detail["kernel_name"]: one.data for one in artifacts} == {name: CODE + name.encode() for name in NAMES}
-    assert layer.clear(layer.plan_clear(Selection(key=entries["ns::name.cl.o"]))).removed == 1
+    assert clear(layer, key=entries["ns::name.cl.o"]).removed == 1
     assert len(stored(path)) == len(NAMES) - 1
-    layer.clear(layer.plan_clear())
+    clear(layer)
     whole = [one for one in artifacts if one.detail["kernel_name"].endswith(".o")]
     assert put_many(layer, whole) == [True] * len(whole)
     assert len(stored(path)) == len(whole)
     # Keys of files in such a folder would mean another file.
-    store(tmp_path / ".cache" / "miopen" / "3.3.0.a::b" / "gfx90a6e.ukdb", {(NAME, ARGS): GOOD})
-    assert len(list(layer.entries())) == len(whole)
-
-
-def test_what_stands_in_the_place_of_a_packages_database_is_the_packages(tmp_path: Path) -> None:
-    (tmp_path / "db" / "gfx90a.kdb").mkdir(parents=True)
-    system = MIOpenSystemKernels(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
-    (finding,) = system.store.verify(system.roots()[0])
-    assert (finding.code, finding.severity) == ("no-file", Severity.FAILS)
-    assert "reinstall the package" in finding.fix
+    store(tmp_path / ".cache/miopen/3.3.0.a::b/gfx90a6e.ukdb", {(NAME, ARGS): GOOD})
+    assert len(keys_of(layer)) == len(whole)
 
 
 RECORD = Artifact("miopen-tuning", f"{FIND}::b", "miopen-record/1", b"b=S:1")
@@ -289,8 +280,8 @@ def test_what_stands_in_the_place_of_a_database_is_named_and_moved(  # noqa: PLR
         path.mkdir() if kind == "folder" else os.mkfifo(path)
     layer, code = made(environment_of(tmp_path)), "link" if kind == "link" else "no-file"
     assert problems(layer) == [code]
-    (finding,) = layer.store.verify(layer.roots()[0])
-    assert (finding.key, finding.code) == (str(path.relative_to(layer.roots()[0].path)), code)
+    (finding,) = verified(layer)
+    assert (finding.key, finding.code) == (str(path.relative_to(root_of(layer))), code)
     assert layer.get(put.key) is None
     with pytest.raises(Refused, match="a link, a folder"):
         layer.put(put.key, put)
@@ -299,16 +290,16 @@ def test_what_stands_in_the_place_of_a_database_is_named_and_moved(  # noqa: PLR
         assert finding.severity is severity
         subprocess.run(finding.fix, shell=True, check=True)  # noqa: S602 - the command is what is tested
         layer.put(put.key, put)
-        assert list(layer.store.verify(layer.roots()[0])) == []
+        assert verified(layer) == []
 
 
 def test_rows_that_break_statements_or_the_index_are_found(tmp_path: Path, layer: MIOpenKernels) -> None:
     path = store(user_file(tmp_path), {("it's.cl.o", ""): GOOD, (NAME, ARGS): GOOD})
-    assert len(list(layer.entries())) == 2
+    assert len(keys_of(layer)) == 2
     assert findings(layer) == [("quote", Severity.FAILS)]
-    assert layer.clear(layer.plan_clear(Selection(key=key_of(name="it's.cl.o", args="")))).removed == 1
+    assert clear(layer, key=key_of(name="it's.cl.o", args="")).removed == 1
     assert findings(layer) == []
-    spoil(path, f"DROP INDEX idx_kern_db; INSERT INTO kern_db({COLUMNS}) SELECT {COLUMNS} FROM kern_db")
+    sql(path, f"DROP INDEX idx_kern_db; INSERT INTO kern_db({COLUMNS}) SELECT {COLUMNS} FROM kern_db")
     assert findings(layer) == [("duplicate", Severity.FAILS)]
 
 
@@ -328,14 +319,14 @@ def test_unusable_files_are_problems(tmp_path: Path, layer: MIOpenKernels) -> No
     folder = user_file(tmp_path).parent
     tables = {"gfx900_56": "CREATE TABLE other(x)", "gfx90878": TABLE_2_3}
     for base, table in tables.items():
-        spoil(store(folder / f"{base}.ukdb", {}), f"DROP TABLE kern_db;{table}")
+        sql(store(folder / f"{base}.ukdb", {}), f"DROP TABLE kern_db;{table}")
     (folder / "gfx90a6e.ukdb").write_bytes(b"garbage" * 1000)
     store(folder / "gfx1030_36.ukdb", {(f"k{n}.s.o", ""): (os.urandom(5000), "0", 0) for n in range(9)})
     os.truncate(folder / "gfx1030_36.ukdb", 20_000)
     found = [thing for thing in layer.store.scan(layer.roots()[0]) if isinstance(thing, Problem)]
     codes = {problem.path.stem: problem.code for problem in found}
     assert codes == {**dict.fromkeys(tables, "unreadable"), **dict.fromkeys(("gfx90a6e", "gfx1030_36"), "sqlite")}
-    judged = {Path(finding.key or "").stem: finding for finding in layer.store.verify(layer.roots()[0])}
+    judged = {Path(finding.key or "").stem: finding for finding in verified(layer)}
     assert {name: (finding.code, finding.thing is not None) for name, finding in judged.items()} == {
         **dict.fromkeys(tables, ("foreign", False)),
         **dict.fromkeys(("gfx90a6e", "gfx1030_36"), ("damaged", True)),
@@ -345,20 +336,23 @@ def test_unusable_files_are_problems(tmp_path: Path, layer: MIOpenKernels) -> No
 
 
 def test_system_files_are_judged_by_their_header(tmp_path: Path) -> None:
-    store(tmp_path / "db" / "gfx90a.kdb", {(NAME, ARGS): GOOD}, wal=True)
+    store(tmp_path / "db/gfx90a.kdb", {(NAME, ARGS): GOOD}, wal=True)
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 333916279\n"
-    (tmp_path / "db" / "gfx906.kdb").write_text(pointer)
-    spoil(tmp_path / "db" / "gfx900.kdb", "CREATE TABLE other(x)")
+    (tmp_path / "db/gfx906.kdb").write_text(pointer)
+    sql(tmp_path / "db/gfx900.kdb", "CREATE TABLE other(x)")
+    (tmp_path / "db/gfx908.kdb").mkdir()
     system = MIOpenSystemKernels(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
     assert sorted(findings(system)) == [
         ("foreign", Severity.HARMLESS),
+        ("no-file", Severity.FAILS),
         ("too-small", Severity.RECOMPILES),
         ("wal", Severity.FAILS),
     ]
-    (wal,) = (finding for finding in system.store.verify(system.roots()[0]) if finding.code == "wal")
-    assert "journal_mode=delete" in wal.fix
-    assert [entry.key for entry in system.entries()] == [key_of("gfx90a.kdb")]
-    assert sorted(os.listdir(tmp_path / "db")) == ["gfx900.kdb", "gfx906.kdb", "gfx90a.kdb"]
+    fixes = {finding.code: finding.fix for finding in verified(system)}
+    assert "journal_mode=delete" in fixes["wal"]
+    assert "reinstall the package" in fixes["no-file"]
+    assert keys_of(system) == [key_of("gfx90a.kdb")]
+    assert sorted(os.listdir(tmp_path / "db")) == ["gfx900.kdb", "gfx906.kdb", "gfx908.kdb", "gfx90a.kdb"]
 
 
 def test_a_custom_folder_is_searched_with_and_without_version_folders(tmp_path: Path) -> None:
@@ -367,13 +361,13 @@ def test_a_custom_folder_is_searched_with_and_without_version_folders(tmp_path: 
         store(custom / file, {(NAME, ARGS): GOOD})
     layer = MIOpenKernels(environment_of(tmp_path, MIOPEN_CUSTOM_CACHE_DIR=str(custom)))
     assert {entry.key.split("::")[0] for entry in layer.entries()} == {"gfx90a6e.ukdb", "3.5.2./gfx90a6e.ukdb"}
-    assert layer.clear(layer.plan_clear()).removed == 2
+    assert clear(layer).removed == 2
 
 
 def test_roots_in_a_temporary_folder_show_their_owners_files_alone(tmp_path: Path) -> None:
     environment = environment_of(tmp_path)
-    mine = store(tmp_path / "tmp" / "gfx906_60.ukdb", {(NAME, ARGS): GOOD})
-    theirs = store(tmp_path / "tmp" / "gfx90a6e.ukdb", {(NAME, ARGS): GOOD})
+    mine = store(tmp_path / "tmp/gfx906_60.ukdb", {(NAME, ARGS): GOOD})
+    theirs = store(tmp_path / "tmp/gfx90a6e.ukdb", {(NAME, ARGS): GOOD})
     if os.getuid() == 0:
         os.chown(theirs, 12345, 12345)
     else:
@@ -381,15 +375,15 @@ def test_roots_in_a_temporary_folder_show_their_owners_files_alone(tmp_path: Pat
     layer = MIOpenKernels(environment)
     roots: dict[Path, Root] = {root.path: root for root in layer.roots()}
     assert roots[tmp_path / "tmp"].role == "temporary"
-    assert [entry.key for entry in layer.entries()] == [key_of("gfx906_60.ukdb")]
+    assert keys_of(layer) == [key_of("gfx906_60.ukdb")]
     assert layer.get(key_of("gfx90a6e.ukdb")) is None
-    assert layer.clear(layer.plan_clear()).removed == 1
+    assert clear(layer).removed == 1
     assert stored(mine) == []
 
 
 def test_a_folder_that_cannot_be_read_is_one_problem(tmp_path: Path) -> None:
     """It is read as databases and as object files."""
-    root = tmp_path / ".cache" / "miopen"
+    root = tmp_path / ".cache/miopen"
     root.parent.mkdir()
     root.symlink_to(root)
     assert problems(MIOpenKernels(environment_of(tmp_path))) == ["unreadable"]

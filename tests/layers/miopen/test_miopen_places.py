@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.layers import assigned, write
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Condition, Scope
@@ -36,44 +37,44 @@ def in_folders(folders: str, default: str) -> list[str]:
 @pytest.mark.parametrize(
     ("variables", "folders"),
     [
-        ({"HOME": "/home/u"}, "/home/u /spare"),
-        ({"HOME": "/home/u", "TMPDIR": "/scratch", "XDG_CACHE_HOME": "/elsewhere"}, "/home/u /scratch"),
-        ({}, "/spare"),
-        ({"HOME": ""}, "/spare"),
-        ({"HOME": "/"}, "/spare"),
-        ({"HOME": "/spare"}, "/spare"),
-        ({"HOME": "/home/u", "MIOPEN_CUSTOM_CACHE_DIR": "", "MIOPEN_USER_DB_PATH": ""}, "/home/u /spare"),
+        ("HOME=/home/u", "/home/u /spare"),
+        ("HOME=/home/u TMPDIR=/scratch XDG_CACHE_HOME=/elsewhere", "/home/u /scratch"),
+        ("", "/spare"),
+        ("HOME=", "/spare"),
+        ("HOME=/", "/spare"),
+        ("HOME=/spare", "/spare"),
+        ("HOME=/home/u MIOPEN_CUSTOM_CACHE_DIR= MIOPEN_USER_DB_PATH=", "/home/u /spare"),
     ],
 )
-def test_default_places(variables: dict[str, str], folders: str) -> None:
-    environment = environment_of(**variables)
+def test_default_places(variables: str, folders: str) -> None:
+    environment = environment_of(**assigned(variables))
     for made, default in ((MIOpenKernels, ".cache/miopen"), (MIOpenTuning, ".config/miopen")):
         roots = made(environment).roots()
         assert [str(root.path) for root in roots] == in_folders(folders, default)
         assert {root.scope for root in roots} == {Scope.USER}
-        assert ("HOME" in roots[0].source) is (folders == "/spare" and variables.get("HOME") != "/spare")
+        assert ("HOME" in roots[0].source) is (folders == "/spare" and variables != "HOME=/spare")
 
 
 #: Platform and variables, and the places with their sources: of the user's kernels and tuning, or of the system's.
-NAMED: list[tuple[str, dict[str, str], list[tuple[str, str]]]] = [
+NAMED: list[tuple[str, str, list[tuple[str, str]]]] = [
     (
         "linux",
-        {"HOME": "/home/u", "MIOPEN_CUSTOM_CACHE_DIR": "~/c", "MIOPEN_USER_DB_PATH": "d"},
+        "HOME=/home/u MIOPEN_CUSTOM_CACHE_DIR=~/c MIOPEN_USER_DB_PATH=d",
         [("/home/u/c", "MIOPEN_CUSTOM_CACHE_DIR"), ("/here/d", "MIOPEN_USER_DB_PATH")],
     ),
     (
         "linux",
-        {"MIOPEN_CUSTOM_CACHE_DIR": "~/c", "MIOPEN_USER_DB_PATH": "/d/~"},
+        "MIOPEN_CUSTOM_CACHE_DIR=~/c MIOPEN_USER_DB_PATH=/d/~",
         [("/spare/c", "MIOPEN_CUSTOM_CACHE_DIR"), ("/d/spare", "MIOPEN_USER_DB_PATH")],
     ),
     (
         "win32",
-        {"USERPROFILE": "/profile"},
+        "USERPROFILE=/profile",
         [(f"/profile/.miopen/{name}", "default (USERPROFILE)") for name in ("cache", "db")],
     ),
     (
         "linux",
-        {"HOME": "/home/u", "MIOPEN_SYSTEM_DB_PATH": "~/db"},
+        "HOME=/home/u MIOPEN_SYSTEM_DB_PATH=~/db",
         [
             ("/home/u/db", "MIOPEN_SYSTEM_DB_PATH"),
             ("/here/~/db", "MIOPEN_SYSTEM_DB_PATH (its ~ is taken as it stands)"),
@@ -83,8 +84,8 @@ NAMED: list[tuple[str, dict[str, str], list[tuple[str, str]]]] = [
 
 
 @pytest.mark.parametrize(("platform", "variables", "places"), NAMED)
-def test_named_places(platform: str, variables: dict[str, str], places: list[tuple[str, str]]) -> None:
-    environment = environment_of(platform, **variables)
+def test_named_places(platform: str, variables: str, places: list[tuple[str, str]]) -> None:
+    environment = environment_of(platform, **assigned(variables))
     system = "MIOPEN_SYSTEM_DB_PATH" in variables
     layers = (MIOpenSystemKernels, MIOpenSystemTuning) if system else (MIOpenKernels, MIOpenTuning)
     roots = [root for made in layers for root in made(environment).roots()]
@@ -104,26 +105,25 @@ def test_system_folders_are_found_beside_every_library(tmp_path: Path) -> None:
     (rocm.parent / "libMIOpen.so").symlink_to(rocm.name)
     (tmp_path / "rocm").symlink_to("rocm-6.2")
     (tmp_path / "view").mkdir()
-    (tmp_path / "view" / "libMIOpen.so.1").symlink_to(rocm)
+    (tmp_path / "view/libMIOpen.so.1").symlink_to(rocm)
     site = tmp_path / "site-packages"
     library(site / "torch", "libMIOpen.so")
-    without = site / "_rocm_sdk_libraries" / "share" / "miopen" / "db"
+    without = site / "_rocm_sdk_libraries/share/miopen/db"
     without.mkdir(parents=True)
     variables = {"ROCM_PATH": str(tmp_path / "rocm"), "LD_LIBRARY_PATH": f":{tmp_path / 'view'}"}
     for made in (MIOpenSystemKernels, MIOpenSystemTuning):
         roots = made(Environment(variables, home=HOME, site=(site,))).roots()
-        beside = [prefix / "share" / "miopen" / "db" for prefix in (tmp_path / "rocm-6.2", site / "torch")]
+        beside = [prefix / "share/miopen/db" for prefix in (tmp_path / "rocm-6.2", site / "torch")]
         assert [(root.path, root.scope) for root in roots] == [(path, Scope.SYSTEM) for path in (*beside, without)]
         assert roots[0].source == f"beside {rocm}"
 
 
 def test_old_versions_are_not_stale_where_several_miopens_are_installed(tmp_path: Path) -> None:
     library(tmp_path / "rocm")
-    library(tmp_path / "site" / "torch")
+    library(tmp_path / "site/torch")
     for version in ("2.2.1", "3.3.0.x"):
-        path = tmp_path / ".cache" / "miopen" / version / ("a" * 32) / "k.s.o"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(b"\x7fELF code")
+        path = tmp_path / ".cache/miopen" / version / ("a" * 32) / "k.s.o"
+        write(path, b"\x7fELF code")
     variables = {"HOME": str(tmp_path), "ROCM_PATH": str(tmp_path / "rocm")}
     environment = Environment(variables, home=tmp_path, site=(tmp_path / "site",), temporary=tmp_path / "tmp")
     assert [entry.stale for entry in MIOpenKernels(environment).entries()] == [None, None]
@@ -151,7 +151,7 @@ def test_the_state_is_absent_until_a_library_or_a_file_is_here(tmp_path: Path) -
     (tmp_path / "tmp").mkdir()
     environment = Environment({"HOME": str(tmp_path)}, home=tmp_path, temporary=tmp_path / "tmp")
     assert {made(environment).state().condition for made in LAYERS} == {Condition.ABSENT}
-    (tmp_path / "tmp" / "gfx906_60.ukdb").touch()
+    (tmp_path / "tmp/gfx906_60.ukdb").touch()
     assert MIOpenKernels(environment).state().condition is Condition.ENABLED
     assert MIOpenTuning(environment).state().condition is Condition.ABSENT
     library(tmp_path / "rocm")

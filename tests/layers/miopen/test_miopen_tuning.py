@@ -9,7 +9,7 @@ from dataclasses import replace as changed
 from pathlib import Path
 
 import pytest
-from support.layers import environment_of, got
+from support.layers import clear, environment_of, got, usage_of, verified
 from support.miopen_files import FIND
 from support.products import LINE, PERF, PROBLEM, TUNED, fill_system_tuning
 from support.products import fill_tuning as fill
@@ -20,6 +20,7 @@ from cachectl.layers.base.facts import Ability, Artifact, Problem, Severity
 from cachectl.layers.base.layer import get_many, put_many
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import MIOpenSystemTuning, MIOpenTuning
+from cachectl.stack import Stack
 
 
 def artifact(key: str, line: str, layer: str = "miopen-tuning") -> Artifact:
@@ -27,7 +28,7 @@ def artifact(key: str, line: str, layer: str = "miopen-tuning") -> Artifact:
 
 
 def folder_of(home: Path) -> Path:
-    folder = home / ".config" / "miopen"
+    folder = home / ".config/miopen"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -48,7 +49,7 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path, layer: MIOpen
     read = got(layer, entry.key)
     assert (read.form, read.data) == ("miopen-record/1", LINE.encode())
     assert layer.get(f"{FIND}::missing") is None
-    usage = layer.store.usage(layer.roots()[0])
+    usage = usage_of(layer)
     assert (usage.files, usage.bytes) == (2, sum(path.stat().st_size for path in folder.iterdir()))
     (folder / "gfx90a6e.HIP.2_20_0_.ufdb.txt").write_text("k=S:1,0,A\n")
     stale = {entry.versions["miopen"]: entry.stale_because for entry in layer.entries()}
@@ -58,6 +59,8 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path, layer: MIOpen
 def test_tuning_is_precious_and_knows_no_kernels(tmp_path: Path, layer: MIOpenTuning) -> None:
     fill(tmp_path)
     assert layer.about.precious
+    stack = Stack(layer.environment, plugins=False)
+    assert "miopen-tuning" not in {one.name for one in stack.clearable()}
     assert layer.abilities()[Ability.KERNELS] is not None
     plan = layer.plan_clear(Selection(kernel="*"))
     assert (plan.entries, "kernel" in plan.skipped[0].because) == ((), True)
@@ -91,10 +94,10 @@ def test_running_programs_notice_an_edit(tmp_path: Path, layer: MIOpenTuning) ->
     assert (folder / FIND).read_text() == f"{LINE}\nother=S:1.5,0,A;T:2.5,0,B\nnew=S:1,0,A\n"
     assert (folder / FIND).stat().st_mode & 0o777 == 0o777
     assert began < int((folder / f"{FIND}.time").read_text()) < time.monotonic_ns()
-    layer.clear(layer.plan_clear(Selection(key=f"{FIND}::new")))
+    clear(layer, key=f"{FIND}::new")
     assert (folder / FIND).read_text() == f"{LINE}\nother=S:1.5,0,A;T:2.5,0,B\n"
     # An emptied file goes with its time.
-    outcome = layer.clear(layer.plan_clear())
+    outcome = clear(layer)
     assert (outcome.removed, outcome.failed) == (3, ())
     assert sorted(os.listdir(folder)) == ["miopen-lockfiles"]
 
@@ -105,10 +108,10 @@ def test_locks_lie_where_every_miopen_takes_them_for_every_spelling_of_the_folde
     named = f"{tmp_path}/./link"
     layer = MIOpenTuning(environment_of(tmp_path, MIOPEN_USER_DB_PATH=f"{named}/"))
     layer.put(f"{FIND}::new", artifact(f"{FIND}::new", "new=S:1,0,A"))
-    locks = [folder / "miopen-lockfiles" / f"{FIND}.lock"]
+    locks = [folder / f"miopen-lockfiles/{FIND}.lock"]
     for spelled in (named, f"{tmp_path}/link", str(folder)):
         digest = hashlib.md5(spelled.encode()).hexdigest()  # noqa: S324 - MIOpen's choice
-        locks.append(tmp_path / "tmp" / "miopen-lockfiles" / f"{digest}_{FIND}.lock")
+        locks.append(tmp_path / f"tmp/miopen-lockfiles/{digest}_{FIND}.lock")
     for lock in locks:
         assert (lock.stat().st_mode & 0o777, lock.parent.stat().st_mode & 0o777) == (0o777, 0o777)
         assert lock.read_bytes() == b""
@@ -141,10 +144,10 @@ def test_put_refuses_what_is_no_record_of_a_user_file(tmp_path: Path, key: str, 
 def test_results_in_sqlite_are_counted_and_left(tmp_path: Path, layer: MIOpenTuning) -> None:
     path = folder_of(tmp_path) / "gfx906_60_1.1.0.udb"
     path.write_bytes(b"SQLite format 3\0" + bytes(4080))
-    usage = layer.store.usage(layer.roots()[0])
+    usage = usage_of(layer)
     assert (usage.entries, usage.files, usage.bytes) == (0, 1, 4096)
     assert layer.get(f"{path.name}::7::SolverA") is None
-    assert (layer.plan_clear().entries, list(layer.store.verify(layer.roots()[0]))) == ((), [])
+    assert (layer.plan_clear().entries, verified(layer)) == ((), [])
 
 
 def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) -> None:
@@ -152,7 +155,7 @@ def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) ->
     (folder / FIND).write_text("good=S:1,0,A\nno equals\ngood=S:2,0,A\nlast=S:1")
     found = [thing for thing in layer.store.scan(layer.roots()[0]) if isinstance(thing, Problem)]
     assert sorted(problem.code for problem in found) == ["duplicate", "malformed", "newline"]
-    findings = {finding.code: finding for finding in layer.store.verify(layer.roots()[0])}
+    findings = {finding.code: finding for finding in verified(layer)}
     assert {code: finding.severity for code, finding in findings.items()} == {
         "malformed": Severity.RECOMPILES,
         "duplicate": Severity.WASTES,
@@ -168,12 +171,12 @@ def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) ->
 
 def test_system_results_of_every_form_are_listed_and_damage_is_the_packages(tmp_path: Path) -> None:
     fill_system_tuning(tmp_path)
-    (tmp_path / "db" / "gfx906_60.db").write_bytes(b"SQLite format 3\0")
-    (tmp_path / "db" / "gfx90a6e.db.txt").write_text(f"{TUNED}=S:1\nbroken\n")
+    (tmp_path / "db/gfx906_60.db").write_bytes(b"SQLite format 3\0")
+    (tmp_path / "db/gfx90a6e.db.txt").write_text(f"{TUNED}=S:1\nbroken\n")
     layer = MIOpenSystemTuning(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
     assert {entry.key for entry in layer.entries()} >= {
         f"gfx906_60.HIP.fdb.txt::{PROBLEM}",
         f"gfx90a6e.db.txt::{TUNED}",
     }
-    (finding,) = layer.store.verify(layer.roots()[0])
+    (finding,) = verified(layer)
     assert "reinstall the package" in finding.fix

@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 from homes import Home
 from support.databases import CREATE, FILE, dictionary, interrupted, purge, rows_of
-from support.layers import python, running
+from support.layers import python, running, sql, usage_of, verified
 from tiers import amount
 
 from cachectl.layers.base.conformance import snapshot
@@ -67,8 +67,7 @@ FOREIGN = {
 def test_only_the_table_that_pytools_makes_is_used(tmp_path: Path, statements: str) -> None:
     """Anything else could run code of its own, or hold what its library never writes."""
     path = tmp_path / FILE
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(statements)
+    sql(path, statements)
     before = path.read_bytes()
     rows = rows_in(path)
     reads = (rows.sum, rows.rows, lambda: list(rows.rows_with("key_value")), lambda: rows.read_many([("a",)])[0])
@@ -89,8 +88,7 @@ SPELLED = "CREATE TABLE IF NOT EXISTS dict (keyhash TEXT NOT NULL PRIMARY KEY, k
 )
 def test_every_spelling_of_the_table_is_accepted(tmp_path: Path, statement: str) -> None:
     """As 2024.1.4 to 2026.1.1 wrote it, and as cachectl does."""
-    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
-        connection.execute(statement)
+    sql(tmp_path / FILE, statement)
     assert rows_in(tmp_path / FILE).sum() == (0, 0)
 
 
@@ -117,15 +115,15 @@ def test_many_rows_are_read_and_placed_as_one_is(tmp_path: Path) -> None:
 
 
 def test_every_truncation_is_found_and_none_ends_in_an_error(home: Home) -> None:
-    path = dictionary(home.path / ".cache" / "pytools" / FILE, rows=60)
+    path = dictionary(home.path / ".cache/pytools" / FILE, rows=60)
     whole = path.read_bytes()
     layer = PytoolsDictionaries(home.environment())
     root = layer.roots()[0]
     for size in range(1, len(whole), amount(1999, 211)):
         path.write_bytes(whole[:size])
         list(layer.store.scan(root))
-        layer.store.usage(root)
-        (finding,) = layer.store.verify(root)
+        usage_of(layer)
+        (finding,) = verified(layer)
         assert (finding.code, finding.key) == ("sqlite", FILE), size
         assert finding.thing is not None
         outcome = layer.clear(plan_removal(layer, [finding.thing]))
@@ -158,13 +156,13 @@ def test_a_damaged_file_goes_only_whole_unchanged_and_used_by_nobody(tmp_path: P
 
 
 def test_an_interrupted_write_is_unknown_and_finished_by_a_purge(home: Home) -> None:
-    path = interrupted(home.path / ".cache" / "pytools" / FILE)
+    path = interrupted(home.path / ".cache/pytools" / FILE)
     before = snapshot(home.path, times=True)
     layer = PytoolsDictionaries(home.environment())
-    (finding,) = layer.store.verify(layer.roots()[0])
+    (finding,) = verified(layer)
     assert (finding.severity.value, finding.thing) == ("harmless", None)
     assert "interrupted write is pending, which the next program that opens it finishes" in finding.message
-    assert layer.store.usage(layer.roots()[0]).entries is None
+    assert usage_of(layer).entries is None
     assert layer.plan_clear().failed
     with pytest.raises(Unreachable):
         layer.get(f"{FILE}/{0:016x}")
@@ -177,7 +175,7 @@ def test_an_interrupted_write_is_unknown_and_finished_by_a_purge(home: Home) -> 
 @pytest.mark.parametrize("in_log", [False, True])
 def test_a_file_that_its_interrupted_write_repairs_is_not_removed_as_damaged(home: Home, in_log: bool) -> None:
     """A power loss can lose a page that the journal, or the log, still has."""
-    path = home.path / ".cache" / "pytools" / FILE
+    path = home.path / ".cache/pytools" / FILE
     if in_log:
         with closing(sqlite3.connect(dictionary(path), isolation_level=None)) as connection:
             connection.execute("pragma journal_mode = wal")
@@ -199,14 +197,14 @@ def test_a_file_that_its_interrupted_write_repairs_is_not_removed_as_damaged(hom
 @pytest.mark.parametrize("content", [b"", bytes(512)])
 def test_a_journal_without_content_is_removed(home: Home, content: bytes) -> None:
     """Sqlite leaves it, if a kill came before its header was written."""
-    path = dictionary(home.path / ".cache" / "pytools" / FILE, rows=0)
+    path = dictionary(home.path / ".cache/pytools" / FILE, rows=0)
     Path(f"{path}-journal").write_bytes(content)
     home.cachectl("purge", "pytools")
     assert os.listdir(path.parent) == [path.name]
 
 
 def test_the_journal_of_a_running_program_is_left(home: Home) -> None:
-    path = dictionary(home.path / ".cache" / "pytools" / FILE)
+    path = dictionary(home.path / ".cache/pytools" / FILE)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("begin immediate")
         connection.execute("insert into dict values ('new', 'x')")
@@ -222,8 +220,7 @@ def test_the_journal_of_a_running_program_is_left(home: Home) -> None:
 def test_a_log_is_unknown_until_it_is_applied_and_reading_leaves_no_file(tmp_path: Path) -> None:
     path = dictionary(tmp_path / FILE)
     rows = rows_in(path)
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("pragma journal_mode = wal")
+    sql(path, "pragma journal_mode = wal")
     assert rows.sum() == (20, 20 * 504)
     assert os.listdir(tmp_path) == [FILE]
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -241,8 +238,7 @@ def test_a_log_is_unknown_until_it_is_applied_and_reading_leaves_no_file(tmp_pat
 
 def test_a_database_that_was_written_to_while_it_was_read_without_a_lock_is_no_damage(tmp_path: Path) -> None:
     path = dictionary(tmp_path / FILE, rows=2000)
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("pragma journal_mode = wal")
+    sql(path, "pragma journal_mode = wal")
     found = rows_in(path).rows_with("key_value")
     next(found)
     os.truncate(path, 5000)
@@ -257,7 +253,7 @@ def test_a_database_that_was_written_to_while_it_was_read_without_a_lock_is_no_d
 @pytest.mark.parametrize("mode", [0o1777, 0o777])
 def test_no_database_is_opened_for_writing_where_others_can_write(open_folder: Path, mode: int) -> None:
     """Another user would name the file that sqlite deletes: that of the journal's super-journal."""
-    path = dictionary(open_folder / ".cache" / "pytools" / FILE)
+    path = dictionary(open_folder / ".cache/pytools" / FILE)
     path.parent.chmod(mode)
     victim = open_folder / "thesis.tex"
     victim.write_text("years of work")
@@ -298,7 +294,7 @@ def test_a_file_that_others_can_write_is_changed_only_if_they_are_trusted(open_f
 @as_root
 def test_writers_of_a_folder_are_found(open_folder: Path) -> None:
     """The modes and owners of the whole way count; behind a folder that others cannot enter, modes do not."""
-    folder = open_folder / "a" / "b"
+    folder = open_folder / "a/b"
     folder.mkdir(parents=True)
     (folder / "file").touch()
     assert shared_because(folder, ("file", "missing")) is None

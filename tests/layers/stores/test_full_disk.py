@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from homes import Home
+from support.layers import sql
 from tiers import thorough
 
 from cachectl.layers.disk.room import Room, left_of_quota
@@ -61,7 +62,7 @@ def fill_dictionary(home: Path, identifier: str, rows: int = ROWS) -> Path:
         f"for n in range({rows}): mine[n] = bytes([n]) * 9000"
     )
     subprocess.run([sys.executable, "-c", program], env={"HOME": str(home)}, check=True)
-    return home / ".cache" / "pytools" / f"pdict-v5-{identifier}-{PYTHON}.sqlite"
+    return home / f".cache/pytools/pdict-v5-{identifier}-{PYTHON}.sqlite"
 
 
 def fill_up(disk: Path) -> Path:
@@ -250,8 +251,7 @@ def test_a_quota_that_sqlite_takes_for_an_io_error_is_no_hindrance(home: Home) -
 def test_a_database_of_another_form_is_not_emptied_in_place(disk: Path, statement: str, why: str) -> None:
     """Where the form is not the one that pytools makes, a full disk is reported, and no row is lost."""
     file = fill_dictionary(disk, "mine")
-    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
-        connection.executescript(statement)
+    sql(file, statement)
     filler = fill_up(disk)
     status, said = purged(disk)
     assert (status, "make room" in said["failed"][0]["because"]) == (1, True), why

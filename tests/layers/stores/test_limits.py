@@ -17,8 +17,8 @@ from homes import Home
 from tiers import thorough
 from worlds import synthetic_world
 
-from cachectl.exchange.folder import FolderPlace
-from cachectl.exchange.format import Item, Pack, Part, StoreKey, file_of
+from cachectl.exchange.place import FolderPlace
+from cachectl.exchange.wire import Item, Pack, Part, StoreKey, file_of
 
 pytest.importorskip("resource")
 
@@ -81,7 +81,7 @@ def test_an_untrusted_part_takes_little_memory(home: Home, tmp_path: Path) -> No
     """It is unpacked up to a limit, and not parsed."""
     digests = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(25_000)]
     detail = {f"d{place}": "" for place in range(60)}
-    text = part(Item("pocl", digest, "f", 0, digest, detail) for digest in digests)
+    text = part(Item("pocl", digest, Path(), 0, 0, detail=detail, form="f", sha256=digest) for digest in digests)
     assert 16 * MIB < len(text) < 32 * MIB
     (tmp_path / "allowed").touch()
     signers = ("--allowed-signers", str(tmp_path / "allowed"))
@@ -90,7 +90,7 @@ def test_an_untrusted_part_takes_little_memory(home: Home, tmp_path: Path) -> No
 
 
 def test_a_push_holds_a_large_entry_once_more_than_its_file(home: Home, tmp_path: Path) -> None:
-    program = home.path / ".cache" / "pocl" / "kcache" / "AB" / "ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
+    program = home.path / ".cache/pocl/kcache/AB/ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
     program.mkdir(parents=True)
     (program / "program.spv").touch()
     os.truncate(program / "program.spv", LARGE)
@@ -114,7 +114,8 @@ def test_a_source_without_end_costs_nothing(home: Home, mount: Callable[..., Pat
 
 @pytest.mark.parametrize("character", ["\n", "\x1b", "\x9b", "\u202e"])
 def test_keys_with_control_characters_are_refused(home: Home, tmp_path: Path, character: str) -> None:
-    item = Item("pocl", f"AB/kernel{character}", "f", 1, hashlib.sha256(b"x").hexdigest())
+    digest = hashlib.sha256(b"x").hexdigest()
+    item = Item("pocl", f"AB/kernel{character}", Path(), 1, 0, form="f", sha256=digest)
     refuse(home, store_with(tmp_path / "store", part([item])), "--trust", because="holds control characters")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from homes import Home
 from injector import KILL, WRITES, Fault, Injector
-from support.layers import got
+from support.layers import got, root_of
 from worlds import leftovers
 
 from cachectl.layers.pocl import PoclKernels
@@ -81,7 +81,7 @@ def test_entries_of_an_image_are_replaced_and_removed(image: Home, layer: str) -
     other = got(adapter, there)
     adapter.put(here, replace(other, key=here), replace=True)
     assert got(adapter, here).data == other.data
-    (adapter.roots()[0].path / there / {"pocl": "program.bc", "pyopencl": "binary"}[layer]).write_bytes(b"")
+    (root_of(adapter) / there / {"pocl": "program.bc", "pyopencl": "binary"}[layer]).write_bytes(b"")
     image.cachectl("purge", layer, "--damaged")
     assert keys(image, layer) == {here, *others}
     assert leftovers(image.path / ".cache") == []
@@ -124,7 +124,7 @@ def test_a_killed_purge_leaves_all_or_a_miss(
         if left and len(left) in (1, len(whole) - 1) and first not in left:
             # A real program compiles again, and what it stores is whole. PyOpenCL asks its user to remove the lock of a
             # killed program; the next command of cachectl does.
-            for lock in (image.path / ".cache" / "pyopencl").rglob("lock"):
+            for lock in (image.path / ".cache/pyopencl").rglob("lock"):
                 lock.unlink()
             assert built(image, layer) == 1
             assert files(folder).keys() == whole.keys()

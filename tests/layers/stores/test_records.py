@@ -185,4 +185,4 @@ def test_a_failed_rewrite_leaves_nothing_behind(tmp_path: Path) -> None:
         replace_file(tmp_path / "folder", [b"x"])
     assert os.listdir(tmp_path) == ["folder"]
     with pytest.raises(Unreachable):
-        put(tmp_path / "no folder" / "records.txt", b"a=S:1", replace=False)
+        put(tmp_path / "no folder/records.txt", b"a=S:1", replace=False)

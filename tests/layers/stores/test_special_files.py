@@ -46,7 +46,7 @@ def crowded(
     folder = tmp_path_factory.mktemp("crowded")
     home = synthetic_world(folder).path
     shutil.copytree(filled.path, home, symlinks=True, dirs_exist_ok=True)
-    compute_cache(home / ".nv" / "ComputeCache")
+    compute_cache(home / ".nv/ComputeCache")
     mesa = module("support/mesa.py")
     mesa.fill(home / ".cache", "single-file", mesa.contents())
     assert cachectl(home, "push", str(folder / "bundle.zip")).status == 0
@@ -104,17 +104,17 @@ def _beside(home: Path, *endings: str) -> list[Path]:
 def _unborn(home: Path) -> list[Path]:
     """Name the files that are not always there: locks, marks of changes, policies, temporaries of the libraries."""
     cache = home / ".cache"
-    names = [cache / "pyopencl" / "lock", *cache.glob("pyopencl/*/lock"), *cache.glob("mesa_shader_cache*/*.foz")]
+    names = [cache / "pyopencl/lock", *cache.glob("pyopencl/*/lock"), *cache.glob("mesa_shader_cache*/*.foz")]
     names += [cache / "neo_compiler_cache" / name for name in ("config.file", "stats", "sizes.file")]
     names += [cache / "comgr" / name for name in ("llvmcache.timestamp", "llvmcache-policy")]
-    tuning = home / ".config" / "miopen"
+    tuning = home / ".config/miopen"
     digest = hashlib.md5(os.fsencode(tuning), usedforsecurity=False).hexdigest()
     for record in tuning.glob("*.txt"):
         names += [record.with_name(record.name + ending) for ending in (".time", ".temp")]
-        names.append(tuning / "miopen-lockfiles" / f"{record.name}.lock")
-        names.append(home / "tmp" / "miopen-lockfiles" / f"{digest}_{record.name}.lock")
+        names.append(tuning / f"miopen-lockfiles/{record.name}.lock")
+        names.append(home / f"tmp/miopen-lockfiles/{digest}_{record.name}.lock")
     names += [path.parent / "label.json" for path in home.rglob("label.json")]
-    names += [home / ".nv" / "ComputeCache" / "index"]
+    names += [home / ".nv/ComputeCache/index"]
     return names
 
 
@@ -132,7 +132,7 @@ WORLDS: Mapping[str, Callable[[Path], Sequence[Path]]] = {
 )
 def test_no_verb_opens_a_special_file(cachectl: Run, crowded: Path, tmp_path: Path, world: str) -> None:
     shutil.copytree(crowded.parent, tmp_path / "world", symlinks=True)
-    home = tmp_path / "world" / "home"
+    home = tmp_path / "world/home"
     planted = WORLDS[world](home)
     assert planted
     for path in planted:

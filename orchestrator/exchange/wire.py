@@ -12,14 +12,14 @@ import hashlib
 import json
 import struct
 import types
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
-from cachectl.exchange.place import BadStore, Stored
-from cachectl.layers.base import errors
-from cachectl.layers.base.facts import Entry
+from cachectl.exchange import place
+from cachectl.layers.base import errors, facts
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.parts import Facts
 
@@ -38,8 +38,6 @@ _LARGEST_PART: Final = 32 << 20
 _LONGEST_LINE: Final = 1 << 20
 #: Characters of all texts of one entry, so that its line is not too long.
 _MOST_TEXT: Final = 1 << 16
-#: More names than this under ``index/`` are no store.
-MOST_NAMES: Final = 1_000_000
 #: Bytes of a key document.
 LARGEST_KEY: Final = 64 << 10
 _LATEST: Final = 253402300799
@@ -73,14 +71,14 @@ def digest_of(parts: Iterable[PartName]) -> str:
     return hashlib.sha256("\n".join(sorted(map(str, parts))).encode()).hexdigest()
 
 
-def sort_names(listed: Iterable[Stored]) -> tuple[tuple[PartName, ...], frozenset[str]]:
+def sort_names(listed: Iterable[place.Stored]) -> tuple[tuple[PartName, ...], frozenset[str]]:
     """Return the index parts among what was listed under ``index/``, the oldest first, and the names of all its files.
 
     Raises :class:`BadStore` for more names than a store can have.
     """
     parts, files = set(), set()
     for number, stored in enumerate(listed):
-        _require("the index", number < MOST_NAMES, f"more than {MOST_NAMES:,} names")
+        _require("the index", number < place.MOST_NAMES, f"more than {place.MOST_NAMES:,} names")
         match = _NAME.fullmatch(stored.name)
         if match is not None and stored.name.startswith(INDEX):
             files.add(stored.name.removeprefix(INDEX))
@@ -108,42 +106,46 @@ class Pack(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """One entry of a store: its artifact without the bytes, with their number and SHA-256, and where they are.
+class Item(facts.Entry):
+    """An entry of a store: ``bytes`` and ``sha256`` are those of its artifact, which lies in a pack, at an offset.
 
-    ``device`` and ``versions`` are what the layer reads from the entry: the device and libraries it was compiled for.
-    It lies in a pack, at an offset in bytes. ``modified`` is the time of its last change where it was pushed, in epoch
-    seconds.
+    ``form`` and ``detail`` are those of the artifact. It has no root. ``modified`` is the time of its last change where
+    it was pushed, in whole seconds.
     """
 
-    layer: str
-    key: str
-    form: str
-    bytes: int
-    sha256: str
-    detail: Mapping[str, str] = field(default_factory=dict)
-    device: str | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
-    kernels: tuple[str, ...] | None = None
-    modified: int | None = None
+    form: str = ""
+    sha256: str = ""
     pack: Pack | None = None
     offset: int = 0
-
-    def to_entry(self, root: Path) -> Entry:
-        """Describe it as an entry below a root."""
-        return Entry(
-            *(self.layer, self.key, root, self.bytes, 0),
-            modified=self.modified,
-            kernels=self.kernels,
-            device=self.device,
-            versions=self.versions,
-        )
+    as_json: ClassVar[facts.AsJson] = facts.AsJson(
+        hidden=("stamp", "guest", "disk", "idle_only", "sums", "fixed", "form", "sha256", "pack", "offset"),
+        also=("state",),
+        optional=("because",),
+    )
 
     def to_line(self) -> dict[str, object]:
         """Return what its line in an index part says."""
-        names = ("key", "form", "bytes", "sha256", "detail", "device", "versions", "kernels", "modified", "offset")
-        line: dict[str, object] = {name: getattr(self, name) for name in names}
-        return {**line, "pack": None if self.pack is None else self.pack.sha256}
+        return {name: getattr(self, name) for name in _LINE} | {"pack": self.pack and self.pack.sha256}
+
+
+#: What the line of an entry says besides the name of its pack.
+_LINE: Final = ("key", "form", "bytes", "sha256", "detail", "device", "versions", "kernels", "modified", "offset")
+_NOWHERE: Final = Path()
+
+
+def item_of(entry: facts.Entry, artifact: facts.Artifact, *, with_time: bool = True) -> Item:
+    """Return the item of an entry that was read, which has no place in a store yet."""
+    is_known = with_time and entry.modified is not None and entry.modified >= 0
+    return Item(
+        *(entry.layer, entry.key, _NOWHERE, len(artifact.data), 0),
+        modified=int(entry.modified or 0) if is_known else None,
+        kernels=entry.kernels,
+        device=entry.device,
+        versions=dict(entry.versions),
+        detail=dict(artifact.detail),
+        form=artifact.form,
+        sha256=hashlib.sha256(artifact.data).hexdigest(),
+    )
 
 
 def complaint(item: Item) -> str | None:
@@ -190,23 +192,32 @@ class StoreKey(NamedTuple):
         return hashlib.sha256(self.to_bytes()).hexdigest()[:16]
 
 
+@contextmanager
+def _parsing(name: str) -> Iterator[None]:
+    """Turn the errors of reading what somebody else wrote into one line."""
+    try:
+        yield
+    except place.BadStore:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise place.BadStore(f"{name} cannot be read: {type(error).__name__}") from error
+
+
 def parse_key(name: str, document: bytes | Mapping[str, Any]) -> StoreKey:
     """Read a key document, or the first line of an index part, of the portability key of a name.
 
     Raises :class:`BadStore`.
     """
     shown = f"key-{name}"
-    try:
+    with _parsing(shown):
         value = json.loads(document) if isinstance(document, bytes) else document
         key = StoreKey(value["layer"], value["facts"])
         valid = isinstance(key.layer, str) and len(key.facts) <= errors.MOST_DETAILS
         valid = valid and all(isinstance(text, str) or text is None for text in key.facts.values())
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise BadStore(f"{shown} cannot be read: {type(error).__name__}") from error
-    _require(shown, valid, "no layer, or no facts")
-    is_same = not isinstance(document, bytes) or key.to_bytes() == document
-    _require(shown, is_same and key.name == name, _CHANGED)
-    return key
+        _require(shown, valid, "no layer, or no facts")
+        is_same = not isinstance(document, bytes) or key.to_bytes() == document
+        _require(shown, is_same and key.name == name, _CHANGED)
+        return key
 
 
 class Part(NamedTuple):
@@ -245,7 +256,7 @@ def parse_part(name: PartName, text: bytes) -> Part:
     lines = text.split(b"\n")
     _require(shown, max(map(len, lines)) <= _LONGEST_LINE, "a line that is too long")
     most, entries = _most_packed(errors.LARGEST_ENTRY), []
-    try:
+    with _parsing(shown):
         head = json.loads(lines[0])
         _require(shown, head["schema"] == SCHEMA, "an unknown schema; a newer cachectl may read it")
         _require(shown, head["made"] == name.made, "another time than its name says")
@@ -255,16 +266,14 @@ def parse_part(name: PartName, text: bytes) -> Part:
             _require(shown, fit and _DIGEST.fullmatch(pack.sha256) is not None, "an invalid pack")
         key = parse_key(name.key, head)
         for line in map(json.loads, lines[1:-1]):
-            pack, kernels = packs[line.pop("pack")], line.pop("kernels")
-            item = Item(key.layer, pack=pack, kernels=None if kernels is None else tuple(kernels), **line)
+            pack, kernels = packs[line.pop("pack")], line["kernels"]
+            _require(shown, line.keys() == set(_LINE), "an entry with other members")
+            line["kernels"] = None if kernels is None else tuple(kernels)
+            item = Item(layer=key.layer, root=_NOWHERE, files=0, pack=pack, **line)
             wrong = complaint(item)
             _require(shown, wrong is None, str(wrong))
             _require(shown, item.offset + item.bytes <= pack.unpacked, "an entry that is not inside its pack")
             entries.append(item)
-    except BadStore:
-        raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise BadStore(f"{shown} cannot be read: {type(error).__name__}") from error
     _require(shown, not lines[-1], "no end")
     _require(shown, len({item.key for item in entries}) == len(entries), "an entry twice")
     return Part(name.made, key, tuple(entries))
@@ -284,17 +293,24 @@ def open_part(name: PartName, file: bytes) -> tuple[bytes, bytes]:
     return _opened(str(name), name.sha256, file, _LARGEST_PART)
 
 
-def open_pack(items: Iterable[Item], pack: Pack, file: bytes) -> list[tuple[Item, bytes]]:
-    """Return entries with their bytes out of the file of a pack, in which all of them lie.
+def open_pack(items: Iterable[Item], pack: Pack, file: bytes) -> list[tuple[Item, facts.Artifact]]:
+    """Return entries with their artifacts out of the file of a pack, in which all of them lie.
 
     Raises :class:`BadStore` if the file is another, or an entry has another SHA-256.
     """
     content, _ = _opened(pack.name, pack.sha256, file, pack.unpacked)
-    entries = [(item, content[item.offset : item.offset + item.bytes]) for item in items]
-    for item, data in entries:
+    entries = []
+    for item in items:
+        data = content[item.offset : item.offset + item.bytes]
         fit = len(data) == item.bytes and hashlib.sha256(data).hexdigest() == item.sha256
         _require(pack.name, fit, f"another content for {item.layer} {item.key} than the index says")
+        entries.append((item, artifact_of(item, data)))
     return entries
+
+
+def artifact_of(item: Item, data: bytes) -> facts.Artifact:
+    """Return the artifact of an item with these bytes."""
+    return facts.Artifact(item.layer, item.key, item.form, data, item.detail)
 
 
 def _opened(shown: str, sha256: str, file: bytes, most: int) -> tuple[bytes, bytes]:
@@ -309,7 +325,7 @@ def _opened(shown: str, sha256: str, file: bytes, most: int) -> tuple[bytes, byt
     try:
         content: bytes = frames.decompress(memoryview(file)[at:], max_length=most + 1)
     except zstd.ZstdError as error:
-        raise BadStore(f"{shown} is damaged: {error}") from error
+        raise place.BadStore(f"{shown} is damaged: {error}") from error
     _require(shown, len(content) <= most, "more content than announced: a decompression bomb")
     _require(shown, frames.eof and not frames.unused_data, "less content than announced, or bytes after its end")
     return content, file[_FRAME.size : at]
@@ -326,7 +342,7 @@ MOST_PART: Final = _most_packed(_LARGEST_PART) + errors.LARGEST_SIGNATURE
 
 def _require(name: str, condition: bool, what: str) -> None:
     if not condition:
-        raise BadStore(f"{name} has {what}")
+        raise place.BadStore(f"{name} has {what}")
 
 
 def _zstd() -> types.ModuleType:

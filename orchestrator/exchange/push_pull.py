@@ -1,0 +1,413 @@
+"""Push and pull: copy what a store, a database file of a product or this machine lacks; and both around a command.
+
+A cache is code that programs run. So an index part of a store is used only if it is trusted, and everything that is
+needed is downloaded into a file that no other process can reach and verified there before the first entry is placed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from cachectl.exchange import bundle, copying, place, portability, wire
+from cachectl.exchange import trust as trusting
+from cachectl.exchange.store import StoreCollection, place_of
+from cachectl.layer_set import LayerSet
+from cachectl.layers.base import errors, facts
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.parts import Outlook
+from cachectl.layers.base.selection import ALL, Selection, moment_text
+from cachectl.layers.disk import atomic
+from cachectl.layers.stores import database
+from cachectl.transfer import Transfer
+
+#: How often a push starts again because another command has written the bundle meanwhile.
+_PUSHES: Final = 100
+#: How often a pull starts again because ``gc`` removed what it was about to read: each time it downloads all of it.
+_PULLS: Final = 5
+#: Why something is trusted that nothing else shows to be.
+_SAID: Final = "you said so"
+#: Seconds that a store may delay a command, by default.
+PATIENCE: Final = 30.0
+
+
+# ---------------------------------------------------------------------- push
+
+
+def push(
+    stack: LayerSet,
+    target: str | Path,
+    selection: Selection = ALL,
+    *,
+    layers: Iterable[str] = (),
+    besides: Mapping[str, Collection[str]] | None = None,
+    sign: str | None = None,
+    allowed_signers: str | None = None,
+    force: bool = False,
+    own: Environment | None = None,
+    deadline: place.Deadline | None = None,
+) -> Transfer:
+    """Add the selected entries of the named layers, or of every clearable layer, that the store at a target lacks.
+
+    ``besides`` are keys, by layer, that are left out. ``sign`` is an OpenSSH key. An entry counts as present if a part
+    lists it that ``sign`` or a signer of ``allowed_signers`` has signed; without both, if any part does. ``force``
+    replaces a file that is not a bundle. ``own`` is the environment that keeps index parts for the next command, by
+    default that of ``stack``. Raises :class:`BadStore` if the store is damaged, :class:`TransferFailed` or
+    :class:`OSError` if it cannot be reached or written, also by ``deadline``, and :class:`BadRequest` if the key cannot
+    sign.
+    """
+    named = tuple(layers)
+    chosen = stack.chosen(named)
+    here = own or stack.environment
+    name = os.fspath(target)
+    file = None if place.is_url(name) else here.expand(name)
+    of_file = None if file is None else copying.place_of_file(chosen, file)
+    with trusting.allowed_lists(here, sign, allowed_signers) as allowed:
+
+        def to_store() -> Transfer:
+            where = place_of(target, here, writes=True, force=force)
+            store = StoreCollection(where, here, allowed, key=sign, deadline=deadline)
+            result = push_layers(stack, store, chosen, selection, besides, named=bool(named))
+            store.finish()
+            result.digest, result.moved = store.digest, store.written
+            return result
+
+        for _ in range(_PUSHES):
+            # Another command may have written the file meanwhile.
+            with contextlib.suppress(place.Changed):
+                if file is not None and of_file is not None:
+                    return _push_to_file(stack, file, *of_file, selection)
+                return place.in_time(deadline, to_store)
+    raise place.Changed(errors.printable(place.without_secrets(name)))
+
+
+def push_layers(
+    stack: LayerSet,
+    store: StoreCollection,
+    chosen: Iterable[Layer],
+    selection: Selection = ALL,
+    besides: Mapping[str, Collection[str]] | None = None,
+    *,
+    named: bool = False,
+) -> Transfer:
+    """Write the selected entries of layers that a store lacks; a layer that cannot be read is a failure if named."""
+    result = Transfer(store.place.shown)
+    in_order = sorted(chosen, key=lambda layer: layer.name)
+    source = copying.LayerCollection(in_order, describes=not selection.needs_contents)
+    keys = []
+    for layer in in_order:
+        done = result.layer(layer.name)
+        if (reason := layer.abilities()[facts.Ability.GET]) is None:
+            keys.append(
+                wire.StoreKey(layer.name, portability.portability_key(layer.about.portability, stack.environment))
+            )
+        elif named:
+            done.failed.append(facts.Note("*", f"cannot get: {reason}"))
+    copying.copy(source, store, copying.missing(source, store, keys, result, selection, besides=besides), result)
+    for done in result.layers:
+        done.sensitive = source.layers[done.layer].about.reveals if done.placed else None
+    return result
+
+
+def _push_to_file(stack: LayerSet, file: Path, layer: Layer, inside: Path, selection: Selection) -> Transfer:
+    """Add to a database file the entries of its layer that belong to it, through a copy of the file."""
+    result, target = Transfer(str(file)), file.resolve()
+    done = result.layer(layer.name)
+    with contextlib.ExitStack() as block:
+        if target.exists():
+            place.lock(target, block.enter_context(open(target, "rb")))
+            _require_unused(target)
+        before = _state_of(target)
+        at, copied = block.enter_context(copying.layers_with_file(stack.environment, layer, target, inside))
+        source = copying.LayerCollection([layer], prefix=inside.as_posix())
+        copies = copying.LayerCollection([at[layer.name]])
+        plan = copying.missing(source, copies, [wire.StoreKey(layer.name, {})], result, selection)
+        copying.copy(source, copies, plan, result)
+        if done.placed:
+            flat = copied.with_name(f"{copied.name}.flat")
+            copying.copy_database(copied, flat)
+            if _state_of(target) != before:
+                raise place.Changed(str(file))
+            try:
+                atomic.replace_file(target, [flat.read_bytes()], new=before is None)
+            except FileExistsError as error:
+                raise place.Changed(str(file)) from error
+            except OSError as error:
+                message = f"cannot write {errors.printable(file)}: {error.strerror or error}"
+                raise place.TransferFailed(message) from error
+            done.sensitive = layer.about.reveals
+            result.moved = file.stat().st_size
+    return result
+
+
+def _require_unused(file: Path) -> None:
+    """Raise :class:`TransferFailed` for a database with a log or a journal: it belongs to the file to be replaced."""
+    for suffix in database.COMPANIONS:
+        if os.path.lexists(beside := database.companion(file, suffix)):
+            why = f"a program uses it, or was killed while it did: {errors.printable(beside.name)} is there"
+            raise place.TransferFailed(
+                f"cannot write {errors.printable(file)}: {why}; end the program, or push to a new FILE"
+            )
+
+
+def _state_of(file: Path) -> tuple[int, ...] | None:
+    with contextlib.suppress(FileNotFoundError):
+        status = os.stat(file)
+        return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return None
+
+
+# ---------------------------------------------------------------------- pull
+
+
+def pull(
+    stack: LayerSet,
+    sources: str | Path | Sequence[str],
+    trust: trusting.Trust | None = None,
+    selection: Selection = ALL,
+    *,
+    layers: Iterable[str] = (),
+    besides: Mapping[str, Collection[str]] | None = None,
+    dry_run: bool = False,
+    own: Environment | None = None,
+    deadline: place.Deadline | None = None,
+) -> Transfer:
+    """Place the selected entries of the named layers, or of every clearable one, that are missing here.
+
+    A source is a store, an isolated root, or a database file of a product. ``besides`` are keys, by layer, that are
+    left out. A store needs ``trust``; a root or file of this user that no other user can write does not. ``own`` is the
+    environment that remembers the newest state of each store, by default that of ``stack``. What a store has not sent
+    by ``deadline`` is :class:`TransferFailed`; entries that are not placed by then are failures. Raises
+    :class:`Untrusted` if nothing new can be trusted, :class:`BadStore` if something needed is damaged or missing,
+    :class:`Missing` if there is no store, and :class:`TransferFailed` or :class:`OSError`; then nothing of that source
+    was written.
+    """
+    named = tuple(layers)
+    names = [os.fspath(sources)] if isinstance(sources, (str, os.PathLike)) else list(sources)
+    if not names:
+        raise errors.BadRequest("name a SOURCE: a bundle FILE, a folder, a URL, or an isolated root")
+    here = own or stack.environment
+    pulling = _Pull(stack, stack.chosen(named), bool(named), trust, selection, besides, dry_run, here, deadline)
+    result = Transfer(dry_run=dry_run)
+    for name in names:
+        result = pulling.take(name, result)
+    return result
+
+
+@dataclass(frozen=True)
+class _Pull:
+    """What was asked for."""
+
+    stack: LayerSet
+    chosen: Sequence[Layer]
+    named: bool
+    trust: trusting.Trust | None
+    selection: Selection
+    besides: Mapping[str, Collection[str]] | None
+    dry_run: bool
+    own: Environment
+    deadline: place.Deadline | None
+
+    def take(self, name: str, before: Transfer) -> Transfer:
+        """Pull from one more source; return the result of all."""
+        path = self.own.expand(name) if name and name != place.STREAM and not place.is_url(name) else None
+        shown = errors.printable(name)
+        if path is not None and path.is_file():
+            of_file = copying.place_of_file(self.chosen if self.named else self.stack, path)
+            if of_file is not None:
+                self._require_trusted(path)
+                with copying.layers_with_file(self.stack.environment, of_file[0], path, of_file[1]) as (copied, _):
+                    return self._from_layers(copying.LayerCollection([copied[of_file[0].name]]), before.of(shown))
+        is_root = path is not None and path.is_dir() and not (path / "index").is_dir()
+        if path is not None and is_root and (within := copying.root_of(self.own, path)) is not None:
+            sources = [within[layer.name] for layer in self.chosen if layer.name in within]
+            self._require_trusted(path, [root.path for source in sources for root in source.roots()])
+            return self._from_layers(copying.LayerCollection(sources, below=path), before.of(shown))
+        if self.trust is None:
+            raise errors.BadRequest(trusting.UNTRUSTED)
+        with (
+            trusting.allowed_lists(self.own, None, self.trust.allowed_signers) as allowed,
+            bundle.unnamed_file(self.stack.environment.temporary) as file,
+        ):
+            return self._from_store(name, self.trust, allowed, file, before)
+
+    def _require_trusted(self, path: Path, folders: Iterable[Path] = ()) -> None:
+        if self.trust is None:
+            copying.require_own(path, (folder for folder in folders if folder.is_relative_to(path)))
+        elif not self.trust.blindly:
+            message = (
+                f"{errors.printable(path)} is not a store, so it has neither signature nor digest; --trust takes it"
+            )
+            raise errors.BadRequest(message)
+
+    def _from_layers(self, source: copying.LayerCollection, result: Transfer) -> Transfer:
+        why = "no other user can write to it" if self.trust is None else _SAID
+        result.trusted = tuple(dict.fromkeys((*result.trusted, why)))
+        here = copying.LayerCollection(self.stack[layer] for layer in source.layers)
+        keys = [
+            wire.StoreKey(layer, {})
+            for layer in source.layers
+            if source.layers[layer].abilities()[facts.Ability.GET] is None
+            and here.layers[layer].abilities()[facts.Ability.PUT] is None
+        ]
+        plan = copying.missing(source, here, keys, result, self.selection)
+        copying.copy(source, here, plan, result)
+        result.layers = tuple(done for done in result.layers if done.placed or done.there or done.failed)
+        return result
+
+    def _from_store(
+        self, name: str, trust: trusting.Trust, allowed: Sequence[str], file: BinaryIO, before: Transfer
+    ) -> Transfer:
+        """Place what is missing here, after all of it was verified and lies in ``file``."""
+
+        def download() -> tuple[StoreCollection, copying.CopyPlan, Transfer]:
+            store = StoreCollection(place_of(name, self.own), self.own, allowed, deadline=self.deadline)
+            return store, *store.settled(lambda: self._downloaded(store, trust, file, before), attempts=_PULLS)
+
+        store, plan, result = place.in_time(self.deadline, download)
+        copying.copy(store, copying.LayerCollection(self.chosen), plan, result)
+        if not self.dry_run:
+            store.memory.save(store.files, store.trusted, afresh=trust.sha256 is not None)
+        said = _SAID if trust.sha256 is None else "its digest is the given one"
+        why = sorted({said if signer is None else f"signed by {signer}" for signer in store.trusted.values()})
+        result.trusted = tuple(dict.fromkeys((*result.trusted, *why)))
+        result.moved += store.fetched
+        result.left_out += tuple(facts.Note(str(name), why) for name, why in store.left_out.items())
+        return result
+
+    def _downloaded(
+        self, store: StoreCollection, trust: trusting.Trust, file: BinaryIO, before: Transfer
+    ) -> tuple[copying.CopyPlan, Transfer]:
+        """Return what to place from a store, downloaded unless this is a dry run, and the result to be added to."""
+        store.require_store()
+        shown, digest = store.place.shown, store.digest
+        if trust.sha256 is None:
+            self._require_new(store)
+        elif digest != trust.sha256.lower():
+            message = f"{shown}: its digest is {digest}, not the given one; somebody has pushed, or changed it"
+            raise trusting.Untrusted(message)
+        result = before.of(shown, digest)
+        keys, here = self._keys(store, result), copying.LayerCollection(self.chosen)
+        plan = copying.missing(store, here, keys, result, self.selection, besides=self.besides)
+        if store.left_out and not store.trusted:
+            what = "; ".join(f"{name}: {why}" for name, why in list(store.left_out.items())[:3])
+            message = f"{shown}: no part of its index that is needed here is trusted ({what})"
+            raise trusting.Untrusted(message)
+        for key, entries in plan:
+            entries[:] = self._foreseen(key, entries, result)
+        if not self.dry_run:
+            store.download((entries for _, entries in plan), file, self.stack.environment.temporary)
+        return plan, result
+
+    def _require_new(self, store: StoreCollection) -> None:
+        """Raise :class:`Untrusted` if the store is older than what this machine has read from it, or another one."""
+        made, parts, store.gone = store.memory.seen()
+        shown, newer = store.place.shown, (name for name in reversed(store.parts) if name.made > made)
+        if store.parts and not store.files.issuperset(parts) and not any(map(store.usable, newer)):
+            message = (
+                f"{shown} is older than what this machine has read from it, of {moment_text(made)}, or another store; "
+                f"cachectl pull {shown} --digest {store.digest} accepts it"
+            )
+            raise trusting.Untrusted(message)
+
+    def _keys(self, store: StoreCollection, result: Transfer) -> Iterator[wire.StoreKey]:
+        """Yield the portability keys whose entries may be hit here, and note why others are left alone."""
+        chosen = {layer.name: layer for layer in self.chosen}
+        for key in store.portability_keys():
+            if (layer := chosen.get(key.layer)) is not None:
+                reason = portability.why_not(self._differing(key)) or layer.abilities()[facts.Ability.PUT]
+            elif key.layer in self.stack:
+                reason = "this layer is pulled only if it is named"
+            else:
+                reason = "no layer of this name exists here"
+            if reason is None:
+                yield key
+                continue
+            number = errors.plural(sum(name.key == key.name for name in store.parts), "part")
+            result.unread += (facts.Note(key.layer, f"{number} of the index left alone: {reason}"),)
+
+    def _differing(self, key: wire.StoreKey) -> Sequence[portability.Difference]:
+        return portability.differences(self.stack.portability(key.layer), key.facts, self.stack.environment)
+
+    def _foreseen(self, key: wire.StoreKey, entries: Sequence[facts.Entry], result: Transfer) -> Iterator[facts.Entry]:
+        """Count the outlook of each entry, and yield those that can be hit, or may be."""
+        knows, differing, done = self.stack.portability(key.layer), self._differing(key), result.layer(key.layer)
+        # Looking up what is installed takes long.
+        known: dict[tuple[object, ...], Outlook] = {}
+        for entry in entries:
+            about = (entry.device, *sorted(entry.versions.items()))
+            if about not in known:
+                known[about] = portability.outlook(knows, entry, key.facts, self.stack.environment, differing)
+            done.outlooks[known[about]] += 1
+            if known[about].hits is False:
+                done.cannot_hit += 1
+            else:
+                yield entry
+
+
+# ---------------------------------------------------------------------- around a command
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUse:
+    """A shared store around a command: why it is trusted, and whether new entries are pushed, signed by a key.
+
+    ``seconds`` is how long it may delay the command, and how long the push after it may take.
+    """
+
+    url: str
+    trust: trusting.Trust
+    writes: bool = True
+    sign: str | None = None
+    seconds: float = PATIENCE
+
+    def __post_init__(self) -> None:
+        if self.url == place.STREAM:
+            raise errors.BadRequest("the standard streams are the command's; name a store")
+
+
+@contextlib.contextmanager
+def shared_around(
+    stack: LayerSet,
+    use: StoreUse,
+    notice: Callable[[str], None],
+    *,
+    layers: Sequence[str] = (),
+    besides: Mapping[str, Collection[str]] | None = None,
+    own: Environment | None = None,
+) -> Iterator[None]:
+    """Pull into the caches of ``stack``, run the block, and push what the store lacks.
+
+    ``notice`` gets a line for each layer of which entries were pulled or pushed, and for each thing that went wrong:
+    the block runs in any case. If the store is damaged, not trusted, too slow or cannot be reached, nothing is pulled
+    or pushed. ``besides`` are the keys, by layer, that are neither pulled nor pushed. ``own`` is the environment that
+    keeps what this machine remembers of stores, by default that of ``stack``.
+    """
+    writes = use.writes
+
+    def say(transfer: Callable[..., Transfer], verb: str, failed: str, *given: object, **more: object) -> bool:
+        deadline = place.Deadline(use.seconds)
+        try:
+            done = transfer(stack, use.url, *given, layers=layers, besides=besides, own=own, deadline=deadline, **more)
+        except Exception as error:  # noqa: BLE001 - whatever a server answers, the command runs
+            # The push will make the store.
+            if writes and verb == "pulled" and isinstance(error, place.Missing):
+                return True
+            reason = str(error) if isinstance(error, errors.CachectlError) else f"{type(error).__name__}: {error}"
+            notice(f"--store {errors.printable(place.without_secrets(use.url))}: {failed}: {errors.printable(reason)}")
+            return False
+        for layer in done.layers:
+            if layer.placed:
+                notice(f"store: {layer.layer}: {layer.placed:,} {verb}")
+            copying.say_failed(layer.layer, f"not {verb}", layer.failed, notice)
+        return True
+
+    usable = say(pull, "pulled", "nothing is pulled or pushed" if writes else "nothing was pulled", use.trust)
+    yield
+    if usable and writes:
+        say(push, "pushed", "nothing was pushed", sign=use.sign, allowed_signers=use.trust.allowed_signers)
