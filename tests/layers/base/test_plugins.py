@@ -17,7 +17,7 @@ from typing import ClassVar
 import pytest
 from homes import Home
 from plugin.cachectl_test_plugin import Notes, NotesCodec
-from support.layers import got, root_of, verified
+from support.layers import got, root_of, verified, write
 from tiers import thorough
 
 from cachectl.layers.base.conformance import LayerConformance
@@ -40,17 +40,11 @@ PAGE = Path(__file__).parents[3] / "docs/adding-a-layer.md"
 TOYC = (sys.executable, str(SAMPLE / "toyc.py"))
 
 
-def make_notes(home: Path) -> None:
-    (home / ".cache/notes").mkdir(parents=True)
-    for name in NOTES:
-        (home / ".cache/notes" / name).write_text(name)
-
-
 @pytest.fixture
 def plugged(home: Home) -> Home:
     """Return a home whose programs have the plug-in installed, and two notes in it."""
-    make_notes(home.path)
-    (home.path / ".cache/notes/stranger.txt").write_text("not a note")
+    for name in (*NOTES, "stranger.txt"):
+        write(home.path / ".cache/notes" / name, name)
     return beside(home, PLUGIN)
 
 
@@ -62,12 +56,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, target = tmp_path_factory.mktemp("sample") / "source", tmp_path_factory.mktemp("site")
     # A build leaves its own files beside the source.
     shutil.copytree(SAMPLE, source)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(source)]
-    # setuptools of this environment builds it: pip would make an environment for the build, and
-    # download into it.
-    command += ["--no-build-isolation", "--no-index"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    # setuptools of this environment builds it: pip would make an environment for the build, and download into it.
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", target)
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, source], check=True)
     return target
 
 
@@ -83,7 +74,7 @@ def beside(home: Home, *folders: Path) -> Home:
 
 
 def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:
-    done, report = (plugged.cachectl("report", "-v", check=False), plugged.json("report", check=False))
+    done, report = plugged.cachectl("report -v", check=False), plugged.json("report", check=False)
     assert {plugin["name"]: plugin["why"].partition(" ")[2] for plugin in report["broken"]} == {
         "exiting": "failed: SystemExit: no licence",
         "missing": "failed: ModuleNotFoundError: No module named 'cachectl_test_plugin_that_is_not_there'",
@@ -93,10 +84,9 @@ def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:
     assert "pocl" in done.stdout
     assert done.stderr.count("cachectl: plug-in ") == 4
     assert "Traceback" not in done.stderr
-    named = plugged.cachectl("ls", "missing", check=False)
-    assert named.returncode == 2
-    assert "cachectl: the plug-in missing was left out: " in named.stderr
-    assert "No module named 'cachectl_test_plugin_that_is_not_there'" in named.stderr
+    named = plugged.cachectl("ls missing", check=False)
+    words = r"cachectl: the plug-in missing was left out: .*No module named 'cachectl_test_plugin_that_is_not_there'"
+    assert (named.returncode, bool(re.search(words, named.stderr))) == (2, True)
 
 
 @pytest.mark.parametrize("wrong", ["", *thorough("roots")])
@@ -106,17 +96,17 @@ def test_a_layer_that_fails_in_every_call_stops_no_other(plugged: Home, wrong: s
     assert notes["entries"] == 2
     assert talking["state"] == "unknown"
     assert "TypeError: no state" in talking["failures"]
-    listed = json.loads(home.cachectl("ls", "notes", "talking", "--json", check=False).stdout)
+    listed = home.json("ls", "notes", "talking", check=False)
     assert [entry["key"] for entry in listed["entries"]] == [*NOTES, *([] if wrong else ["a"])]
     assert [problem["layer"] for problem in listed["problems"] if problem["failed"]] == ["talking"]
-    purged = json.loads(home.cachectl("purge", "talking", "notes", "--json", check=False).stdout)
+    purged = home.json("purge", "talking", "notes", check=False)
     assert [(layer["removed"], len(layer["failed"])) for layer in purged["layers"]] == [(0, 1), (2, 0)]
     asked = ("get talking a", "report", "ls", "verify", "doctor", "layers", "purge --all -n", "env --disable")
-    for arguments in map(str.split, asked):
-        done = home.cachectl(*arguments, check=False)
+    for line in asked:
+        done = home.cachectl(line, check=False)
         assert "Traceback" not in done.stderr
         assert "talking" in done.stdout + done.stderr
-        assert done.returncode == (0 if arguments[0] in ("layers", "env") else 1), arguments
+        assert done.returncode == (not line.startswith(("layers", "env"))), line
 
 
 @pytest.mark.parametrize(
@@ -145,10 +135,10 @@ def test_what_cannot_be_a_layer_is_named(
 
 
 def test_a_run_says_which_plug_in_it_could_not_switch(plugged: Home) -> None:
-    done = plugged.cachectl("run", "--no-cache", "--", "sh", "-c", "echo $NOTES_OFF")
+    done = plugged.cachectl("run --no-cache -- sh -c", "echo $NOTES_OFF")
     assert done.stdout == "1\n"
     assert "cachectl: talking stays as it is: the layer failed: KeyError: 'switch'" in done.stderr
-    named = plugged.cachectl("run", "--isolated", "--layer", "talking", "--", "true", check=False)
+    named = plugged.cachectl("run --isolated --layer talking -- true", check=False)
     assert named.returncode == 1
     assert named.stderr.splitlines()[-1].startswith("cachectl: talking: stays as it is: the layer failed")
 
@@ -158,8 +148,7 @@ def test_an_entry_that_no_bundle_can_hold_does_not_stop_other_layers(plugged: Ho
     """A layer whose details are no text is named by the push, and the rest is pulled."""
     bundle = str(plugged.path / "bundle.zip")
     done = plugged.cachectl("push", bundle, "notes", "Telling", check=False, TELLING=kind)
-    assert done.returncode == 1
-    assert "Telling: failed: 00000001.note: " in done.stderr
+    assert (done.returncode, "Telling: failed: 00000001.note: " in done.stderr) == (1, True)
     assert "Traceback" not in done.stderr
     assert plugged.json("pull", bundle, "--trust", "--dry-run")["layers"][0]["layer"] == "notes"
 
@@ -174,41 +163,37 @@ def test_the_first_of_an_entry_in_two_roots_is_reported_and_exported(plugged: Ho
     assert twice.read_bytes() == once.read_bytes()
 
 
-# ---------------------------------------------------------------------- the sample of the documentation
-
-
 def test_the_sample_is_what_the_page_says() -> None:
-    listing = re.search(r":caption: toyc_cachectl\.py\n\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
-    assert listing is not None
-    assert (SAMPLE / "toyc_cachectl.py").read_text() == listing[1] + "\n"
-    assert len(listing[1].splitlines()) <= 40
+    (listing,) = re.findall(r":caption: toyc_cachectl\.py\n\n(.*?\n)```", PAGE.read_text(), re.DOTALL)
+    assert (SAMPLE / "toyc_cachectl.py").read_text() == listing
+    assert listing.count("\n") <= 40
 
 
 def test_an_installed_plug_in_is_part_of_every_verb(sampled: Home) -> None:
     for kernels, counted in ((("axpy", "dot"), [0, 2, 2, "exact"]), (("axpy", "other"), [1, 1, 1, "exact"])):
-        sampled.cachectl("trace", "--json", "trace.json", "--", *TOYC, *kernels)
+        sampled.cachectl("trace --json trace.json --", *TOYC, *kernels)
         layers = {layer["layer"]: layer for layer in json.loads((sampled.path / "trace.json").read_text())["layers"]}
         assert [layers["toyc"][name] for name in ("hits", "misses", "stores", "evidence")] == counted
-    sampled.cachectl("purge", "toyc", "--kernel", "other")
+    sampled.cachectl("purge toyc --kernel other")
     (reported,) = sampled.json("report", "toyc")["layers"]
     assert (reported["state"], reported["entries"], reported["title"]) == ("enabled", 2, "toyc kernels")
     assert "toyc" in {layer["layer"] for layer in sampled.json("report")["layers"]}
     assert {kernel for one in sampled.json("ls", "toyc")["entries"] for kernel in one["kernels"]} == {"axpy", "dot"}
     (able,) = (layer for layer in sampled.json("layers")["layers"] if layer["layer"] == "toyc")
     assert set(able["abilities"].values()) == {None}
-    assert "export TOYC_CACHE=0" in sampled.cachectl("env", "--disable", "--shell", "sh").stdout
+    assert "export TOYC_CACHE=0" in sampled.cachectl("env --disable --shell sh").stdout
 
 
 def test_it_is_switched_carried_fixed_and_purged(sampled: Home) -> None:
     sampled.run(*TOYC, "axpy", "dot")
-    assert sampled.cachectl("run", "--isolated", "--", *TOYC, "axpy").stdout == "axpy made\n"
-    assert sampled.cachectl("run", "--no-cache", "--prove", "--", *TOYC, "axpy").stdout == "axpy made\n"
-    (key,) = sampled.cachectl("ls", "toyc", "--kernel", "axpy", "-q").stdout.split()
-    sampled.cachectl("get", "toyc", key, "-o", "entry")
+    assert sampled.cachectl("run --isolated --", *TOYC, "axpy").stdout == "axpy made\n"
+    assert sampled.cachectl("run --no-cache --prove --", *TOYC, "axpy").stdout == "axpy made\n"
+    (key,) = sampled.cachectl("ls toyc --kernel axpy -q").stdout.split()
+    sampled.cachectl("get toyc -o entry", key)
     (sampled.path / ".cache/toyc" / key).write_bytes(b"garbage")
-    assert sampled.cachectl("verify", "toyc", check=False).returncode == 1
-    sampled.cachectl("purge", "toyc", "--damaged")
-    sampled.cachectl("put", "toyc", key, "entry")
+    assert sampled.cachectl("verify toyc", check=False).returncode == 1
+    sampled.cachectl("purge toyc --damaged")
+    sampled.cachectl("put toyc", key, "entry")
     assert sampled.run(*TOYC, "axpy").stdout == "axpy found\n"
     purged = {layer["layer"]: layer["removed"] for layer in sampled.json("purge", "--all")["layers"]}
     assert purged["toyc"] == 2
@@ -221,17 +206,13 @@ def test_it_travels(sampled: Home, installed: Path, tmp_path: Path, new_home: Ca
     pushed = {layer["layer"]: layer for layer in sampled.json("push", bundle)["layers"]}
     assert (pushed["toyc"]["placed"], pushed["toyc"]["sensitive"]) == (2, "names of your kernels")
     elsewhere = beside(new_home(tmp_path / "elsewhere"), installed)
-    said = elsewhere.cachectl("pull", bundle, "--trust", "--dry-run").stdout
-    assert "toyc: 2 will hit" in said
+    assert "toyc: 2 will hit" in elsewhere.cachectl("pull --trust --dry-run", bundle).stdout
     assert not (elsewhere.path / ".cache").exists()
-    elsewhere.cachectl("pull", bundle, "--trust")
+    elsewhere.cachectl("pull --trust", bundle)
     assert elsewhere.run(*TOYC, "axpy", "dot").stdout == "axpy found\ndot found\n"
     # Without the plug-in it is named, and nothing else is lost.
     plain = new_home(tmp_path / "plain")
-    assert "no layer of this name exists here" in plain.cachectl("pull", bundle, "--trust").stdout
-
-
-# ---------------------------------------------------------------------- the suite, as a third party runs it
+    assert "no layer of this name exists here" in plain.cachectl("pull --trust", bundle).stdout
 
 
 class FolderCodec(NotesCodec):
@@ -257,10 +238,8 @@ class TestFoldersOfTwo(LayerConformance):
 
     def seed(self, environment: Environment) -> None:
         for name in NOTES:
-            folder = environment.home / ".cache/notes" / name
-            folder.mkdir(parents=True)
             for file in "ab":
-                (folder / file).write_text(f"{name} {file}")
+                write(environment.home / ".cache/notes" / name / file, f"{name} {file}")
 
     def test_the_codec_reads_the_tar_of_a_folder(self, tmp_path: Path) -> None:
         seeded = self.seeded(tmp_path)

@@ -6,6 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from support.layers import write
 
 from cachectl.layers.host import distributions
 
@@ -39,7 +40,7 @@ def test_odd_names_are_read_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         version = name.rpartition(".")[0].partition("-")[2] or "1.0"
         (tmp_path / name).mkdir()
         if not name.startswith("empty"):
-            (tmp_path / name / "METADATA").write_text(f"Metadata-Version: 2.1\nName: mine\nVersion: {version}\n")
+            write(tmp_path / name / "METADATA", f"Metadata-Version: 2.1\nName: mine\nVersion: {version}\n")
     monkeypatch.syspath_prepend(tmp_path)
     for distribution in ("mine", "empty"):
         assert distributions.version_of(distribution) == asked(distribution)
@@ -49,5 +50,4 @@ def test_entry_points_are_found_once_they_are_installed(tmp_path: Path, monkeypa
     monkeypatch.syspath_prepend(tmp_path)
     for is_there in (False, True):
         assert ("mine" in {point.name for point in distributions.entry_points("cachectl.layers")}) is is_there
-        (tmp_path / "mine-1.0.dist-info").mkdir(exist_ok=True)
-        (tmp_path / "mine-1.0.dist-info/entry_points.txt").write_text("[cachectl.layers]\nmine = mine:Mine\n")
+        write(tmp_path / "mine-1.0.dist-info/entry_points.txt", "[cachectl.layers]\nmine = mine:Mine\n")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from homes import Home
-from support.layers import register_driver
+from support.layers import register_driver, write
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.drivers import driver_files, driver_libraries, only_library, opencl_drivers
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 def wheel() -> Path:
     """Return the folder of PyOpenCL from its wheel."""
     package = find_spec("pyopencl")
-    assert package is not None
-    assert package.origin is not None
-    return Path(package.origin).parent
+    return Path(str(package and package.origin)).parent
 
 
 @pytest.mark.parametrize("of_this_python", [True, False])
@@ -86,15 +84,13 @@ def test_labels_of_several_drivers(
     home: Home, debian_pocl: Driver, tmp_path: Path, new_home: Callable[[Path], Home]
 ) -> None:
     """Nor with the version of the wheel, which is installed, if another driver is the only one that is registered."""
-    home.python("kernels.py", "2", **debian_pocl.variables)
+    home.python("kernels.py 2", **debian_pocl.variables)
     library = Path(Path(debian_pocl.variables["OCL_ICD_VENDORS"]).read_text().strip()).resolve()
     # So the wheel's loader finds Debian's PoCL beside its own.
     both: dict[str, Any] = {"OCL_ICD_VENDORS": str(tmp_path / "vendors")}
-    (tmp_path / "vendors").mkdir()
-    (tmp_path / "vendors/pocl.icd").write_text(f"{library}\n")
-    there: dict[str, dict[str, Any]] = {"one": dict(debian_pocl.variables), "several": both}
+    write(tmp_path / "vendors/pocl.icd", f"{library}\n")
     other = new_home(tmp_path / "other")
-    for name, variables in there.items():
+    for name, variables in (("one", debian_pocl.variables), ("several", both)):
         store = str(tmp_path / name)
         home.cachectl("push", store, "pocl", **variables)
         (key,) = home.json("store", "ls", store)["keys"]
@@ -107,8 +103,8 @@ def test_labels_of_several_drivers(
     (pulled,) = other.json("pull", str(tmp_path / "one"), "pocl", "--trust", **debian_pocl.variables)["layers"]
     assert [one["hits"] for one in pulled["outlook"]] == [True]
     programs = {path: path.stat().st_mtime_ns for path in other.path.rglob("program.bc")}
-    for variables, built in ((dict(debian_pocl.variables), 0), ({}, 2)):
-        other.python("kernels.py", "2", **variables)
+    for variables, built in ((debian_pocl.variables, 0), ({}, 2)):
+        other.python("kernels.py 2", **variables)
         assert len(set(other.path.rglob("program.bc"))) == len(programs) + built
     assert {path: path.stat().st_mtime_ns for path in programs} == programs
 
@@ -117,13 +113,11 @@ def test_labels_of_several_drivers(
 def test_several_drivers_of_one_maker_are_told_from_copies_and_links(tmp_path: Path, name: str, maker: str) -> None:
     """Two environments with the same wheel have one driver. PyOpenCL keeps no binaries of PoCL."""
     vendors = tmp_path / "vendors"
-    vendors.mkdir()
     for folder, size in (("one", 0), ("copy", 0), ("another", 1)):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / f"{name}.1.0").write_bytes(Path(sys.executable).read_bytes() + bytes(size))
-        (tmp_path / folder / name).symlink_to(f"{name}.1.0")
-        (vendors / f"{folder}.icd").write_text(f"{tmp_path}/{folder}/{name}\n")
-        (vendors / f"{folder}-2.icd").write_text(f"{tmp_path}/{folder}/{name}.1.0\n")
+        file = write(tmp_path / folder / f"{name}.1.0", Path(sys.executable).read_bytes() + bytes(size))
+        file.with_name(name).symlink_to(file)
+        write(vendors / f"{folder}.icd", f"{file.with_name(name)}\n")
+        write(vendors / f"{folder}-2.icd", f"{file}\n")
         environment = Environment({"OCL_ICD_VENDORS": str(vendors)}, home=tmp_path)
         libraries = driver_libraries(environment, maker)
         several = folder == "another"
@@ -144,6 +138,5 @@ def test_a_libopencl_that_is_a_driver_is_the_only_one(tmp_path: Path) -> None:
     loader = tmp_path / "prefix/lib/libOpenCL.so.1"
     loader.parent.mkdir(parents=True)
     loader.symlink_to(pocl)
-    variables = {"CONDA_PREFIX": str(tmp_path / "prefix"), "OCL_ICD_VENDORS": str(tmp_path / "none")}
-    module = Environment(variables, home=tmp_path)
-    assert driver_files(module, ("PoCL",)) == (str(loader),)
+    variables = {"CONDA_PREFIX": f"{tmp_path}/prefix", "OCL_ICD_VENDORS": f"{tmp_path}/none"}
+    assert driver_files(Environment(variables, home=tmp_path), ("PoCL",)) == (str(loader),)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.layers import write
+from support.layers import python, write
 from tiers import absent, needing
 
 from cachectl.layers.base.environment import Environment
@@ -75,26 +75,26 @@ class RealLoader:
     variables: Mapping[str, str] = field(default_factory=dict)
     handles: tuple[int, ...] = ()
 
-    def environment(self, case: Case, home: Path) -> Environment:
-        """Return the environment in which a program of this loader is started, with a home that has no caches."""
-        variables = {**self.variables, "HOME": str(home / "new"), **case[0]}
-        return Environment(variables, home=home / "new", cwd=case[1], site=self.site, prefix=self.prefix)
-
     def check(self, cases: list[Case], known: tuple[Path, ...], home: Path) -> None:
         """Compare the drivers that cachectl finds in each case with the platforms that the loader finds.
 
         Of other drivers than the known ones, such as the system's, some may give no platform on this machine.
         """
-        command = [sys.executable, "-c", PROBE, *map(str, self.libraries)]
-        started = {**self.variables, "HOME": str(home), "PATH": os.environ["PATH"]}
-        asked = json.dumps([[dict(variables), str(cwd)] for variables, cwd in cases])
         done = subprocess.run(
-            command, env=started, input=asked, capture_output=True, text=True, check=True, pass_fds=self.handles
+            python(PROBE, *self.libraries),
+            env={**self.variables, "HOME": str(home), "PATH": os.environ["PATH"]},
+            input=json.dumps(cases, default=str),
+            capture_output=True,
+            text=True,
+            check=True,
+            pass_fds=self.handles,
         )
         answers = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
         expected, differing = {os.path.realpath(library) for library in known}, []
-        for number, case in enumerate(cases):
-            environment = self.environment(case, home)
+        for number, (named, cwd) in enumerate(cases):
+            # The home has no caches.
+            variables = {**self.variables, "HOME": str(home / "new"), **named}
+            environment = Environment(variables, home=home / "new", cwd=cwd, site=self.site, prefix=self.prefix)
             drivers = {os.path.realpath(driver.library) for driver in find_drivers(environment)}
             real = answers.get(number)
             state = PoclKernels(environment).state()
@@ -103,7 +103,7 @@ class RealLoader:
             told = (Condition.ENABLED if has_pocl else Condition.ABSENT, has_pocl)
             is_right = real is not None and set(real) <= drivers and not drivers & expected - set(real)
             if not is_right or (state.condition, bool(state.drivers)) != told:
-                differing.append((case, real, drivers, state))
+                differing.append((named, cwd, real, drivers, state))
         assert differing == []
 
 
@@ -133,7 +133,7 @@ def lay_out(folder: Path, pocl: Path, other: Path) -> None:
         "within/folder/pocl.icd": f"{pocl}\n",
     }
     for name, content in forms.items():
-        write((folder / name), content.encode())
+        write(folder / name, content)
     (folder / "a folder/pocl.icd").mkdir(parents=True)
     for name, target in (("linked/pocl.icd", "pocl/pocl.icd"), ("linked folder/system", "both")):
         (folder / name).parent.mkdir()
@@ -144,55 +144,31 @@ def lay_out(folder: Path, pocl: Path, other: Path) -> None:
 
 
 #: Ways to name drivers: values of OCL_ICD_VENDORS (V), OPENCL_VENDOR_PATH (P) and OCL_ICD_FILENAMES (F), and the
-#: working folder. "@" stands for the folder with what was laid out, POCL and OTHER for the libraries.
-WAYS = (
-    "",
-    "V=",
-    "V=@pocl",
-    "V=@void",
-    "V=@nowhere",
-    "V=@nowhere.icd",
-    "V=@pocl/pocl.icd",
-    "V=@two lines/pocl.icd",
-    "V=@other suffix/pocl.icd.off",
-    "V=@pocl:@other",
-    "V=both",
-    "V=.;in=both",
-    "V=pocl/pocl.icd",
-    "V=pocl.icd;in=pocl",
-    "V=pocl.icd",
-    "V=pocl.icd;P=@pocl",
-    "V=pocl.icd;P=@not there;in=pocl",
-    "V=.icd;in=no stem",
-    "V=POCL",
-    "V=OTHER.name",
-    "V=POCL.name;in=libraries",
-    "P=",
-    "P=@pocl",
-    "P=both",
-    "P=@pocl/pocl.icd",
-    "V=@other;P=@pocl",
-    "V=;P=@pocl",
-    "V=@nowhere;P=@pocl",
-    "F=POCL",
-    "V=@void;F=POCL:OTHER",
-    "V=@void;F=::POCL::OTHER.name:",
-    "V=@void;F=@pocl/pocl.icd",
-    "V=;F=libraries/POCL.name",
-    "V=@other;F=POCL",
-    "P=@other;F=POCL",
-    "V=@other;P=@both;F=POCL",
-)
+#: working folder (in). "@" stands for the folder with what was laid out, POCL and OTHER for the libraries.
+WAYS = """
+V= | V=@pocl | V=@void | V=@nowhere | V=@nowhere.icd | V=@pocl/pocl.icd | V=@two lines/pocl.icd
+V=@other suffix/pocl.icd.off | V=@pocl:@other | V=both | V=.;in=both | V=pocl/pocl.icd | V=pocl.icd;in=pocl | V=pocl.icd
+V=pocl.icd;P=@pocl | V=pocl.icd;P=@not there;in=pocl | V=.icd;in=no stem | V=POCL | V=OTHER.name
+V=POCL.name;in=libraries | P= | P=@pocl | P=both | P=@pocl/pocl.icd | V=@other;P=@pocl | V=;P=@pocl | V=@nowhere;P=@pocl
+F=POCL | V=@void;F=POCL:OTHER | V=@void;F=::POCL::OTHER.name: | V=@void;F=@pocl/pocl.icd | V=;F=libraries/POCL.name
+V=@other;F=POCL | P=@other;F=POCL | V=@other;P=@both;F=POCL
+"""
 _SHORT = {"V": "OCL_ICD_VENDORS", "P": "OPENCL_VENDOR_PATH", "F": "OCL_ICD_FILENAMES"}
 
 
 def make_cases(folder: Path, pocl: Path, other: Path) -> list[Case]:
     """Return environments that name what :func:`lay_out` has written in each of the ways that loaders know."""
-    names = {"POCL.name": pocl.name, "OTHER.name": other.name}
-    places = {**names, "POCL": str(pocl), "OTHER": str(other), "@": f"{folder}/"}
+    places = {
+        "POCL.name": pocl.name,
+        "OTHER.name": other.name,
+        "POCL": f"{pocl}",
+        "OTHER": f"{other}",
+        "@": f"{folder}/",
+    }
     forms = sorted(item.name for item in folder.iterdir() if any(item.iterdir()) and item.name != "libraries")
     cases: list[Case] = []
-    for way in (*WAYS, *(f"V=@{form}" for form in forms)):
+    # The first names nothing.
+    for way in (*map(str.strip, WAYS.replace("\n", "|").split("|")), *(f"V=@{form}" for form in forms)):
         filled = re.sub("|".join(places), lambda match: places[match[0]], way)
         parts = dict(part.split("=", 1) for part in filled.split(";") if part)
         cwd = folder / parts.pop("in", "")
@@ -257,10 +233,9 @@ def prefix_loader(debian_loader: RealLoader, tmp_path: Path, layout: Path) -> It
     folder = os.open(layout, os.O_RDONLY)
     os.dup2(folder, 77, inheritable=True)
     os.close(folder)
-    content = debian_loader.libraries[0].read_bytes()
-    assert content.count(b"/etc/OpenCL/vendors\0") == 1
-    library = tmp_path / "prefix/lib/libOpenCL.so.1"
-    write(library, content.replace(b"/etc/OpenCL/vendors\0", b"/dev/fd/77/vendors\0\0"))
+    before, built_in, after = debian_loader.libraries[0].read_bytes().partition(b"/etc/OpenCL/vendors\0")
+    assert built_in
+    library = write(tmp_path / "prefix/lib/libOpenCL.so.1", before + b"/dev/fd/77/vendors\0\0" + after)
     yield RealLoader((library,), prefix=tmp_path / "prefix", handles=(77,))
     os.close(77)
 
@@ -288,9 +263,8 @@ def test_every_loader(
 def linked_by_the_linker(library: Path, name: str, variables: Mapping[str, str]) -> str:
     """Return the path that the dynamic linker finds for a library which another one needs."""
     done = subprocess.run(["ldd", library], env=variables, capture_output=True, text=True, check=True)
-    found = re.search(rf"{re.escape(name)} => (\S+) ", done.stdout)
-    assert found is not None
-    return found[1]
+    (path,) = re.findall(rf"{re.escape(name)} => (\S+) ", done.stdout)
+    return str(path)
 
 
 @pytest.mark.parametrize("tag", [15, 29])
@@ -303,8 +277,8 @@ def test_folders_of_either_tag_are_in_the_linkers_order(wheel_loader: RealLoader
     content = elf.content(dynamic)
     (at,) = (at for at in range(0, len(content), 16) if content[at : at + 8] == RPATH.to_bytes(8, "little"))
     begin = dynamic.offset + at
-    moved, listed = tmp_path / "_cl.so", tmp_path / "listed"
-    moved.write_bytes(elf.data[:begin] + tag.to_bytes(8, "little") + elf.data[begin + 8 :])
+    listed = tmp_path / "listed"
+    moved = write(tmp_path / "_cl.so", elf.data[:begin] + tag.to_bytes(8, "little") + elf.data[begin + 8 :])
     for folder in (tmp_path / ".libs", listed):
         folder.mkdir()
         (folder / bundled.name).symlink_to(bundled)
@@ -343,18 +317,14 @@ def test_a_library_is_found_by_its_name_as_dlopen_finds_it(tmp_path: Path) -> No
     # The list has only the links, by the names that programs ask for.
     assert any(path.is_symlink() for path in inside)
     names = {path.name for path in inside} | {"libnobody.so.1", "ld-linux-x86-64.so.2", "ld-linux.so.2"}
-    for number in (1, 2):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        content = bytearray(inside[0].read_bytes())
-        # The first folder has a library of another machine, which the linker passes over.
-        content[18:20] = content[18:20] if number == 2 else b"\xf7\0"
-        (folder / "libforeign.so.1").write_bytes(content)
-    (tmp_path / "1/libalone.so.1").write_bytes((tmp_path / "1/libforeign.so.1").read_bytes())
+    content = inside[0].read_bytes()
+    # The linker passes over a library of another machine.
+    foreign = content[:18] + b"\xf7\0" + content[20:]
+    for name, data in (("1/libforeign.so.1", foreign), ("1/libalone.so.1", foreign), ("2/libforeign.so.1", content)):
+        write(tmp_path / name, data)
     asked = sorted({*names, "libforeign.so.1", "libalone.so.1"})
-    variables = {"LD_LIBRARY_PATH": f"{tmp_path / '1'}:{tmp_path / '2'}"}
-    command = [sys.executable, "-c", OPENED, *asked]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    variables = {"LD_LIBRARY_PATH": f"{tmp_path}/1:{tmp_path}/2"}
+    done = subprocess.run(python(OPENED, *asked), env=variables, capture_output=True, text=True, check=True)
     opened = {name: path and os.path.realpath(path) for name, path in zip(asked, done.stdout.split("\n"), strict=False)}
     environment = Environment(variables, home=tmp_path)
     found = {name: os.path.realpath(path) if (path := find_library(name, environment)) else "" for name in asked}
@@ -363,12 +333,10 @@ def test_a_library_is_found_by_its_name_as_dlopen_finds_it(tmp_path: Path) -> No
 
 def test_a_driver_that_debian_registers_by_name_is_found(debian_pocl: Driver, tmp_path: Path) -> None:
     """``pocl.icd`` of ``pocl-opencl-icd`` names a file of the linker's folders, which is not in the linker's list."""
-    library = Path(debian_pocl.variables["OCL_ICD_VENDORS"]).read_text().strip()
-    name = Path(library).resolve().name
+    name = Path(Path(debian_pocl.variables["OCL_ICD_VENDORS"]).read_text().strip()).resolve().name
     (tmp_path / "pocl.icd").write_text(name)
-    done = subprocess.run([sys.executable, "-c", OPENED, name], capture_output=True, text=True, check=True)
-    environment = Environment({"OCL_ICD_VENDORS": str(tmp_path / "pocl.icd")}, home=tmp_path)
-    (driver,) = find_drivers(environment)
+    done = subprocess.run(python(OPENED, name), capture_output=True, text=True, check=True)
+    (driver,) = find_drivers(Environment({"OCL_ICD_VENDORS": f"{tmp_path}/pocl.icd"}, home=tmp_path))
     assert (driver.maker, os.path.realpath(driver.library)) == ("PoCL", os.path.realpath(done.stdout.strip()))
 
 

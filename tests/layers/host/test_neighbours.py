@@ -41,23 +41,20 @@ PLACES = [
 @pytest.mark.parametrize(("library", "variable", "value", "place"), PLACES)
 def test_places(tmp_path: Path, library: str, variable: str, value: str, place: str) -> None:
     (tmp_path / "venv/.cache/pyop2").mkdir(parents=True)
-    # Less than the variable of the cache.
-    variables = {"TRITON_HOME": "/x", variable: value.format(home=tmp_path)}
     expected = {name: (path, "default") for name, path in DEFAULTS.items()}
     expected["Triton"] = ("/x/.triton/cache", "TRITON_HOME")
     expected |= {library: (place, variable)} if library else {}
     filled = {name: (path.format(home=tmp_path, uid=os.getuid()), why) for name, (path, why) in expected.items()}
-    given = {"HOME": str(tmp_path), "USER": "a/b", **variables}
+    # TRITON_HOME counts less than the variable of the cache.
+    given = {"HOME": str(tmp_path), "USER": "a/b", "TRITON_HOME": "/x", variable: value.format(home=tmp_path)}
     environment = Environment(given, tmp_path, cwd=tmp_path, temporary=tmp_path / "scratch")
     assert {one.name: (str(one.path), one.source) for one in neighbours(environment)} == filled
 
 
 def test_sizes_are_counted_to_the_end_or_unknown(tmp_path: Path) -> None:
-    folder = tmp_path / ".triton/cache"
-    (folder / "below").mkdir(parents=True)
-    (folder / "one").write_bytes(bytes(100))
-    (folder / "below/two").write_bytes(bytes(23))
-    (folder / "link").symlink_to("/usr")
+    write(tmp_path / ".triton/cache/one", bytes(100))
+    write(tmp_path / ".triton/cache/below/two", bytes(23))
+    (tmp_path / ".triton/cache/link").symlink_to("/usr")
     environment = Environment({"HOME": str(tmp_path)}, tmp_path, cwd=tmp_path, temporary=tmp_path / "tmp")
     triton, *others = neighbours(environment)
     assert triton.source == "default"
@@ -67,8 +64,7 @@ def test_sizes_are_counted_to_the_end_or_unknown(tmp_path: Path) -> None:
 
 
 def test_the_report_shows_them_when_asked(home: Home) -> None:
-    folder = home.path / ".cupy/kernel_cache"
-    write(folder / "kernel.cubin", bytes(2048))
+    write(home.path / ".cupy/kernel_cache/kernel.cubin", bytes(2048))
     assert "neighbours" not in home.json("report")
-    shown = home.cachectl("report", "--neighbours").stdout.splitlines()
+    shown = home.cachectl("report --neighbours").stdout.splitlines()
     assert ["CuPy", "1", "2.0", "KiB", "~/.cupy/kernel_cache", "(default)"] in [line.split() for line in shown]

@@ -9,10 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from homes import Home
@@ -35,30 +33,16 @@ def installs(prefix: Path, **packages: str) -> None:
         write(folder / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
-class Prefix:
-    """A virtual environment of this Python, with an interpreter that counts how often it is started."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.python, self.counting = folder / "bin/python", folder / "bin/counting"
-
-    @property
-    def starts(self) -> int:
-        return (self.folder / "starts").read_text().count("started")
-
-
 #: What is installed where nothing else is said.
 PACKAGES = {"loopy": "2024.1", "pytools": "2026.1.1", "islpy": "2024.2", "cgen": "2020.1"}
 
 
 @pytest.fixture
-def prefix(tmp_path: Path) -> Prefix:
-    made = Prefix(tmp_path / "venv")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", made.folder], check=True)
-    made.counting.write_text(f'#!/bin/sh\necho started >> {made.folder}/starts\nexec {made.python} "$@"\n')
-    made.counting.chmod(0o755)
-    installs(made.folder, **PACKAGES)
-    return made
+def prefix(tmp_path: Path) -> Path:
+    """Return the folder of a virtual environment of this Python."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    installs(tmp_path / "venv", **PACKAGES)
+    return tmp_path / "venv"
 
 
 def row(home: Home, loopy: str, version: str = VERSION) -> None:
@@ -73,15 +57,6 @@ def user(home: Home, *folders: Path, **changes: str) -> Environment:
     return replace(environment, searches_pythons=True, installed=lambda _: None, site=())
 
 
-def edit_records(environment: Environment, edit: Callable[[dict[str, Any]], object]) -> None:
-    """Change what is kept of each interpreter."""
-    file = user_state_folder(environment) / RECORD
-    document = json.loads(file.read_text())
-    for record in document["pythons"].values():
-        edit(record)
-    file.write_text(json.dumps(document))
-
-
 def asked(path: Path, records: dict[str, PythonRecord], *, named: bool = True) -> Python:
     python = look(path, records, named=named)
     assert python is not None
@@ -94,53 +69,57 @@ def staleness(environment: Environment) -> dict[str, tuple[bool | None, str | No
     return {str(entry.versions["loopy"]): (entry.stale, entry.stale_because) for entry in entries}
 
 
-def test_an_interpreter_is_asked_once_for_its_version_and_packages_and_remembered(prefix: Prefix) -> None:
+def test_an_interpreter_is_asked_once_for_its_version_and_packages_and_remembered(prefix: Path) -> None:
     records: dict[str, PythonRecord] = {}
+    counting = prefix / "bin/counting"
+    counting.write_text(f'#!/bin/sh\necho started >> {prefix}/starts\nexec {prefix}/bin/python "$@"\n')
+    counting.chmod(0o755)
+
+    def starts() -> int:
+        return (prefix / "starts").read_text().count("started")
+
     for _ in range(2):
-        python = asked(prefix.counting, records)
-        assert (python.version, python.installed("loopy"), prefix.starts) == (VERSION, "2024.1", 1)
+        python = asked(counting, records)
+        assert (python.version, python.installed("loopy"), starts()) == (VERSION, "2024.1", 1)
     # Packages are read again without it.
-    installs(prefix.folder, loopy="2025.2")
-    python = asked(prefix.counting, records)
-    assert (python.installed("loopy"), python.installed("pytools"), prefix.starts) == ("2025.2", None, 1)
+    installs(prefix, loopy="2025.2")
+    python = asked(counting, records)
+    assert (python.installed("loopy"), python.installed("pytools"), starts()) == ("2025.2", None, 1)
     assert python.has_had("loopy", "2024.1")
-    os.utime(prefix.counting, (1, 1))
+    os.utime(counting, (1, 1))
     # Without a user who names it, it is a script that another user could replace.
-    python = asked(prefix.counting, records, named=False)
-    assert (python.present, prefix.starts) == (None, 1)
-    asked(prefix.counting, records)
-    assert prefix.starts == 2
+    assert (asked(counting, records, named=False).present, starts()) == (None, 1)
+    asked(counting, records)
+    assert starts() == 2
     before = dict(records)
-    prefix.counting.write_text("#!/bin/sh\nexit 1\n")
-    python = asked(prefix.counting, records)
+    counting.write_text("#!/bin/sh\nexit 1\n")
+    python = asked(counting, records)
     assert (python.present, python.version, records) == (None, VERSION, before)
 
 
-def test_code_in_a_folder_of_packages_is_not_run(prefix: Prefix, tmp_path: Path) -> None:
+def test_code_in_a_folder_of_packages_is_not_run(prefix: Path, tmp_path: Path) -> None:
     """Others may have written it there, as in an environment that a group shares."""
-    site, run = prefix.folder / SITE, tmp_path / "run"
+    run = tmp_path / "run"
     for name in ("by.pth", "sitecustomize.py", "usercustomize.py"):
-        (site / name).write_text(f"import os; open({str(run)!r}, 'a').close()\n")
-    site.chmod(0o777)
-    assert asked(prefix.python, {}, named=False).installed("loopy") == "2024.1"
+        (prefix / SITE / name).write_text(f"import os; open({str(run)!r}, 'a').close()\n")
+    (prefix / SITE).chmod(0o777)
+    assert asked(prefix / "bin/python", {}, named=False).installed("loopy") == "2024.1"
     assert not run.exists()
     # It is run by whoever starts the interpreter otherwise.
-    subprocess.run([prefix.python, "-I", "-c", ""], check=True)
+    subprocess.run([prefix / "bin/python", "-I", "-c", ""], check=True)
     assert run.exists()
 
 
 @pytest.mark.parametrize("where", ["{}.pth", "{}.egg-info", "{}.dist-info/METADATA", "{}.egg-info/PKG-INFO"])
-def test_pipes_and_devices_among_packages_are_unread(
-    prefix: Prefix, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_pipes_and_devices_among_packages_are_unread(prefix: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """Others may have put it there; a line of the device has no end."""
-    pipe, device = (prefix.folder / SITE / where.format(name) for name in ("pipe", "device"))
+    pipe, device = (prefix / SITE / where.format(name) for name in ("pipe", "device"))
     for path in (pipe, device):
         path.parent.mkdir(exist_ok=True)
     os.mkfifo(pipe)
     device.symlink_to("/dev/zero")
     monkeypatch.setattr("cachectl.layers.host.pythons._SECONDS", 5.0)
-    assert asked(prefix.python, {}, named=False).installed("loopy") == "2024.1"
+    assert asked(prefix / "bin/python", {}, named=False).installed("loopy") == "2024.1"
 
 
 @pytest.mark.parametrize("base", dict.fromkeys([os.path.realpath(sys.executable), "/usr/bin/python3"]))
@@ -159,14 +138,14 @@ def test_folders_of_packages_are_those_on_its_path(tmp_path: Path, base: str, op
         lines = [f"{tmp_path}/named/site-packages", f"{tmp_path}/not there/site-packages", "../elsewhere", ""]
         (site / "parent.pth").write_text("\n".join([*lines, f"#{tmp_path}/commented/site-packages"]))
     records: dict[str, PythonRecord] = {}
-    assert look(python, records, named=True) is not None
-    found = records[str(python)].folders
+    asked(python, records)
+    folders = [os.path.normpath(folder) for folder in records[str(python)].folders if os.path.isdir(folder)]
     # Without -I, the user's own packages count.
     ask = "import json, sys; print(json.dumps(sys.path))"
-    started = {name: value for name, value in os.environ.items() if name == "HOME"} | {"PATH": ""}
+    started = {"HOME": os.environ["HOME"], "PATH": ""}
     done = subprocess.run([python, "-c", ask], env=started, cwd="/", capture_output=True, text=True, check=True)
-    path = [os.path.normpath(folder) for folder in json.loads(done.stdout) if folder.endswith("-packages")]
-    assert [os.path.normpath(folder) for folder in found if os.path.isdir(folder)] == path
+    path = json.loads(done.stdout)
+    assert folders == [os.path.normpath(folder) for folder in path if folder.endswith("-packages")]
 
 
 #: What is below the folder of a Python and of a virtual environment of it.
@@ -205,7 +184,6 @@ def test_what_others_can_replace_is_not_started(planted: str | None, variable: s
     "script", ["exec yes", "exec head -c 10000000 /dev/zero", "sleep 100 & echo x", "kill -STOP $$", "echo hello"]
 )
 def test_a_program_that_is_no_python_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """It may print without end, or hang."""
     monkeypatch.setattr("cachectl.layers.host.pythons._SECONDS", 0.3)
     broken, records, started = tmp_path / "python3", dict[str, PythonRecord](), time.monotonic()
     broken.write_text(f"#!/bin/sh\n{script}\n")
@@ -239,76 +217,73 @@ CHANGES: list[tuple[str, bool | None, str]] = [
 
 @pytest.mark.parametrize(("change", "stale", "because"), CHANGES)
 def test_rows_are_stale_only_if_a_known_python_made_them_and_none_can_hit_them(
-    home: Home, prefix: Prefix, change: str, stale: bool | None, because: str
+    home: Home, prefix: Path, change: str, stale: bool | None, because: str
 ) -> None:
     """The Python is remembered, and need not be on PATH again."""
     version = "3.11.0.final.0" if change == "upgraded" else VERSION
     row(home, "2024.1", version)
     # Nobody has seen this version of loopy.
     row(home, "2023.1", version)
-    environment = user(home, prefix.python.parent)
-    assert {stale for stale, _ in staleness(environment).values()} == (
-        {None} if change == "upgraded" else {False, None}
-    )
+    environment = user(home, prefix / "bin")
+    before = {whether for whether, _ in staleness(environment).values()}
+    assert before == ({None} if change == "upgraded" else {False, None})
     moved = {"not mounted": [0], "base not mounted": [1], "another machine": [0, 1]}.get(change, [])
-
-    def edit(record: dict[str, Any]) -> None:
+    file = user_state_folder(environment) / RECORD
+    document = json.loads(file.read_text())
+    for record in document["pythons"].values():
         record["places"] = [f"{place}0" if i in moved else place for i, place in enumerate(record["places"])]
         if change == "upgraded" and "2024.1" in record["seen"].get("loopy", ()):
             record.update(version=version, size=1)
-
-    edit_records(environment, edit)
+    file.write_text(json.dumps(document))
     if change in ("removed", "not mounted"):
-        shutil.rmtree(prefix.folder)
+        shutil.rmtree(prefix)
     elif change in ("package replaced", "another machine"):
-        installs(prefix.folder, **PACKAGES | {"loopy": "2025.2"})
+        installs(prefix, **PACKAGES | {"loopy": "2025.2"})
     elif change == "base not mounted":
-        prefix.python.unlink()
-        prefix.python.symlink_to(prefix.folder.parent / "modules/python")
-    found = staleness(user(home, *[prefix.python.parent] * (change == "upgraded")))
+        (prefix / "bin/python").unlink()
+        (prefix / "bin/python").symlink_to(prefix.parent / "modules/python")
+    found = staleness(user(home, *[prefix / "bin"] * (change == "upgraded")))
     assert {name: whether for name, (whether, _) in found.items()} == {"2024.1": stale, "2023.1": None}
     assert because in str(found["2024.1"][1])
 
 
-def test_named_pythons_are_all_there_are(home: Home, prefix: Prefix) -> None:
+def test_named_pythons_are_all_there_are(home: Home, prefix: Path) -> None:
     row(home, "2023.1")
-    named = replace(user(home), python_paths=(prefix.python,))
+    named = replace(user(home), python_paths=(prefix / "bin/python",))
     assert staleness(named) == {"2023.1": (True, "written with loopy 2023.1, 2024.1 is installed")}
     done = home.cachectl("report", "--python", "/nowhere/python", check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "--python /nowhere/python: /nowhere/python did not answer as Python 3" in done.stderr
 
 
-def test_a_damaged_record_is_written_again(home: Home, prefix: Prefix) -> None:
+def test_a_damaged_record_is_written_again(home: Home, prefix: Path) -> None:
     row(home, "2024.1")
-    environment = user(home, prefix.python.parent)
-    file = user_state_folder(environment) / RECORD
-    file.parent.mkdir(parents=True)
+    file = user_state_folder(home.environment()) / RECORD
     for content in ("", "{", '{"pythons": {"/x": {"version": 3}}}', '{"pythons": []}', "[]", "\0" * 512):
-        file.write_text(content)
-        assert staleness(user(home, prefix.python.parent)) == {"2024.1": (False, None)}
-        assert str(prefix.python) in json.loads(file.read_text())["pythons"]
+        write(file, content)
+        assert staleness(user(home, prefix / "bin")) == {"2024.1": (False, None)}
+        assert str(prefix / "bin/python") in json.loads(file.read_text())["pythons"]
 
 
-def test_the_sums_of_each_python(home: Home, prefix: Prefix) -> None:
+def test_the_sums_of_each_python(home: Home, prefix: Path) -> None:
     row(home, "2024.1", "3.99.0.final.0")
     row(home, "2024.1")
-    shares = Stack(user(home, prefix.python.parent), plugins=False).report(by_python=True).pythons or ()
+    shares = Stack(user(home, prefix / "bin"), plugins=False).report(by_python=True).pythons or ()
     assert sorted((share.python, share.packages["loopy"], share.entries) for share in shares) == [
         (VERSION, "2024.1", 1),
         ("3.99.0.final.0", "2024.1", 1),
     ]
-    assert [prefix.python in share.interpreters for share in shares if share.python == VERSION] == [True]
+    assert [prefix / "bin/python" in share.interpreters for share in shares if share.python == VERSION] == [True]
     assert "3.99.0" in home.cachectl("report", "--by", "python", "loopy").stdout
 
 
-def test_a_relative_cache_home_is_where_each_platformdirs_puts_it(home: Home, prefix: Prefix) -> None:
+def test_a_relative_cache_home_is_where_each_platformdirs_puts_it(home: Home, prefix: Path) -> None:
     """Releases until 4.11.7 follow it, later ones do not."""
-    installs(prefix.folder, platformdirs="4.3.6")
+    installs(prefix, platformdirs="4.3.6")
     environment = replace(
-        user(home, prefix.python.parent, XDG_CACHE_HOME="relative"),
+        user(home, prefix / "bin", XDG_CACHE_HOME="relative"),
         installed=lambda name: "4.14.0" if name == "platformdirs" else None,
     )
     roots = {root.path: root.source for root in Stack(environment, plugins=False)["loopy"].roots()}
     assert list(roots) == [home.path / ".cache/pytools", home.path / "relative/pytools"]
-    assert str(prefix.python.parent) in list(roots.values())[1]
+    assert str(prefix / "bin") in list(roots.values())[1]

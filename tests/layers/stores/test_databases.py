@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 import struct
 import subprocess
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -39,10 +38,7 @@ def rows_in(path: Path, lock_timeout: float = 5.0) -> RowFile:
     return RowFile("pytools", path, SCHEMA, lock_timeout)
 
 
-# ---------------------------------------------------------------------- what may be in a file
-
-#: Every case of the letters, and every way to make sqlite work for a table that is not the
-#: library's.
+#: Every way to make sqlite work for a table that is not the library's.
 FOREIGN = {
     "another table": f"{CREATE}; create table notes (text)",
     "a column called rowid": "create table dict (keyhash text, key_value text, rowid text)",
@@ -70,10 +66,11 @@ def test_only_the_table_that_pytools_makes_is_used(tmp_path: Path, statements: s
     sql(path, statements)
     before = path.read_bytes()
     rows = rows_in(path)
-    reads = (rows.sum, rows.rows, lambda: list(rows.rows_with("key_value")), lambda: rows.read_many([("a",)])[0])
-    writes = (lambda: rows.insert([(("a",), (b"1",))], replace=True), lambda: rows.delete(()), rows.vacuum)
-    checks = (rows.require_sound, lambda: rows.remove_damaged(file_stamp(path), lambda _path: None))
-    for use in (*reads, *writes, *checks):
+    for use in (
+        *(rows.sum, rows.rows, lambda: list(rows.rows_with("key_value")), lambda: rows.read_many([("a",)])[0]),
+        *(lambda: rows.insert([(("a",), (b"1",))], replace=True), lambda: rows.delete(()), rows.vacuum),
+        *(rows.require_sound, lambda: rows.remove_damaged(file_stamp(path), lambda _path: None)),
+    ):
         with pytest.raises(Refused, match="does not make"):
             use()
     assert path.read_bytes() == before
@@ -94,24 +91,21 @@ def test_every_spelling_of_the_table_is_accepted(tmp_path: Path, statement: str)
 
 def test_many_rows_are_read_and_placed_as_one_is(tmp_path: Path) -> None:
     path = tmp_path / FILE
-    standing = [("ABC", b"1"), ("a ", b"2"), ("12", b"3"), ("x\0y", b"4")]
-    with closing(sqlite3.connect(path)) as connection:
+    rows, keys = rows_in(path), ["ABC", "abc", "a", "a ", "12", "012", "12.0", "x\0y", "x", "\udcff", "0", "Z", "z"]
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute(CREATE)
-        connection.executemany("insert or ignore into dict values (?, ?)", standing)
-        connection.commit()
+        connection.executemany(
+            "insert into dict values (?, ?)", [("ABC", b"1"), ("a ", b"2"), ("12", b"3"), ("x\0y", b"4")]
+        )
         before = set(connection.execute("select * from dict"))
-    rows = rows_in(path)
-    keys = [(key,) for key in ("ABC", "abc", "a", "a ", "12", "012", "12.0", "x\0y", "x", "\udcff", "0", "Z", "z")]
-    assert rows.read_many(keys) == [rows.read_many([key])[0] for key in keys]
-    placed = rows.insert([(key, (b"1",)) for key in keys])
-    assert [rows.read_many([key])[0] == (b"1",) for key in keys] == [
-        not isinstance(result, LayerError) for result in placed
-    ]
-    with closing(sqlite3.connect(path)) as connection:
+
+        def read_each() -> list[object]:
+            return [rows.read_many([(key,)])[0] for key in keys]
+
+        assert rows.read_many([(key,) for key in keys]) == read_each()
+        placed = rows.insert([((key,), (b"1",)) for key in keys])
+        assert [value == (b"1",) for value in read_each()] == [not isinstance(result, LayerError) for result in placed]
         assert before <= set(connection.execute("select * from dict"))
-
-
-# ---------------------------------------------------------------------- damage
 
 
 def test_every_truncation_is_found_and_none_ends_in_an_error(home: Home) -> None:
@@ -144,15 +138,12 @@ def test_a_damaged_file_goes_only_whole_unchanged_and_used_by_nobody(tmp_path: P
         begin = time.monotonic()
         with pytest.raises(Busy):
             rows_in(path).remove_damaged(file_stamp(path), lambda _path: None)
-        assert time.monotonic() - begin < 2, "it waited until the program had ended its transaction"
-        assert path.exists()
+        # It does not wait for the end of the program's transaction.
+        assert (time.monotonic() - begin < 2, path.exists()) == (True, True)
     for suffix in ("-journal", "-shm"):
         Path(f"{path}{suffix}").touch()
     assert rows.remove_damaged(file_stamp(path), lambda _path: None) is None
     assert os.listdir(tmp_path) == []
-
-
-# ---------------------------------------------------------------------- interrupted writes
 
 
 def test_an_interrupted_write_is_unknown_and_finished_by_a_purge(home: Home) -> None:
@@ -178,13 +169,10 @@ def test_a_file_that_its_interrupted_write_repairs_is_not_removed_as_damaged(hom
     path = home.path / ".cache/pytools" / FILE
     if in_log:
         with closing(sqlite3.connect(dictionary(path), isolation_level=None)) as connection:
-            connection.execute("pragma journal_mode = wal")
-            connection.execute("create table more (text)")
-            connection.execute("drop table more")
-            names = [name for suffix in ("", "-wal") if (name := Path(f"{path}{suffix}")).exists()]
-            contents = {name: name.read_bytes() for name in names}
+            connection.executescript("pragma journal_mode = wal; create table more (text); drop table more")
+            contents = {name: Path(name).read_bytes() for name in (f"{path}", f"{path}-wal")}
         for name, content in contents.items():
-            name.write_bytes(content)
+            Path(name).write_bytes(content)
     else:
         interrupted(path)
     path.write_bytes(bytes(4096) + path.read_bytes()[4096:])
@@ -205,14 +193,13 @@ def test_a_journal_without_content_is_removed(home: Home, content: bytes) -> Non
 
 def test_the_journal_of_a_running_program_is_left(home: Home) -> None:
     path = dictionary(home.path / ".cache/pytools" / FILE)
+    journal = Path(f"{path}-journal")
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("begin immediate")
-        connection.execute("insert into dict values ('new', 'x')")
-        assert Path(f"{path}-journal").exists()
+        connection.executescript("begin immediate; insert into dict values ('new', 'x')")
+        assert journal.exists()
         assert len(home.json("ls", "pytools")["entries"]) == 20
-        done = home.cachectl("purge", "pytools", "--wait", "0.1", check=False)
-        assert done.returncode == 1
-        assert Path(f"{path}-journal").exists()
+        assert home.cachectl("purge", "pytools", "--wait", "0.1", check=False).returncode == 1
+        assert journal.exists()
         connection.execute("commit")
     assert rows_of(path) == 21
 
@@ -239,14 +226,11 @@ def test_a_log_is_unknown_until_it_is_applied_and_reading_leaves_no_file(tmp_pat
 def test_a_database_that_was_written_to_while_it_was_read_without_a_lock_is_no_damage(tmp_path: Path) -> None:
     path = dictionary(tmp_path / FILE, rows=2000)
     sql(path, "pragma journal_mode = wal")
-    found = rows_in(path).rows_with("key_value")
-    next(found)
+    rows = rows_in(path).rows_with("key_value")
+    next(rows)
     os.truncate(path, 5000)
     with pytest.raises(Busy, match="was written to"):
-        list(found)
-
-
-# ---------------------------------------------------------------------- other users
+        list(rows)
 
 
 @as_root
@@ -257,11 +241,9 @@ def test_no_database_is_opened_for_writing_where_others_can_write(open_folder: P
     path.parent.chmod(mode)
     victim = open_folder / "thesis.tex"
     victim.write_text("years of work")
-    name, magic = os.fsencode(victim), bytes.fromhex("d9d505f920a163d7")
-    head = (magic + struct.pack(">5I", 0, 1, 1, 512, 4096)).ljust(512, b"\0")
-    end = struct.pack(">2I", len(name), sum(name)) + magic
-    journal = Path(f"{path}-journal")
-    journal.write_bytes(head + struct.pack(">I", 0x40000000 // 4096 + 1) + name + end)
+    name, magic, journal = os.fsencode(victim), bytes.fromhex("d9d505f920a163d7"), Path(f"{path}-journal")
+    head = struct.pack(">8s5I484xI", magic, 0, 1, 1, 512, 4096, 0x40000000 // 4096 + 1)
+    journal.write_bytes(head + name + struct.pack(">2I", len(name), sum(name)) + magic)
     os.chown(journal, NOBODY, NOBODY)
     with pytest.raises(LayerError):
         rows_in(path, 0.2).insert([(("new",), (b"1",))], replace=True)
@@ -294,29 +276,32 @@ def test_a_file_that_others_can_write_is_changed_only_if_they_are_trusted(open_f
 @as_root
 def test_writers_of_a_folder_are_found(open_folder: Path) -> None:
     """The modes and owners of the whole way count; behind a folder that others cannot enter, modes do not."""
-    folder = open_folder / "a/b"
+    folder, link = open_folder / "a/b", open_folder / "link"
     folder.mkdir(parents=True)
     (folder / "file").touch()
-    assert shared_because(folder, ("file", "missing")) is None
-    folder.chmod(0o775)
-    assert shared_because(folder) is None, "the group of root"
-    os.chown(folder, 0, NOBODY)
-    assert shared_because(folder) == f"other users can write to {folder}"
-    folder.chmod(0o777)
-    (open_folder / "a").chmod(0o700)
-    assert shared_because(folder) is None
-    (open_folder / "a").chmod(0o1777)
-    folder.chmod(0o755)
-    assert shared_because(folder) is None, "sticky"
-    (folder / "file").chmod(0o666)
-    assert shared_because(folder, ("file",)) == f"other users can write to {folder / 'file'}"
-    (open_folder / "a").chmod(0o755)
-    (open_folder / "link").symlink_to(folder)
-    assert shared_because(open_folder / "link") is None
-    os.lchown(open_folder / "link", NOBODY, NOBODY)
-    assert shared_because(open_folder / "link") == f"{open_folder / 'link'} belongs to nobody"
-    os.chown(open_folder / "a", NOBODY, NOBODY)
-    assert shared_because(folder) == f"{open_folder / 'a'} belongs to nobody"
+    link.symlink_to(folder)
+    # One change after another, by mode or by owner, and the path that is the reason then.
+    for changed, how, reason in (
+        ("a/b", 0o775, None),  # the group of root
+        ("a/b", (0, NOBODY), "a/b"),
+        ("a/b", 0o777, "a/b"),
+        ("a", 0o700, None),
+        ("a/b", 0o755, None),
+        ("a", 0o1777, None),  # sticky
+        ("a/b/file", 0o666, "a/b/file"),
+        ("a/b/file", 0o644, None),
+        ("a", 0o755, None),
+    ):
+        if isinstance(how, int):
+            (open_folder / changed).chmod(how)
+        else:
+            os.chown(open_folder / changed, *how)
+        expected = reason and f"other users can write to {open_folder / reason}"
+        assert shared_because(folder, ("file", "missing")) == expected, changed
+    assert shared_because(link) is None
+    for path, asked in ((link, link), (open_folder / "a", folder)):
+        os.lchown(path, NOBODY, NOBODY)
+        assert shared_because(asked) == f"{path} belongs to nobody"
 
 
 #: Asks who can write to a folder, where some accounts are others.
@@ -327,6 +312,7 @@ from cachectl.layers.disk.trust import open_to_others, shared_because
 folder = Path(sys.argv[1])
 print(shared_because(folder), list(map(str, open_to_others(folder))))
 """
+MOUNT: Final = 'mount --bind "$0/passwd" /etc/passwd && mount --bind "$0/group" /etc/group && exec "$@"'
 
 
 @as_root
@@ -336,16 +322,14 @@ def test_the_group_of_root_is_trusted_only_while_nobody_else_has_it(open_folder:
     folder = open_folder / "folder"
     folder.mkdir()
     folder.chmod(0o775)
-    (open_folder / "passwd").write_text(f"root:x:0:0::/root:/bin/sh\n{passwd}")
-    (open_folder / "group").write_text(f"root:x:0:{group}\n")
-    script = (
-        f'mount --bind {open_folder}/passwd /etc/passwd && mount --bind {open_folder}/group /etc/group && exec "$@"'
-    )
-    command = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", ASK, str(folder)]
-    asked = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "Traceback" not in asked.stderr and asked.returncode:
-        pytest.skip("cannot mount here")
-    assert asked.stdout == f"other users can write to {folder} ['{folder}']\n"
-    (open_folder / "passwd").write_text("root:x:0:0::/root:/bin/sh\n")
-    (open_folder / "group").write_text("root:x:0:\n")
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "None []\n"
+    command = ("unshare", "--mount", "sh", "-c", MOUNT, open_folder, *python(ASK, folder))
+    for accounts, members, answer in (
+        (passwd, group, f"other users can write to {folder} ['{folder}']\n"),
+        ("", "", "None []\n"),
+    ):
+        (open_folder / "passwd").write_text(f"root:x:0:0::/root:/bin/sh\n{accounts}")
+        (open_folder / "group").write_text(f"root:x:0:{members}\n")
+        asked = subprocess.run(command, capture_output=True, text=True, check=False)
+        if "Traceback" not in asked.stderr and asked.returncode:
+            pytest.skip("cannot mount here")
+        assert asked.stdout == answer

@@ -24,7 +24,6 @@ from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pyopencl import PyOpenCLBinaries
 
 Mounter = Callable[[Path], None]
-
 LAYERS = {"pocl": PoclKernels, "pyopencl": PyOpenCLBinaries}
 
 
@@ -61,13 +60,10 @@ def keys(home: Home, layer: str) -> set[str]:
 
 def built(home: Home, layer: str) -> int:
     """Run a part of the programs that filled the home again; return how many entries of a layer they stored."""
-    document = home.path / "trace.json"
     program, number = {"pocl": ("kernels.py", "2"), "pyopencl": ("binaries.py", "3")}[layer]
-    command = (sys.executable, str(home.programs / program), number)
-    home.cachectl("trace", "--json", str(document), "--force", "--", *command)
-    stores = {part["layer"]: part["stores"] for part in json.loads(document.read_text())["layers"]}[layer]
-    assert isinstance(stores, int)
-    return stores
+    home.cachectl("trace --json trace.json --force --", sys.executable, str(home.programs / program), number)
+    layers = json.loads((home.path / "trace.json").read_text())["layers"]
+    return next(int(part["stores"]) for part in layers if part["layer"] == layer)
 
 
 @pytest.mark.real
@@ -82,7 +78,7 @@ def test_entries_of_an_image_are_replaced_and_removed(image: Home, layer: str) -
     adapter.put(here, replace(other, key=here), replace=True)
     assert got(adapter, here).data == other.data
     (root_of(adapter) / there / {"pocl": "program.bc", "pyopencl": "binary"}[layer]).write_bytes(b"")
-    image.cachectl("purge", layer, "--damaged")
+    image.cachectl("purge --damaged", layer)
     assert keys(image, layer) == {here, *others}
     assert leftovers(image.path / ".cache") == []
     for more, removed in ((("--key", here), 1), ((), len(others))):

@@ -82,12 +82,6 @@ def verbs(folder: Path) -> Iterator[tuple[str, ...]]:
         yield ("purge", *chosen, "--wait", "0.2")
 
 
-def pipe(path: Path) -> None:
-    """Put a FIFO under a name."""
-    path.unlink(missing_ok=True)
-    os.mkfifo(path, 0o600)
-
-
 def files(home: Path) -> list[Path]:
     """List the files that belong to some cache."""
     places = (home / ".cache", home / ".nv", home / ".config", home / "tmp")
@@ -113,9 +107,7 @@ def _unborn(home: Path) -> list[Path]:
         names += [record.with_name(record.name + ending) for ending in (".time", ".temp")]
         names.append(tuning / f"miopen-lockfiles/{record.name}.lock")
         names.append(home / f"tmp/miopen-lockfiles/{digest}_{record.name}.lock")
-    names += [path.parent / "label.json" for path in home.rglob("label.json")]
-    names += [home / ".nv/ComputeCache/index"]
-    return names
+    return [*names, *home.rglob("label.json"), home / ".nv/ComputeCache/index"]
 
 
 WORLDS: Mapping[str, Callable[[Path], Sequence[Path]]] = {
@@ -137,7 +129,8 @@ def test_no_verb_opens_a_special_file(cachectl: Run, crowded: Path, tmp_path: Pa
     assert planted
     for path in planted:
         path.parent.mkdir(parents=True, exist_ok=True)
-        pipe(path)
+        path.unlink(missing_ok=True)
+        os.mkfifo(path, 0o600)
     for path in home.rglob("*"):
         os.utime(path, (1.7e9, 1.7e9), follow_symlinks=False)
     wrong = []
