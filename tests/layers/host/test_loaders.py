@@ -80,16 +80,14 @@ class RealLoader:
 
         Of other drivers than the known ones, such as the system's, some may give no platform on this machine.
         """
-        done = subprocess.run(
+        printed = subprocess.check_output(
             python(PROBE, *self.libraries),
             env={**self.variables, "HOME": str(home), "PATH": os.environ["PATH"]},
             input=json.dumps(cases, default=str),
-            capture_output=True,
             text=True,
-            check=True,
             pass_fds=self.handles,
         )
-        answers = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
+        answers = dict(json.loads(line) for line in printed.splitlines() if line.startswith("["))
         expected, differing = {os.path.realpath(library) for library in known}, []
         for number, (named, cwd) in enumerate(cases):
             # The home has no caches.
@@ -262,8 +260,8 @@ def test_every_loader(
 
 def linked_by_the_linker(library: Path, name: str, variables: Mapping[str, str]) -> str:
     """Return the path that the dynamic linker finds for a library which another one needs."""
-    done = subprocess.run(["ldd", library], env=variables, capture_output=True, text=True, check=True)
-    (path,) = re.findall(rf"{re.escape(name)} => (\S+) ", done.stdout)
+    linked = subprocess.check_output(["ldd", library], env=variables, text=True)
+    (path,) = re.findall(rf"{re.escape(name)} => (\S+) ", linked)
     return str(path)
 
 
@@ -324,20 +322,19 @@ def test_a_library_is_found_by_its_name_as_dlopen_finds_it(tmp_path: Path) -> No
         write(tmp_path / name, data)
     asked = sorted({*names, "libforeign.so.1", "libalone.so.1"})
     variables = {"LD_LIBRARY_PATH": f"{tmp_path}/1:{tmp_path}/2"}
-    done = subprocess.run(python(OPENED, *asked), env=variables, capture_output=True, text=True, check=True)
-    opened = {name: path and os.path.realpath(path) for name, path in zip(asked, done.stdout.split("\n"), strict=False)}
+    opened = subprocess.check_output(python(OPENED, *asked), env=variables, text=True).splitlines()
     environment = Environment(variables, home=tmp_path)
-    found = {name: os.path.realpath(path) if (path := find_library(name, environment)) else "" for name in asked}
-    assert found == opened
+    found = [find_library(name, environment) or "" for name in asked]
+    assert [path and os.path.realpath(path) for path in found] == [path and os.path.realpath(path) for path in opened]
 
 
 def test_a_driver_that_debian_registers_by_name_is_found(debian_pocl: Driver, tmp_path: Path) -> None:
     """``pocl.icd`` of ``pocl-opencl-icd`` names a file of the linker's folders, which is not in the linker's list."""
     name = Path(Path(debian_pocl.variables["OCL_ICD_VENDORS"]).read_text().strip()).resolve().name
     (tmp_path / "pocl.icd").write_text(name)
-    done = subprocess.run(python(OPENED, name), capture_output=True, text=True, check=True)
+    opened = subprocess.check_output(python(OPENED, name), text=True).strip()
     (driver,) = find_drivers(Environment({"OCL_ICD_VENDORS": f"{tmp_path}/pocl.icd"}, home=tmp_path))
-    assert (driver.maker, os.path.realpath(driver.library)) == ("PoCL", os.path.realpath(done.stdout.strip()))
+    assert (driver.maker, os.path.realpath(driver.library)) == ("PoCL", os.path.realpath(opened))
 
 
 def test_pyopencl_of_a_package_uses_the_loader_that_the_linker_finds(

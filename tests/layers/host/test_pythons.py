@@ -132,19 +132,23 @@ def test_folders_of_packages_are_those_on_its_path(tmp_path: Path, base: str, op
             pytest.skip(f"needs {base} with its module venv")
         python = tmp_path / "venv/bin/python"
         (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
-        for name in ("named", "not there", "commented"):
+        for name in ("named", "commented"):
             (tmp_path / name / "site-packages").mkdir(parents=True)
-        (tmp_path / "not there/site-packages").rmdir()
-        lines = [f"{tmp_path}/named/site-packages", f"{tmp_path}/not there/site-packages", "../elsewhere", ""]
-        (site / "parent.pth").write_text("\n".join([*lines, f"#{tmp_path}/commented/site-packages"]))
+        lines = (
+            "{0}/named/site-packages",
+            "{0}/not there/site-packages",
+            "../elsewhere",
+            "",
+            "#{0}/commented/site-packages",
+        )
+        (site / "parent.pth").write_text("\n".join(lines).format(tmp_path))
     records: dict[str, PythonRecord] = {}
     asked(python, records)
     folders = [os.path.normpath(folder) for folder in records[str(python)].folders if os.path.isdir(folder)]
     # Without -I, the user's own packages count.
     ask = "import json, sys; print(json.dumps(sys.path))"
     started = {"HOME": os.environ["HOME"], "PATH": ""}
-    done = subprocess.run([python, "-c", ask], env=started, cwd="/", capture_output=True, text=True, check=True)
-    path = json.loads(done.stdout)
+    path = json.loads(subprocess.check_output([python, "-c", ask], env=started, cwd="/"))
     assert folders == [os.path.normpath(folder) for folder in path if folder.endswith("-packages")]
 
 
@@ -185,8 +189,8 @@ def test_what_others_can_replace_is_not_started(planted: str | None, variable: s
 )
 def test_a_program_that_is_no_python_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.setattr("cachectl.layers.host.pythons._SECONDS", 0.3)
-    broken, records, started = tmp_path / "python3", dict[str, PythonRecord](), time.monotonic()
-    broken.write_text(f"#!/bin/sh\n{script}\n")
+    records, started = dict[str, PythonRecord](), time.monotonic()
+    broken = write(tmp_path / "python3", f"#!/bin/sh\n{script}\n")
     broken.chmod(0o755)
     assert look(broken, records, named=True) is None
     assert time.monotonic() - started < 5
@@ -251,7 +255,7 @@ def test_named_pythons_are_all_there_are(home: Home, prefix: Path) -> None:
     row(home, "2023.1")
     named = replace(user(home), python_paths=(prefix / "bin/python",))
     assert staleness(named) == {"2023.1": (True, "written with loopy 2023.1, 2024.1 is installed")}
-    done = home.cachectl("report", "--python", "/nowhere/python", check=False)
+    done = home.cachectl("report --python /nowhere/python", check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "--python /nowhere/python: /nowhere/python did not answer as Python 3" in done.stderr
 
@@ -274,7 +278,7 @@ def test_the_sums_of_each_python(home: Home, prefix: Path) -> None:
         ("3.99.0.final.0", "2024.1", 1),
     ]
     assert [prefix / "bin/python" in share.interpreters for share in shares if share.python == VERSION] == [True]
-    assert "3.99.0" in home.cachectl("report", "--by", "python", "loopy").stdout
+    assert "3.99.0" in home.cachectl("report --by python loopy").stdout
 
 
 def test_a_relative_cache_home_is_where_each_platformdirs_puts_it(home: Home, prefix: Path) -> None:

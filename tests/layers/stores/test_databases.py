@@ -38,6 +38,10 @@ def rows_in(path: Path, lock_timeout: float = 5.0) -> RowFile:
     return RowFile("pytools", path, SCHEMA, lock_timeout)
 
 
+def remove_damaged(path: Path, used: str | None = None) -> str | None:
+    return rows_in(path).remove_damaged(file_stamp(path), lambda _path: used)
+
+
 #: Every way to make sqlite work for a table that is not the library's.
 FOREIGN = {
     "another table": f"{CREATE}; create table notes (text)",
@@ -69,7 +73,7 @@ def test_only_the_table_that_pytools_makes_is_used(tmp_path: Path, statements: s
     for use in (
         *(rows.sum, rows.rows, lambda: list(rows.rows_with("key_value")), lambda: rows.read_many([("a",)])[0]),
         *(lambda: rows.insert([(("a",), (b"1",))], replace=True), lambda: rows.delete(()), rows.vacuum),
-        *(rows.require_sound, lambda: rows.remove_damaged(file_stamp(path), lambda _path: None)),
+        *(rows.require_sound, lambda: remove_damaged(path)),
     ):
         with pytest.raises(Refused, match="does not make"):
             use()
@@ -127,22 +131,21 @@ def test_every_truncation_is_found_and_none_ends_in_an_error(home: Home) -> None
 
 def test_a_damaged_file_goes_only_whole_unchanged_and_used_by_nobody(tmp_path: Path) -> None:
     path = dictionary(tmp_path / FILE)
-    rows = rows_in(path, lock_timeout=0.1)
-    assert rows.remove_damaged(file_stamp(path), lambda _path: None) == CHANGED, "it is sound"
+    assert remove_damaged(path) == CHANGED, "it is sound"
     stamp = file_stamp(path)
     os.truncate(path, 5000)
-    assert rows.remove_damaged(stamp, lambda _path: None) == CHANGED
-    assert rows.remove_damaged(file_stamp(path), lambda _path: "is open in a program") == "is open in a program"
+    assert rows_in(path).remove_damaged(stamp, lambda _path: None) == CHANGED
+    assert remove_damaged(path, "is open in a program") == "is open in a program"
     hold = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_SH, 1, 0x40000002);"
     with running(*python(f"{hold} print(flush=True); input()", path)):
         begin = time.monotonic()
         with pytest.raises(Busy):
-            rows_in(path).remove_damaged(file_stamp(path), lambda _path: None)
+            remove_damaged(path)
         # It does not wait for the end of the program's transaction.
         assert (time.monotonic() - begin < 2, path.exists()) == (True, True)
     for suffix in ("-journal", "-shm"):
         Path(f"{path}{suffix}").touch()
-    assert rows.remove_damaged(file_stamp(path), lambda _path: None) is None
+    assert remove_damaged(path) is None
     assert os.listdir(tmp_path) == []
 
 

@@ -60,11 +60,11 @@ sys.exit(main(sys.argv[2:]))
 def fill_dictionary(home: Path, identifier: str, rows: int = ROWS) -> Path:
     """Let pytools store rows in a dictionary of a home; return its file."""
     program = (
-        "import sys; from pytools.persistent_dict import WriteOncePersistentDict\n"
+        "from pytools.persistent_dict import WriteOncePersistentDict\n"
         f"mine = WriteOncePersistentDict({identifier!r}, safe_sync=False)\n"
         f"for n in range({rows}): mine[n] = bytes([n]) * 9000"
     )
-    subprocess.run([sys.executable, "-c", program], env={"HOME": str(home)}, check=True)
+    subprocess.run(python(program), env={"HOME": str(home)}, check=True)
     return home / f".cache/pytools/pdict-v5-{identifier}-{PYTHON}.sqlite"
 
 

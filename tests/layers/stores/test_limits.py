@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from homes import Home
+from support.layers import write
 from tiers import thorough
 from worlds import synthetic_world
 
@@ -90,10 +91,8 @@ def test_an_untrusted_part_takes_little_memory(home: Home, tmp_path: Path) -> No
 
 
 def test_a_push_holds_a_large_entry_once_more_than_its_file(home: Home, tmp_path: Path) -> None:
-    program = home.path / ".cache/pocl/kcache/AB/ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
-    program.mkdir(parents=True)
-    (program / "program.spv").touch()
-    os.truncate(program / "program.spv", LARGE)
+    folder = home.path / ".cache/pocl/kcache/AB/ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
+    os.truncate(write(folder / "program.spv", ""), LARGE)
     done = cachectl(home.path, "push", str(tmp_path / "bundle.zip"), "pocl")
     assert (done.status, done.peak < 2 * LARGE + PLAIN) == (0, True)
 

@@ -26,7 +26,7 @@ def store(path: Path) -> RecordFile:
     return RecordFile("test", path, nullcontext)
 
 
-def put(path: Path, line: bytes, *, replace: bool) -> None:
+def put(path: Path, line: bytes, *, replace: bool = False) -> None:
     (result,) = store(path).put([line], replace=replace)
     if isinstance(result, LayerError):
         raise result
@@ -49,7 +49,7 @@ def test_an_entry_that_was_put_is_read_back(database: dict[str, dict[str, str]])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "records.txt")
         for key, items in database.items():
-            put(path, line_of(key, items), replace=False)
+            put(path, line_of(key, items))
         found = records(path)
         assert {key: record.items for key, record in found.items()} == database
         assert faults(path) == []
@@ -121,7 +121,7 @@ def test_records_as_miopen_reads_them(
     assert found.items == items
     assert records(path) == {"k": found}
     copy = tmp_path / "copy.txt"
-    put(copy, found.line, replace=False)
+    put(copy, found.line)
     assert copy.read_bytes() == path.read_bytes()
 
 
@@ -129,14 +129,14 @@ def test_another_record_is_replaced_only_on_request_and_in_its_place(tmp_path: P
     path = tmp_path / "records.txt"
     path.write_bytes(b"a=S:1")
     # It is not glued to an unfinished line.
-    put(path, b"b=S:1", replace=False)
+    put(path, b"b=S:1")
     assert path.read_bytes() == b"a=S:1\nb=S:1\n"
     path.chmod(0o640)
     inode = path.stat().st_ino
-    put(path, b"a=S:1", replace=False)
+    put(path, b"a=S:1")
     assert path.stat().st_ino == inode
     with pytest.raises(EntryExists):
-        put(path, b"a=S:2", replace=False)
+        put(path, b"a=S:2")
     assert path.read_bytes() == b"a=S:1\nb=S:1\n"
     put(path, b"a=S:2", replace=True)
     assert path.read_bytes() == b"a=S:2\nb=S:1\n"
@@ -178,4 +178,4 @@ def test_a_failed_rewrite_leaves_nothing_behind(tmp_path: Path) -> None:
         replace_file(tmp_path / "folder", [b"x"])
     assert os.listdir(tmp_path) == ["folder"]
     with pytest.raises(Unreachable):
-        put(tmp_path / "no folder/records.txt", b"a=S:1", replace=False)
+        put(tmp_path / "no folder/records.txt", b"a=S:1")

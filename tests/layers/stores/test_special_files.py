@@ -62,24 +62,25 @@ def crowded(
 
 def verbs(folder: Path) -> Iterator[tuple[str, ...]]:
     """Yield every verb that opens caches, those that change something last."""
-    yield from ((verb, "--json") for verb in ("report", "ls", "verify", "doctor", "layers"))
-    yield ("report", "--neighbours")
-    yield ("ls", "--kernel", "*")
+    bundle, exported, got = folder / "bundle.zip", folder / "exported.zip", folder / "got"
     keys = {layer: (folder / f"{layer}.key").read_text() for layer in LAYERS}
-    for layer, key in keys.items():
-        yield ("get", layer, key, "-o", str(folder / "got"), "--force")
-    yield ("push", str(folder / "exported.zip"), "--force")
-    yield ("push", str(folder / "exported.zip"), "miopen-tuning", "mesa", "--force")
-    for dry in (("--dry-run",), ()):
-        yield ("prune", "--max-size", "20K", "--wait", "0.2", *dry)
-        yield ("pull", str(folder / "bundle.zip"), "--trust", *dry)
-        yield ("purge", "--damaged", "--all", *dry)
-    yield from ((*verb, "--", "true") for verb in (("run", "--isolated"), ("run", "--no-cache", "--prove"), ("trace",)))
+
+    def lines(text: str) -> Iterator[tuple[str, ...]]:
+        yield from (tuple(line.split()) for line in text.split(";"))
+
+    yield from lines(
+        "report --json; ls --json; verify --json; doctor --json; layers --json; report --neighbours; ls --kernel *"
+    )
+    yield from (("get", layer, key, "-o", str(got), "--force") for layer, key in keys.items())
+    yield from lines(f"push {exported} --force; push {exported} miopen-tuning mesa --force")
+    for dry in ("--dry-run", ""):
+        yield from lines(f"prune --max-size 20K --wait 0.2 {dry}; pull {bundle} --trust {dry}")
+        yield from lines(f"purge --damaged --all {dry}")
+    yield from lines("run --isolated -- true; run --no-cache --prove -- true; trace -- true")
     for layer, key in keys.items():
         yield ("put", layer, key, str(folder / f"{layer}.artifact"), "--replace", "--wait", "0.2")
-    for chosen in (("--all",), ("miopen-tuning",)):
-        yield ("purge", *chosen, "--wait", "0.2", "--dry-run")
-        yield ("purge", *chosen, "--wait", "0.2")
+    for chosen in ("--all", "miopen-tuning"):
+        yield from lines(f"purge {chosen} --wait 0.2 --dry-run; purge {chosen} --wait 0.2")
 
 
 def files(home: Path) -> list[Path]:

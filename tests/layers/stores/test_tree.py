@@ -83,10 +83,10 @@ def test_files_left_by_an_interrupted_removal_are_cleared_later(tree: Tree) -> N
     fill(tree)
     outcome = tree.remove(targets(tree), tidy=always)
     assert (outcome.removed, outcome.failed) == (1, ())
-    assert list(tree.root.iterdir()) == []
+    assert os.listdir(tree.root) == []
 
 
-def place(tree: Tree, key: str, members: Mapping[str, bytes], *, replace: bool) -> None:
+def place(tree: Tree, key: str, members: Mapping[str, bytes], *, replace: bool = False) -> None:
     """Place one entry as a store does, and raise its error."""
     (result,) = tree.write({key: members}, replace=replace).values()
     if isinstance(result, LayerError):
@@ -95,19 +95,19 @@ def place(tree: Tree, key: str, members: Mapping[str, bytes], *, replace: bool) 
 
 def test_write_replaces_only_when_asked(tree: Tree) -> None:
     first, other = {"one": b"1", "sub/two": b"2"}, {"one": b"other"}
-    place(tree, "ab/0001", first, replace=False)
+    place(tree, "ab/0001", first)
     with pytest.raises(EntryExists):
-        place(tree, "ab/0001", other, replace=False)
+        place(tree, "ab/0001", other)
     assert tree.read_members("ab/0001") == first
     place(tree, "ab/0001", other, replace=True)
     assert tree.read_members("ab/0001") == other
-    assert [path.name for path in tree.root.iterdir()] == ["ab"]
+    assert os.listdir(tree.root) == ["ab"]
 
 
 @pytest.mark.parametrize("key", ["", "ab", "ab/0001/x", "../0001", "ab/../cd/0001", "/ab/0001", "ab/0001\n"])
 def test_a_key_of_another_shape_is_refused(tree: Tree, key: str) -> None:
     with pytest.raises(LayerError):
-        place(tree, key, {"one": b"1"}, replace=False)
+        place(tree, key, {"one": b"1"})
     assert tree.read(key) is None
     assert not tree.root.exists()
 
@@ -163,7 +163,7 @@ def test_an_entry_that_cannot_be_read_stays_unless_replaced(tree: Tree, make: Ca
     folder = fill(tree)
     make(folder / "strange")
     with pytest.raises(LayerError, match="cannot read strange: "):
-        place(tree, "ab/0001", {"file": b"content"}, replace=False)
+        place(tree, "ab/0001", {"file": b"content"})
     assert sorted(os.listdir(folder)) == ["file", "strange"]
     place(tree, "ab/0001", {"file": b"content"}, replace=True)
     assert os.listdir(folder) == ["file"]
@@ -175,7 +175,7 @@ def test_two_that_replace_one_entry_at_once_leave_one_of_theirs(tree: Tree) -> N
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda content: place(tree, "ab/0001", content, replace=True), 40 * contents))
     assert tree.read_members("ab/0001") in contents
-    assert [path.name for path in tree.root.iterdir()] == ["ab"]
+    assert os.listdir(tree.root) == ["ab"]
 
 
 def test_special_files_are_neither_read_nor_waited_for(tmp_path: Path) -> None:
@@ -231,12 +231,12 @@ def test_what_is_no_entry_is_neither_listed_removed_nor_replaced(tmp_path: Path)
 
 def test_an_entry_may_have_more_folders_than_files_may_be_open(tree: Tree) -> None:
     members = {f"kernel{number}/8-1-1/code": b"code" for number in range(80)}
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 60, hard))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 60, limits[1]))
     try:
-        place(tree, "ab/0001", members, replace=False)
+        place(tree, "ab/0001", members)
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert tree.read_members("ab/0001") == members
 
 
@@ -249,7 +249,7 @@ def test_a_file_in_the_way_stays_and_other_entries_are_placed(tree: Tree, tmp_pa
     (tree.root / "ab/0002").symlink_to(tmp_path / "outside")
     (tree.root / "ab/0003").write_text("no folder")
     (tree.root / "cd").symlink_to(tmp_path / "outside")
-    place(tree, "ef/0000", {"program": b"another"}, replace=False)
+    place(tree, "ef/0000", {"program": b"another"})
     free = {f"{folder}/{number:04}" for folder in ("ab", "ba", "ff") for number in range(10, 40)}
     refused = {"ab/0001", "ab/0002", "ab/0003", "cd/0000", "ef/0000", "no key", "ab/../0000"}
     placed = tree.write({**dict.fromkeys(sorted(free | refused), MEMBERS), "ab/0050": {}})
