@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 from homes import Home
 from support.databases import CREATE, FILE, dictionary, interrupted, purge, rows_of
-from support.layers import python, running, sql, usage_of, verified
+from support.layers import keys_of, python, running, sql, usage_of, verified
 from tiers import amount
 
 from cachectl.layers.base.conformance import snapshot
@@ -116,10 +116,9 @@ def test_every_truncation_is_found_and_none_ends_in_an_error(home: Home) -> None
     path = dictionary(home.path / ".cache/pytools" / FILE, rows=60)
     whole = path.read_bytes()
     layer = PytoolsDictionaries(home.environment())
-    root = layer.roots()[0]
     for size in range(1, len(whole), amount(1999, 211)):
         path.write_bytes(whole[:size])
-        list(layer.store.scan(root))
+        keys_of(layer)
         usage_of(layer)
         (finding,) = verified(layer)
         assert (finding.code, finding.key) == ("sqlite", FILE), size
@@ -266,9 +265,8 @@ def test_a_file_that_others_can_write_is_changed_only_if_they_are_trusted(open_f
     """As MIOpen makes its folders and files."""
     path = dictionary(open_folder / FILE)
     path.chmod(0o666)
-    before = path.read_bytes()
-    rows = rows_in(path)
-    for use in (lambda: rows.insert([(("a",), (b"1",))], replace=False), lambda: rows.delete(rows.rows()), rows.vacuum):
+    before, rows = path.read_bytes(), rows_in(path)
+    for use in (lambda: rows.insert([(("a",), (b"1",))]), lambda: rows.delete(rows.rows()), rows.vacuum):
         with pytest.raises(Unreachable, match="--shared if you trust them"):
             use()
     assert path.read_bytes() == before
