@@ -17,9 +17,8 @@ from cachectl.stack import Stack
 from cachectl.switching.child import isolated_root, variables_isolated, variables_off
 from cachectl.verbs.report import lines
 
-OPTIONS: Final = (
-    verbs.value("--kernels", "N", "how many kernels to compile (default: 8)", type=verbs.positive, default=8),
-)
+OPTIONS: Final = ()
+_KERNELS: Final = 8
 #: How many entries that were left are named.
 _FEW: Final = 3
 
@@ -30,7 +29,7 @@ def run(request: verbs.Request) -> int:
         raise CachectlError(
             f"the demo needs {' and '.join(missing)}; the extra demo: pip install 'opencl-cachectl[demo]'"
         )
-    here, number = request.environment, request.options.kernels
+    here = request.environment
     rows: list[tuple[str, str, int, str]] = []
     with isolated_root(here, notice=request.notice) as root:
         stack = Stack(here.with_variables(variables_isolated(Stack(here), root)))
@@ -40,12 +39,12 @@ def run(request: verbs.Request) -> int:
             """Run the kernels, and return the number of entries afterwards."""
             with request.working(what):
                 started = time.perf_counter()
-                in_kernels = _run(what, environment, number)
+                in_kernels = _run(what, environment)
                 entries = stack.report(layers=("loopy", "pyopencl-invoker", "pocl")).total.entries or 0
             rows.append((f"{in_kernels:.2f}", f"{time.perf_counter() - started:.2f}", entries, what))
             return entries
 
-        request.output.say([verbs.Whole(f"{number} loopy kernels on PoCL; every cache under {root}"), ""])
+        request.output.say([verbs.Whole(f"{_KERNELS} loopy kernels on PoCL; every cache under {root}"), ""])
         cold = measure("cold: every cache empty", stack.environment)
         warm = measure("warm: every cache full", stack.environment)
         without = measure("caches off", off)
@@ -68,9 +67,9 @@ def run(request: verbs.Request) -> int:
     return 1
 
 
-def _run(what: str, environment: Environment, count: int) -> float:
+def _run(what: str, environment: Environment) -> float:
     """Run the demo program, and return the seconds in its kernels."""
-    command = [sys.executable, "-m", "cachectl.verbs.demo_kernels", str(count)]
+    command = [sys.executable, "-m", "cachectl.verbs.demo_kernels", str(_KERNELS)]
     child = subprocess.run(  # noqa: S603 - our own program, by our own interpreter
         command, env=dict(environment.variables), cwd=Path.cwd(), capture_output=True, text=True, check=False
     )

@@ -27,39 +27,26 @@ OPTIONS: Final = (
         verbs.flag("--enable", "switch layers on"),
         verbs.value("--root", "DIR", "keep every layer under one folder (moves XDG_CACHE_HOME, for every program)"),
     ),
-    verbs.value("--base", "DIR", "start every layer warm from DIR, which may be read-only; --root is your own root"),
     verbs.LAYER,
     verbs.value("--shell", None, "whose commands to print (default: the login shell's)", choices=tuple(_SYNTAXES)),
 )
 
 
 def env(
-    stack: layer_set.LayerSet,
-    *,
-    enable: bool = False,
-    root: str | None = None,
-    base: str | None = None,
-    layers: Iterable[str] = (),
+    stack: layer_set.LayerSet, *, enable: bool = False, root: str | None = None, layers: Iterable[str] = ()
 ) -> tuple[Mapping[str, str | None], list[str]]:
     """Return the variables that switch layers off, on (``enable``) or move them to a folder; ``None`` unsets one.
 
-    With ``base`` that folder is started warm from a read-only one, as ``run`` does it. The second value has a line for
-    each layer that variables cannot switch or move. Raises :class:`BadRequest` if ``root`` is not a directory. Makes
-    the folders below ``root`` that a library would not make itself.
+    The second value has a line for each layer that variables cannot switch or move. Raises :class:`BadRequest` if
+    ``root`` is not a directory. Makes the folders below ``root`` that a library would not make itself.
     """
     folder = None if root is None else stack.environment.expand(root)
     if folder is not None and (not root or (folder.exists() and not folder.is_dir())):
         raise errors.BadRequest(f"--root {root!r} is not a directory")
-    chosen, notes = stack.named(layers), list[str]()
-    if base is not None:
-        from cachectl.exchange.copying import base_at, start_from
-
-        names = [layer.name for layer in chosen] if layers else ()
-        place = base_at(stack.environment, base)
-        folder = start_from(stack.environment, place, folder, layers=names, notice=notes.append)
+    notes: list[str] = []
     switches: list[facts.Switch] = []
     ability = facts.Ability.DISABLE if folder is None else facts.Ability.RELOCATE
-    for layer in chosen:
+    for layer in stack.named(layers):
         reason = layer.abilities()[ability]
         if reason is not None:
             notes.append(f"{layer.name} cannot {ability.value}: {reason}")
@@ -78,14 +65,9 @@ def env(
 def run(request: verbs.Request) -> int:
     """Carry out ``cachectl env``."""
     options = request.options
-    switched = options.disable or options.enable
-    if not (switched or options.root is not None or options.base is not None):
-        request.misuse("choose --disable, --enable, --root or --base")
-    if options.base is not None and switched:
-        request.misuse("--base starts layers warm, which is on; leave --disable or --enable out")
-    changes, notes = env(
-        request.stack, enable=options.enable, root=options.root, base=options.base, layers=options.layers
-    )
+    if not (options.disable or options.enable or options.root is not None):
+        request.misuse("choose --disable, --enable or --root")
+    changes, notes = env(request.stack, enable=options.enable, root=options.root, layers=options.layers)
     login = PurePath(request.environment.get("SHELL") or "sh").name
     request.output.show_raw(format_changes(changes, options.shell or _LOGIN.get(login, "sh")))
     for note in notes:

@@ -1,4 +1,4 @@
-"""``run --base`` and ``env --base``: warm from a folder that nobody may write, new entries in a root of one's own."""
+"""``run --base``: warm from a folder that nobody may write, new entries in a root of one's own."""
 
 from __future__ import annotations
 
@@ -131,14 +131,15 @@ def test_a_base_of_the_superuser_serves_another_user(
 
 @thorough_only
 @real
-def test_a_temporary_root_is_warm_and_keeps_nothing_and_env_prints_the_same_roots(home: Home, base: Path) -> None:
+def test_a_temporary_root_is_warm_and_keeps_nothing_and_env_moves_to_an_own_one(home: Home, base: Path) -> None:
     command = ("run", "--base", str(base), "--isolated", "--", *program("kernels.py", KNOWN + 1))
     for _ in range(2):
         assert stores(home.cachectl(*command, POCL_DEBUG="general,llvm")) == 1
     assert not own_root(home.environment(), base).exists()
-    done = home.cachectl(f"env --base {base} --root own --shell sh")
-    assert f"base: pocl: {FILLED} copied" in done.stderr
-    script = f"{done.stdout}\nexec {sys.executable} {PROGRAMS / 'kernels.py'} {KNOWN}"
+    assert f"base: pocl: {FILLED} copied" in home.cachectl(f"run --base {base} --isolated=own -- true").stderr
+    script = (
+        f"{home.cachectl('env --root own --shell sh').stdout}\nexec {sys.executable} {PROGRAMS / 'kernels.py'} {KNOWN}"
+    )
     ran = home.run("sh", "-c", script, POCL_DEBUG="general,llvm")
     assert stores(ran) == 0
     assert ran.stdout.count("code generation cache hit") == KNOWN
@@ -179,7 +180,7 @@ def test_a_base_without_entries_and_one_that_others_can_write_say_so(home: Home,
     done = home.cachectl(f"run --base {base} -- true")
     assert f"base: {base} has no entry of any layer" in done.stderr
     assert f"other users can write to {base}" in done.stderr
-    for line in ("run --base nowhere -- true", f"run --base {base} --no-cache -- true", f"env --base {base} --disable"):
+    for line in ("run --base nowhere -- true", f"run --base {base} --no-cache -- true"):
         assert home.cachectl(line, check=False).returncode == 2
 
 
@@ -203,7 +204,7 @@ def test_an_own_root_that_another_user_made_is_refused(home: Home, tmp_path: Pat
         os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
     base = f"--base {start}"
     run = f"run {base} -- echo it-runs"
-    for line in (run, f"run --store store --trust {base} -- echo it-runs", f"env {base} --shell sh"):
+    for line in (run, f"run --store store --trust {base} -- echo it-runs"):
         done = home.cachectl(line, check=False, **variables)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
         assert "belongs to nobody" in done.stderr
