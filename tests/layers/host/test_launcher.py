@@ -38,7 +38,7 @@ def test_ranks_that_mpi_does_not_connect_do_nothing(home: Home, mpiexec: str, op
     assert "mpi4py uses Open MPI" in line
     # Nor in a program that stages for itself.
     program = (sys.executable, str(home.programs / "mpi_job.py"), "warm.zip", "own.zip")
-    done = home.run(mpiexec, "-n", "2", *program, **open_mpi.variables)
+    done = home.run(mpiexec, "-n", "2", *program, check=True, **open_mpi.variables)
     assert done.stdout.count("NotConnected: the launcher started 2 ranks") == 2
     # Open MPI's launcher, and a mpi4py that loads MPICH, which may refuse by itself to run under it.
     permissions = {name: value for name, value in open_mpi.variables.items() if name != "MPI4PY_LIBMPI"}
@@ -59,7 +59,7 @@ def test_ranks_that_are_connected_go_on(home: Home, mpiexec: str, open_mpi: Othe
     job: tuple[str, ...] = (open_mpi.mpiexec, "-n", str(ranks), *STAGE, "true")
     if ranks == 1:
         job = (mpiexec, "-n", "2", "sh", "-c", 'test "$PMI_RANK" != 0 || exec "$@"', "sh", *job)
-    done = home.run(*job, **open_mpi.variables)
+    done = home.run(*job, check=True, **open_mpi.variables)
     assert ["0 entries added" in line for line in lines_of(done)] == [True]
 
 

@@ -51,7 +51,7 @@ function _shtab_cachectl_using
 end
 
 set -g _shtab_cachectl_commands report dir ls get put purge prune verify doctor run env trace bench push pull store stage config schedule layers completion demo
-set -g _shtab_cachectl_opts_with_value --allowed-signers --base --by --digest --html --isolated --json --kernel --kernels --key --layer --limit --max-size --older-than --out --output --plot --python --root --rounds --scratch --shell --sign --sort --store --store-mode --store-wait --timeline --user --wait -n -o
+set -g _shtab_cachectl_opts_with_value --allowed-signers --base --by --digest --html --isolated --json --kernel --key --layer --limit --max-size --older-than --out --output --plot --python --root --rounds --scratch --shell --sign --sort --store --store-mode --store-wait --timeline --user --wait -n -o
 
 complete -c cachectl -e
 complete -c cachectl -f
@@ -179,7 +179,6 @@ complete -c cachectl -n '_shtab_cachectl_using env' -s h -l help -d 'show this h
 complete -c cachectl -n '_shtab_cachectl_using env' -l disable -d 'switch layers off'
 complete -c cachectl -n '_shtab_cachectl_using env' -l enable -d 'switch layers on'
 complete -c cachectl -n '_shtab_cachectl_using env' -l root -xka "(__fish_complete_directories)" -d 'keep every layer under one folder (moves XDG_CACHE_HOME, for every program)'
-complete -c cachectl -n '_shtab_cachectl_using env' -l base -xka "(__fish_complete_directories)" -d 'start every layer warm from DIR, which may be read-only; --root is your own root'
 complete -c cachectl -n '_shtab_cachectl_using env' -l layer -xka "(cachectl completion --words layers 2>/dev/null)" -d 'only this one; may be repeated'
 complete -c cachectl -n '_shtab_cachectl_using env' -l shell -xka "sh fish csh powershell" -d 'whose commands to print (default: the login shell'"'"'s)'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a trace -d 'Count hits, misses and stores of every layer while a command runs.'
@@ -258,7 +257,6 @@ complete -c cachectl -n '_shtab_cachectl_using completion' -s h -l help -d 'show
 complete -c cachectl -n '_shtab_cachectl_using completion; and test $_shtab_cachectl_npos -eq 0' -ka "bash zsh fish" -d 'the shell to print a script for'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a demo -d 'Demonstrate cachectl on PoCL, in an isolated root.'
 complete -c cachectl -n '_shtab_cachectl_using demo' -s h -l help -d 'show this help message and exit'
-complete -c cachectl -n '_shtab_cachectl_using demo' -l kernels -x -d 'how many kernels to compile (default: 8)'
 
 function _cachectl_command
   set -l given (commandline -opc)
