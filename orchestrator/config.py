@@ -93,7 +93,7 @@ def _settings(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from error
             yield key, value
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise errors.BadRequest(f"{errors.printable(path)}: {error}") from error
 
 
@@ -125,8 +125,8 @@ def _read(path: Path, *, needed: bool) -> bytes | None:
         finally:
             os.close(handle)
     except OSError as error:
-        # Also one in a folder that is closed to this user is none.
-        if not needed and not os.path.lexists(path):
+        # Also a link that leads nowhere, and one in a folder that is closed to this user, is none.
+        if not needed and not os.path.exists(path):
             return None
         raise errors.CachectlError(f"{shown}: {error.strerror}; correct it, or ignore it: {ignore}") from error
 

@@ -11,6 +11,7 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -69,11 +70,13 @@ class OutputFile:
         name, status = self.name, _status_of(self.name)
         if name in self.layers:
             raise errors.BadRequest(f"{name!r} is a layer, not a FILE: write the FILE before the layers, or ./{name}")
-        if self.kind.is_binary and name == STREAM and sys.stdout.isatty():
+        if self.kind.is_binary and _is_terminal(name):
             raise errors.BadRequest(
                 f"{self.kind.what} is binary and is not printed to a terminal; name a FILE, or redirect the output"
             )
-        if not name or name.endswith(os.sep) or (status is not None and stat.S_ISDIR(status.st_mode)):
+        if status is not None and stat.S_ISDIR(status.st_mode):
+            raise errors.BadRequest(f"{name!r} is a folder; name a file in it")
+        if not name or name.endswith(os.sep):
             raise errors.BadRequest(f"{name!r} is not a valid name of a file")
         folder = os.path.dirname(os.path.realpath(name) if os.path.islink(name) else name) or "."
         shown = errors.printable(folder)
@@ -84,8 +87,12 @@ class OutputFile:
         # A device, a pipe and the shell's redirection are written to.
         if self.force or status is None or not stat.S_ISREG(status.st_mode) or _is_standard_output(status):
             return
-        with open(name, "rb") as file:
-            head = file.read(_HEAD)
+        try:
+            with open(name, "rb") as file:
+                head = file.read(_HEAD)
+        except OSError as error:
+            reason = f"exists and cannot be read ({error.strerror}); --force replaces it unread"
+            raise errors.CachectlError(f"{errors.printable(name)} {reason}") from error
         if head and not self.kind.is_begun_by(head):
             reason = f"exists and is not {self.kind.what}; name another file, or replace it with --force"
             raise errors.CachectlError(f"{errors.printable(name)} {reason}")
@@ -133,6 +140,17 @@ def _status_of(name: str) -> os.stat_result | None:
         return None if name == STREAM else os.stat(name)
     except FileNotFoundError:
         return None
+
+
+def _is_terminal(name: str) -> bool:
+    if name == STREAM:
+        return sys.stdout.isatty()
+    status = _status_of(name)
+    with suppress(OSError):
+        if status is not None and stat.S_ISCHR(status.st_mode):
+            with open(name, "rb", buffering=0) as file:
+                return file.isatty()
+    return False
 
 
 def _is_standard_output(status: os.stat_result) -> bool:

@@ -211,7 +211,8 @@ class NodeRoot:
         except (OSError, errors.CachectlError) as error:
             self.notes.append(f"{len(names)} new entries are lost: {_reason(error)}")
             return None
-        return file
+        # Entries that cannot be read are not pushed.
+        return file if file.exists() else None
 
     def remove(self) -> None:
         """Remove the folder and everything in it."""
@@ -337,9 +338,13 @@ class Ranks:
         new = here.new()
         lower: frozenset[Name] | None = leaders.exscan(new, op=or_)
         if leaders.rank:
-            with open(here.pack(new.difference(lower or ())) or os.devnull, "rb") as file:
-                while chunk := file.read(_CHUNK):
-                    leaders.ssend(chunk, dest=0)
+            try:
+                with open(here.pack(new.difference(lower or ())) or os.devnull, "rb") as file:
+                    while chunk := file.read(_CHUNK):
+                        leaders.ssend(chunk, dest=0)
+            except OSError as error:
+                here.notes.append(f"new entries are lost: {_reason(error)}")
+            # Rank 0 waits for it.
             leaders.ssend(b"", dest=0)
             return
         # All of them: a sender waits until its chunks are received.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -47,8 +46,17 @@ class Moved:
 
     @property
     def foreseen(self) -> tuple[Foreseen, ...]:
-        """Return the outlooks, each with its number of entries."""
-        return tuple(Foreseen(seen, number) for seen, number in self.outlooks.items())
+        """Return the outlooks, each with its number of entries; what could not be placed is not hit."""
+        is_there = self.entries is not None or self.placed or self.there
+        found = self.outlooks.items()
+        return tuple(Foreseen(seen, number) for seen, number in found if is_there or seen.hits is False)
+
+    def add(self, other: Moved) -> None:
+        """Add what was done with more entries of the layer."""
+        for name in ("placed", "bytes", "there", "cannot_hit", "kept", "skipped", "failed", "outlooks"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        if other.entries is not None:
+            self.entries = [*(self.entries or ()), *other.entries]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +100,15 @@ class Transfer:
         self.layers += (Moved(name, entries=[] if self.dry_run else None),)
         return self.layers[-1]
 
-    def of(self, source: str, digest: str | None = None) -> Transfer:
-        """Return a copy that goes on with another source."""
-        result = deepcopy(self)
-        result.url, result.digest = (f"{self.url} {source}", None) if self.url else (source, digest)
-        return result
+    def add(self, other: Transfer) -> None:
+        """Add what was done with another source."""
+        self.url, self.digest = f"{self.url} {other.url}", None
+        self.moved += other.moved
+        for layer in other.layers:
+            self.layer(layer.layer).add(layer)
+        self.trusted = tuple(dict.fromkeys((*self.trusted, *other.trusted)))
+        self.unread += other.unread
+        self.left_out += other.left_out
 
     @property
     def total(self) -> MovedTotal:
@@ -146,8 +158,8 @@ def show(done: Transfer, request: verbs.Request) -> Iterator[object]:
     for why in done.trusted:
         yield verbs.Whole(f"trusted: {why}")
     for layer in done.layers:
-        for seen, number in layer.outlooks.items():
-            yield verbs.Whole(f"{layer.layer}: {verbs.count(number)} {seen.words}")
+        for seen in layer.foreseen:
+            yield verbs.Whole(f"{layer.layer}: {verbs.count(seen.entries)} {seen.outlook.words}")
         if layer.sensitive is not None:
             request.notice(f"{layer.layer}: it now holds {layer.sensitive}")
         for what, notes in (("skipped", layer.skipped), ("kept", layer.kept), ("failed", layer.failed)):

@@ -64,6 +64,13 @@ def test_a_wait_and_interpreters_are_defaults_of_options(home: Home) -> None:
     assert home.cachectl("report --python", sys.executable).returncode == 0
 
 
+def test_a_link_that_leads_nowhere_is_no_config(home: Home) -> None:
+    file = home.path / ".config/cachectl/config.toml"
+    file.parent.mkdir(parents=True)
+    file.symlink_to(home.path / "not mounted")
+    assert home.cachectl("report").stderr == ""
+
+
 def test_a_variable_names_another_file(home: Home) -> None:
     home.configure("wait = 3\n")
     (home.path / "other.toml").write_text("wait = 4\n")

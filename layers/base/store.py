@@ -255,9 +255,9 @@ def sum_usage(found: Iterable[facts.Found]) -> facts.Usage:
             stale["stale_bytes"] = stale.get("stale_bytes", 0) + thing.bytes * thing.stale
     # If something could not be counted, a number is a lower bound, and zero means nothing.
     nothing = None if any(problem.hides for problem in problems) else 0
-    known = {name: number or nothing for name, number in sums.items()}
+    known = {name: number or nothing for name, number in (*sums.items(), *stale.items())}
     disk = None if disk is None else disk or nothing
-    return facts.Usage(**known, **stale, oldest=oldest, newest=newest, problems=tuple(problems), disk_bytes=disk)
+    return facts.Usage(**known, oldest=oldest, newest=newest, problems=tuple(problems), disk_bytes=disk)
 
 
 def unknown_usage(*problems: facts.Problem) -> facts.Usage:

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.formats.details import names_or_none
+from cachectl.layers.formats.pickles import Thing, attributes, things, walk
 
 #: What loopy writes for a package that does not say its version.
 UNKNOWN: Final = "_UNKNOWN_"
@@ -78,7 +79,14 @@ def kernel_names(data: bytes) -> tuple[str, ...] | None:
     """
     if derived := names_or_none(_derived_names(data)):
         return derived
-    return _names_at_known_places(data) if b"loopy" in data else None
+    if b"loopy" not in data:
+        return None
+    if (quick := _names_at_known_places(data)) is not None:
+        return quick
+    # A truncated row has no names; verify reports the damage.
+    with suppress(ValueError):
+        return names_or_none(_names_in(walk(data)[0]))
+    return None
 
 
 def _derived_names(data: bytes) -> Iterator[str]:
@@ -92,7 +100,7 @@ def _derived_names(data: bytes) -> Iterator[str]:
 
 
 def _names_at_known_places(data: bytes) -> tuple[str, ...] | None:
-    """Return the names in loopy's key, without a walk through the whole pickle; ``None`` if it names none there."""
+    """Return the names in loopy's key without walking the pickle; ``None`` if only that can tell."""
     if (place := data.find(_ENTRYPOINTS)) < 0:
         match = _KERNEL_NAME.search(data)
         known = match is not None and match[1][0] == len(match[2])
@@ -130,3 +138,17 @@ def _remembered(data: bytes, slots: set[int]) -> set[str]:
             count += 1
         last = argument
     return names
+
+
+def _names_in(top: object) -> Iterator[str]:
+    sets: list[Thing] = []
+    for thing in things(top):
+        match attributes(thing):
+            case {"entrypoints": Thing() as entrypoints}:
+                sets.append(entrypoints)
+            case {"name": str(name), "instructions": _}:
+                yield name
+    # A set is pickled as a frozenset, or as a call of one on a list.
+    for part in things(Thing("list", list(sets))):
+        if part.kind != "global":
+            yield from (item for item in part.items if isinstance(item, str) and item)

@@ -6,7 +6,7 @@ here than be listed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -103,13 +103,33 @@ def is_foreign(data: bytes) -> bool:
     return data[:1] == _PROTOCOLS[0][:1] and data[1:2] > bytes([pickle.HIGHEST_PROTOCOL])
 
 
+def things(top: object) -> Iterator[Thing]:
+    """Yield every thing reachable from a structure once, in any order."""
+    seen: set[int] = set()
+    waiting = [top]
+    while waiting:
+        thing = waiting.pop()
+        if isinstance(thing, Thing) and id(thing) not in seen:
+            seen.add(id(thing))
+            yield thing
+            waiting.extend(thing.items)
+            waiting.append(thing.state)
+
+
 def attributes(thing: Thing) -> dict[str, object]:
-    """Return the attributes that a pickle sets on an object without ``__slots__``, by name."""
-    state = thing.state
-    if not isinstance(state, Thing) or state.kind != "dict":
-        return {}
-    pairs = zip(state.items[::2], state.items[1::2], strict=False)
-    return {key: value for key, value in pairs if isinstance(key, str)}
+    """Return the attributes that a pickle sets on an object, by name.
+
+    The state is a dict, or, with ``__slots__``, a tuple of two of them.
+    """
+    states = [thing.state]
+    if isinstance(thing.state, Thing) and thing.state.kind == "tuple":
+        states = thing.state.items
+    found: dict[str, object] = {}
+    for state in states:
+        if isinstance(state, Thing) and state.kind == "dict":
+            pairs = zip(state.items[::2], state.items[1::2], strict=False)
+            found.update((key, value) for key, value in pairs if isinstance(key, str))
+    return found
 
 
 class _Machine:

@@ -430,6 +430,10 @@ class ShaderCache(Files):
         return {key: store.attempt(partial(put, key, files[""])) for key, files in whole.items()}
 
     def _put(self, root: facts.Root, key: str, data: bytes, *, replace: bool) -> bool:
+        # Files that are locked or closed to this user need no change then. Damage must not stop a replacement.
+        with suppress(errors.LayerError, OSError):
+            if self.members(root, key) == {"": data}:
+                return False
         return self._pair_for(root, key, data).put(entries.name_of(key), data, replace=replace)
 
     def _pair_for(self, root: facts.Root, key: str, data: bytes) -> Pair:

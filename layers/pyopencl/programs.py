@@ -43,6 +43,7 @@ class ProgramFolders(files.Files):
     # Without info PyOpenCL takes an entry for a miss; without binary alone it fails.
     shapes = (trees.Shape((_BASE, lazy.regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",)),)
     forms = ("pyopencl-binary/2",)
+    beside = frozenset()
     unread = store.Damage(facts.Severity.FAILS, "")
     # PyOpenCL's lock is a file.
     clearing_needs_room = True

@@ -140,8 +140,13 @@ class Dictionaries(row_store.Rows):
         name = self.named(key)
         return {} if name is None else {"dictionary": name.identifier, "python": name.python}
 
+    def is_checked(self, path: str) -> bool:
+        """Return ``False``: the folders of older dictionaries are not checked."""
+        del path
+        return False
+
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[store.Damage]:
-        """Yield nothing: the folders of older dictionaries are not checked."""
+        """Yield nothing."""
         del key, files
         yield from ()
 

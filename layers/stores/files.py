@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -33,12 +34,14 @@ class Files(store.Store):
     codec: store.Codec
     writers: tuple[str, ...] = ()
     refusals = REFUSALS
-    #: Files that a folder may have without being an entry.
-    beside: ClassVar[frozenset[str]] = frozenset()
+    #: Files that a folder may have without being an entry; ``None`` if every folder is one, an empty one too.
+    beside: ClassVar[frozenset[str] | None] = None
     #: The effect of an entry that is too large to be read, added to the reason.
     unread: ClassVar[store.Damage] = store.Damage(facts.Severity.RECOMPILES, "")
 
     def __init__(self, *patterns: str | Shape, codec: store.Codec | None = None, writers: tuple[str, ...] = ()) -> None:
+        if codec is None and not hasattr(self, "shapes"):
+            raise TypeError("Files needs a codec")
         if codec is not None:
             self.shapes = tuple(Shape((lazy.regex(one),)) if isinstance(one, str) else one for one in patterns)
             self.codec = codec
@@ -149,11 +152,14 @@ class Files(store.Store):
                 yield leaf
             elif not leaf.entry.is_listed:
                 yield leaf.entry
-            elif leaf.members.keys() <= self.beside:
+            elif self._is_no_entry(leaf.members):
                 why = "a build that failed" if leaf.members else "an empty program folder"
                 yield facts.orphan(leaf.entry, why, idle_only=True)
             else:
                 yield from self.described(tree, leaf, selection, contents=contents)
+
+    def _is_no_entry(self, files: Mapping[str, object]) -> bool:
+        return self.beside is not None and files.keys() <= self.beside
 
     def kind_of(self, root: facts.Root, path: str) -> str:
         """Compare with the names of entries, temporaries, and files beside them."""
@@ -190,7 +196,7 @@ class Files(store.Store):
     def read_entry(self, root: facts.Root, key: str) -> facts.Artifact | None:
         """Read one entry. Raises :class:`Damaged` if it is not whole, as while a program writes it."""
         files = self.members(root, key)
-        if files is None or files.keys() <= self.beside:
+        if files is None or self._is_no_entry(files):
             return None
         self.require_whole(key, files, root.path / key)
         return facts.Artifact(self.name, key, self.forms[-1], archive.entry_bytes(files), self.detail(key, files))
@@ -214,7 +220,7 @@ class Files(store.Store):
             raise errors.Damaged(self.name, f"{strange!r} is no file of an entry", key)
         if shape.companions is not None and name not in files:
             raise errors.Damaged(self.name, f"lacks the file {name!r}", key)
-        if files.keys() <= self.beside:
+        if self._is_no_entry(files):
             raise errors.Damaged(self.name, "the artifact holds no program", key)
         for damage in self.damages(key, files):
             raise errors.Damaged(self.name, damage.message, key)
@@ -302,10 +308,13 @@ class Files(store.Store):
     def _examined(self, root: facts.Root, tree: Tree, leaf: Leaf | facts.Problem) -> Iterator[facts.Finding]:
         """Yield the findings of an entry, or that of what could not be read or is in the way."""
         if isinstance(leaf, facts.Problem):
-            yield store.finding_of(self, root, leaf)
+            path = os.path.relpath(leaf.path, root.path)
+            # Files of the cache as a whole are no entries.
+            if not any(shape.sums and shape.accepts(path) for shape in self.shapes_of(root)):
+                yield store.finding_of(self, root, leaf)
             return
         key = leaf.entry.key
-        if not leaf.entry.is_listed or leaf.members.keys() <= self.beside:
+        if not leaf.entry.is_listed or self._is_no_entry(leaf.members):
             return
         files: Mapping[str, bytes] | None = None
         try:

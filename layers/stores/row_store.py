@@ -139,8 +139,9 @@ class Rows(files.Files):
         path, payload = root.path / file, 0
         modified = (plain.status_at(path), plain.status_at(database.companion(path, "-wal")))
         written = max((status.st_mtime for status in modified if status is not None), default=None)
-        template = replace(self.template(root, file), written_before=written)
+        template = facts.Entry(self.name, file, root.path, 0, 0)
         try:
+            template = replace(self.template(root, file), written_before=written)
             for thing in lister(root, file, template):
                 payload += thing.bytes if isinstance(thing, facts.Entry) and thing.files == 0 else 0
                 yield thing

@@ -643,7 +643,7 @@ class Tree:
             self._move_out(shape, parent, name, folder, plain.own_name(""), freed=freed)
         else:
             atomic.delete(parent, name, freed, first=shape.first)
-            for file in filter(None, leaf.members):
+            for file in filter(None, leaf.members if shape.companions is not None else ()):
                 # What is left is an orphan now.
                 with suppress(OSError):
                     atomic.delete(parent, file, freed)

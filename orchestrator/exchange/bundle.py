@@ -2,7 +2,7 @@
 
 Members are stored without compression and without times, so that the same content gives the same bytes. The directory
 is measured before it is parsed, and no member is ever unpacked into a file: its name only says what it holds. A new
-bundle is written to an unnamed file, copied next to its place, and moved there in one step.
+bundle is written to an unnamed file and linked into its place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -30,6 +30,7 @@ from cachectl.exchange import place, wire
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk import atomic
+from cachectl.layers.disk.plain import own_name
 
 #: Bytes of the directory of a bundle, and members in it.
 _LARGEST_DIRECTORY: Final = 24 << 20
@@ -210,7 +211,7 @@ class BundlePlace(place.StorePlace):
             return zipfile.ZipFile(unnamed_file(self._environment.temporary), "w")
         if self._old is not None:
             place.lock(self._path, self._old)
-        return zipfile.ZipFile(unnamed_file(self._path.parent), "w")
+        return zipfile.ZipFile(_linkable_file(self._path.parent), "w")
 
     def finish(self) -> None:
         """Complete the new bundle with what stays of the old one, and put it in its place."""
@@ -247,11 +248,46 @@ class BundlePlace(place.StorePlace):
             return
         if self._old is not None:
             place.lock(self._path, self._old)
+        mode = None if self._old is None else stat.S_IMODE(os.fstat(self._old.fileno()).st_mode)
         try:
-            atomic.replace_file(self._path, pieces(file), new=self._old is None)
+            try:
+                _link(file, self._path, mode)
+            except FileExistsError:
+                raise
+            except OSError:
+                # The file system has no such files, or the system does not show open files.
+                atomic.replace_file(self._path, pieces(file), new=self._old is None)
         except FileExistsError as error:
             # A first push was faster.
             raise place.Changed(self.shown) from error
+
+
+def _linkable_file(folder: Path) -> BinaryIO:
+    """Open an unnamed file that can be given a name in a folder, or a temporary one where there are no such files."""
+    with suppress(AttributeError, IsADirectoryError):
+        return open(os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
+    return unnamed_file(folder)
+
+
+def _link(file: BinaryIO, path: Path, mode: int | None) -> None:
+    """Give an unnamed file a name, and sync it. Without the ``mode`` of the file to replace, the name must be free."""
+    if mode is not None:
+        os.fchmod(file.fileno(), mode)
+    os.fsync(file.fileno())
+    name = path.name if mode is None else own_name()
+    folder = os.open(path.parent, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        # Only with an open folder does Python follow the link in /proc.
+        os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=folder)
+        try:
+            if mode is not None:
+                atomic.move_in(name, folder, path.name, folder)
+        except OSError:
+            atomic.remove_file(name, folder)
+            raise
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 class RegistryPlace(BundlePlace):

@@ -204,7 +204,7 @@ class FolderPlace(StorePlace):
                 os.mkdir(self._folder / part)
                 made = True
         with self._opened("write", name) as folder:
-            # Another user may have put another folder into its
+            # Another user may have put another folder into its place.
             if made and _is_new(folder):
                 os.fchmod(folder, mode)
             with contextlib.suppress(OSError):
@@ -212,7 +212,14 @@ class FolderPlace(StorePlace):
                 if not stat.S_ISREG(os.stat(file, dir_fd=folder, follow_symlinks=False).st_mode):
                     atomic.remove_file(file, folder)
             chunks = [data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK)]
-            atomic.replace_file(file, chunks, folder=folder, mode=mode & _READABLE)
+            try:
+                atomic.replace_file(file, chunks, folder=folder, mode=mode & _READABLE)
+            except PermissionError:
+                # In a sticky folder, the same file of another user cannot be replaced.
+                with contextlib.suppress(errors.CachectlError):
+                    if self.read(name, len(data)) == data:
+                        return
+                raise
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove files."""
@@ -391,8 +398,12 @@ class RemotePlace(StorePlace):
         if isinstance(error, ImportError):
             reason = f"it needs {error.name or reason}"
             advice = "pip install 'opencl-cachectl[remote]', or the package that fsspec names"
+        elif isinstance(error, FileNotFoundError):
+            reason, advice = "nothing is there", "check the address, or make the bucket or folder first"
         elif isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
             advice = "set up credentials as for the service's own tools"
+        elif isinstance(error, ValueError):
+            advice = "schemes are s3://, gs://, ssh:// and others that fsspec knows"
         return TransferFailed(f"cannot {verb} {errors.printable(without_secrets(url))}: {reason}; {advice}")
 
 

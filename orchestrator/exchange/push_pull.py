@@ -193,9 +193,9 @@ def pull(
         raise errors.BadRequest("name a SOURCE: a bundle FILE, a folder, a URL, or an isolated root")
     here = own or stack.environment
     pulling = _Pull(stack, stack.chosen(named), bool(named), trust, selection, besides, dry_run, here, deadline)
-    result = Transfer(dry_run=dry_run)
-    for name in names:
-        result = pulling.take(name, result)
+    result = pulling.take(names[0])
+    for name in names[1:]:
+        result.add(pulling.take(name))
     return result
 
 
@@ -213,8 +213,8 @@ class _Pull:
     own: Environment
     deadline: place.Deadline | None
 
-    def take(self, name: str, before: Transfer) -> Transfer:
-        """Pull from one more source; return the result of all."""
+    def take(self, name: str) -> Transfer:
+        """Pull from one source."""
         path = self.own.expand(name) if name and name != place.STREAM and not place.is_url(name) else None
         shown = errors.printable(name)
         if path is not None and path.is_file():
@@ -222,19 +222,19 @@ class _Pull:
             if of_file is not None:
                 self._require_trusted(path)
                 with copying.layers_with_file(self.stack.environment, of_file[0], path, of_file[1]) as (copied, _):
-                    return self._from_layers(copying.LayerCollection([copied[of_file[0].name]]), before.of(shown))
+                    return self._from_layers(copying.LayerCollection([copied[of_file[0].name]]), shown)
         is_root = path is not None and path.is_dir() and not (path / "index").is_dir()
         if path is not None and is_root and (within := copying.root_of(self.own, path)) is not None:
             sources = [within[layer.name] for layer in self.chosen if layer.name in within]
             self._require_trusted(path, [root.path for source in sources for root in source.roots()])
-            return self._from_layers(copying.LayerCollection(sources, below=path), before.of(shown))
+            return self._from_layers(copying.LayerCollection(sources, below=path), shown)
         if self.trust is None:
             raise errors.BadRequest(trusting.UNTRUSTED)
         with (
             trusting.allowed_lists(self.own, None, self.trust.allowed_signers) as allowed,
             bundle.unnamed_file(self.stack.environment.temporary) as file,
         ):
-            return self._from_store(name, self.trust, allowed, file, before)
+            return self._from_store(name, self.trust, allowed, file)
 
     def _require_trusted(self, path: Path, folders: Iterable[Path] = ()) -> None:
         if self.trust is None:
@@ -245,9 +245,9 @@ class _Pull:
             )
             raise errors.BadRequest(message)
 
-    def _from_layers(self, source: copying.LayerCollection, result: Transfer) -> Transfer:
+    def _from_layers(self, source: copying.LayerCollection, shown: str) -> Transfer:
         why = "no other user can write to it" if self.trust is None else _SAID
-        result.trusted = tuple(dict.fromkeys((*result.trusted, why)))
+        result = Transfer(shown, dry_run=self.dry_run, trusted=(why,))
         here = copying.LayerCollection(self.stack[layer] for layer in source.layers)
         keys = [
             wire.StoreKey(layer, {})
@@ -260,28 +260,25 @@ class _Pull:
         result.layers = tuple(done for done in result.layers if done.placed or done.there or done.failed)
         return result
 
-    def _from_store(
-        self, name: str, trust: trusting.Trust, allowed: Sequence[str], file: BinaryIO, before: Transfer
-    ) -> Transfer:
+    def _from_store(self, name: str, trust: trusting.Trust, allowed: Sequence[str], file: BinaryIO) -> Transfer:
         """Place what is missing here, after all of it was verified and lies in ``file``."""
 
         def download() -> tuple[StoreCollection, copying.CopyPlan, Transfer]:
             store = StoreCollection(place_of(name, self.own), self.own, allowed, deadline=self.deadline)
-            return store, *store.settled(lambda: self._downloaded(store, trust, file, before), attempts=_PULLS)
+            return store, *store.settled(lambda: self._downloaded(store, trust, file), attempts=_PULLS)
 
         store, plan, result = place.in_time(self.deadline, download)
         copying.copy(store, copying.LayerCollection(self.chosen), plan, result)
         if not self.dry_run:
             store.memory.save(store.files, store.trusted, afresh=trust.sha256 is not None)
         said = _SAID if trust.sha256 is None else "its digest is the given one"
-        why = sorted({said if signer is None else f"signed by {signer}" for signer in store.trusted.values()})
-        result.trusted = tuple(dict.fromkeys((*result.trusted, *why)))
-        result.moved += store.fetched
-        result.left_out += tuple(facts.Note(str(name), why) for name, why in store.left_out.items())
+        signers = {said if signer is None else f"signed by {signer}" for signer in store.trusted.values()}
+        result.trusted, result.moved = tuple(sorted(signers)), store.fetched
+        result.left_out = tuple(facts.Note(str(name), why) for name, why in store.left_out.items())
         return result
 
     def _downloaded(
-        self, store: StoreCollection, trust: trusting.Trust, file: BinaryIO, before: Transfer
+        self, store: StoreCollection, trust: trusting.Trust, file: BinaryIO
     ) -> tuple[copying.CopyPlan, Transfer]:
         """Return what to place from a store, downloaded unless this is a dry run, and the result to be added to."""
         store.require_store()
@@ -291,7 +288,7 @@ class _Pull:
         elif digest != trust.sha256.lower():
             message = f"{shown}: its digest is {digest}, not the given one; somebody has pushed, or changed it"
             raise trusting.Untrusted(message)
-        result = before.of(shown, digest)
+        result = Transfer(shown, digest, dry_run=self.dry_run)
         keys, here = self._keys(store, result), copying.LayerCollection(self.chosen)
         plan = copying.missing(store, here, keys, result, self.selection, besides=self.besides)
         if store.left_out and not store.trusted:

@@ -44,6 +44,7 @@ def purge(
     notice: Callable[[str], None] = layer_set.warn_user,
 ) -> removal.Removal:
     """Remove the selected entries, and what killed commands left; or return the plan (``dry_run``)."""
+    layers = tuple(layers)
 
     def plan() -> removal.Removal:
         return plan_purge(stack, selection, layers=layers, damaged=damaged)

@@ -96,7 +96,11 @@ class FileEvents:
         except OSError as error:
             self.why_not = error.strerror
         else:
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                self.why_not = str(error)
+                os.close(self._queue)
 
     def watch(self, path: Path, mask: int) -> str | None:
         """Watch a folder's files, or one file; return why that is not possible, or ``None``."""

@@ -44,6 +44,8 @@ _WORDS: Final[Mapping[int, str]] = {
 _LISTING: Final = events.OPEN | events.ACCESS | events.ATTRIBUTES
 _ON_THE_WAY: Final = events.ARRIVED | events.LEFT | events.DELETE_SELF | events.MOVE_SELF
 _EVERYTHING: Final = sum(_WORDS) - events.UNMOUNTED
+#: Limit on the number of different events that are kept of one place.
+_MOST: Final = 100_000
 #: Separates the name of a link from that of the file behind it.
 _LEADS_TO: Final = " -> "
 #: The stamp of a name: kind, inode, size in bytes, last change of content and of any kind (ns). Folders have no size,
@@ -101,6 +103,9 @@ class Proof:
             elif not os.path.isdir(folder.path):
                 self._expect(folder)
             folder.begin(self._events)
+
+    def __repr__(self) -> str:
+        return f"Proof(attestations={self.attestations!r}, left_out={self.left_out!r})"
 
     def of(self, verdict: str) -> tuple[str, ...]:
         """Return the names of the layers with a verdict."""
@@ -227,14 +232,14 @@ class _Folder(events.WatchedPlace):
                 # The place may have come and gone in it.
                 self.doubt(f"{path} {word}; its content meanwhile is unknown")
         elif self._owners_of(relative):
-            for word in words:
+            for word in words if len(self._seen) < _MOST else ():
                 # A program may read what it wrote itself; no cache served that.
                 if relative in self._before or word not in (_OPENED, _READ):
                     self._seen[relative, word] = None
 
     def end(self, *, lost: bool) -> list[_Touch]:
         """Return what happened to each path, and to which layers, by its content and by the events."""
-        if lost:
+        if lost or len(self._seen) >= _MOST:
             self.doubt(events.LOST)
         words: dict[str, dict[str, None]] = {}
         for relative, word in (*self._changes(), *self._seen):

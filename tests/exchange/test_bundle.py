@@ -304,3 +304,13 @@ def test_a_signer_is_named_as_far_as_the_list_says_who_it_is(
     for wrong in ({}, {"sha256": "0" * 64, "blindly": True}, {"sha256": "12"}):
         with pytest.raises(errors.BadRequest):
             trust.Trust(**wrong)
+
+
+def test_a_bundle_needs_the_room_of_one_copy(home: Home, disk: Path) -> None:
+    """It grows in an unnamed file that becomes the bundle."""
+    for number, length in enumerate((3 << 20, 1 << 20)):
+        bundle = BundlePlace(disk / "new.zip", home.environment(), writes=True)
+        assert len(bundle.names("packs")) == number
+        bundle.write(f"packs/{number:064}", os.urandom(length))
+        bundle.finish()
+    assert list(disk.glob("*")) == [disk / "new.zip"]

@@ -105,6 +105,15 @@ def test_what_is_new_on_each_node_is_sent_and_brought_back(tmp_path: Path, mpiex
     assert listed(jobs.home.path / "again.zip") == listed(file)
 
 
+def test_new_entries_that_cannot_be_read_end_no_job(tmp_path: Path, mpiexec: str) -> None:
+    jobs = Jobs(make_home(tmp_path / "home"), mpiexec)
+    folder = f"$POCL_CACHE_DIR/AB/{'C' * 37}"
+    cut = f'test "$CACHECTL_NODE" = a || {{ mkdir -p {folder} && echo cut >{folder}/program.bc; }}'
+    said = jobs.both("sh", "-c", cut, options="--out new.zip")
+    assert "new.zip: 0 entries added" in said
+    assert jobs.left() == []
+
+
 def test_a_disk_that_fills_up_while_others_send_keeps_nobody(tmp_path: Path, mpiexec: str) -> None:
     """Rank 0 can write only a part of what the other node sends."""
     home = make_home(tmp_path / "home")

@@ -191,6 +191,20 @@ def test_a_locked_dictionary_fails_alone_and_once(home: Home) -> None:
 # ---------------------------------------------------------------------- damage and foreign files
 
 
+def test_nothing_is_known_of_the_rows_of_a_damaged_file(home: Home) -> None:
+    layer, path = mine(home, {"a" * 16: NONE})
+    path.write_bytes(b"no database at all" * 99)
+    usage = usage_of(layer)
+    assert (usage.entries, usage.stale_entries, usage.stale_bytes, usage.files) == (None, None, None, 1)
+
+
+def test_an_empty_folder_of_an_older_generation_is_left_to_its_program(home: Home) -> None:
+    folder = folder_of(home) / "pdict-v4-near-py3.9.1.final.0/abc/def/0123456789ab"
+    folder.mkdir(parents=True)
+    home.cachectl("prune pytools --stale")
+    assert folder.is_dir()
+
+
 def test_a_file_that_was_just_made_is_no_damage(home: Home) -> None:
     """It is empty until its program makes the table in it."""
     layer, path = mine(home, {})
@@ -278,3 +292,13 @@ def test_no_kernel_is_missed_by_looking_for_a_part_of_its_name(glob: str) -> Non
     assert selection.kernel_pattern is not None
     assert selection.kernel_pattern.fullmatch("foo_bar")
     assert selection.kernel_part in "foo_bar"
+
+
+def test_the_names_of_many_merged_kernels_are_found() -> None:
+    """From three kernels on, loopy's key names some only by their place in what the pickle remembers."""
+    lp = pytest.importorskip("loopy")
+    options = {"lang_version": lp.MOST_RECENT_LANGUAGE_VERSION}
+    kernels = [lp.make_kernel("{[i]: 0<=i<8}", f"a[i] = {n}", name=f"kern{n}", **options) for n in range(4)]
+    for protocol in (4, 5):
+        data = pickle.dumps((lp.merge(kernels), None), protocol)
+        assert pdict.kernel_names(data) == ("kern0", "kern1", "kern2", "kern3")

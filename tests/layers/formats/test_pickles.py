@@ -12,12 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachectl.layers.formats import opencl_source, pdict
-from cachectl.layers.formats.pickles import Thing, attributes, is_framed, walk
+from cachectl.layers.formats.pickles import Thing, attributes, is_framed, things, walk
 
 
 @dataclass
 class Plain:
     name: str
+    numbers: tuple[int, ...]
+
+
+class Slots:
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
 
 VALUES = st.recursive(
@@ -47,7 +55,7 @@ def test_a_pickle_cut_short_is_a_value_error(value: object, cut: int) -> None:
 @pytest.mark.parametrize("protocol", [4, 5])
 @given(value=VALUES, cut=st.integers(1, 40))
 def test_a_framed_pickle_is_complete(protocol: int, value: object, cut: int) -> None:
-    """With its end cut off, or something behind it, it is none."""
+    """A framed pickle is a pickle; with its end cut off, or something behind it, it is none."""
     data = pickle.dumps(value, protocol)
     if is_framed(data):
         assert walk(data)[1] == len(data)
@@ -56,7 +64,7 @@ def test_a_framed_pickle_is_complete(protocol: int, value: object, cut: int) -> 
 
 
 def test_the_rows_of_loopy_are_framed() -> None:
-    """A value of its own between frames is not."""
+    """Those that pytools writes, small and large, are known at once; a value of its own between frames is not."""
     for protocol in (4, 5):
         assert is_framed(pickle.dumps(("key", {"value": ["x" * 100] * 1000 + list(range(9999))}), protocol))
         assert not is_framed(pickle.dumps(b"x" * 100_000, protocol))
@@ -66,13 +74,22 @@ def test_the_rows_of_loopy_are_framed() -> None:
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_attributes_are_found_without_the_class(protocol: int) -> None:
-    top, _ = walk(pickle.dumps(Plain("mine"), protocol))
-    assert isinstance(top, Thing)
-    assert attributes(top)["name"] == "mine"
+    # Slots need protocol 2.
+    for value in (Plain("mine", (1, 2)), Slots("mine"))[: 1 if protocol < 2 else 2]:
+        top, _ = walk(pickle.dumps(value, protocol))
+        assert isinstance(top, Thing)
+        assert attributes(top)["name"] == "mine"
+
+
+def test_an_object_that_refers_to_itself_is_listed_once() -> None:
+    loop: list[object] = [1]
+    loop.append(loop)
+    top, _ = walk(pickle.dumps(loop))
+    assert len(list(things(top))) == 1
 
 
 def test_every_opcode_that_python_knows_is_walked() -> None:
-    """To a value, or to the refusal that the stack does not fit."""
+    # Whatever opcode there is, the machine has an answer: a value, or that the stack does not fit.
     for opcode in pickletools.opcodes:
         try:
             walk(b"(" + opcode.code.encode("latin-1") + b"0\n0\n.")

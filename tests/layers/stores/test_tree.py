@@ -275,3 +275,19 @@ def test_a_lock_stays_in_the_folder_that_was_opened(tmp_path: Path) -> None:
     with pytest.raises(Unreachable), presence_lock("pyopencl", tmp_path / "link/lock"):
         pass
     assert os.listdir(moved) == []
+
+
+def test_without_room_for_a_trash_nothing_beside_a_folder_goes(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of an entry have names that other files next to it may have too."""
+    monkeypatch.setattr(Tree, "_make_trash", lambda *_: None)
+    write(tmp_path / "outside/thesis.tex", "precious")
+    entry = fill(tree, file=b"content", log=b"text")
+    write(entry / "docs/thesis.tex", "of the entry")
+    write(entry.with_name("file"), "the user's own")
+    entry.with_name("docs").symlink_to(tmp_path / "outside")
+    outcome = tree.remove(targets(tree))
+    assert (outcome.removed, outcome.bytes_freed, entry.exists()) == (1, 23, False)
+    assert entry.with_name("file").read_text() == "the user's own"
+    assert (tmp_path / "outside/thesis.tex").read_text() == "precious"
