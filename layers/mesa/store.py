@@ -140,8 +140,8 @@ class Pair:
                 before = left = {blob.name for blob in listed}
                 kept = [blob for blob in listed if stamps.get(blob.name) != blob.stamp]
                 if files is not None and len(kept) < len(listed):
-                    self._keep(files, kept)
-                    left, rest = {blob.name for blob in kept}, self._bytes(files)
+                    for left, rest in self._keep(files, kept):  # noqa: B007 - the last ones count
+                        pass
         except errors.LayerError as error:
             if not before:
                 raise
@@ -174,7 +174,8 @@ class Pair:
                 return False
             if not replace:
                 raise errors.EntryExists(self.layer, self.path)
-            self._keep(files, [blob for blob in listed if blob is not standing])
+            for _ in self._keep(files, [blob for blob in listed if blob is not standing]):
+                pass
         # Other files may have replaced these meanwhile.
         return self.put(name, content, replace=False)
 
@@ -197,20 +198,30 @@ class Pair:
                     atomic.cut(handle, end)
             raise
 
-    def _keep(self, files: _Open, kept: list[entries.Blob]) -> None:
-        """Reduce both files to some entries."""
+    def _keep(self, files: _Open, kept: list[entries.Blob]) -> Iterator[tuple[set[str], int]]:
+        """Reduce both files to some entries; yield after each step which are listed, and the bytes of the files."""
+        names = {blob.name for blob in kept}
+        old, data = self._bytes(files), self.form.head + sum(blob.end - blob.begin for blob in kept)
+        index = self.form.head + sum(len(self.form.record(blob)) for blob in kept)
         if self.form.in_place:
             # After an interruption the number is zero, and Mesa empties both files.
             _write_heads(files, self.form.new_head()[:-8] + bytes(8))
+            yield set(), old
             self._copy(files.data, kept, files.data, files.places)
+            yield set(), data + index
             os.fsync(files.data)
             os.fsync(files.places)
             _write_heads(files, self.form.new_head())
+            yield names, data + index
             return
         with ExitStack() as stack:
             stage = stack.enter_context(atomic.own_folder(files.root, plain.STAGE))
             # Between the steps programs find nothing, instead of wrong bytes.
-            steps = {"empty": self.form.index_name, "data": self.form.data_name, "index": self.form.index_name}
+            steps = {
+                "empty": (self.form.index_name, set(), os.fstat(files.data).st_size + self.form.head),
+                "data": (self.form.data_name, set(), data + self.form.head),
+                "index": (self.form.index_name, names, data + index),
+            }
             handles = {}
             for staged in steps:
                 handles[staged] = atomic.create(staged, stage, os.fstat(files.data).st_mode & 0o777)
@@ -219,8 +230,9 @@ class Pair:
             self._copy(files.data, kept, handles["data"], handles["index"])
             for handle in handles.values():
                 os.fsync(handle)
-            for staged, name in steps.items():
+            for staged, (name, listed, rest) in steps.items():
                 atomic.move_in(staged, stage, name, files.folder)
+                yield listed, rest
             os.fsync(files.folder)
 
     def _copy(self, source: int, kept: list[entries.Blob], data: int, index: int) -> None:

@@ -122,7 +122,7 @@ def spoil(path: Path, how: str, number: int, world: World) -> None:
 def reaches_out(stack: Stack, world: World) -> bool:
     """Return whether a root exists outside this world: the tester's own are read, never cleared."""
     paths = [Path(os.path.realpath(root.path)) for layer in stack for root in layer.roots()]
-    return any(path.exists() and not path.is_relative_to(os.path.realpath(world.top)) for path in paths)
+    return any(os.path.lexists(path) and not path.is_relative_to(os.path.realpath(world.top)) for path in paths)
 
 
 def planned_paths(planned: Removal, world: World) -> list[bytes]:
