@@ -62,12 +62,6 @@ def status_at(path: str | Path, *, dir_fd: int | None = None, follow: bool = Fal
         raise
 
 
-def is_plain_file(path: str | Path) -> bool:
-    """Return whether a path is a regular file and no link. Raises :class:`OSError` if that is unknown."""
-    status = status_at(path)
-    return status is not None and stat.S_ISREG(status.st_mode)
-
-
 def own_name(prefix: str = STAGE) -> str:
     """Return a unique name with a prefix, by default that of stages."""
     return prefix + os.urandom(16).hex()

@@ -442,17 +442,15 @@ class ShaderCache(Files):
         return {key: store.attempt(partial(put, key, files[""])) for key, files in whole.items()}
 
     def _put(self, root: facts.Root, key: str, data: bytes, *, replace: bool) -> bool:
+        pair, blob = self._located(root, key) or (self._pair_for(root, data), None)
         # Files that are locked or closed to this user need no change then. Damage must not stop a replacement.
         with suppress(errors.LayerError, OSError):
-            if self.members(root, key) == {"": data}:
+            if blob is not None and pair.read(blob) == data:
                 return False
-        return self._pair_for(root, key, data).put(entries.name_of(key), data, replace=replace)
+        return pair.put(entries.name_of(key), data, replace=replace)
 
-    def _pair_for(self, root: facts.Root, key: str, data: bytes) -> Pair:
-        """Return the pair of files that has an entry, else that in which Mesa would look for it."""
-        found = self._located(root, key)
-        if found is not None:
-            return found[0]
+    def _pair_for(self, root: facts.Root, data: bytes) -> Pair:
+        """Return the pair of files in which Mesa would look for a new entry."""
         if root.role == cache.DATABASE:
             # Newer releases use parts, and remove the files that older ones kept beside them.
             return next((pair for pair in self.pairs(root) if pair.folder), self._pair(root))

@@ -241,10 +241,10 @@ def decode(values: rows.Values) -> bytes:
     Raises :class:`ValueError` with the reason if MIOpen could not use the row.
     """
     blob, proof, stated = values
-    data = _as_bytes(blob)
+    data = rows.as_bytes(blob)
     size = int(stated) if isinstance(stated, (int, str)) else -1
     data = _unpacked(data, size) if size else data
-    if digest(data).encode() != _as_bytes(proof):
+    if digest(data).encode() != rows.as_bytes(proof):
         raise ValueError(f"the md5 of the kernel is {digest(data)}, its row says {proof!r}")
     if not data:
         raise ValueError("the kernel is empty, which MIOpen takes for a miss")
@@ -277,7 +277,3 @@ def key_complaint(name: str, args: str) -> str | None:
     # Undecodable bytes of a command line.
     odd = any("\ud800" <= letter <= "\udfff" for letter in name + args)
     return "the key holds characters that a database cannot store" if odd else None
-
-
-def _as_bytes(value: object) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")

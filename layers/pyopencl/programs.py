@@ -120,7 +120,7 @@ class ProgramFolders(files.Files):
     def kind_of(self, root: facts.Root, path: str) -> str:
         """Compare with the name of the folders of each Python."""
         del root
-        if self._shape_of(path) is not None:
+        if trees.entry_shape(self.shapes, path) is not None:
             return store.ENTRY
         return store.OWN if _BASE.fullmatch(path.partition("/")[0]) else store.FOREIGN
 

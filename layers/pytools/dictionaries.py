@@ -66,7 +66,7 @@ class Dictionaries(row_store.Rows):
         file, _, digest = path.partition("/")
         # The key of a row is any one word.
         is_row = self.is_database(file) and bool(digest) and "/" not in digest
-        if is_row or (self.named(file) is not None and self._shape_of(path) is not None):
+        if is_row or (self.named(file) is not None and tree.entry_shape(self.shapes, path) is not None):
             return store.ENTRY
         name = pdict.parse_name(database.without_companion(file), self.environment.python)
         return store.OWN if layer_of("" if name is None else name.identifier) == self.name else store.FOREIGN
@@ -102,7 +102,7 @@ class Dictionaries(row_store.Rows):
         opened = self.opened(root, file)
         listing = opened.rows_with("key_value", part=part) if contents else ((row, ()) for row in opened.rows())
         for row, values in listing:
-            kernels = pdict.kernel_names(_as_bytes(values[0])) if values else None
+            kernels = pdict.kernel_names(rows.as_bytes(values[0])) if values else None
             key, stamp = f"{file}/{row.key[0]}", (row.rowid, row.bytes)
             yield replace(template, key=key, bytes=row.bytes, kernels=kernels, stamp=stamp)
 
@@ -132,7 +132,7 @@ class Dictionaries(row_store.Rows):
     def artifact_of(self, root: facts.Root, key: str, values: rows.Values) -> facts.Artifact:
         """Return a row as its raw pickle."""
         del root
-        return facts.Artifact(self.name, key, self.forms[0], _as_bytes(values[0]), self.detail(key, {}))
+        return facts.Artifact(self.name, key, self.forms[0], rows.as_bytes(values[0]), self.detail(key, {}))
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the name of the dictionary, and the version of Python in it."""
@@ -162,7 +162,7 @@ class Dictionaries(row_store.Rows):
         opened = self.opened(root, file)
         opened.require_sound()
         for row, (value,) in opened.rows_with("key_value"):
-            data, key = _as_bytes(value), f"{file}/{row.key[0]}"
+            data, key = rows.as_bytes(value), f"{file}/{row.key[0]}"
             if complaint := pickles.complaint(data):
                 if pickles.is_foreign(data):
                     message = "is a pickle of a protocol that this Python does not know; left alone"
@@ -247,7 +247,3 @@ def _generation(pytools: str | None) -> tuple[str, bool] | None:
     if release >= (2026, 1):
         return "v5", True
     return ("v5", False) if release >= (2024, 1, 4) else ("v4", True)
-
-
-def _as_bytes(value: object) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()

@@ -16,7 +16,7 @@ from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.formats.details import Details
 from cachectl.layers.host import processes
 from cachectl.layers.stores import archive
-from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, always
+from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, always, entry_shape
 
 
 class Files(store.Store):
@@ -163,13 +163,10 @@ class Files(store.Store):
 
     def kind_of(self, root: facts.Root, path: str) -> str:
         """Compare with the names of entries, temporaries, and files beside them."""
-        if self._shape_of(path) is not None:
+        if entry_shape(self.shapes, path) is not None:
             return store.ENTRY
         parts = path.split("/")
         return store.OWN if any(shape.owns(parts) for shape in self.shapes_of(root)) else store.FOREIGN
-
-    def _shape_of(self, key: str) -> Shape | None:
-        return next((shape for shape in self.shapes if shape.is_entry and shape.accepts(key)), None)
 
     def find_tagged(
         self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
@@ -208,7 +205,7 @@ class Files(store.Store):
 
     def files_of(self, artifact: facts.Artifact) -> dict[str, bytes]:
         """Return the files of an artifact. Raises :class:`LayerError` unless they are those of a whole entry."""
-        key, shape = artifact.key, self._shape_of(artifact.key)
+        key, shape = artifact.key, entry_shape(self.shapes, artifact.key)
         if shape is None:
             raise errors.not_a_key(self.name, key)
         try:

@@ -493,6 +493,11 @@ def _row(rowid: object, size: object, *key: object) -> Row:
     return Row(rowid, tuple(map(str, key)), size)
 
 
+def as_bytes(value: object) -> bytes:
+    """Return the bytes of a value that a library may have stored as text, which connections decode reversibly."""
+    return value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")
+
+
 def _spellable(key: Sequence[str]) -> bool:
     """Return whether a key can be bound: undecodable bytes of a command line cannot."""
     try:

@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachectl.layers.base import errors, facts, lazy, store
+from cachectl.layers.base import errors, facts, lazy
 from cachectl.layers.disk import atomic, handles, plain
 from cachectl.layers.stores import archive
 
@@ -127,10 +127,6 @@ class Shape(NamedTuple):
             return False
         return self.leads_to(parts[:-1]) and self.companions.fullmatch(parts[-1]) is not None
 
-    def kind_of(self, path: str) -> str:
-        """Return what a path is by name alone, as :meth:`Store.kind_of`."""
-        return store.ENTRY if self.accepts(path) else store.OWN if self.owns(path.split("/")) else store.FOREIGN
-
     def takes(self, folder: int, name: str, status: os.stat_result) -> bool:
         """Return whether a thing in an open folder has this shape, whose name has."""
         is_kind = stat.S_ISDIR if self.folders else stat.S_ISREG
@@ -173,7 +169,7 @@ class Tree:
 
     def shape_of(self, key: str) -> Shape | None:
         """Return the shape of the entry with a key; ``None`` if no entry has such a key."""
-        return next((shape for shape in self.shapes if shape.is_entry and shape.accepts(key)), None)
+        return entry_shape(self.shapes, key)
 
     # ------------------------------------------------------------------ listing
 
@@ -314,6 +310,7 @@ class Tree:
             return None
         contents: dict[str, bytes] = {}
         paths: list[str] = []
+        total = 0
         with self._above(key) as (parent, name):
             status = None if parent is None else handles.status_of(parent, name)
             if parent is None or status is None or not shape.takes(parent, name, status):
@@ -327,8 +324,9 @@ class Tree:
                         continue
                     paths.append(path or own)
                     if wanted is None or wanted(paths[-1]):
-                        contents[paths[-1]] = self._read(folder, child, key, path if shape.folders else "")
-                    if (total := sum(map(len, contents.values()))) > errors.LARGEST_ENTRY:
+                        contents[paths[-1]] = content = self._read(folder, child, key, path if shape.folders else "")
+                        total += len(content)
+                    if total > errors.LARGEST_ENTRY:
                         raise OSError(errno.EFBIG, errors.too_large(total, errors.LARGEST_ENTRY), name)
                 # If a file vanished meanwhile, the entry is being replaced: return a miss, not half an entry.
                 if own and os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns != status.st_mtime_ns:
@@ -648,6 +646,11 @@ class Tree:
                 with suppress(OSError):
                     atomic.delete(parent, file, freed)
         return None
+
+
+def entry_shape(shapes: Iterable[Shape], key: str) -> Shape | None:
+    """Return the shape of the entry with a key; ``None`` if no entry has such a key."""
+    return next((shape for shape in shapes if shape.is_entry and shape.accepts(key)), None)
 
 
 def always() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Final
 
 from cachectl import layer_set, removal, verbs
@@ -24,14 +25,17 @@ def plan_purge(
     stack: layer_set.LayerSet, selection: Selection = ALL, *, layers: Iterable[str] = (), damaged: bool = False
 ) -> removal.Removal:
     """Plan the purge of a selection in each layer, with ``damaged`` only of damaged entries; touches nothing."""
+    return _planned(stack.chosen(layers), selection, damaged=damaged)
 
+
+def _planned(layers: Iterable[Layer], selection: Selection, *, damaged: bool) -> removal.Removal:
     def plan(layer: Layer) -> facts.Plan:
         # The store of a layer that has nothing here is not loaded. Others may refuse.
         if selection.kernel is None and layer.about.scope is facts.Scope.USER and not removal.existing_roots(layer):
             return facts.Plan(layer.name)
         return layer.plan_clear(selection, damaged=damaged)
 
-    return removal.planned(stack.chosen(layers), plan)
+    return removal.planned(layers, plan)
 
 
 def purge(
@@ -44,12 +48,9 @@ def purge(
     notice: Callable[[str], None] = layer_set.warn_user,
 ) -> removal.Removal:
     """Remove the selected entries, and what killed commands left; or return the plan (``dry_run``)."""
-    layers = tuple(layers)
-
-    def plan() -> removal.Removal:
-        return plan_purge(stack, selection, layers=layers, damaged=damaged)
-
-    return removal.carry_out(stack, stack.chosen(layers), plan, notice, dry_run=dry_run)
+    chosen = stack.chosen(layers)
+    plan = partial(_planned, chosen, selection, damaged=damaged)
+    return removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run)
 
 
 show, table = removal.show, removal.table

@@ -147,7 +147,7 @@ class Processes:
 
     def __init__(self, folder: Path, lookups: Mapping[str, Lookups]) -> None:
         self._folder = folder
-        #: Lookups that count in the process itself, and those that show by files, whoever makes them.
+        #: Lookups that count in the process itself, and those that are seen by their files, by any program.
         self._observed = {name: part for name, part in lookups.items() if part.files is None}
         self._by_files = {name: part for name, part in lookups.items() if part.files is not None}
         #: The parent, the command and the used layers of each program of the run: by process id and the address where
