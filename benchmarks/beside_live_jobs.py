@@ -20,26 +20,25 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
 
-JOB: Final = Path(__file__).with_name("compiling_job.py")
+JOB = Path(__file__).with_name("compiling_job.py")
 #: The program, and how many kernels of it the full comparison compiles.
-KERNELS: Final = {"loopy": 150, "pyopencl": 60}
+KERNELS = {"loopy": 150, "pyopencl": 60}
 
-PURGE: Final = (sys.executable, "-m", "cachectl", "purge", "--all", "--json")
+PURGE = (sys.executable, "-m", "cachectl", "purge", "--all", "--json")
 #: The folders that the user documentation of a large loopy code says to remove, as a shell would expand them.
-REMOVE: Final = (
+REMOVE = (
     *(shutil.which("sh") or "sh", "-c"),
     "cd $XDG_CACHE_HOME 2>/dev/null && rm -rf pytools/pdict* pyopencl pocl",
 )
-WAYS: Final[dict[str, tuple[Sequence[str], ...]]] = {
+WAYS: dict[str, tuple[Sequence[str], ...]] = {
     "nothing": (),
     "cachectl purge --all": (PURGE,),
     "two at once": (PURGE, PURGE),
     "rm -rf": (REMOVE,),
 }
 #: Variables that would move or switch a cache which is compared.
-_SWITCHES: Final = ("POCL_", "PYOPENCL_NO", "PYOPENCL_CACHE", "LOOPY_", "CG_")
+_SWITCHES = ("POCL_", "PYOPENCL_NO", "PYOPENCL_CACHE", "LOOPY_", "CG_")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,17 +12,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 #: Beginnings of variables that would move or switch a cache which is measured.
-_SWITCHES: Final = (
+_SWITCHES = (
     *("POCL_", "PYOPENCL_", "LOOPY_", "CG_", "SUMPY_", "CUDA_CACHE", "MIOPEN_", "ROCM_", "XDG_", "NEO_", "MESA_"),
     *("AMD_COMGR_", "HF_", "UV_", "CCACHE_", "PIP_"),
 )
 #: The option of ``prctl`` by which a process adopts what its children leave behind (``linux/prctl.h``).
-_CHILD_SUBREAPER: Final = 36
+_CHILD_SUBREAPER = 36
 #: How much of what a failed command said is worth showing, in characters.
-_SAID: Final = 300
+_SAID = 300
 
 
 class Failed(Exception):

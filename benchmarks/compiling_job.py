@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -53,7 +53,7 @@ def pyopencl_program(context: cl.Context, queue: cl.CommandQueue, index: int, nu
     return out
 
 
-KERNELS: Final[dict[str, Kernel]] = {"loopy": loopy_kernel, "pyopencl": pyopencl_program}
+KERNELS: dict[str, Kernel] = {"loopy": loopy_kernel, "pyopencl": pyopencl_program}
 
 
 def watch_lock() -> Counter[str]:

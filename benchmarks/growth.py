@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from benchmarks import verbs
 from benchmarks.races import WALL, Figure, Line, Race
 from benchmarks.table import POCL_INODES, POCL_ROOM, ROW, sized
 
-SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
 #: A purge needs the original and a copy; one of rows also room for a journal of what is deleted.
-_COPIES: Final = {"purge-programs": 2.0, "purge-rows": 3.0}
+_COPIES = {"purge-programs": 2.0, "purge-rows": 3.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Curve:
         )
 
 
-CURVES: Final = (
+CURVES = (
     Curve("report", "programs", "du -s", verbs.report_programs),
     Curve("report", "rows", "sqlite3: count, sum of lengths", verbs.report_rows),
     Curve("ls", "programs", "find -name", verbs.list_programs),

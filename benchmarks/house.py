@@ -19,31 +19,30 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Final
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-REPOSITORY: Final = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[1]
 
 #: The two folders that are installed.
-TOPS: Final = ("layers", "orchestrator")
-_WEB: Final = frozenset({".js", ".css", ".html", ".toml", ".json", ".sh"})
-_REMOVING: Final = re.compile(
+TOPS = ("layers", "orchestrator")
+_WEB = frozenset({".js", ".css", ".html", ".toml", ".json", ".sh"})
+_REMOVING = re.compile(
     r"(os|shutil)\.(unlink|remove|rmdir|rename|replace|truncate|ftruncate|rmtree|removedirs)"
     r"|.*\.(unlink|rmdir|rmtree|rm_file|rm)"
 )
-_REMOVING_ROWS: Final = re.compile(r"\s*(delete from|drop table|vacuum)", re.IGNORECASE)
+_REMOVING_ROWS = re.compile(r"\s*(delete from|drop table|vacuum)", re.IGNORECASE)
 #: Tokens that are no code.
-_LAYOUT: Final = frozenset(
+_LAYOUT = frozenset(
     {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 )
 
 #: Runs a command in a process of its own; prints how many of our modules it loaded and how deep our frames were when
 #: a file was removed.
-_PROBE: Final = """
+_PROBE = """
 import os, sys
 # Compiled modules are renamed into their places too.
 sys.dont_write_bytecode = True

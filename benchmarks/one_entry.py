@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import cachectl
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Act = Callable[[int], object]
 
 #: How the keys of the entries that are put begin: no entry of the home has such a one.
-_NEW_FOLDER: Final = "PP/" + "P" * 31
+_NEW_FOLDER = "PP/" + "P" * 31
 
 
 def get_row() -> tuple[Act, Act]:
@@ -99,7 +99,7 @@ def disabled() -> tuple[Act, Act]:
     return ours, lambda _: None
 
 
-WAYS: Final = {way.__name__: way for way in (get_row, put_row, get_folder, put_folder, disabled)}
+WAYS = {way.__name__: way for way in (get_row, put_row, get_folder, put_folder, disabled)}
 
 
 def _rows() -> tuple[Layer, Path, list[str]]:

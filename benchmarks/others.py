@@ -6,11 +6,10 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 #: Models of the cache of Hugging Face, and files of a folder where nothing says how many there are.
-_MODELS: Final = 100
-_CONTENT: Final = b"x" * 1000
+_MODELS = 100
+_CONTENT = b"x" * 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ def _fill_pip(folder: Path, files: int) -> None:
 
 
 #: ``{}`` stands for the folder.
-TOOLS: Final = (
+TOOLS = (
     Tool("hf", ("hf", "cache", "ls"), (("HF_HOME", "{}"), ("HF_HUB_OFFLINE", "1")), _fill_hub),
     Tool("uv", ("uv", "cache", "size"), (("UV_CACHE_DIR", "{}"),), _fill_uv),
     Tool("ccache", ("ccache", "-c"), (("CCACHE_DIR", "{}"), ("CCACHE_MAXSIZE", "100G")), _fill_ccache),

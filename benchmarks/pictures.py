@@ -6,19 +6,19 @@ import json
 import statistics
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 #: The colours of ``cachectl bench``: ours, and the other.
-_OURS: Final = "#2a9d8f"
-_PEER: Final = "#9aa5b1"
-_INK: Final = "#1f2933"
-_FAINT: Final = "#616e7c"
-_TITLES: Final = {"report": "cachectl report", "ls": "cachectl ls --kernel NAME", "purge": "cachectl purge"}
+_OURS = "#2a9d8f"
+_PEER = "#9aa5b1"
+_INK = "#1f2933"
+_FAINT = "#616e7c"
+_TITLES = {"report": "cachectl report", "ls": "cachectl ls --kernel NAME", "purge": "cachectl purge"}
 #: What is counted along the lower edge.
-_COUNTED: Final = {"programs": "programs of PoCL (three files each)", "rows": "rows of a loopy dictionary (5 kB each)"}
+_COUNTED = {"programs": "programs of PoCL (three files each)", "rows": "rows of a loopy dictionary (5 kB each)"}
 
 #: One point of a curve, as it stands in the JSON.
 Point = dict[str, Any]

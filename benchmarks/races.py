@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Final
 
 from benchmarks.commands import Failed, Used
 
@@ -21,13 +20,13 @@ Side = Callable[[], Used]
 #: One repetition of both, ours first; ``None`` where there is nothing to compare with.
 Race = Callable[[], tuple[Used, Used | None]]
 
-_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a file system in memory, used through tempfile
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a file system in memory, used through tempfile
 #: How much more room than a line is said to need there must be.
-_MARGIN: Final = 1.2
+_MARGIN = 1.2
 
 
 #: From here on a figure has no decimals.
-_WHOLE: Final = 100
+_WHOLE = 100
 
 
 class Missing(Exception):
@@ -60,11 +59,11 @@ class Unit:
         return f"{figure:,.0f} {self.name}" if abs(figure) >= _WHOLE else f"{figure:.3g} {self.name}"
 
 
-CPU: Final = Unit("cpu", "s CPU", 1.0)
-WALL: Final = Unit("wall", "s", 1.0)
-MILLISECONDS: Final = Unit("wall", "ms", 1e-3)
-MICROSECONDS: Final = Unit("wall", "µs", 1e-6)
-MEMORY: Final = Unit("memory", "MiB", float(1 << 20))
+CPU = Unit("cpu", "s CPU", 1.0)
+WALL = Unit("wall", "s", 1.0)
+MILLISECONDS = Unit("wall", "ms", 1e-3)
+MICROSECONDS = Unit("wall", "µs", 1e-6)
+MEMORY = Unit("memory", "MiB", float(1 << 20))
 
 
 @dataclass(frozen=True, slots=True)

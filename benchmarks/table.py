@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from benchmarks import verbs
 from benchmarks.commands import cachectl
@@ -14,14 +13,14 @@ from benchmarks.others import TOOLS
 from benchmarks.races import CPU, MEMORY, MICROSECONDS, MILLISECONDS, WALL, Figure, Line, Race
 
 #: Bytes in memory and inodes of a program of PoCL's: three files of which one is empty, three folders and a bit.
-POCL_ROOM: Final = 15_000.0
-POCL_INODES: Final = 6.3
+POCL_ROOM = 15_000.0
+POCL_INODES = 6.3
 #: Bytes of a row, with the pages that sqlite spends on it: of the dictionary of schedules, and of all five on average.
-SCHEDULE: Final = 5_000.0
-ROW: Final = 7_300.0
+SCHEDULE = 5_000.0
+ROW = 7_300.0
 #: How often a program that only starts is started.
-_STARTS: Final = 15
-_POCL: Final = "PoCL, 100,000 entries"
+_STARTS = 15
+_POCL = "PoCL, 100,000 entries"
 
 
 def sized(race: Callable[..., Race], *counts: int) -> Callable[[Path, float], Race]:

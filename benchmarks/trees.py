@@ -23,21 +23,20 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from benchmarks.commands import Failed, cachectl, output, variables
 from cachectl.layers.cuda import entries as compute_cache
 
-PYTHON: Final = ".".join(str(part) for part in sys.version_info)
+PYTHON = ".".join(str(part) for part in sys.version_info)
 #: The kernel that ``ls --kernel`` looks for, and how many entries there are to each of its.
-SOUGHT: Final = "laplace_3d_q1"
-_EVERY: Final = 25_000
+SOUGHT = "laplace_3d_q1"
+_EVERY = 25_000
 #: The name in the recorded rows: as long as any name given here, so that a pickle stays one.
-_RECORDED: Final = b"kernel_000000"
-_ROWS: Final = Path(__file__).with_name("recorded_rows.json")
-_DAY: Final = 86_400.0
-_LETTERS: Final = bytes.maketrans(b"0123456789abcdef", b"ABCDEFGHIJKLMNOP")
-_VARIANT: Final = "1-1-1-goffs0-smallgrid"
+_RECORDED = b"kernel_000000"
+_ROWS = Path(__file__).with_name("recorded_rows.json")
+_DAY = 86_400.0
+_LETTERS = bytes.maketrans(b"0123456789abcdef", b"ABCDEFGHIJKLMNOP")
+_VARIANT = "1-1-1-goffs0-smallgrid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +87,13 @@ def _age(paths: Iterator[str] | tuple[str, ...]) -> None:
 # ---------------------------------------------------------------------- PoCL
 
 #: A module of one record of many zeros: as long as the bitcode of a small program, and whole.
-_ZEROS: Final = 3989
-_BITCODE: Final = struct.pack("<4sII", b"BC\xc0\xde", 1 | 8 << 2 | 3 << 10, 749) + (
+_ZEROS = 3989
+_BITCODE = struct.pack("<4sII", b"BC\xc0\xde", 1 | 8 << 2 | 3 << 10, 749) + (
     # The record: no abbreviation, code 1, a count of three chunks of six bits, and the operands of six bits each.
     3 | 1 << 3 | (0x20 | _ZEROS & 31) << 9 | (0x20 | _ZEROS >> 5 & 31) << 15 | (_ZEROS >> 10) << 21
 ).to_bytes(4 * 749, "little")
 #: The length of a small kernel's machine code, in bytes.
-_CODE: Final = 1_500
+_CODE = 1_500
 
 
 def native(*kernels: str) -> bytes:
@@ -144,7 +143,7 @@ def _pocl_entry(folder: str, name: str) -> None:
 # ---------------------------------------------------------------------- CUDA
 
 #: What a front end's key has after the source: options, lengths and version, as driver 580 wrote them.
-_OPTIONS: Final = b"-cl-nv-arch sm_90  -nv-m64\x03\0\0\0\0\0\0\0Z\0\0\0\0\0\0\0\x00580.159.04\x00NVVM70"
+_OPTIONS = b"-cl-nv-arch sm_90  -nv-m64\x03\0\0\0\0\0\0\0Z\0\0\0\0\0\0\0\x00580.159.04\x00NVVM70"
 
 
 def cuda(home: Path, entries: int) -> Counts:
@@ -177,7 +176,7 @@ def _cuda_key(number: int) -> bytes:
 # ---------------------------------------------------------------------- PyOpenCL
 
 #: The pickle of a ``pyopencl.cache._SourceInfo`` without dependencies, as PyOpenCL 2026.1 wrote it.
-_INFO: Final = (
+_INFO = (
     b"\x80\x04\x95B\0\0\0\0\0\0\0\x8c\x0epyopencl.cache\x94\x8c\x0b_SourceInfo\x94\x93\x94)\x81\x94}\x94"
     b"(\x8c\x0cdependencies\x94]\x94\x8c\x03log\x94Nub."
 )
@@ -200,7 +199,7 @@ def pyopencl(home: Path, entries: int) -> Counts:
 # ---------------------------------------------------------------------- pytools
 
 #: Of loopy's dictionaries the one that grows largest.
-SCHEDULES: Final = "loopy-schedule-cache"
+SCHEDULES = "loopy-schedule-cache"
 
 
 def recorded() -> dict[str, bytes]:

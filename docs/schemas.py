@@ -13,13 +13,13 @@ from dataclasses import is_dataclass
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from cachectl.layers.base.facts import declared, json_keys
 from cachectl.layers.host.neighbours import Neighbour
 
 #: Every class that a verb shows with ``--json``.
-DOCUMENTS: Final = (
+DOCUMENTS = (
     "cachectl.verbs.report:Report",
     "cachectl.listing:Listing",
     "cachectl.listing:Findings",
@@ -33,8 +33,8 @@ DOCUMENTS: Final = (
 )
 
 #: What modules import for type checkers only.
-_NAMES: Final = {"Neighbour": Neighbour}
-_PLAIN: Final = {str: "string", Path: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+_NAMES = {"Neighbour": Neighbour}
+_PLAIN = {str: "string", Path: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 Schema = dict[str, Any]
 

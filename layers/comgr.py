@@ -10,7 +10,7 @@ import re
 import shlex
 import struct
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from cachectl.layers.base import declarations, facts, layer, lazy, parts
 from cachectl.layers.base.store import Codec, Damage, Store
@@ -19,27 +19,27 @@ from cachectl.layers.host import drivers
 if TYPE_CHECKING:
     from cachectl.layers.formats import details
 
-LIBRARIES: Final = ("libamd_comgr.so",)
-TIMESTAMP: Final = "llvmcache.timestamp"
-_NOT_WHOLE: Final = (
+LIBRARIES = ("libamd_comgr.so",)
+TIMESTAMP = "llvmcache.timestamp"
+_NOT_WHOLE = (
     "is not exactly an output and a log of the stated lengths; comgr compiles it again at every run, and never "
     "replaces it"
 )
-_LENGTH: Final = struct.Struct("<Q")
-_AMDGPU: Final = 0xE0
-_NOTE: Final = 7
-_METADATA: Final = 32
+_LENGTH = struct.Struct("<Q")
+_AMDGPU = 0xE0
+_NOTE = 7
+_METADATA = 32
 #: How a descriptor, which is the symbol of a kernel, is named after it.
-_DESCRIPTOR: Final = ".kd"
+_DESCRIPTOR = ".kd"
 #: The key in the metadata, and behind it a string of MessagePack: of less than 32 bytes, or less than 256.
-_TARGET: Final = lazy.regex(rb"\xadamdhsa\.target(?:[\xa0-\xbf]|\xd9.)[\w-]*?--([\w:+-]+)", re.DOTALL)
-_BUNDLE: Final = b"__CLANG_OFFLOAD_BUNDLE__"
+_TARGET = lazy.regex(rb"\xadamdhsa\.target(?:[\xa0-\xbf]|\xd9.)[\w-]*?--([\w:+-]+)", re.DOTALL)
+_BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 
 #: An integer of at most 64 bits in any base that a prefix names, roughly.
-_INTEGER: Final = "(?:0[xX][0-9a-fA-F]{1,16}|0[bB][01]{1,64}|0[oO]?[0-7]{1,21}|0|[1-9][0-9]{0,18})"
+_INTEGER = "(?:0[xX][0-9a-fA-F]{1,16}|0[bB][01]{1,64}|0[oO]?[0-7]{1,21}|0|[1-9][0-9]{0,18})"
 #: The pattern of each setting's value, and what a value is that does not match it.
-_DURATION: Final = f"{_INTEGER}[smh]", "not an integer of s, m or h"
-_VALUES: Final = {
+_DURATION = f"{_INTEGER}[smh]", "not an integer of s, m or h"
+_VALUES = {
     "prune_interval": _DURATION,
     "prune_after": _DURATION,
     "cache_size": ("(?:[0-9]{1,2}|100)%", "not an integer with %"),

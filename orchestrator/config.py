@@ -8,15 +8,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from cachectl.layers.base import errors, selection
 from cachectl.layers.base.environment import CONFIG_VARIABLE, Environment, config_paths
 
 #: Larger than any config file, in bytes.
-_LARGEST: Final = 1 << 16
+_LARGEST = 1 << 16
 #: The longest wait for a lock in seconds: a day.
-_LONGEST: Final = 86400
+_LONGEST = 86400
 
 
 class Limits(NamedTuple):
@@ -155,7 +155,7 @@ def _paths(value: object) -> tuple[str, ...]:
     return value
 
 
-_KEYS: Final[Mapping[str, Callable[[Any], Any]]] = {
+_KEYS: Mapping[str, Callable[[Any], Any]] = {
     "wait": _seconds,
     "python": _paths,
     "shared": _flag,

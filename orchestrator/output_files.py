@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from cachectl import pages
 from cachectl.layers.base import errors
@@ -21,11 +21,11 @@ from cachectl.layers.disk import atomic
 from cachectl.layers.stores import archive
 
 #: Means standard output for a file to write.
-STREAM: Final = "-"
+STREAM = "-"
 
 #: Bytes that show whether cachectl wrote a file: more than the first block that zstd writes.
-_HEAD: Final = 1 << 18
-_PNG: Final = b"\x89PNG\r\n"
+_HEAD = 1 << 18
+_PNG = b"\x89PNG\r\n"
 
 
 class Kind(NamedTuple):
@@ -43,10 +43,10 @@ def json_kind(schema: str) -> Kind:
 
 
 #: The entry for the maker in a picture that bench has drawn.
-MAKER: Final = "cachectl bench"
-ARTIFACT: Final = Kind("an artifact", archive.is_artifact_file)
-PICTURE: Final = Kind("a picture of bench", lambda head: head.startswith((_PNG, b"<?xml")) and MAKER.encode() in head)
-PAGE: Final = Kind("a page of cachectl", lambda head: head.startswith(pages.BEGINNING.encode()), is_binary=False)
+MAKER = "cachectl bench"
+ARTIFACT = Kind("an artifact", archive.is_artifact_file)
+PICTURE = Kind("a picture of bench", lambda head: head.startswith((_PNG, b"<?xml")) and MAKER.encode() in head)
+PAGE = Kind("a page of cachectl", lambda head: head.startswith(pages.BEGINNING.encode()), is_binary=False)
 
 
 @dataclass(frozen=True, slots=True)

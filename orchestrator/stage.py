@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from cachectl.exchange import copying, place, push_pull
 from cachectl.exchange import trust as trusting
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     _Module = Any
 
 #: For tests on one machine: ranks with different values count as different nodes.
-NODE: Final = "CACHECTL_NODE"
+NODE = "CACHECTL_NODE"
 #: Bytes of a message, and bytes of free space that a disk needs before programs are moved there.
-_CHUNK: Final = 4 << 20
-_ROOM: Final = 1 << 20
+_CHUNK = 4 << 20
+_ROOM = 1 << 20
 #: Seconds that a failing rank waits for the others to notice.
-FAILING_WAIT: Final = 5.0
+FAILING_WAIT = 5.0
 _SHORTEST, _LONGEST = 0.001, 0.05
 
 #: Layer and key: the name of an entry in any root.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Final
 
 from argparse_manpage.manpage import Manpage
 
@@ -16,9 +15,9 @@ from cachectl import __version__
 from cachectl.cli.completion import script
 from cachectl.cli.main import build_parser
 
-SHARE: Final = Path(__file__).parent / "share"
+SHARE = Path(__file__).parent / "share"
 #: Where each shell looks for completions below a prefix.
-PLACES: Final = {
+PLACES = {
     "bash": "bash-completion/completions/cachectl",
     "zsh": "zsh/site-functions/_cachectl",
     "fish": "fish/vendor_completions.d/cachectl.fish",

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Final
 
 import pytest
 from homes import run_as
@@ -29,23 +28,23 @@ from worlds import WORLDS, World, filled_world
 from cachectl.layers.base.environment import Environment, own_roots_folder
 
 #: Each how many calls; ``None`` for one call.
-EVERY: Final = int(os.environ["CACHECTL_HAZARD"]) if os.environ.get("CACHECTL_HAZARD") else None
-FEW_FAULTS: Final = (
+EVERY = int(os.environ["CACHECTL_HAZARD"]) if os.environ.get("CACHECTL_HAZARD") else None
+FEW_FAULTS = (
     (WRITES, errno.EIO, False),
     (WRITES, errno.ENOSPC, True),
     (WRITES, KILL, False),
     (READS, errno.EIO, False),
     (READS, errno.EACCES, True),
 )
-FEW: Final = {
+FEW = {
     "filled": ("report", "ls", "verify", "purge", "pull", "purge-damaged"),
     "synthetic": ("report", "ls", "doctor", "purge", "prune", "purge-damaged", "push"),
     "mesa-single-file": ("ls", "purge"),
     "mesa-database": ("report", "purge-key"),
 }
 #: Those that the default run tries.
-ALWAYS: Final = (("synthetic", "prune"), ("mesa-single-file", "ls"))
-ALL: Final = dict.fromkeys(("filled", *WORLDS), (*CASES, "put"))
+ALWAYS = (("synthetic", "prune"), ("mesa-single-file", "ls"))
+ALL = dict.fromkeys(("filled", *WORLDS), (*CASES, "put"))
 Worlds = Callable[[str], World]
 
 

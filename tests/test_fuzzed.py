@@ -9,7 +9,6 @@ import contextlib
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 import pytest
 from hypothesis import given
@@ -33,7 +32,7 @@ from cachectl.layers.neo.entries import NeoPrograms
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
 from cachectl.layers.stores.records import Record, RecordFile
 
-SEEDS: Final = sorted((Path(__file__).parent / "fuzz").glob("*/*"))
+SEEDS = sorted((Path(__file__).parent / "fuzz").glob("*/*"))
 
 
 def _text(data: bytes) -> str:
@@ -128,7 +127,7 @@ def _objects(data: bytes) -> None:
 
 
 #: The readers of each kind of bytes.
-PARSERS: Final[tuple[tuple[Callable[[bytes], object], ...], ...]] = (
+PARSERS: tuple[tuple[Callable[[bytes], object], ...], ...] = (
     (lambda data: pdict.parse_name(_text(data), "3.11.7.final.0"),),
     (_pickle,),
     (opencl_source.info_complaint, lambda data: list(opencl_source.dependencies(data))),

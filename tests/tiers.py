@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 
 #: Tests that run with ``--all`` only, by their marker.
-TIERS: Final = {
+TIERS = {
     "hazard": "kills, faults and random worlds in large numbers",
     "upstream": "the test suites of pytools and PyOpenCL",
     "cluster": "MPI jobs, and the end of a job of Slurm",
@@ -16,7 +16,7 @@ TIERS: Final = {
     "thorough": "more cases of an ability that the default run tries once",
 }
 #: Fixtures that need what the test extra does not bring.
-ELSEWHERE: Final = frozenset(
+ELSEWHERE = frozenset(
     {
         *("debian_pocl", "built_pocl", "intel_driver", "open_mpi", "rusticl_device", "installers"),
         *("rusticl_library", "debian_loader", "khronos_loader", "prefix_loader", "debian_pyopencl"),

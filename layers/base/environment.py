@@ -15,14 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PureWindowsPath
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from cachectl.layers.host.distributions import version_of
 
 #: Where Linux lists mounted file systems.
-MOUNTS: Final = Path("/proc/self/mountinfo")
+MOUNTS = Path("/proc/self/mountinfo")
 #: How many seconds to wait for a lock that another process holds.
-LOCK_TIMEOUT: Final = 5.0
+LOCK_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def user_state_folder(environment: Environment) -> Path:
 
 
 #: Names a file that is read instead of the user's and the site's; :data:`os.devnull` is no file.
-CONFIG_VARIABLE: Final = "CACHECTL_CONFIG"
+CONFIG_VARIABLE = "CACHECTL_CONFIG"
 
 
 def config_paths(environment: Environment) -> tuple[tuple[str, Path], ...]:

@@ -5,7 +5,7 @@ A *miss* is not an error: it is ``None``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from cachectl.layers.base.lazy import regex
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
 
 #: One entry, or one file that is read whole. Entries are held in memory. The largest known ones, programs of the CUDA
 #: driver, have some 100 MiB; the whole CUDA cache has 4 GiB by default.
-LARGEST_ENTRY: Final = 1 << 30
+LARGEST_ENTRY = 1 << 30
 #: The file of one entry that ``get`` writes and ``put`` reads.
-LARGEST_ARTIFACT: Final = LARGEST_ENTRY + (1 << 20)
+LARGEST_ARTIFACT = LARGEST_ENTRY + (1 << 20)
 #: A text database of MIOpen. Its largest shipped ones have some 50 MiB. Changing one holds it several times in memory.
-LARGEST_RECORDS: Final = 256 << 20
+LARGEST_RECORDS = 256 << 20
 #: An index that lists the entries of a store. One of 64 MiB lists a million entries of Mesa's.
-LARGEST_INDEX: Final = 64 << 20
+LARGEST_INDEX = 64 << 20
 #: One key. The longest are those of MIOpen, which contain compiler arguments.
-LONGEST_KEY: Final = 1 << 14
+LONGEST_KEY = 1 << 14
 
 #: Control characters, also those of Unicode that end a line or turn the direction of text.
-_CONTROL: Final = regex("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_CONTROL = regex("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 #: How many details and versions an entry may have.
-MOST_DETAILS: Final = 64
+MOST_DETAILS = 64
 #: A bundle that is copied into the folder of temporary files.
-LARGEST_BUNDLE: Final = 32 << 30
+LARGEST_BUNDLE = 32 << 30
 #: What such a copy leaves free on that file system, as other programs write there too.
-SPARED_ROOM: Final = 256 << 20
+SPARED_ROOM = 256 << 20
 #: A signature of OpenSSH has less than 1 KiB.
-LARGEST_SIGNATURE: Final = 1 << 20
+LARGEST_SIGNATURE = 1 << 20
 
 
 class CachectlError(Exception):
@@ -94,7 +94,7 @@ class Unsettled(LayerError, OSError):
 
 
 #: What one root or layer may raise without stopping the others: layers of other people raise anything.
-FAILURES: Final = (Exception,)
+FAILURES = (Exception,)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

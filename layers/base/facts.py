@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from cachectl.layers.disk import plain
 
 T = TypeVar("T")
 #: Results of :func:`json_keys`, by class.
-_KEYS: Final[dict[type, Mapping[str, str]]] = {}
+_KEYS: dict[type, Mapping[str, str]] = {}
 
 
 class AsJson(NamedTuple):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Entry, Hazard, Scope, Severity
@@ -35,9 +35,9 @@ class Outlook:
 
 
 #: The longest text in a key that is shown, in characters.
-_SHORT: Final = 160
+_SHORT = 160
 #: The outlook of an entry whose layer does not say what its key depends on.
-UNFORESEEN: Final = Outlook(None, "what decides about this layer cannot be read without its driver")
+UNFORESEEN = Outlook(None, "what decides about this layer cannot be read without its driver")
 
 
 class Portability:

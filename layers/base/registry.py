@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Final
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import reason_of
@@ -18,10 +17,10 @@ from cachectl.layers.base.store import Store
 from cachectl.layers.host.distributions import entry_points
 
 #: The entry-point group under which a distribution offers a layer class.
-GROUP: Final = "cachectl.layers"
+GROUP = "cachectl.layers"
 
 #: Every built-in layer, in the order in which one kernel passes through them.
-BUILT_IN: Final[dict[str, str]] = {
+BUILT_IN: dict[str, str] = {
     "loopy": "cachectl.layers.pytools:LoopyDictionaries",
     "pyopencl-invoker": "cachectl.layers.pyopencl:PyOpenCLInvoker",
     "pytools": "cachectl.layers.pytools:PytoolsDictionaries",
@@ -39,7 +38,7 @@ BUILT_IN: Final[dict[str, str]] = {
 
 
 #: Pattern of layer names: no option, path or blank.
-_NAME: Final = regex(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAME = regex(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True)

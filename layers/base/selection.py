@@ -6,14 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
-from typing import Final
 
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.facts import Entry
 
-_MOST: Final = 2.0**63
-_AGE_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_SIZE_UNITS: Final = {
+_MOST = 2.0**63
+_AGE_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_SIZE_UNITS = {
     "B": 1,
     **{f"{letter}{suffix}": 1024**power for power, letter in enumerate("KMGT", 1) for suffix in ("", "B", "IB")},
 }
@@ -62,7 +61,7 @@ class Selection:
         )
 
 
-ALL: Final = Selection()
+ALL = Selection()
 
 
 def parse_age(text: str) -> float:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from cachectl.layers.base import declarations, facts, lazy, parts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk import plain
 from cachectl.layers.host import drivers
 
-LIBRARIES: Final = ("libcuda.so", "libnvidia-opencl.so")
-_DRIVER: Final = "NVIDIA driver"
-_KERNEL_MODULE: Final = Path("/proc/driver/nvidia")
+LIBRARIES = ("libcuda.so", "libnvidia-opencl.so")
+_DRIVER = "NVIDIA driver"
+_KERNEL_MODULE = Path("/proc/driver/nvidia")
 
 
 class CudaPortability(parts.Portability):

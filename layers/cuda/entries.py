@@ -18,7 +18,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from cachectl.layers import cuda
 from cachectl.layers.base import errors, facts, lazy
@@ -30,28 +29,28 @@ from cachectl.layers.host import processes
 from cachectl.layers.stores import files
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
-INDEX: Final = "index"
-_DIGIT: Final = lazy.regex("[0-9a-f]")
-_SHAPE: Final = Shape((_DIGIT, _DIGIT, lazy.regex("[0-9a-f]{14}")), mode=0o644)
-_INDEX: Final = Shape((lazy.regex(INDEX),), sums=True)
-_REWRITES: Final = "; the driver compiles it again and rewrites it"
+INDEX = "index"
+_DIGIT = lazy.regex("[0-9a-f]")
+_SHAPE = Shape((_DIGIT, _DIGIT, lazy.regex("[0-9a-f]{14}")), mode=0o644)
+_INDEX = Shape((lazy.regex(INDEX),), sums=True)
+_REWRITES = "; the driver compiles it again and rewrites it"
 #: The largest index that is read, in bytes: four million entries.
-_LARGEST_INDEX: Final = 1 << 26
+_LARGEST_INDEX = 1 << 26
 
-VERSION: Final = 0x41
+VERSION = 0x41
 #: No format has had so many versions.
-_PLAUSIBLE: Final = 0x10000
-HEADER: Final = struct.Struct("<IQQQ")
-_INDEX_HEADER: Final = struct.Struct("<IIQ")
-_INDEX_RECORD: Final = struct.Struct("<QQ")
-_OFFSET_BASIS: Final = 0xCBF29CE484222325
-_PRIME: Final = 0x100000001B3
-_MASK: Final = 0xFFFFFFFFFFFFFFFF
+_PLAUSIBLE = 0x10000
+HEADER = struct.Struct("<IQQQ")
+_INDEX_HEADER = struct.Struct("<IIQ")
+_INDEX_RECORD = struct.Struct("<QQ")
+_OFFSET_BASIS = 0xCBF29CE484222325
+_PRIME = 0x100000001B3
+_MASK = 0xFFFFFFFFFFFFFFFF
 
-_DEVICE: Final = lazy.regex(rb"\bsm_\d+[a-z]?")
-_PTX_ENTRY: Final = lazy.regex(rb"\.entry\s+([\w$]+)")
-_DRIVER: Final = lazy.regex(rb"\x00(\d{3,4}\.\d+(?:\.\d+)?)\x00")
-_BUILD: Final = lazy.regex(
+_DEVICE = lazy.regex(rb"\bsm_\d+[a-z]?")
+_PTX_ENTRY = lazy.regex(rb"\.entry\s+([\w$]+)")
+_DRIVER = lazy.regex(rb"\x00(\d{3,4}\.\d+(?:\.\d+)?)\x00")
+_BUILD = lazy.regex(
     rb"((?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d{4}).{0,4}?(\d\d:\d\d:\d\d)", re.DOTALL
 )
 

@@ -9,20 +9,19 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final
 
 from cachectl.layers.disk import plain
 
 #: Errors of a full file system, or one that does not let a file grow.
-NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Bytes of a small sqlite journal.
-_PROBE: Final = 1 << 15
+_PROBE = 1 << 15
 #: Seconds between two attempts to take a lock.
-_PAUSE: Final = 0.02
+_PAUSE = 0.02
 #: Deeper than any entry is nested.
-_DEEP: Final = 16
+_DEEP = 16
 
-_FOLDER_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+_FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 def probe_room(folder: Path, size: int = _PROBE) -> None:

@@ -12,21 +12,20 @@ import stat
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from cachectl.layers.base.errors import LARGEST_ENTRY, too_large
 
-_ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
-_NO_LINKS: Final = getattr(os, "O_NOFOLLOW", 0)
-_FLAGS: Final = os.O_RDONLY | _NO_LINKS | getattr(os, "O_NONBLOCK", 0)
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+_FLAGS = os.O_RDONLY | _NO_LINKS | getattr(os, "O_NONBLOCK", 0)
 #: Reading must not change access times: some caches evict by them.
-_UNNOTICED: Final = getattr(os, "O_NOATIME", 0)
+_UNNOTICED = getattr(os, "O_NOATIME", 0)
 #: The folder in which the system shows the open files of this process.
-_DESCRIPTORS: Final = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
+_DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 #: Prefix of the names of stages beside their place.
-STAGE: Final = ".cachectl-stage-"
+STAGE = ".cachectl-stage-"
 #: Bytes to read before the size of a file is known.
-_HEAD: Final = 4096
+_HEAD = 4096
 
 
 def means_absent(error: OSError) -> bool:
@@ -101,7 +100,7 @@ def plain_status(path: Path) -> os.stat_result:
 # ---------------------------------------------------------------------- files that programs lock
 
 #: Descriptors that cannot be closed yet.
-_PARKED: Final[list[int]] = []
+_PARKED: list[int] = []
 
 
 def borrow(path: str | Path, *, dir_fd: int | None = None) -> int:

@@ -12,18 +12,18 @@ import struct
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from cachectl.layers.disk.plain import nearest
 from cachectl.layers.host.processes import mount_of
 
 #: The number of the system call ``quotactl_fd`` (Linux 5.14) on every architecture but alpha.
-_QUOTACTL_FD: Final = 443
-_GET_QUOTA: Final = 0x800007
+_QUOTACTL_FD = 443
+_GET_QUOTA = 0x800007
 _OF_USER, _OF_GROUP = range(2)
 #: Hard and soft limit of blocks, bytes in use; hard and soft limit of inodes, inodes in use; two times, valid fields.
-_DQBLK: Final = struct.Struct("=8QI4x")
-_BLOCK: Final = 1024
+_DQBLK = struct.Struct("=8QI4x")
+_BLOCK = 1024
 
 
 class Room(NamedTuple):

@@ -12,7 +12,6 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
 
 from cachectl.layers.base import lazy
 from cachectl.layers.base.environment import Environment, node, user_name, user_state_folder
@@ -22,12 +21,12 @@ from cachectl.layers.disk import atomic, handles, plain, trust
 from cachectl.layers.host import processes
 
 #: Prefix of the names of temporary folders.
-TEMPORARY: Final = "cachectl-"
-_NAME: Final = lazy.regex(TEMPORARY + r"(?:stage-)?[0-9a-f]{16}")
-_LOCK: Final = ".lock"
-_KILLED: Final = "a temporary folder left by a cachectl that was killed"
+TEMPORARY = "cachectl-"
+_NAME = lazy.regex(TEMPORARY + r"(?:stage-)?[0-9a-f]{16}")
+_LOCK = ".lock"
+_KILLED = "a temporary folder left by a cachectl that was killed"
 #: Limit on the size of a record, in bytes.
-_LARGEST: Final = 16 << 20
+_LARGEST = 16 << 20
 
 
 @contextmanager

@@ -14,16 +14,16 @@ import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.disk.plain import nearest
 
 #: The user id that represents all users unknown to a user namespace.
-_OVERFLOW: Final = Path("/proc/sys/kernel/overflowuid")
-_MAPPED: Final = Path("/proc/self/uid_map")
+_OVERFLOW = Path("/proc/sys/kernel/overflowuid")
+_MAPPED = Path("/proc/self/uid_map")
 #: Limit on links in a path, as in the kernel.
-_LINKS: Final = 40
+_LINKS = 40
 
 
 class _Step(NamedTuple):

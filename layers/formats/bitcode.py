@@ -10,41 +10,40 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Final
 
 from cachectl.layers.formats.details import Cut, fields, names_or_none, part, require
 
-MAGIC: Final = b"BC\xc0\xde"
+MAGIC = b"BC\xc0\xde"
 #: The header of wrapped bitcode: magic, version, offset and length of the bitcode.
-_WRAPPER: Final = struct.Struct("<5I")
-_WRAPPER_MAGIC: Final = (0x0B17C0DE).to_bytes(4, "little")
+_WRAPPER = struct.Struct("<5I")
+_WRAPPER_MAGIC = (0x0B17C0DE).to_bytes(4, "little")
 #: The bits that begin a block (its number, the width of abbreviations in it), and its length in words.
-_BLOCK: Final = struct.Struct("<II")
-_WORD: Final = 32
+_BLOCK = struct.Struct("<II")
+_WORD = 32
 
-_MODULE: Final = 8
-_STRING_TABLE: Final = 23
+_MODULE = 8
+_STRING_TABLE = 23
 #: Codes of records: of a module, of the string table.
 _VERSION, _FUNCTION, _BLOB_RECORD = 1, 8, 1
 #: A module of this version has the names of its functions in a string table (LLVM 5 and newer).
-_WITH_STRING_TABLE: Final = 2
+_WITH_STRING_TABLE = 2
 #: Abbreviations that every block has.
 _END, _ENTER, _DEFINE, _PLAIN = range(4)
 #: Encodings of an operand; a literal has none.
 _LITERAL, _FIXED, _VARIABLE, _ARRAY, _CHARACTER, _BLOB = range(6)
-_WIDEST: Final = 64
+_WIDEST = 64
 #: The layout of records without an abbreviation: their code, and a list of numbers, in chunks of six bits.
-_UNABBREVIATED: Final = [(_VARIABLE, 6), (_ARRAY, 0), (_VARIABLE, 6)]
+_UNABBREVIATED = [(_VARIABLE, 6), (_ARRAY, 0), (_VARIABLE, 6)]
 #: SPIR kernels and AMDGPU kernels (``llvm/IR/CallingConv.h``).
-_KERNELS: Final = frozenset({76, 91})
+_KERNELS = frozenset({76, 91})
 #: The fields of a function's record that are read: offset and length of its name, type, calling convention, and whether
 #: it is only declared.
-_FIELDS: Final = 5
+_FIELDS = 5
 #: The longest name, and larger than any program, in bytes.
-_LONGEST: Final = 4096
-_LARGEST: Final = 1 << 26
+_LONGEST = 4096
+_LARGEST = 1 << 26
 #: More zero bytes than may end a string table: three of padding, and the end of its block.
-_ZEROS: Final = bytes(8)
+_ZEROS = bytes(8)
 
 
 def complaint(data: bytes) -> str | None:

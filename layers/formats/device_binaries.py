@@ -6,21 +6,20 @@ Source for SPIR-V: its specification, section 2.3 ("Physical Layout of a SPIR-V 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from cachectl.layers.formats import bitcode, details, elf
 
 #: Drivers that return only known kinds, as :mod:`cachectl.layers.host.drivers` names them.
-KNOWN_DRIVERS: Final = frozenset({"Intel CPU"})
-SPIRV: Final = b"\x03\x02\x23\x07"
-_HEADER: Final = 20
-_ENTRY_POINT: Final = 15
+KNOWN_DRIVERS = frozenset({"Intel CPU"})
+SPIRV = b"\x03\x02\x23\x07"
+_HEADER = 20
+_ENTRY_POINT = 15
 _FUNCTION, _FUNCTION_END, _FUNCTION_CALL = 54, 56, 57
 #: Where instructions have the number of a function, in bytes.
-_NAMES_FUNCTION: Final = {_ENTRY_POINT: 8, _FUNCTION: 8, _FUNCTION_CALL: 12}
-_KERNEL: Final = (6).to_bytes(4, "little")
+_NAMES_FUNCTION = {_ENTRY_POINT: 8, _FUNCTION: 8, _FUNCTION_CALL: 12}
+_KERNEL = (6).to_bytes(4, "little")
 #: The words before the name of an entry point: the instruction, the model, the number of the function.
-_BEFORE_NAME: Final = 12
+_BEFORE_NAME = 12
 
 
 def is_known(data: bytes) -> bool:

@@ -8,33 +8,33 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from cachectl.layers.formats.details import Cut, fields, require
 
-MAGIC: Final = b"\x7fELF"
+MAGIC = b"\x7fELF"
 #: From this number on, types of files belong to an operating system or a driver.
-OWN_TYPES: Final = 0xFE00
+OWN_TYPES = 0xFE00
 #: The longest name, in bytes.
-_LONGEST: Final = 4096
-_NO_BITS: Final = 8
-_STRINGS: Final = 3
-_SYMBOLS: Final = (2, 11)
-_DYNAMIC: Final = 6
-_INTERPRETER: Final = 3
+_LONGEST = 4096
+_NO_BITS = 8
+_STRINGS = 3
+_SYMBOLS = (2, 11)
+_DYNAMIC = 6
+_INTERPRETER = 3
 #: Tags of dynamic entries: a library that is needed, and folders to look for libraries in.
-NEEDED: Final = 1
-RPATH: Final = 15
-RUN_PATH: Final = 29
-_TAGS: Final = (NEEDED, RPATH, RUN_PATH)
-_NOTE: Final = "III"
+NEEDED = 1
+RPATH = 15
+RUN_PATH = 29
+_TAGS = (NEEDED, RPATH, RUN_PATH)
+_NOTE = "III"
 # By class, 32 or 64 bits: the header behind the first 16 bytes; a section; a segment; a symbol; a dynamic entry.
-_LAYOUTS: Final = {
+_LAYOUTS = {
     1: ("HHIIIIIHHHHHH", "IIIIIIIIII", "IIIIIIII", "IIIBBH", "II"),
     2: ("HHIQQQIHHHHHH", "IIQQQQIIQQ", "IIQQQQQQ", "IBBHQQ", "QQ"),
 }
 #: The places of offset and size in a segment, by class.
-_EXTENTS: Final = {1: (1, 4), 2: (2, 5)}
+_EXTENTS = {1: (1, 4), 2: (2, 5)}
 
 
 class Section(NamedTuple):

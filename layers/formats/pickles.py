@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
 
 @dataclass(eq=False, slots=True)
@@ -25,17 +24,17 @@ class Thing:
     state: object = field(default=None, repr=False)
 
 
-_PROTOCOLS: Final = (b"\x80\x04", b"\x80\x05")
-_FRAME: Final = b"\x95"
-_FRAME_LENGTH: Final = 8
-_STOP: Final = b"."
+_PROTOCOLS = (b"\x80\x04", b"\x80\x05")
+_FRAME = b"\x95"
+_FRAME_LENGTH = 8
+_STOP = b"."
 #: More opcodes than any row of a cache has.
-_MOST: Final = 5_000_000
-_MARK: Final = Thing("mark")
+_MOST = 5_000_000
+_MARK = Thing("mark")
 #: In the place of a number of items: all above the last mark.
-_FROM_MARK: Final = -1
+_FROM_MARK = -1
 #: The kinds of things that opcodes make, each of how many items from the stack.
-_COUNTS: Final = {
+_COUNTS = {
     "tuple": {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "TUPLE": _FROM_MARK},
     "list": {"EMPTY_LIST": 0, "LIST": _FROM_MARK},
     "dict": {"EMPTY_DICT": 0, "DICT": _FROM_MARK},
@@ -44,12 +43,12 @@ _COUNTS: Final = {
     "global": {"STACK_GLOBAL": 2},
     "object": {"REDUCE": 2, "NEWOBJ": 2, "NEWOBJ_EX": 3, "BINPERSID": 1, "OBJ": _FROM_MARK},
 }
-_MADE: Final = {opcode: (kind, count) for kind, counts in _COUNTS.items() for opcode, count in counts.items()}
+_MADE = {opcode: (kind, count) for kind, counts in _COUNTS.items() for opcode, count in counts.items()}
 #: The kinds of things that opcodes make of their argument.
-_MADE_OF_ARGUMENT: Final = {"GLOBAL": "global", **dict.fromkeys(("PERSID", "EXT1", "EXT2", "EXT4"), "object")}
+_MADE_OF_ARGUMENT = {"GLOBAL": "global", **dict.fromkeys(("PERSID", "EXT1", "EXT2", "EXT4"), "object")}
 #: How many items an opcode adds to the container below them.
-_ADDED: Final = {"APPEND": 1, "SETITEM": 2, **dict.fromkeys(("APPENDS", "SETITEMS", "ADDITEMS"), _FROM_MARK)}
-_CONSTANTS: Final[dict[str, object]] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_ADDED = {"APPEND": 1, "SETITEM": 2, **dict.fromkeys(("APPENDS", "SETITEMS", "ADDITEMS"), _FROM_MARK)}
+_CONSTANTS: dict[str, object] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 
 
 def is_framed(data: bytes) -> bool:

@@ -7,7 +7,6 @@ of 3.14 or later was built without zstd.
 from __future__ import annotations
 
 import sys
-from typing import Final
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -18,7 +17,7 @@ ZstdError = zstd.ZstdError
 ZstdFile = zstd.ZstdFile
 compress = zstd.compress
 #: A decompressor keeps as much as this of what it has made, as a power of two: what needs more is refused.
-_LARGEST_WINDOW: Final = 27
+_LARGEST_WINDOW = 27
 
 
 def decompressor() -> zstd.ZstdDecompressor:

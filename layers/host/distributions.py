@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.plain import read_installed
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 #: The fact about that folder, which is added with ``-I`` to the options of every build (``pyopencl/__init__.py``,
 #: ``_DEFAULT_INCLUDE_OPTIONS``), and so to every key that is made from options.
-PYOPENCL_INCLUDES: Final = "pyopencl include path"
+PYOPENCL_INCLUDES = "pyopencl include path"
 #: Names of metadata beside modules, and those that have the version of the distribution in normal form.
-_METADATA: Final = regex(r"(?i)([^-]+?)(?:-.*)?\.(?:dist|egg)-info")
-_VERSIONED: Final = regex(r"[^-]+-([^-_]+)\.dist-info")
+_METADATA = regex(r"(?i)([^-]+?)(?:-.*)?\.(?:dist|egg)-info")
+_VERSIONED = regex(r"[^-]+-([^-_]+)\.dist-info")
 #: Within one tick of the file system's clock, a folder may change again without a new time.
-_SETTLED_NANOSECONDS: Final = 2_000_000_000
+_SETTLED_NANOSECONDS = 2_000_000_000
 
 
 def names_in(folder: str, *beginnings: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from cachectl.layers.base import declarations, errors, facts, layer
 from cachectl.layers.base.environment import Environment
@@ -29,7 +29,7 @@ from cachectl.layers.disk.plain import open_plain, read_installed
 from cachectl.layers.host.distributions import names_in
 
 #: Parts of file names of driver libraries, and their makers.
-_MAKERS: Final = (
+_MAKERS = (
     ("pocl", "PoCL"),
     ("nvidia-opencl", "NVIDIA"),
     ("igdrcl", "Intel NEO"),
@@ -38,19 +38,19 @@ _MAKERS: Final = (
     ("mesaopencl", "Mesa Clover"),
     ("amdocl", "AMD"),
 )
-_SUFFIX: Final = ".icd"
-_LOADER: Final = "libOpenCL.so.1"
+_SUFFIX = ".icd"
+_LOADER = "libOpenCL.so.1"
 #: The folder of drivers that loaders are built with.
-_SYSTEM: Final = "/etc/OpenCL/vendors"
+_SYSTEM = "/etc/OpenCL/vendors"
 #: Variables that loaders may read; the last one is of Khronos alone.
-_VARIABLES: Final = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES")
+_VARIABLES = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES")
 #: The dynamic linker's list of libraries.
-_LINKER_CACHE: Final = "/etc/ld.so.cache"
+_LINKER_CACHE = "/etc/ld.so.cache"
 #: A number as ``atoll`` reads it.
-_NUMBER: Final = regex(r"\s*[+-]?\d{1,18}", re.ASCII)
-_PLAIN_NUMBER: Final = regex(r"\s*[+-]?\d+\s*", re.ASCII)
+_NUMBER = regex(r"\s*[+-]?\d{1,18}", re.ASCII)
+_PLAIN_NUMBER = regex(r"\s*[+-]?\d+\s*", re.ASCII)
 #: The part of a limit above which a library is about to drop entries.
-_NEARLY: Final = 0.9
+_NEARLY = 0.9
 
 
 class Driver(NamedTuple):

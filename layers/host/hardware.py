@@ -8,20 +8,19 @@ Sources: proc(5); ``/proc/driver/nvidia``, written by NVIDIA's kernel module; th
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.lazy import regex
 
 #: From this generation on the runtime counts pairs of compute units or single ones; both occur.
-_PAIRED: Final = 10
+_PAIRED = 10
 #: Up to this number compute units are written in decimal.
-_DECIMAL: Final = 64
-_COUNT: Final = regex(r"[1-9][0-9]{0,11}")
+_DECIMAL = 64
+_COUNT = regex(r"[1-9][0-9]{0,11}")
 #: A property, whose number has a limited length.
-_PROPERTY: Final = regex(r"(?m)^(\w+) ([0-9]{1,12})$")
-_NVIDIA: Final = regex(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
-_VERSION: Final = regex(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})")
+_PROPERTY = regex(r"(?m)^(\w+) ([0-9]{1,12})$")
+_NVIDIA = regex(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
+_VERSION = regex(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})")
 
 
 def amd_gpus(environment: Environment) -> tuple[tuple[str, tuple[str, ...]], ...]:

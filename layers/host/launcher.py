@@ -10,13 +10,11 @@ job does not get the variables of the job itself.
 
 from __future__ import annotations
 
-from typing import Final
-
 from cachectl.layers.base.environment import Environment
 
 #: Variables of the number of ranks and of the own rank: Open MPI, MPICH and its kin, MVAPICH, PALS, LSF, Flux, Slurm,
 #: PMIx, and Hydra for one node. If the number is missing, a rank above zero shows that there are several.
-RANKS: Final = (
+RANKS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("PMI_SIZE", "PMI_RANK"),
     ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
@@ -28,14 +26,14 @@ RANKS: Final = (
     ("MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
 )
 #: SLURM_NTASKS also describes the allocation of a batch script, which is one process; this describes a step of srun.
-_STEP_TASKS: Final = "SLURM_STEP_NUM_TASKS"
+_STEP_TASKS = "SLURM_STEP_NUM_TASKS"
 #: The variables that count less than the others, in this order: an ``mpiexec`` may run within a step of Flux or Slurm,
 #: and may pass the step's variables on.
-_LATER: Final = ("", "MPI_LOCALNRANKS", "FLUX_JOB_SIZE", _STEP_TASKS)
+_LATER = ("", "MPI_LOCALNRANKS", "FLUX_JOB_SIZE", _STEP_TASKS)
 #: Slurm numbers the batch script, the interactive shell and other steps of its own from here upward.
-_FIRST_SPECIAL_STEP: Final = 0xFFFFFFF0
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
 #: Limit on the digits of a number of ranks.
-_DIGITS: Final = 12
+_DIGITS = 12
 
 
 #: A launch of several ranks: the setting that shows it, the number of ranks, and the rank of this process; ``None`` for

@@ -8,14 +8,13 @@ import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from cachectl.layers.base.environment import Environment, user_name
 from cachectl.layers.disk.plain import means_absent, status_at
 
 #: Limit on the files counted in one place.
-MOST: Final = 200_000
-_TSFC: Final = "FIREDRAKE_TSFC_KERNEL_CACHE_DIR"
+MOST = 200_000
+_TSFC = "FIREDRAKE_TSFC_KERNEL_CACHE_DIR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Neighbour:
 #: A library, the variable that moves its cache, and its default places, several if releases differ. A place begins with
 #: a variable (of several places in one text, the first whose variable is set counts), the home (~) or the folder of
 #: temporary files (TMP).
-_ROWS: Final = (
+_ROWS = (
     # By triton/knobs.py (cache_knobs)
     ("Triton", "TRITON_CACHE_DIR", ("$TRITON_HOME/.triton/cache ~/.triton/cache",)),
     # By cupy/cuda/compiler.py (get_cache_dir)

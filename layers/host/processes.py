@@ -15,16 +15,15 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from cachectl.layers.base.environment import MOUNTS, Environment
 from cachectl.layers.base.errors import printable
 
-_PROC: Final = Path("/proc")
+_PROC = Path("/proc")
 #: The most processes that a phrase names.
-_NAMED: Final = 5
+_NAMED = 5
 #: Types with unreliable locks and access times of other machines.
-NETWORK: Final = frozenset(
+NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "gpfs", "beegfs", "afs", "9p", "glusterfs"}
     | {"fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.sshfs"}
 )

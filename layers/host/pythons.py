@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment, node, user_state_folder
@@ -23,18 +23,18 @@ from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.host import distributions, processes
 
 #: The name of the file with the answers, in cachectl's folder for its own state.
-RECORD: Final = "pythons.json"
-_NAME: Final = regex(r"(?:python|pypy)(?:3(?:\.\d+)?)?(?:\.exe)?")
-_BIN: Final = "Scripts" if sys.platform == "win32" else "bin"
+RECORD = "pythons.json"
+_NAME = regex(r"(?:python|pypy)(?:3(?:\.\d+)?)?(?:\.exe)?")
+_BIN = "Scripts" if sys.platform == "win32" else "bin"
 #: Limits on an answer.
-_SECONDS: Final = 10.0
-_BYTES: Final = 1 << 20
-_VERSION: Final = regex(r"\d+\.\d+\.\d+\.[a-z]+\.\d+")
+_SECONDS = 10.0
+_BYTES = 1 << 20
+_VERSION = regex(r"\d+\.\d+\.\d+\.[a-z]+\.\d+")
 # Asked without ``site``, which runs what any package has written into a file ``.pth``: the folders that it would add,
 # those that such a file only names included. Others may have made a pipe or a device of it. An isolated interpreter
 # ignores the user's own packages, but programs that it runs later do not. Source: ``Lib/site.py`` (``venv``,
 # ``addpackage``), which Debian changes.
-_QUESTION: Final = """
+_QUESTION = """
 import json, os, site, sys
 PACKAGES = ("site-packages", "dist-packages")
 folders, alone, here = [], False, os.path.dirname(os.path.abspath(sys.executable))

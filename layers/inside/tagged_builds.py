@@ -12,18 +12,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
-from typing import Any, Final
+from typing import Any
 
 from cachectl.layers.base.facts import Patch
 
 #: The library that builds.
-LIBRARY: Final = "PyOpenCL"
+LIBRARY = "PyOpenCL"
 #: Appended to the source. PoCL 7.2 and newer erase globals that nothing uses (commit e9113a7b1) before they store the
 #: program. OpenCL C 1.0 and 1.1 know neither ``static`` nor ``extern``.
-_CONSTANT: Final = "\n\n__constant int {tag} __attribute__((__used__)) = 0;\n"
+_CONSTANT = "\n\n__constant int {tag} __attribute__((__used__)) = 0;\n"
 #: What a tag uses of PyOpenCL's module, and of its programs.
-_OF_MODULE: Final = ("link_program", "Kernel", "Error", "program_info", "program_kind", "kernel_info")
-_OF_PROGRAM: Final = ("build", "compile", "from_int_ptr", "int_ptr", "get_info")
+_OF_MODULE = ("link_program", "Kernel", "Error", "program_info", "program_kind", "kernel_info")
+_OF_PROGRAM = ("build", "compile", "from_int_ptr", "int_ptr", "get_info")
 
 
 def _pyopencl() -> Any:

@@ -10,39 +10,39 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from cachectl.layers.base import declarations, facts, layer, lazy, parts
 from cachectl.layers.host import drivers
 
 #: What every process maps that has one of the stores open, whichever driver it uses.
-OPENED: Final = ("mesa_shader_cache",)
-MULTI_FILE: Final = "multi-file"
-SINGLE_FILE: Final = "single-file"
-DATABASE: Final = "database"
-FOLDERS: Final = {
+OPENED = ("mesa_shader_cache",)
+MULTI_FILE = "multi-file"
+SINGLE_FILE = "single-file"
+DATABASE = "database"
+FOLDERS = {
     MULTI_FILE: "mesa_shader_cache",
     SINGLE_FILE: "mesa_shader_cache_sf",
     DATABASE: "mesa_shader_cache_db",
 }
-_SELECTORS: Final = {SINGLE_FILE: "MESA_DISK_CACHE_SINGLE_FILE", DATABASE: "MESA_DISK_CACHE_DATABASE"}
+_SELECTORS = {SINGLE_FILE: "MESA_DISK_CACHE_SINGLE_FILE", DATABASE: "MESA_DISK_CACHE_DATABASE"}
 #: Of each group the first variable that is set counts, even if it is empty; the second names are old.
-_PLACES: Final = ("MESA_SHADER_CACHE_DIR", "MESA_GLSL_CACHE_DIR", "XDG_CACHE_HOME")
-_BY_HOME: Final = "default (HOME)"
-_BY_ACCOUNT: Final = "default (home folder)"
-_SWITCHES: Final = ("MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE")
-_SIZES: Final = ("MESA_SHADER_CACHE_MAX_SIZE", "MESA_GLSL_CACHE_MAX_SIZE")
-_DEFAULT_CAP: Final = 1 << 30
-_LIMIT: Final = lazy.regex(r"\s*([+-]?\d{1,18})(.?)", re.ASCII | re.DOTALL)
-_UNITS: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_PLACES = ("MESA_SHADER_CACHE_DIR", "MESA_GLSL_CACHE_DIR", "XDG_CACHE_HOME")
+_BY_HOME = "default (HOME)"
+_BY_ACCOUNT = "default (home folder)"
+_SWITCHES = ("MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE")
+_SIZES = ("MESA_SHADER_CACHE_MAX_SIZE", "MESA_GLSL_CACHE_MAX_SIZE")
+_DEFAULT_CAP = 1 << 30
+_LIMIT = lazy.regex(r"\s*([+-]?\d{1,18})(.?)", re.ASCII | re.DOTALL)
+_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 #: Booleans, in capitals as well.
-_TRUE: Final = "1|t|true|y|yes"
-_FALSE: Final = "0|f|false|n|no"
-_ALSO_READ: Final = "names files that programs also take entries from: they are neither listed nor purged"
-_IGNORED: Final = "is not a boolean that Mesa knows, so it does nothing"
+_TRUE = "1|t|true|y|yes"
+_FALSE = "0|f|false|n|no"
+_ALSO_READ = "names files that programs also take entries from: they are neither listed nor purged"
+_IGNORED = "is not a boolean that Mesa knows, so it does nothing"
 #: Settings with an effect that few expect. The first two name read-only files of a single-file store beside its own
 #: (``src/util/fossilize_db.c``).
-_SURPRISES: Final = (
+_SURPRISES = (
     declarations.EnvSwitch("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", "(?!)", "", outcome=_ALSO_READ),
     declarations.EnvSwitch("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST", "(?!)", "", outcome=_ALSO_READ),
     declarations.EnvSwitch(
@@ -56,7 +56,7 @@ _SURPRISES: Final = (
 
 
 #: Mesa opens the file of an entry to read it, and renames a temporary to a new one.
-_FILES: Final = parts.EntryFiles(
+_FILES = parts.EntryFiles(
     lazy.regex(r"foz_cache(?:_idx)?\.foz|mesa_cache\.(?:db|idx)"),
     "Mesa keeps it open, and no event says which of its entries are read",
 )

@@ -24,55 +24,55 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.formats import details, device_binaries, elf
 
 #: Bytes that contain the header of every driver and device; GL's longer headers are read whole.
-HEAD: Final = 512
+HEAD = 512
 #: The driver, or the device, in entries that Rusticl itself stored.
-RUSTICL: Final = "rusticl"
+RUSTICL = "rusticl"
 
-_VERSION: Final = 1
+_VERSION = 1
 #: Why something of an unknown version is left alone.
-FOREIGN: Final = "is of a version of Mesa's format that cachectl does not know; left alone"
-_NAMES: Final = lazy.regex(rb"([\x21-\x7e][\x20-\x7e]{0,199})\0([\x21-\x7e][\x20-\x7e]{0,199})\0")
-_FIXED: Final = struct.Struct("<BQI")
-_COUNT: Final = struct.Struct("<I")
-_CHECKED: Final = struct.Struct("<II")
-_KEY: Final = 20
-_POINTERS: Final = (4, 8)
+FOREIGN = "is of a version of Mesa's format that cachectl does not know; left alone"
+_NAMES = lazy.regex(rb"([\x21-\x7e][\x20-\x7e]{0,199})\0([\x21-\x7e][\x20-\x7e]{0,199})\0")
+_FIXED = struct.Struct("<BQI")
+_COUNT = struct.Struct("<I")
+_CHECKED = struct.Struct("<II")
+_KEY = 20
+_POINTERS = (4, 8)
 #: The kind of an entry that GL's own compiler has made, and of every other.
-_GLSL: Final = 1
-_KINDS: Final = (0, _GLSL)
+_GLSL = 1
+_KINDS = (0, _GLSL)
 #: More than any program needs, in bytes.
-_LARGEST: Final = 1 << 26
-_ZSTD: Final = b"\x28\xb5\x2f\xfd"
+_LARGEST = 1 << 26
+_ZSTD = b"\x28\xb5\x2f\xfd"
 #: Only an OpenCL kernel gets such a function around it.
-_WRAPPED: Final = lazy.regex(rb"__wrapped_([A-Za-z_]\w{0,254})\0", re.ASCII)
+_WRAPPED = lazy.regex(rb"__wrapped_([A-Za-z_]\w{0,254})\0", re.ASCII)
 
 #: How many entries of one driver are unpacked, the smallest first, to find a kernel.
-_LOOKS: Final = 256
-_GRAPHICS: Final = "is of GL or Vulkan, which share the folder"
-_UNKNOWN: Final = "cannot be distinguished from what GL and Vulkan keep in the same folder"
+_LOOKS = 256
+_GRAPHICS = "is of GL or Vulkan, which share the folder"
+_UNKNOWN = "cannot be distinguished from what GL and Vulkan keep in the same folder"
 
-_NAME: Final = lazy.regex(rb"[0-9a-f]{40}")
+_NAME = lazy.regex(rb"[0-9a-f]{40}")
 #: Magic number and version.
-_MAGIC: Final = b"\x81FOSSILIZEDB\0\0\0\x06"
-_MAGICS: Final = (_MAGIC, b"\x81FOSSILIZEDB\0\0\0\x05")
+_MAGIC = b"\x81FOSSILIZEDB\0\0\0\x06"
+_MAGICS = (_MAGIC, b"\x81FOSSILIZEDB\0\0\0\x05")
 #: Packed length, kind of packing, checksum, unpacked length.
-_HEADER: Final = struct.Struct("<IIII")
-_PLAIN: Final = 1
-_PLACE: Final = struct.Struct("<Q")
-_DB_MAGIC: Final = b"MESA_DB\0"
-_DB_VERSION: Final = 1
+_HEADER = struct.Struct("<IIII")
+_PLAIN = 1
+_PLACE = struct.Struct("<Q")
+_DB_MAGIC = b"MESA_DB\0"
+_DB_VERSION = 1
 #: Magic, version, and a number that is equal in files that belong together, and 0 while they are changed.
-_DB_HEAD: Final = struct.Struct("<8sIQ")
+_DB_HEAD = struct.Struct("<8sIQ")
 #: Key, checksum, length.
-_DB_ENTRY: Final = struct.Struct("<20sII")
+_DB_ENTRY = struct.Struct("<20sII")
 #: The key's beginning, length, nanoseconds of the last use since the machine started, place.
-_DB_RECORD: Final = struct.Struct("<QIQQ")
+_DB_RECORD = struct.Struct("<QIQQ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace as changed
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from cachectl.layers.base import environment, errors, facts, lazy, store
 from cachectl.layers.base.selection import ALL, Selection
@@ -29,36 +29,36 @@ from cachectl.layers.mesa import cache, entries
 from cachectl.layers.stores.files import Files
 from cachectl.layers.stores.tree import CHANGED, GONE, Shape
 
-_CHUNK: Final = 1 << 20
-_TRIES: Final = 5
-_ENTRIES: Final = Shape((lazy.regex("[0-9a-f]{2}"), lazy.regex("[0-9a-f]{38}")), mode=0o644)
-_TEMPORARIES: Final = Shape(
+_CHUNK = 1 << 20
+_TRIES = 5
+_ENTRIES = Shape((lazy.regex("[0-9a-f]{2}"), lazy.regex("[0-9a-f]{38}")), mode=0o644)
+_TEMPORARIES = Shape(
     (lazy.regex("[0-9a-f]{2}"), lazy.regex(r"[0-9a-f]{38}\.tmp")), because="a program that was never stored whole"
 )
-_OWN: Final = Shape((lazy.regex("index|marker"),), sums=True)
-_NAME: Final = lazy.regex(r"[^./][^/]*")
-_FOSSILIZE: Final = Shape((_NAME, _NAME, lazy.regex(r"foz_cache(?:_idx)?\.foz")), sums=True)
-_FLAT: Final = Shape((lazy.regex(r"mesa_cache\.(?:db|idx)"),), sums=True)
-_PARTED: Final = Shape((lazy.regex(r"part\d{1,3}"), *_FLAT.levels), sums=True)
-_SHAPES: Final[Mapping[str, tuple[Shape, ...]]] = {
+_OWN = Shape((lazy.regex("index|marker"),), sums=True)
+_NAME = lazy.regex(r"[^./][^/]*")
+_FOSSILIZE = Shape((_NAME, _NAME, lazy.regex(r"foz_cache(?:_idx)?\.foz")), sums=True)
+_FLAT = Shape((lazy.regex(r"mesa_cache\.(?:db|idx)"),), sums=True)
+_PARTED = Shape((lazy.regex(r"part\d{1,3}"), *_FLAT.levels), sums=True)
+_SHAPES: Mapping[str, tuple[Shape, ...]] = {
     cache.MULTI_FILE: (_ENTRIES, _TEMPORARIES, _OWN),
     cache.SINGLE_FILE: (_FOSSILIZE, Shape((_NAME, _NAME, *_OWN.levels), sums=True)),
     cache.DATABASE: (_FLAT, _PARTED, _OWN),
 }
 #: Files with many entries, and the format of those of each kind of root.
-_PAIRED: Final = (_FOSSILIZE, _FLAT, _PARTED)
-_FORMATS: Final[Mapping[str, entries.Format]] = {
+_PAIRED = (_FOSSILIZE, _FLAT, _PARTED)
+_FORMATS: Mapping[str, entries.Format] = {
     cache.SINGLE_FILE: entries.Fossilize(),
     cache.DATABASE: entries.Database(),
 }
 
 #: Seconds without change after which no living process is still writing a temporary.
-_REST_TIME: Final = 3600.0
-_INDEX: Final = struct.Struct("<Q")
-_INDEX_SIZE: Final = _INDEX.size + 65536 * 20
+_REST_TIME = 3600.0
+_INDEX = struct.Struct("<Q")
+_INDEX_SIZE = _INDEX.size + 65536 * 20
 
-_NEVER: Final = "Mesa compiles it again in every run, and never replaces it"
-_DROPS: Final = "Mesa then drops every entry of the file"
+_NEVER = "Mesa compiles it again in every run, and never replaces it"
+_DROPS = "Mesa then drops every entry of the file"
 
 
 class _Open(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from cachectl.layers.base import declarations, errors, facts, layer, lazy, parts
 from cachectl.layers.base.environment import Environment
@@ -22,18 +22,18 @@ from cachectl.layers.disk import plain
 from cachectl.layers.host import distributions
 
 #: MIOpen reads each variable once, when it first needs it.
-LIBRARIES: Final = ("libMIOpen",)
-PACKAGED: Final = "these files belong to the package that MIOpen came with"
+LIBRARIES = ("libMIOpen",)
+PACKAGED = "these files belong to the package that MIOpen came with"
 #: The role of roots in a temporary folder, which other users write to as well.
-TEMPORARY: Final = "temporary"
+TEMPORARY = "temporary"
 
 #: Folders with databases below the prefix of a library; up to ROCm 5.1 each library had a folder.
-_DATABASES: Final = ("share/miopen/db", "miopen/share/miopen/db")
-_LINKER_FOLDERS: Final = "/etc/ld.so.conf.d"
-_LIBRARY_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
+_DATABASES = ("share/miopen/db", "miopen/share/miopen/db")
+_LINKER_FOLDERS = "/etc/ld.so.conf.d"
+_LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
 
 #: It hides user and system kernels alike. Since ROCm 6.1 MIOpen throws unless it is a boolean.
-_DISABLES: Final = declarations.EnvSwitch(
+_DISABLES = declarations.EnvSwitch(
     "MIOPEN_DISABLE_CACHE",
     "1|enable|enabled|yes|on|true",
     "0|disable|disabled|no|off|false",
@@ -44,18 +44,18 @@ _DISABLES: Final = declarations.EnvSwitch(
     value="1",
 )
 #: What earlier versions know; they ignore any other value.
-_ALWAYS_KNOWN: Final = frozenset({"1", "enable", "enabled", "yes", "true"})
-_ENFORCE: Final = "MIOPEN_FIND_ENFORCE"
+_ALWAYS_KNOWN = frozenset({"1", "enable", "enabled", "yes", "true"})
+_ENFORCE = "MIOPEN_FIND_ENFORCE"
 #: Its values, and the effects of some on every run.
-_ACTIONS: Final = {"NONE": "1", "DB_UPDATE": "2", "SEARCH": "3", "SEARCH_DB_UPDATE": "4", "DB_CLEAN": "5"}
-_ENFORCED: Final = {
+_ACTIONS = {"NONE": "1", "DB_UPDATE": "2", "SEARCH": "3", "SEARCH_DB_UPDATE": "4", "DB_CLEAN": "5"}
+_ENFORCED = {
     "2": (Severity.HARMLESS, "a search that a program requests is repeated although its result is known"),
     "3": (Severity.HARMLESS, "everything that has not been tuned is tuned, which takes long"),
     "4": (Severity.RECOMPILES, "everything is tuned again in every run"),
     "5": (Severity.RECOMPILES, "every run erases the tuning results that it reads"),
 }
 #: Other variables of a tuning session, and their effects.
-_LEFT_SET: Final = {
+_LEFT_SET = {
     "MIOPEN_DEBUG_FIND_ONLY_SOLVER": (Severity.HARMLESS, "no other solver is used, also while tuning"),
     "MIOPEN_DEBUG_PERFDB_OVERRIDE": (Severity.HARMLESS, "tuning results are ignored"),
 }
@@ -139,12 +139,12 @@ class SystemPlace(declarations.Places):
 
 
 #: Up to MIOpen 3.3 the variable names the folder itself; MIOpen 3.5 makes its version folder in it.
-KERNELS: Final = UserPlace("MIOPEN_CUSTOM_CACHE_DIR", home=".cache/miopen", profile=".miopen/cache", below="miopen")
-TUNING: Final[declarations.Places] = UserPlace(
+KERNELS = UserPlace("MIOPEN_CUSTOM_CACHE_DIR", home=".cache/miopen", profile=".miopen/cache", below="miopen")
+TUNING: declarations.Places = UserPlace(
     "MIOPEN_USER_DB_PATH", home=".config/miopen", profile=".miopen/db", below="miopen-db"
 )
-SYSTEM_KERNELS: Final = SystemPlace(expands=True)
-SYSTEM_TUNING: Final = SystemPlace(expands=False)
+SYSTEM_KERNELS = SystemPlace(expands=True)
+SYSTEM_TUNING = SystemPlace(expands=False)
 
 
 def expand(environment: Environment, text: str) -> Path:
@@ -198,7 +198,7 @@ def _library_folders(environment: Environment) -> Iterator[str]:
 # ---------------------------------------------------------------------- layers
 
 #: Databases hold many entries; old versions have a file for each kernel.
-_FILES: Final = parts.EntryFiles(
+_FILES = parts.EntryFiles(
     lazy.regex(r".*\.(?:u?kdb|u?db|txt)"), "no event says which records are read, or whether a lookup found one"
 )
 
@@ -259,7 +259,7 @@ class MIOpenLayer(layer.Layer):
         yield from (finding for _, finding in layer.faults_of(self, (self.switch,)))
 
 
-_PACKAGED: Final = MIOpenLayer.about._replace(scope=Scope.SYSTEM, on_network=None, among_ranks=None, when_closed=None)
+_PACKAGED = MIOpenLayer.about._replace(scope=Scope.SYSTEM, on_network=None, among_ranks=None, when_closed=None)
 
 
 class MIOpenKernels(MIOpenLayer):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from cachectl.layers import miopen
 from cachectl.layers.base import errors, facts, lazy, store
@@ -22,31 +22,31 @@ from cachectl.layers.disk import plain
 from cachectl.layers.stores import database, row_store, tree
 
 #: Separates the parts of a key: file, kernel name and arguments; or file and record.
-SEPARATOR: Final = "::"
+SEPARATOR = "::"
 #: ``3.3.0.a85ca8a54``; without a build id before 2.4, and with an empty one if built without git.
 #: A colon would end the file's name in a key.
-VERSION_FOLDER: Final = lazy.regex(r"\d+\.\d+\.\d+(?:\.[^/:]*)?")
+VERSION_FOLDER = lazy.regex(r"\d+\.\d+\.\d+(?:\.[^/:]*)?")
 
-_NUMBERS: Final = (
+_NUMBERS = (
     "700 701 702 703 704 705 801 802 803 805 810 900 902 904 906 908 909 90a 90c 940 941 942 950 1010 1011 1012 1013 "
     "1030 1031 1032 1033 1034 1035 1036 1100 1101 1102 1103 1150 1151 1152 1153 1200 1201"
 )
 # Hex compute units follow the architecture without a separator, so a list must separate them.
-_ARCHITECTURES: Final = sorted((f"gfx{number}" for number in _NUMBERS.split()), key=len, reverse=True)
-_BASE: Final = lazy.regex(
+_ARCHITECTURES = sorted((f"gfx{number}" for number in _NUMBERS.split()), key=len, reverse=True)
+_BASE = lazy.regex(
     rf"(?P<arch>{'|'.join(_ARCHITECTURES)})(?P<modes>(?:_(?:no)?sramecc)?(?:_xnack)?)"
     r"(?:_(?P<decimal>\d+)|(?P<hexadecimal>[0-9a-f]+))?"
 )
-_RAW_BASE: Final = r"(?:batchnorm_)?(?P<base>gfx[0-9a-z]+(?:_[0-9a-z]+)*)"
-_BACKEND: Final = lazy.regex(r"\.(?:HIPNOGPU|HIP|OpenCL)(?=\.)")
-_VERSION: Final = lazy.regex(r"\.(?P<version>\d+_\d+_\d+(?:_[^.:]*)?)(?=\.)")
-_SQLITE: Final = lazy.regex(rf"{_RAW_BASE}(?:_\d+\.\d+\.\d+)?\.(?P<kind>u?kdb|u?db)")
-_TEXT: Final = lazy.regex(
+_RAW_BASE = r"(?:batchnorm_)?(?P<base>gfx[0-9a-z]+(?:_[0-9a-z]+)*)"
+_BACKEND = lazy.regex(r"\.(?:HIPNOGPU|HIP|OpenCL)(?=\.)")
+_VERSION = lazy.regex(r"\.(?P<version>\d+_\d+_\d+(?:_[^.:]*)?)(?=\.)")
+_SQLITE = lazy.regex(rf"{_RAW_BASE}(?:_\d+\.\d+\.\d+)?\.(?P<kind>u?kdb|u?db)")
+_TEXT = lazy.regex(
     rf"{_RAW_BASE}(?P<backend>{_BACKEND.pattern})?(?:{_VERSION.pattern})?(?:\.fusion)?"
     r"\.(?P<kind>u?fdb\.txt|u?db\.txt|cd\.u?pdb\.txt)"
 )
 #: The installed ending for each ending of a user's file.
-INSTALLED: Final = {"ukdb": "kdb", "ufdb.txt": "fdb.txt", "udb.txt": "db.txt", "cd.updb.txt": "cd.pdb.txt"}
+INSTALLED = {"ukdb": "kdb", "ufdb.txt": "fdb.txt", "udb.txt": "db.txt", "cd.updb.txt": "cd.pdb.txt"}
 
 
 # ---------------------------------------------------------------------- names of files

@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
 
 from cachectl.layers import miopen
 from cachectl.layers.base import errors, facts, lazy, store
@@ -20,13 +19,13 @@ from cachectl.layers.miopen import databases
 from cachectl.layers.stores import database, files, rows, tree
 
 #: MIOpen ignores smaller files of a package: empty ones, and pointers of git-lfs.
-_LEAST: Final = 512
+_LEAST = 512
 _ROW, _OBJECT = "miopen-kernel/1", "miopen-object/1"
 #: Kernels of old versions, each in a folder named by the md5 of device and options; MIOpen makes the folders that it
 #: needs.
-_OBJECTS: Final = tree.Shape((databases.VERSION_FOLDER, lazy.regex("[0-9a-f]{32}"), lazy.regex(r".+\.o(?:bj)?")))
-_NO_CODE: Final = "has the name of a kernel, but is no code; left alone"
-SCHEMA: Final = rows.Schema(
+_OBJECTS = tree.Shape((databases.VERSION_FOLDER, lazy.regex("[0-9a-f]{32}"), lazy.regex(r".+\.o(?:bj)?")))
+_NO_CODE = "has the name of a kernel, but is no code; left alone"
+SCHEMA = rows.Schema(
     table="kern_db",
     create=(
         (
@@ -41,9 +40,9 @@ SCHEMA: Final = rows.Schema(
     size="length(kernel_blob)",
 )
 #: More than any kernel has, in bytes: larger blobs are bombs.
-_LARGEST: Final = 1 << 30
+_LARGEST = 1 << 30
 #: The first bytes of code objects: an ELF file, or a bundle of several.
-CODE: Final = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
+CODE = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
 
 
 class KernelRows(rows.RowFile):

@@ -16,7 +16,6 @@ from dataclasses import replace as changed
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Final
 
 from cachectl.layers import miopen
 from cachectl.layers.base import errors, facts, lazy, store
@@ -25,14 +24,14 @@ from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.miopen import databases
 from cachectl.layers.stores import database, records, rows, tree
 
-_FORM: Final = "miopen-record/1"
-_TIME: Final = ".time"
+_FORM = "miopen-record/1"
+_TIME = ".time"
 # Other users lock the same files.
-_OPEN_TO_ALL: Final = 0o777
+_OPEN_TO_ALL = 0o777
 # Record locks exclude processes, not threads.
-_THREADS: Final = Lock()
+_THREADS = Lock()
 #: The effect of each fault of a record. The finding of a line that hides another says what that costs.
-_FAULTS: Final = {
+_FAULTS = {
     **dict.fromkeys(("malformed", "newline"), facts.Severity.RECOMPILES),
     **dict.fromkeys(("duplicate", "duplicate-id"), facts.Severity.WASTES),
     **dict.fromkeys(("hidden", "item"), facts.Severity.HARMLESS),

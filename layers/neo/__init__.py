@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from cachectl.layers.base import declarations, facts, layer, lazy, parts
 from cachectl.layers.base.environment import Environment
@@ -20,13 +20,13 @@ from cachectl.layers.disk import plain
 from cachectl.layers.host import drivers
 
 #: The drivers of OpenCL and Level Zero, and the stand-alone compiler.
-LIBRARIES: Final = ("libigdrcl.so", "libze_intel_gpu.so", "libocloc.so")
-STATISTICS: Final = "stats"
+LIBRARIES = ("libigdrcl.so", "libze_intel_gpu.so", "libocloc.so")
+STATISTICS = "stats"
 #: What that file holds: hits, misses, version of the file.
-COUNTS: Final = struct.Struct("=QQQ")
-_LEAF: Final = "neo_compiler_cache"
+COUNTS = struct.Struct("=QQQ")
+_LEAF = "neo_compiler_cache"
 # An empty variable counts as not set.
-_PLACES: Final = declarations.Places(
+_PLACES = declarations.Places(
     "NEO_CACHE_DIR",
     linux=(
         declarations.Rule("NEO_CACHE_DIR"),

@@ -14,7 +14,6 @@ import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Final
 
 from cachectl.layers import neo
 from cachectl.layers.base import errors, facts, lazy
@@ -24,12 +23,12 @@ from cachectl.layers.formats import device_binaries, elf
 from cachectl.layers.formats.details import Cut, Details, fields, names_or_none, part, require
 from cachectl.layers.stores import files, tree
 
-ACCOUNT: Final = "config.file"
+ACCOUNT = "config.file"
 #: Bytes of all entries, as the driver holds them against its limit (``size_t``).
-_TOTAL: Final = struct.Struct("=Q")
-_DIGIT: Final = lazy.regex("[0-9a-f]")
-_ENTRY: Final = lazy.regex(r"[0-9a-f]{16}\.(?:cl|l0|ocloc)_cache")
-_SHAPES: Final = (
+_TOTAL = struct.Struct("=Q")
+_DIGIT = lazy.regex("[0-9a-f]")
+_ENTRY = lazy.regex(r"[0-9a-f]{16}\.(?:cl|l0|ocloc)_cache")
+_SHAPES = (
     tree.Shape((_ENTRY,)),
     tree.Shape((_DIGIT, _DIGIT, _ENTRY)),
     tree.Shape((lazy.regex(r"cl_cache\.[A-Za-z0-9]{6}"),), because="left by a killed driver", private=True),
@@ -41,26 +40,26 @@ _SHAPES: Final = (
         for above in ((), (_DIGIT,), (_DIGIT, _DIGIT))
     ),
 )
-_NEVER: Final = "the driver compiles it again at every run, and never replaces it"
+_NEVER = "the driver compiles it again at every run, and never replaces it"
 
-_ZEBIN: Final = frozenset({0xFF11, 0xFF12, 0xFF13})
-_WRAPPER: Final = 0xFF04
-_DEVICE_BINARY: Final = 0xFF000005
-_SPIRV: Final = 0xFF000009
-_TEXT: Final = ".text."
+_ZEBIN = frozenset({0xFF11, 0xFF12, 0xFF13})
+_WRAPPER = 0xFF04
+_DEVICE_BINARY = 0xFF000005
+_SPIRV = 0xFF000009
+_TEXT = ".text."
 #: The section of functions that are no kernels.
-_FUNCTIONS: Final = "Intel_Symbol_Table_Void_Program"
-_COMPATIBILITY: Final = ".note.intelgt.compat"
+_FUNCTIONS = "Intel_Symbol_Table_Void_Program"
+_COMPATIBILITY = ".note.intelgt.compat"
 #: The types of its notes: product family, graphics core, version of zebin, exact device.
 _FAMILY, _CORE, _VERSION, _DEVICE = 1, 2, 4, 6
-_ARCHIVE: Final = b"!<arch>\n"
+_ARCHIVE = b"!<arch>\n"
 
-_PATCH_TOKENS: Final = b"CTNI"
+_PATCH_TOKENS = b"CTNI"
 #: Magic, version, device, pointer size, number of kernels, stepping, bytes of patches.
-_PROGRAM: Final = struct.Struct("<7I")
+_PROGRAM = struct.Struct("<7I")
 #: Checksum, hash, then the lengths of name, patches and heaps: kernel, general, dynamic and surface state; and the
 #: kernel's length without padding.
-_KERNEL: Final = struct.Struct("<IQ7I")
+_KERNEL = struct.Struct("<IQ7I")
 
 
 class NeoPrograms(files.Files):

@@ -9,20 +9,20 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from cachectl.layers.base import declarations, facts, lazy, parts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host import distributions, drivers
 
-LIBRARIES: Final = ("libpocl",)
-_PLATFORMS: Final = ("Portable Computing Language",)
-_NO_HOME: Final = "default (HOME is not set)"
-_BITCODE: Final = "program.bc"
+LIBRARIES = ("libpocl",)
+_PLATFORMS = ("Portable Computing Language",)
+_NO_HOME = "default (HOME is not set)"
+_BITCODE = "program.bc"
 # Where the answer of statx has the time of birth: seconds, then nanoseconds (linux/stat.h, linux/fcntl.h).
 _HERE, _NO_FOLLOW, _BIRTH, _BIRTH_AT, _STATX_SIZE = -100, 0x100, 0x800, 80, 256
 
-PLACES: Final = declarations.Places(
+PLACES = declarations.Places(
     "POCL_CACHE_DIR",
     linux=(
         declarations.Rule("POCL_CACHE_DIR", empty=declarations.Odd.NOWHERE),

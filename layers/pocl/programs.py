@@ -17,7 +17,6 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Final
 
 from cachectl.layers.base import errors, facts, store
 from cachectl.layers.base.lazy import regex
@@ -27,49 +26,49 @@ from cachectl.layers.pocl import users_of
 from cachectl.layers.stores.files import Files
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
-BITCODE: Final = "program.bc"
+BITCODE = "program.bc"
 #: Six characters drawn by ``mkstemp``.
-DRAWN: Final = "[A-Za-z0-9]{6}"
+DRAWN = "[A-Za-z0-9]{6}"
 #: A folder name that may be shortened: no OpenCL C name contains a dot or a blank.
-SHORTENED: Final = regex(r".+[. ][A-P]{40}", re.DOTALL)
+SHORTENED = regex(r".+[. ][A-P]{40}", re.DOTALL)
 #: The longest names that are kept whole, in bytes: by PoCL 7.0 and newer, by 6.0, and by 4.0 and 5.0.
-_LIMITS: Final = (59, 64, 255)
-_HASH_AND_DOT: Final = 41
+_LIMITS = (59, 64, 255)
+_HASH_AND_DOT = 41
 
-_TEMPORARY: Final = regex(rf".*_{DRAWN}\.(?:temp|so)")
+_TEMPORARY = regex(rf".*_{DRAWN}\.(?:temp|so)")
 #: Files of a work-group function: native code, and what ``POCL_LEAVE_KERNEL_COMPILER_TEMP_FILES`` and other devices
 #: add. Any other file there does not belong to PoCL.
-_FUNCTION: Final = (
+_FUNCTION = (
     r"[^/]+\.(?:so|so\.o|o|obj|dll|tpef|img)|parallel\.bc(?:\.brig)?|descriptor\.so\.kernel_obj\.c"
     rf"|[^/]+_{DRAWN}\.(?:temp|so)"
 )
-_VARIANT: Final = regex(rf"(?P<kernel>[^/]+)/(?P<variant>\d+-\d+-\d+(?:-goffs0)?(?:-smallgrid)?)/(?P<file>{_FUNCTION})")
-_PROGRAM: Final = (
+_VARIANT = regex(rf"(?P<kernel>[^/]+)/(?P<variant>\d+-\d+-\d+(?:-goffs0)?(?:-smallgrid)?)/(?P<file>{_FUNCTION})")
+_PROGRAM = (
     r"program\.(?:bc|spv|map|mlir|bc\.(?:noOfs|Ofs)\.ptx)|last_accessed|build\.log|native/[^/]+\.native|parallel\.bc"
 )
 #: Every file that a program may have.
-MEMBERS: Final = regex(f"{_PROGRAM}|{_VARIANT.pattern}|{_TEMPORARY.pattern}")
+MEMBERS = regex(f"{_PROGRAM}|{_VARIANT.pattern}|{_TEMPORARY.pattern}")
 #: Files that a folder may have without being a program.
-NO_PROGRAM: Final = frozenset({"build.log", "last_accessed"})
+NO_PROGRAM = frozenset({"build.log", "last_accessed"})
 #: Native code that PoCL links itself, since version 7.2.
-OBJECT: Final = ".o"
-_NATIVE: Final = (".so", OBJECT)
+OBJECT = ".o"
+_NATIVE = (".so", OBJECT)
 #: The symbol of a work-group function, in a table of strings.
-_WORK_GROUP: Final = regex(rb"_pocl_kernel_([^\0]+)_workgroup\0")
+_WORK_GROUP = regex(rb"_pocl_kernel_([^\0]+)_workgroup\0")
 
 #: Seconds without change after which no compile can be using an entry: longer than any one compile.
-ENTRY_REST: Final = 600.0
+ENTRY_REST = 600.0
 #: The same for temporaries, which a slow compile may hold longer.
-ORPHAN_REST: Final = 3600.0
+ORPHAN_REST = 3600.0
 #: Seconds by which the clocks of files and processes may differ.
-_CLOCK_ERROR: Final = 5.0
+_CLOCK_ERROR = 5.0
 
 #: Drawn characters that are no word, for folders that may contain files of others: one draw in ninety is a word, and a
 #: word is more likely somebody's own name.
-_NO_WORD: Final = f"(?=.*[0-9]|.+[A-Z]){DRAWN}"
+_NO_WORD = f"(?=.*[0-9]|.+[A-Z]){DRAWN}"
 #: Begins the name of a program's folder that is built with the cache off.
-UNCACHED: Final = "_UNCACHED_"
-_SUFFIX: Final = r"\.(?:cl|preproc\.cl|so|so\.o|spirv|spv|bc|s|binary|map)"
+UNCACHED = "_UNCACHED_"
+_SUFFIX = r"\.(?:cl|preproc\.cl|so|so\.o|spirv|spv|bc|s|binary|map)"
 
 
 def _temporaries(drawn: str) -> tuple[Shape, ...]:
@@ -89,18 +88,16 @@ def _temporaries(drawn: str) -> tuple[Shape, ...]:
 
 
 #: Headers handed to a compile may have any name, so they are recognised only in a folder that belongs to PoCL alone.
-_HEADERS: Final = Shape(
-    (regex(f"tempdir_{DRAWN}"),), folders=True, because="a compile's temporary folder", private=True
-)
-LEVELS: Final = (regex("[A-P]{2}"), regex("[A-P]{37}"))
+_HEADERS = Shape((regex(f"tempdir_{DRAWN}"),), folders=True, because="a compile's temporary folder", private=True)
+LEVELS = (regex("[A-P]{2}"), regex("[A-P]{37}"))
 #: A purge beside a running PoCL leaves these: PoCL makes one if it is missing, then a program's folder in it, and the
 #: build fails if it vanishes between the two (``pocl_mkdir_p`` in ``lib/CL/pocl_file_util.c``).
-_EMPTY: Final = Shape((LEVELS[0],), folders=True, because="an empty folder of programs", sizes=(0,))
-_ENTRY: Final = Shape(LEVELS, folders=True, members=MEMBERS, first=(BITCODE, "program.spv"))
+_EMPTY = Shape((LEVELS[0],), folders=True, because="an empty folder of programs", sizes=(0,))
+_ENTRY = Shape(LEVELS, folders=True, members=MEMBERS, first=(BITCODE, "program.spv"))
 #: What is in three kinds of root: any folder, one whose name contains ``pocl``, and one that PoCL alone uses.
-NAMED: Final = (_ENTRY, *_temporaries(_NO_WORD)[:2])
-_BEARING: Final = (_EMPTY._replace(private=True), _ENTRY, *_temporaries(_NO_WORD))
-_OWN: Final = (_EMPTY, _ENTRY, *_temporaries(DRAWN), _HEADERS)
+NAMED = (_ENTRY, *_temporaries(_NO_WORD)[:2])
+_BEARING = (_EMPTY._replace(private=True), _ENTRY, *_temporaries(_NO_WORD))
+_OWN = (_EMPTY, _ENTRY, *_temporaries(DRAWN), _HEADERS)
 
 
 class Programs(Files):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from cachectl.layers import pytools
 from cachectl.layers.base import facts, layer, lazy, parts
@@ -19,9 +19,9 @@ from cachectl.layers.base.facts import Condition, Severity, State
 from cachectl.layers.disk import plain
 from cachectl.layers.host import distributions, drivers
 
-_VARIABLES: Final = ("PYOPENCL_NO_CACHE",)
+_VARIABLES = ("PYOPENCL_NO_CACHE",)
 #: Methods that remember the kernels they have compiled, with module and class.
-_MEMOS: Final = (
+_MEMOS = (
     ("elementwise", "ElementwiseKernel", "get_kernel"),
     ("clrandom", "Random123GeneratorBase", "get_gen_kernel"),
     ("algorithm", "ListOfListsBuilder", "get_scan_kernel"),
@@ -33,12 +33,12 @@ _MEMOS: Final = (
     ("bitonic_sort", "BitonicSort", "sort_b_prepare_wl"),
 )
 #: The first release that stores no invokers while it is switched off.
-_STORES_NOTHING_SINCE: Final = (2024, 2)
+_STORES_NOTHING_SINCE = (2024, 2)
 #: Platforms whose drivers cache source builds, so that PyOpenCL leaves its own cache alone
 #: (``pyopencl/characterize/__init__.py``, ``has_src_build_cache``).
-_BYPASSED_ON: Final = frozenset({"PoCL", "NVIDIA"})
+_BYPASSED_ON = frozenset({"PoCL", "NVIDIA"})
 #: The first release that does: 2024.2.2 still keeps the programs of every driver.
-_BYPASSES_SINCE: Final = (2024, 2, 3)
+_BYPASSES_SINCE = (2024, 2, 3)
 
 
 def bypassed_on(environment: Environment) -> frozenset[str]:

@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Final
 
 from cachectl.layers import pyopencl
 from cachectl.layers.base import environment, errors, facts, lazy, store
@@ -26,15 +25,15 @@ from cachectl.layers.pytools import dictionaries
 from cachectl.layers.stores import files
 from cachectl.layers.stores import tree as trees
 
-_BASE: Final = lazy.regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
-_MEMBERS: Final = lazy.regex("source\\.cl|binary|info")
+_BASE = lazy.regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
+_MEMBERS = lazy.regex("source\\.cl|binary|info")
 #: PyOpenCL's extension module.
-_EXTENSION: Final = ("_cl.",)
+_EXTENSION = ("_cl.",)
 #: The age in seconds above which a lock has no running holder: PyOpenCL holds it for milliseconds, and waits a minute.
-STALE_LOCK: Final = 120.0
-_LOCK: Final = "lock"
+STALE_LOCK = 120.0
+_LOCK = "lock"
 #: The largest header that is read, in bytes.
-_HEADER: Final = 1 << 26
+_HEADER = 1 << 26
 
 
 class ProgramFolders(files.Files):

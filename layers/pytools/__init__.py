@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from cachectl.layers.base import declarations, facts, lazy, parts
@@ -21,18 +21,18 @@ from cachectl.layers.base.environment import Environment, is_common_cache_home, 
 from cachectl.layers.base.layer import Layer, faults_of, misread
 
 #: The beginnings of identifiers, and the layers of their dictionaries; others belong to ``pytools``.
-_PREFIXES: Final = {"loopy-": "loopy", "pyopencl-": "pyopencl-invoker"}
-_INSIDE: Final = Path(__file__).parents[1] / "inside"
-_LOOPY_FLAG: Final = ("loopy", "CACHING_ENABLED")
+_PREFIXES = {"loopy-": "loopy", "pyopencl-": "pyopencl-invoker"}
+_INSIDE = Path(__file__).parents[1] / "inside"
+_LOOPY_FLAG = ("loopy", "CACHING_ENABLED")
 #: Loopy's executors remember what they have compiled.
-_EXECUTORS: Final = (
+_EXECUTORS = (
     ("loopy.target.pyopencl_execution", "PyOpenCLExecutor"),
     ("loopy.target.c.c_execution", "CExecutor"),
 )
 #: The first releases that read the value of their variables.
-_BOOLEAN_SINCE: Final = {"loopy": (2025, 1), "pyopencl": (2024, 2)}
+_BOOLEAN_SINCE = {"loopy": (2025, 1), "pyopencl": (2024, 2)}
 #: Sumpy asks only whether its variables are set.
-_SETTINGS: Final = tuple(
+_SETTINGS = tuple(
     declarations.EnvSwitch(
         variable,
         "y|yes|t|true|on|1",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain, starmap
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from cachectl.layers.base import errors, facts, store
 from cachectl.layers.base.environment import Environment, release_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cachectl.layers.host.pythons import Python
 
 #: The table of a dictionary since pytools 2024.1.4.
-SCHEMA: Final = rows.Schema(
+SCHEMA = rows.Schema(
     table="dict",
     create=("create table if not exists dict (keyhash text not null primary key, key_value text not null)",),
     key=("keyhash",),

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import CachectlError
 
-_HEADER: Final = "artifact.json"
-_DATA: Final = "data"
+_HEADER = "artifact.json"
+_DATA = "data"
 #: Type flags of a plain file in old and new tars.
-_PLAIN: Final = (b"0", b"\0")
-_SCHEMA: Final = "cachectl/artifact/1"
+_PLAIN = (b"0", b"\0")
+_SCHEMA = "cachectl/artifact/1"
 
 
 def pack(members: Mapping[str, bytes]) -> bytes:

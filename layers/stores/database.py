@@ -26,35 +26,34 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
 
 from cachectl.layers.base import facts, lazy
 from cachectl.layers.disk import atomic, handles, plain
 
 #: Suffixes of the files that sqlite keeps next to a database.
-COMPANIONS: Final = ("-journal", "-wal", "-shm")
-_WAL_MODE: Final = b"\2\2"
+COMPANIONS = ("-journal", "-wal", "-shm")
+_WAL_MODE = b"\2\2"
 #: The byte of an index that every process with an open database locks (``UNIX_SHM_DMS`` in ``src/os_unix.c``).
-_OPEN_LOCK: Final = 128
+_OPEN_LOCK = 128
 #: ``struct flock`` of 64-bit Linux: type, whence, start, length, process.
-_FLOCK: Final = "hhqqi4x"
+_FLOCK = "hhqqi4x"
 #: Characters of a foreign name shown in messages.
-_LONGEST: Final = 80
-_QUOTES: Final = lazy.regex(r'[`"\[\]]')
-_TOKEN: Final = lazy.regex(r"\w+|[^\w\s]")
+_LONGEST = 80
+_QUOTES = lazy.regex(r'[`"\[\]]')
+_TOKEN = lazy.regex(r"\w+|[^\w\s]")
 #: Sizes of a page of the empty database, the smaller first: sqlite allows no smaller one.
-_PAGE_SIZES: Final = (512, 1024)
-_HEADER: Final = 100
-_TABLE_LEAF: Final = 13
-_INDEX_LEAF: Final = 10
+_PAGE_SIZES = (512, 1024)
+_HEADER = 100
+_TABLE_LEAF = 13
+_INDEX_LEAF = 10
 #: Type, first free block, number of cells, start of their content, fragmented bytes.
-_PAGE_HEAD: Final = struct.Struct(">BHHHB")
+_PAGE_HEAD = struct.Struct(">BHHHB")
 #: The smallest disk sector: a write within one happens or does not.
-_SECTOR: Final = 512
+_SECTOR = 512
 #: Start of the pointers to the rows of page 1.
-_POINTERS: Final = _HEADER + _PAGE_HEAD.size
+_POINTERS = _HEADER + _PAGE_HEAD.size
 #: Versions of the file format in the header; with WAL, page 1 may lie in another file.
-_ROLLBACK_JOURNAL: Final = b"\1\1"
+_ROLLBACK_JOURNAL = b"\1\1"
 
 
 def companion(path: Path, suffix: str) -> Path:

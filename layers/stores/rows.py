@@ -24,28 +24,28 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
 from cachectl.layers.base import environment, errors
 from cachectl.layers.disk import atomic, handles, plain, trust
 from cachectl.layers.stores import database
 
-_MAGIC: Final = b"SQLite format 3\0"
-_HEADER: Final = 100
+_MAGIC = b"SQLite format 3\0"
+_HEADER = 100
 #: The bytes that sqlite locks: those of waiting and active writers, and of readers.
-_FIRST_LOCKED: Final = 0x40000000
-_LOCKED_BYTES: Final = 512
-_CHUNK: Final = 1 << 20
+_FIRST_LOCKED = 0x40000000
+_LOCKED_BYTES = 512
+_CHUNK = 1 << 20
 #: Rows asked for in one query: the oldest sqlite takes 999 values.
-_ASKED_AT_ONCE: Final = 200
+_ASKED_AT_ONCE = 200
 #: Rows with their values that are read before writers may continue.
-_READ_AT_ONCE: Final = 50
-_FIRST: Final = -(1 << 63)
-_MAKE_ROOM: Final = "; make room and try again"
+_READ_AT_ONCE = 50
+_FIRST = -(1 << 63)
+_MAKE_ROOM = "; make room and try again"
 #: The page size of a new file, in bytes.
-_PAGE_SIZE: Final = 4096
-CHANGED: Final = "changed since it was planned"
+_PAGE_SIZE = 4096
+CHANGED = "changed since it was planned"
 
 Values = tuple[object, ...]
 

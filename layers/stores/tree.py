@@ -17,28 +17,28 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from cachectl.layers.base import errors, facts, lazy
 from cachectl.layers.disk import atomic, handles, plain
 from cachectl.layers.stores import archive
 
-_WITHOUT: Final = "this platform cannot act relative to an open folder, so nothing could be changed safely"
+_WITHOUT = "this platform cannot act relative to an open folder, so nothing could be changed safely"
 #: Abilities that layers over trees lack where nothing is removed safely.
-REFUSALS: Final[Mapping[facts.Ability, str]] = (
+REFUSALS: Mapping[facts.Ability, str] = (
     {} if os.unlink in os.supports_dir_fd else dict.fromkeys((facts.Ability.PUT, facts.Ability.CLEAR), _WITHOUT)
 )
 #: cachectl's own staging and trash folders in a root. A killed command leaves them; clearing them is always safe.
-OWN_TEMPORARY: Final = lazy.regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
-GONE: Final = "already gone"
-CHANGED: Final = "changed since it was planned"
+OWN_TEMPORARY = lazy.regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
+GONE = "already gone"
+CHANGED = "changed since it was planned"
 #: Why an empty folder above entries is left.
-IN_USE: Final = "a running program may be about to make an entry in it"
-_TRASH: Final = ".cachectl-trash-"
+IN_USE = "a running program may be about to make an entry in it"
+_TRASH = ".cachectl-trash-"
 #: Attempts to place an entry while other processes place and remove entries.
-_TRIES: Final = 5
+_TRIES = 5
 #: Errors that say that a place is taken, by a file or a folder.
-_TAKEN: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY})
+_TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 
 #: Makes what is held while entries are renamed, given the open root.
 Guard = Callable[[int], AbstractContextManager[object]]
@@ -137,8 +137,8 @@ class Shape(NamedTuple):
         return self is not _OWN or handles.is_left_own(folder, name, status)
 
 
-_OWN: Final = Shape((OWN_TEMPORARY,), folders=True, because="left by an interrupted cachectl", idle_only=False)
-_STRAY: Final = Shape((), because="a file of an entry that is not there")
+_OWN = Shape((OWN_TEMPORARY,), folders=True, because="left by an interrupted cachectl", idle_only=False)
+_STRAY = Shape((), because="a file of an entry that is not there")
 
 
 class Leaf(NamedTuple):

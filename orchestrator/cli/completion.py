@@ -9,17 +9,16 @@ import argparse
 import re
 from collections.abc import Iterator
 from importlib.resources import files
-from typing import Final
 
 from cachectl import listing, verbs
 from cachectl.cli import main
 from cachectl.layers.base import errors, selection
 
-SHELLS: Final = ("bash", "zsh", "fish")
+SHELLS = ("bash", "zsh", "fish")
 #: The words that the script asks for while a line is typed, by how a placeholder is called in the help.
-_WORDS: Final = {"LAYER": "layers", "KEY": "keys", "GLOB": "kernels"}
-_FILES: Final = ("FILE", "LIST", "PATH", "BUNDLE")
-OPTIONS: Final = (
+_WORDS = {"LAYER": "layers", "KEY": "keys", "GLOB": "kernels"}
+_FILES = ("FILE", "LIST", "PATH", "BUNDLE")
+OPTIONS = (
     (
         verbs.value("shell", None, "the shell to print a script for", nargs="?", choices=SHELLS),
         verbs.value("--words", None, argparse.SUPPRESS, choices=tuple(_WORDS.values())),

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cachectl import __version__, verbs
 from cachectl.layers.base import errors
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
 
 #: Every verb in the order of the help, and what it does.
-VERBS: Final[dict[str, str]] = {
+VERBS: dict[str, str] = {
     "report": "show where caches are and how much they hold",
     "dir": "print the places of caches, one a line",
     "ls": "list entries, one a line",
@@ -46,7 +46,7 @@ VERBS: Final[dict[str, str]] = {
     "demo": "demonstrate cachectl on PoCL, in an isolated root",
 }
 #: Words that people type first, and the verb that they mean.
-MEANT: Final = {
+MEANT = {
     **dict.fromkeys(("clean", "clear", "rm", "remove", "delete"), "purge"),
     **dict.fromkeys(("info", "stats", "status", "du"), "report"),
     **dict.fromkeys(("list", "show"), "ls"),
@@ -57,8 +57,8 @@ MEANT: Final = {
     "path": "dir",
 }
 #: Verbs that run a command, and options without a verb.
-_RUNNING: Final = ("run", "trace", "bench", "stage")
-_WITHOUT_VERB: Final = ("-h", "--help", "--version")
+_RUNNING = ("run", "trace", "bench", "stage")
+_WITHOUT_VERB = ("-h", "--help", "--version")
 
 
 def main(arguments: Sequence[str] | None = None, *, environment: Environment | None = None) -> int:

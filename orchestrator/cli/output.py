@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from itertools import chain
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from cachectl.layers.base.environment import process_variable
 from cachectl.layers.base.errors import printable
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from cachectl.verbs import Progress
 
 #: The width of a line where nothing is to be cut.
-_ENDLESS: Final = 1 << 30
+_ENDLESS = 1 << 30
 #: Where nothing is cut, longer cells do not widen their column: one long cell would pad every row.
-_PADDED: Final = 60
+_PADDED = 60
 #: Characters of a shortened word that are still readable.
-_READABLE: Final = 8
+_READABLE = 8
 #: The width of a progress bar.
-_BAR: Final = 20
+_BAR = 20
 #: The line of progress that stands on the terminal, if there is one.
-_PROGRESS: Final[list[str]] = []
+_PROGRESS: list[str] = []
 #: How many of a kind text names; JSON lists them all.
-_MANY: Final = 3
+_MANY = 3
 
 
 # ---------------------------------------------------------------------- JSON

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachectl import verbs
 from cachectl.cli import output
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from pwd import struct_passwd
 
 #: Bytes that a child may write, seconds that it may take, and lines of its standard error that are shown.
-_MOST_OUTPUT: Final = 32 << 20
-_SECONDS: Final = 60
-_MOST_NOTES: Final = 3
+_MOST_OUTPUT = 32 << 20
+_SECONDS = 60
+_MOST_NOTES = 3
 #: How deep an answer may be nested, and how long a text in a table may be.
-_DEEPEST: Final = 12
-_LONGEST: Final = 200
-_LOGIN_DEFS: Final = Path("/etc/login.defs")
+_DEEPEST = 12
+_LONGEST = 200
+_LOGIN_DEFS = Path("/etc/login.defs")
 
 #: The list in the document of each verb, and the texts and numbers of its items that the table shows.
-_FINDINGS: Final = ("findings", ("layer", "severity", "message", "fix"), ())
-_PURGE: Final = ("layers", ("layer",), ("removed", "orphans_removed", "bytes_freed", "skipped", "failed"))
-_SHOWN: Final[Mapping[str, tuple[str, Sequence[str], Sequence[str]]]] = {
+_FINDINGS = ("findings", ("layer", "severity", "message", "fix"), ())
+_PURGE = ("layers", ("layer",), ("removed", "orphans_removed", "bytes_freed", "skipped", "failed"))
+_SHOWN: Mapping[str, tuple[str, Sequence[str], Sequence[str]]] = {
     "report": ("layers", ("layer",), ("entries", "files", "bytes", "stale_bytes")),
     "ls": ("entries", ("layer", "key"), ("bytes",)),
     "verify": _FINDINGS,

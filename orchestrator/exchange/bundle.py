@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, cast
 from urllib.parse import urlencode, urljoin, urlsplit
 
 from cachectl.exchange import place, wire
@@ -33,27 +33,27 @@ from cachectl.layers.disk import atomic
 from cachectl.layers.disk.plain import own_name
 
 #: Bytes of the directory of a bundle, and members in it.
-_LARGEST_DIRECTORY: Final = 24 << 20
-_MOST_MEMBERS: Final = 1 << 17
+_LARGEST_DIRECTORY = 24 << 20
+_MOST_MEMBERS = 1 << 17
 #: The header of the first member; its name begins after 30 bytes.
-_BEGINNING: Final = re.compile(rb"PK\x03\x04.{26}(?:index|packs)/[0-9a-z]", re.DOTALL)
+_BEGINNING = re.compile(rb"PK\x03\x04.{26}(?:index|packs)/[0-9a-z]", re.DOTALL)
 #: The end of a zip, and those of a large one. Source: APPNOTE.TXT of PKWARE, 4.3.14 to 4.3.16.
-_END: Final = struct.Struct("<4s4H2LH")
-_LARGE_END: Final = struct.Struct("<4sQ2H2L4Q")
-_LOCATOR: Final = struct.Struct("<4sLQL")
-_DATE: Final = (1980, 1, 1, 0, 0, 0)
-_CHUNK: Final = 1 << 20
-_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
-_BUNDLE: Final = "application/vnd.cachectl.bundle.v1+zip"
-_EMPTY: Final = b"{}"
-_ADDRESS: Final = re.compile(
+_END = struct.Struct("<4s4H2LH")
+_LARGE_END = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR = struct.Struct("<4sLQL")
+_DATE = (1980, 1, 1, 0, 0, 0)
+_CHUNK = 1 << 20
+_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+_BUNDLE = "application/vnd.cachectl.bundle.v1+zip"
+_EMPTY = b"{}"
+_ADDRESS = re.compile(
     r"oci(?P<plain>\+http)?://(?P<host>[A-Za-z0-9.-]+(?::[0-9]{1,5})?|\[[0-9a-fA-F:]+\](?::[0-9]{1,5})?)"
     r"/(?P<name>[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*)"
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
 )
-_LOCAL: Final = re.compile(r"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]+)?")
+_LOCAL = re.compile(r"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]+)?")
 #: Limit on the bytes of a manifest.
-_LARGEST_MANIFEST: Final = 4 << 20
+_LARGEST_MANIFEST = 4 << 20
 
 
 # ---------------------------------------------------------------------- open files

@@ -15,7 +15,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from cachectl import listing, transfer
 from cachectl.exchange import wire
@@ -30,13 +30,13 @@ from cachectl.layers.disk import temporaries, trust
 from cachectl.switching import child
 
 #: Largest batch to read or place: entries, and bytes before its last entry.
-_MOST_AT_ONCE: Final = 1024
-_LARGEST_BATCH: Final = 16 << 20
+_MOST_AT_ONCE = 1024
+_LARGEST_BATCH = 16 << 20
 #: New entries up to this number are described one by one, more of them by a listing of all.
-_FEW: Final = 64
+_FEW = 64
 #: Reasons of failures that are named for a layer.
-_REASONS: Final = 3
-_SQLITE: Final = b"SQLite format 3\0"
+_REASONS = 3
+_SQLITE = b"SQLite format 3\0"
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, BinaryIO, Final, NamedTuple, TypeVar, cast
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from cachectl.layers.base import errors, lazy
@@ -30,34 +30,34 @@ from cachectl.layers.disk import atomic, handles, plain
 _T = TypeVar("_T")
 
 #: Means standard output for a file to write, standard input for a file to read.
-STREAM: Final = "-"
+STREAM = "-"
 #: More names than this under ``index/`` are no store.
-MOST_NAMES: Final = 1_000_000
+MOST_NAMES = 1_000_000
 #: The folders of a store.
-FOLDERS: Final = ("index", "packs")
+FOLDERS = ("index", "packs")
 #: A scheme and its slashes, or several schemes chained by fsspec.
-_URL: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGNORECASE)
-_LONGEST_REASON: Final = 300
-_CHUNK: Final = 1 << 20
+_URL = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+_LONGEST_REASON = 300
+_CHUNK = 1 << 20
 #: Stores of objects, in which an upload appears whole or not at all. Elsewhere a file is renamed into its place.
-_OBJECT_STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"})
-_WEB: Final = ("http://", "https://")
-_SFTP: Final = re.compile("(?:ssh|sftp)://", re.IGNORECASE)
-_S3: Final = re.compile("s3a?://", re.IGNORECASE)
+_OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"})
+_WEB = ("http://", "https://")
+_SFTP = re.compile("(?:ssh|sftp)://", re.IGNORECASE)
+_S3 = re.compile("s3a?://", re.IGNORECASE)
 #: How often folders are made again before that is an error.
-_AGAIN: Final = 3
-_MODIFIED: Final = ("LastModified", "mtime", "last_modified", "updated", "modified", "created")
+_AGAIN = 3
+_MODIFIED = ("LastModified", "mtime", "last_modified", "updated", "modified", "created")
 #: Limit on the silence of a server, in seconds. The whole transfer has no limit.
-SILENCE: Final = 60
+SILENCE = 60
 #: Limit on a connection, in seconds, and how often a request is tried: s3fs and botocore together would try for half an
 #: hour.
-_CONNECTING: Final = 15
-_ATTEMPTS: Final = 3
+_CONNECTING = 15
+_ATTEMPTS = 3
 #: Permissions to read a file.
-_READABLE: Final = 0o444
+_READABLE = 0o444
 #: Names of files of a store, and of their stages.
-_WRITTEN: Final = lazy.regex(r"[a-z0-9.-]*[0-9a-f]{16}")
-_SECRETS: Final = (re.compile(r"(?<=//)[^/@\s]+(?=@)"), re.compile(r"(?<=\?)[^\s'\"]+"))
+_WRITTEN = lazy.regex(r"[a-z0-9.-]*[0-9a-f]{16}")
+_SECRETS = (re.compile(r"(?<=//)[^/@\s]+(?=@)"), re.compile(r"(?<=\?)[^\s'\"]+"))
 
 
 class TransferFailed(errors.CachectlError):

@@ -11,13 +11,12 @@ import hashlib
 import json
 import platform
 from collections.abc import Iterable
-from typing import Final
 
 from cachectl import layer_set
 from cachectl.layers.base import facts, parts
 from cachectl.layers.base.environment import Environment
 
-_EVERYWHERE: Final = {"platform": "another system's", "machine": "another kind of processor's"}
+_EVERYWHERE = {"platform": "another system's", "machine": "another kind of processor's"}
 
 
 #: A fact that differs here: its name, its value there and here, and the reason if it keeps every entry of the layer

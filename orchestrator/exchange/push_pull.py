@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
 from cachectl.exchange import bundle, copying, place, portability, wire
 from cachectl.exchange import trust as trusting
@@ -27,13 +27,13 @@ from cachectl.layers.stores import database
 from cachectl.transfer import Transfer
 
 #: How often a push starts again because another command has written the bundle meanwhile.
-_PUSHES: Final = 100
+_PUSHES = 100
 #: How often a pull starts again because ``gc`` removed what it was about to read: each time it downloads all of it.
-_PULLS: Final = 5
+_PULLS = 5
 #: Why something is trusted that nothing else shows to be.
-_SAID: Final = "you said so"
+_SAID = "you said so"
 #: Seconds that a store may delay a command, by default.
-PATIENCE: Final = 30.0
+PATIENCE = 30.0
 
 
 # ---------------------------------------------------------------------- push

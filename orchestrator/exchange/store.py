@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final, TypeVar
+from typing import BinaryIO, TypeVar
 
 from cachectl.exchange import place, trust, wire
 from cachectl.layers.base import errors, facts
@@ -28,22 +28,22 @@ from cachectl.layers.disk.trust import shared_because
 from cachectl.transfer import Moved
 
 #: Seconds after which a long push writes an index part for what it has uploaded.
-_CHECKPOINT: Final = 600.0
+_CHECKPOINT = 600.0
 #: Seconds between the upload of a pack and that of its index part, after which the push fails: half of the time after
 #: which ``store gc`` removes packs that nothing lists.
-_TOO_SLOW: Final = 43200.0
+_TOO_SLOW = 43200.0
 #: Bytes that the name of its pack, and an offset, add to the line of an entry.
-_PLACE: Final = 100
+_PLACE = 100
 #: Entries after which an index part is written, and those of a pack: half of what a reader takes.
-_FULL_PART: Final = wire.MOST_ENTRIES // 2
+_FULL_PART = wire.MOST_ENTRIES // 2
 #: The largest record of what was seen that is read, in bytes, and most vanished parts in it.
-_SEEN: Final = "seen.json"
-_LARGEST: Final = 1 << 20
-_MOST_GONE: Final = 2000
+_SEEN = "seen.json"
+_LARGEST = 1 << 20
+_MOST_GONE = 2000
 #: Random bytes in a pack.
-_SALT: Final = 16
+_SALT = 16
 #: How often something starts again because ``gc`` removed an index part or a pack that it was about to read.
-_AGAIN: Final = 100
+_AGAIN = 100
 
 T = TypeVar("T")
 

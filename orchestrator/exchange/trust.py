@@ -14,16 +14,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Final
 
 from cachectl.exchange.place import BadStore
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk.temporaries import temporary_folder
 
-NAMESPACE: Final = "cachectl-store"
-_COMMAND: Final = "ssh-keygen"
-UNTRUSTED: Final = "stores contain executable code; pass --allowed-signers FILE, --digest HEX or --trust"
+NAMESPACE = "cachectl-store"
+_COMMAND = "ssh-keygen"
+UNTRUSTED = "stores contain executable code; pass --allowed-signers FILE, --digest HEX or --trust"
 
 
 class Untrusted(errors.CachectlError):

@@ -16,43 +16,41 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from cachectl.exchange import place
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.parts import Facts
 
-INDEX: Final = "index/"
-SCHEMA: Final = "cachectl/store-index/1"
-KEY_SCHEMA: Final = "cachectl/store-key/1"
+INDEX = "index/"
+SCHEMA = "cachectl/store-index/1"
+KEY_SCHEMA = "cachectl/store-key/1"
 #: Bytes of entries after which a pack is full.
-FULL_PACK: Final = 4 << 20
+FULL_PACK = 4 << 20
 #: Entries of at least this many bytes have a pack of their own, so that no other entry is read with them.
-LARGE: Final = 256 << 10
+LARGE = 256 << 10
 #: Entries of one index part, and bytes of its lines, after which a writer begins another one.
-MOST_ENTRIES: Final = 12_000
-FULL_PART: Final = 8 << 20
+MOST_ENTRIES = 12_000
+FULL_PART = 8 << 20
 #: Bytes of the text of an index part, and of one line in it, that a reader takes.
-_LARGEST_PART: Final = 32 << 20
-_LONGEST_LINE: Final = 1 << 20
+_LARGEST_PART = 32 << 20
+_LONGEST_LINE = 1 << 20
 #: Characters of all texts of one entry, so that its line is not too long.
-_MOST_TEXT: Final = 1 << 16
+_MOST_TEXT = 1 << 16
 #: Bytes of a key document.
-LARGEST_KEY: Final = 64 << 10
-_LATEST: Final = 253402300799
+LARGEST_KEY = 64 << 10
+_LATEST = 253402300799
 #: A frame that decompressors skip (RFC 8878, 3.1.2), with its length.
-_SKIPPABLE: Final = 0x184D2A50
-_FRAME: Final = struct.Struct("<II")
-_LEVEL: Final = 3
+_SKIPPABLE = 0x184D2A50
+_FRAME = struct.Struct("<II")
+_LEVEL = 3
 
-_NAME: Final = regex(
-    "index/(0|[1-9][0-9]{0,11})-([0-9a-f]{16})-([0-9a-f]{64})|index/key-([0-9a-f]{16})|packs/[0-9a-f]{64}"
-)
-_DIGEST: Final = regex("[0-9a-f]{64}")
+_NAME = regex("index/(0|[1-9][0-9]{0,11})-([0-9a-f]{16})-([0-9a-f]{64})|index/key-([0-9a-f]{16})|packs/[0-9a-f]{64}")
+_DIGEST = regex("[0-9a-f]{64}")
 #: The registry's pattern of layer names.
-_LAYER: Final = regex("[A-Za-z0-9][A-Za-z0-9._-]*")
-_CHANGED: Final = "another content than its name says: it was changed"
+_LAYER = regex("[A-Za-z0-9][A-Za-z0-9._-]*")
+_CHANGED = "another content than its name says: it was changed"
 
 
 class PartName(NamedTuple):
@@ -129,8 +127,8 @@ class Item(facts.Entry):
 
 
 #: What the line of an entry says besides the name of its pack.
-_LINE: Final = ("key", "form", "bytes", "sha256", "detail", "device", "versions", "kernels", "modified", "offset")
-_NOWHERE: Final = Path()
+_LINE = ("key", "form", "bytes", "sha256", "detail", "device", "versions", "kernels", "modified", "offset")
+_NOWHERE = Path()
 
 
 def item_of(entry: facts.Entry, artifact: facts.Artifact, *, with_time: bool = True) -> Item:
@@ -337,7 +335,7 @@ def _most_packed(size: int) -> int:
 
 
 #: The largest file of an index part, in bytes.
-MOST_PART: Final = _most_packed(_LARGEST_PART) + errors.LARGEST_SIGNATURE
+MOST_PART = _most_packed(_LARGEST_PART) + errors.LARGEST_SIGNATURE
 
 
 def _require(name: str, condition: bool, what: str) -> None:

@@ -12,17 +12,16 @@ import json
 from base64 import b64encode
 from collections import defaultdict
 from importlib.resources import files
-from typing import Final
 
 from cachectl import __version__
 
 #: How each page begins: a page that cachectl wrote may be replaced by another.
-BEGINNING: Final = """\
+BEGINNING = """\
 <!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="generator" content="cachectl """
-_PAGE: Final = (
+_PAGE = (
     BEGINNING
     + """{version}">
 <meta http-equiv="Content-Security-Policy" content="{policy}">

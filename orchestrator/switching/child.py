@@ -19,7 +19,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 from cachectl.layer_set import LayerSet, warn_user
 from cachectl.layers.base import errors, facts
@@ -28,7 +28,7 @@ from cachectl.layers.base.layer import Layer
 from cachectl.layers.disk import atomic, temporaries
 
 #: Variables that move several layers, and caches of other programs.
-_SHARED: Final = frozenset({"XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"})
+_SHARED = frozenset({"XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"})
 
 
 def _signals(*names: str) -> frozenset[int]:
@@ -38,9 +38,9 @@ def _signals(*names: str) -> frozenset[int]:
 
 #: Signals of keys, which a terminal sends to every process in the foreground; those that ask a program to end; and all
 #: that are passed on to the command.
-_TYPED: Final = _signals("SIGINT", "SIGQUIT")
-_ENDING: Final = _TYPED | _signals("SIGTERM", "SIGHUP")
-_FORWARDED: Final = _ENDING | _signals("SIGUSR1", "SIGUSR2")
+_TYPED = _signals("SIGINT", "SIGQUIT")
+_ENDING = _TYPED | _signals("SIGTERM", "SIGHUP")
+_FORWARDED = _ENDING | _signals("SIGUSR1", "SIGUSR2")
 
 
 # ---------------------------------------------------------------------- isolated roots

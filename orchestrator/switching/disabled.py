@@ -12,7 +12,7 @@ from functools import cache
 from importlib import import_module, reload
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts
@@ -22,14 +22,12 @@ from cachectl.layers.inside import tagged_builds
 from cachectl.switching import child, overlay
 from cachectl.switching.salt import SALTING
 
-_INSTEAD_OF_DISABLED: Final = (
+_INSTEAD_OF_DISABLED = (
     "enter disabled() before these libraries start, or run: cachectl run --no-cache -- COMMAND; "
     "strict=False switches off the others and warns"
 )
-_INSTEAD_OF_ISOLATED: Final = (
-    "enter isolated() before these libraries start, or run: cachectl run --isolated -- COMMAND"
-)
-_SALTED: Final = (
+_INSTEAD_OF_ISOLATED = "enter isolated() before these libraries start, or run: cachectl run --isolated -- COMMAND"
+_SALTED = (
     f"its driver has started, so every program that {tagged_builds.LIBRARY} builds for it from source gets a unique "
     "constant and misses, and its entry is removed; programs from binaries or IL, and other libraries, still use the "
     "cache"

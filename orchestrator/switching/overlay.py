@@ -10,14 +10,14 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from cachectl.layers.base.environment import process_variable, set_process_variable
 
 #: The value of an attribute that does not exist.
-MISSING: Final = object()
+MISSING = object()
 #: The value of an attribute of a module that is not loaded: nothing to read or restore.
-_UNLOADED: Final = object()
+_UNLOADED = object()
 
 
 class Slot(NamedTuple):
@@ -56,10 +56,10 @@ class Slot(NamedTuple):
         return module if module is None or self.owner is None else getattr(module, self.owner, None)
 
 
-_LOCK: Final = threading.RLock()
+_LOCK = threading.RLock()
 #: All holds of this process, and the original value of each slot that one of them has.
-_HOLDS: Final[list[Mapping[Slot, object]]] = []
-_GROUND: Final[dict[Slot, object]] = {}
+_HOLDS: list[Mapping[Slot, object]] = []
+_GROUND: dict[Slot, object] = {}
 
 
 @contextmanager

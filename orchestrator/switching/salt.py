@@ -20,16 +20,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.layer import Layer, plan_removal
 from cachectl.layers.host import processes
 from cachectl.layers.inside import tagged_builds
 
-_NAME: Final = "cachectl_salt"
+_NAME = "cachectl_salt"
 #: Seconds by which the clock of a file server may be behind.
-_SLACK: Final = 3600.0
+_SLACK = 3600.0
 
 
 @dataclass(slots=True)
@@ -255,4 +255,4 @@ def _warn(notes: Iterable[str], error: BaseException | None = None) -> None:
 
 
 #: The salted builds of this process.
-SALTING: Final = Salting()
+SALTING = Salting()

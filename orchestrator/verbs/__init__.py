@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from cachectl.layers.base import errors
 
@@ -213,7 +213,7 @@ def repeated(names: str, metavar: str, text: str, **settings: Any) -> Option:  #
 
 
 #: Stands for the folder of a bare ``--isolated``; no argument of a process can contain it.
-NO_FOLDER: Final = "\0"
+NO_FOLDER = "\0"
 
 
 def folder(text: str) -> str:
@@ -259,36 +259,34 @@ def _read_by(function: str) -> Callable[[str], Any]:
 
 age_of, size_of = _read_by("parse_age"), _read_by("parse_size")
 # Without a default, argparse calls it required.
-LAYERS: Final = value("layers", "LAYER", "a layer that cachectl layers lists (default: all)", nargs="*", default=[])
-CLEARABLE: Final = LAYERS.having("a layer that cachectl layers lists (default: all but tuning results)")
-ONE_LAYER: Final = value("layer", "LAYER", "the layer that keeps the entry")
-LAYER: Final = repeated("--layer", "LAYER", "only this one; may be repeated", dest="layers")
-KEY: Final = value("key", "KEY", "the entry's key, as cachectl ls -q prints it")
-DRY_RUN: Final = flag("-n --dry-run", "list what would go, and touch nothing")
+LAYERS = value("layers", "LAYER", "a layer that cachectl layers lists (default: all)", nargs="*", default=[])
+CLEARABLE = LAYERS.having("a layer that cachectl layers lists (default: all but tuning results)")
+ONE_LAYER = value("layer", "LAYER", "the layer that keeps the entry")
+LAYER = repeated("--layer", "LAYER", "only this one; may be repeated", dest="layers")
+KEY = value("key", "KEY", "the entry's key, as cachectl ls -q prints it")
+DRY_RUN = flag("-n --dry-run", "list what would go, and touch nothing")
 #: Of verbs that remove entries.
-VERBOSE: Final = flag("-v --verbose", "list every layer, and with --dry-run every entry")
-FORCE: Final = flag("--force", "replace an existing FILE that cachectl did not write")
-FORCE_BUNDLE: Final = FORCE.having("replace an existing FILE that is not a bundle")
-JSON: Final = flag("--json", "print JSON")
-CSV: Final = flag("--csv", "print CSV: bytes and seconds as numbers")
-FORM: Final = (JSON, CSV)
-ROOT: Final = value(
-    "--root", "DIR", "the layers in the isolated root DIR (run --isolated=DIR)", type=folder, dest="below"
-)
-USER: Final = repeated("--user", "NAME", "as root: this user's caches; may be repeated")
-ALL_USERS: Final = flag("--all-users", "as root: the caches of all users (UID_MIN to UID_MAX of login.defs)")
-PLACES: Final = (ROOT, USER, ALL_USERS)
-PYTHON: Final = repeated(
+VERBOSE = flag("-v --verbose", "list every layer, and with --dry-run every entry")
+FORCE = flag("--force", "replace an existing FILE that cachectl did not write")
+FORCE_BUNDLE = FORCE.having("replace an existing FILE that is not a bundle")
+JSON = flag("--json", "print JSON")
+CSV = flag("--csv", "print CSV: bytes and seconds as numbers")
+FORM = (JSON, CSV)
+ROOT = value("--root", "DIR", "the layers in the isolated root DIR (run --isolated=DIR)", type=folder, dest="below")
+USER = repeated("--user", "NAME", "as root: this user's caches; may be repeated")
+ALL_USERS = flag("--all-users", "as root: the caches of all users (UID_MIN to UID_MAX of login.defs)")
+PLACES = (ROOT, USER, ALL_USERS)
+PYTHON = repeated(
     "--python",
     "PATH",
     "a Python whose entries are not stale; may be repeated. Without it, Pythons are looked for on PATH",
 )
-WAIT: Final = value("--wait", "SECONDS", "how long to wait for a lock of another process (default: 5)", type=seconds)
-SHARED: Final = flag("--shared", "also change a cache that other users can write: you trust them")
+WAIT = value("--wait", "SECONDS", "how long to wait for a lock of another process (default: 5)", type=seconds)
+SHARED = flag("--shared", "also change a cache that other users can write: you trust them")
 #: Options of purge and prune, of which the second ones are those of verbs that change caches and have a table.
-REMOVING: Final = (DRY_RUN, VERBOSE, PLACES)
-CHANGING: Final = (WAIT, SHARED, FORM)
-SELECTION: Final = (
+REMOVING = (DRY_RUN, VERBOSE, PLACES)
+CHANGING = (WAIT, SHARED, FORM)
+SELECTION = (
     "selection",
     value("--kernel", "GLOB", "entries of kernels whose name matches"),
     value("--older-than", "AGE", "not changed or used for 30d, 12h, 2w", type=age_of),
@@ -296,21 +294,21 @@ SELECTION: Final = (
     value("--key", "KEY", "the entry of this key"),
 )
 #: What a store can lie in.
-STORES: Final = "a bundle FILE (.zip), a folder, s3://, ssh:// or oci://"
-TRUST: Final = (
+STORES = "a bundle FILE (.zip), a folder, s3://, ssh:// or oci://"
+TRUST = (
     value("--allowed-signers", "LIST", "take what a signer of this list has signed (ssh-keygen -Y)"),
     value("--digest", "HEX", "the SHA-256 of the bundle, or the digest of another store, as store ls prints it"),
     flag("--trust", "trust it unchecked: it is code that your programs will run"),
 )
-SIGN: Final = value("--sign", "KEY", "sign what is added with a key of OpenSSH")
+SIGN = value("--sign", "KEY", "sign what is added with a key of OpenSSH")
 #: Words before ``--`` that are no option: a command without ``--``, with its own options.
-UNEXPECTED: Final = value("unexpected", None, argparse.SUPPRESS, nargs=argparse.REMAINDER)
+UNEXPECTED = value("unexpected", None, argparse.SUPPRESS, nargs=argparse.REMAINDER)
 
 
 # ---------------------------------------------------------------------- tables
 
 #: Stands for what is unknown.
-DASH: Final = "-"
+DASH = "-"
 #: How the cells of each column are shown, by its title: as texts (``str``), or as numbers, which stand right.
 Columns = Mapping[str, Callable[[Any], str]]
 

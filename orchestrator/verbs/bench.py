@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from cachectl import output_files, verbs
 from cachectl.layer_set import LayerSet, warn_user
@@ -23,7 +23,7 @@ from cachectl.layers.base.layer import Layer
 from cachectl.layers.host import drivers, hardware
 from cachectl.switching import child
 
-OPTIONS: Final = (
+OPTIONS = (
     verbs.UNEXPECTED,
     verbs.value("-n --rounds", "N", "how often each setting is run (default: 3)", type=verbs.positive, default=3),
     verbs.value("--json", "FILE", "write JSON to a file, - for standard output instead of tables"),
@@ -32,26 +32,26 @@ OPTIONS: Final = (
     ),
     verbs.FORCE.having("replace an existing FILE that is not JSON or a picture of bench"),
 )
-USAGE: Final = "cachectl bench [-n N] [--json FILE] [--plot FILE] [--force] -- COMMAND..."
+USAGE = "cachectl bench [-n N] [--json FILE] [--plot FILE] [--force] -- COMMAND..."
 
-COLD: Final = "cold"
-WARM: Final = "warm"
-OFF: Final = "off"
-_SWITCHED: Final = "switched off"
+COLD = "cold"
+WARM = "warm"
+OFF = "off"
+_SWITCHED = "switched off"
 #: Maximum number of runs that fill the caches. PyOpenCL's binary cache makes the driver store again in the second
 #: run; the third run finds that entry.
-_FILLS: Final = 3
+_FILLS = 3
 #: Endings of pictures, and matplotlib's names for the formats.
-_FORMS: Final = {".png": "png", ".svg": "svg"}
+_FORMS = {".png": "png", ".svg": "svg"}
 #: Colours that differ in print and for colour-blind readers: warm, without one layer, without any.
 _WARM, _ONE_OFF, _NONE, _INK = "#2a9d8f", "#e9a03b", "#9aa5b1", "#1f2933"
 #: How many settings, the last ones, have no cache.
-_WITHOUT_CACHES: Final = 2
+_WITHOUT_CACHES = 2
 #: Length of a command that fits above the bars.
-_TITLE: Final = 58
+_TITLE = 58
 #: Limits on the shown end of a failed command's standard error: lines, and bytes to search for them.
-_LINES: Final = 10
-_BYTES: Final = 10_000
+_LINES = 10
+_BYTES = 10_000
 
 
 class Ended(errors.CachectlError):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from cachectl import verbs
 
-OPTIONS: Final = (verbs.FORM,)
+OPTIONS = (verbs.FORM,)
 _Document = Mapping[str, Any]
 
 

@@ -8,7 +8,6 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
 
 from cachectl import verbs
 from cachectl.layers.base.environment import Environment
@@ -17,10 +16,10 @@ from cachectl.stack import Stack
 from cachectl.switching.child import isolated_root, variables_isolated, variables_off
 from cachectl.verbs.report import lines
 
-OPTIONS: Final = ()
-_KERNELS: Final = 8
+OPTIONS = ()
+_KERNELS = 8
 #: How many entries that were left are named.
-_FEW: Final = 3
+_FEW = 3
 
 
 def run(request: verbs.Request) -> int:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from cachectl import verbs
 
-OPTIONS: Final = (verbs.LAYERS, verbs.ROOT)
-EPILOG: Final = "Without LAYER, places that do not exist are left out."
+OPTIONS = (verbs.LAYERS, verbs.ROOT)
+EPILOG = "Without LAYER, places that do not exist are left out."
 
 
 def run(request: verbs.Request) -> int:

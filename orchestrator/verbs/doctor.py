@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from cachectl import layer_set, listing, verbs
 from cachectl.layers.base import errors, registry, store
@@ -25,22 +25,22 @@ from cachectl.layers.base.layer import Layer
 from cachectl.layers.disk import plain, room, trust
 from cachectl.layers.host import launcher, processes
 
-OPTIONS: Final = (verbs.LAYERS, verbs.PLACES, verbs.FORM)
+OPTIONS = (verbs.LAYERS, verbs.PLACES, verbs.FORM)
 
-_WORST_FIRST: Final = tuple(Severity)
+_WORST_FIRST = tuple(Severity)
 #: Free bytes and files: below the first nothing can be stored, below the second the next program may run out of space.
-_FULL: Final = (1 << 20, 10)
-_NEARLY_FULL: Final = (16 << 20, 100)
+_FULL = (1 << 20, 10)
+_NEARLY_FULL = (16 << 20, 100)
 #: This many empty files have no bytes, but they use up a quota of files.
-_MANY_FILES: Final = 1000
+_MANY_FILES = 1000
 #: Ranks within a node.
-_LOCAL_RANKS: Final = (
+_LOCAL_RANKS = (
     *("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID"),
     *("FLUX_TASK_LOCAL_ID", "MPI_LOCALRANKID"),
 )
 #: Shell words for folders of this user.
-_OWN: Final = '"$HOME/.cachectl"'
-_TEMPORARY: Final = '"$(mktemp -d)"'
+_OWN = '"$HOME/.cachectl"'
+_TEMPORARY = '"$(mktemp -d)"'
 
 #: A finding, and the place that it is about; of several layers with the same problem of a place, one reports it.
 Placed = tuple[object, Finding]

@@ -6,22 +6,21 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
-from typing import Final
 
 from cachectl import layer_set, verbs
 from cachectl.layers.base import errors, facts
 from cachectl.switching import child
 
 #: How each shell sets a variable, and removes one.
-_SYNTAXES: Final = {
+_SYNTAXES = {
     "sh": ("export {name}={value}", "unset {name}"),
     "fish": ("set -gx {name} {value}", "set -e {name}"),
     "csh": ("setenv {name} {value};", "unsetenv {name};"),
     "powershell": ("$env:{name} = {value}", "Remove-Item Env:{name} -ErrorAction SilentlyContinue"),
 }
 #: Shells by the names of login shells; the others are like sh.
-_LOGIN: Final = {"csh": "csh", "tcsh": "csh", "fish": "fish", "pwsh": "powershell"}
-OPTIONS: Final = (
+_LOGIN = {"csh": "csh", "tcsh": "csh", "fish": "fish", "pwsh": "powershell"}
+OPTIONS = (
     (
         verbs.flag("--disable", "switch layers off"),
         verbs.flag("--enable", "switch layers on"),

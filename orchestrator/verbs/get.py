@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from cachectl import verbs
 from cachectl.layers.base.errors import LayerError
 
-OPTIONS: Final = (
+OPTIONS = (
     verbs.ONE_LAYER,
     verbs.KEY,
     verbs.value("-o --output", "FILE", "the file to write (default: standard output)", default="-"),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from cachectl import verbs
 from cachectl.layers.base import facts
 
-OPTIONS: Final = (verbs.LAYERS, verbs.FORM)
+OPTIONS = (verbs.LAYERS, verbs.FORM)
 _Document = Mapping[str, Any]
 
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Final
 
 from cachectl import layer_set, listing, verbs
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.selection import ALL, Selection
 
-_UNKNOWN: Final = float("inf")
+_UNKNOWN = float("inf")
 #: The sort key of each order; an unknown time comes last.
-_ORDERS: Final[dict[str, Callable[[facts.Entry], float]]] = {
+_ORDERS: dict[str, Callable[[facts.Entry], float]] = {
     "size": lambda entry: -entry.bytes,
     "age": lambda entry: _UNKNOWN if entry.modified is None else entry.modified,
     "used": lambda entry: _UNKNOWN if entry.used is None else entry.used,
 }
-OPTIONS: Final = (
+OPTIONS = (
     verbs.LAYERS,
     verbs.SELECTION,
     verbs.value("--sort", None, "largest, oldest, or longest unused first", choices=tuple(_ORDERS)),
@@ -28,7 +27,7 @@ OPTIONS: Final = (
     verbs.PLACES,
     (*verbs.FORM, verbs.flag("-q --quiet", "print nothing but keys")),
 )
-EPILOG: Final = "On a terminal the table shortens names and keys to fit; elsewhere they are whole."
+EPILOG = "On a terminal the table shortens names and keys to fit; elsewhere they are whole."
 
 
 def ls(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
 
 from cachectl import config, layer_set, removal, verbs
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.layer import Layer, every_root, plan_removal
 
-OPTIONS: Final = (
+OPTIONS = (
     verbs.CLEARABLE,
     verbs.flag("--stale", "entries that no known Python or driver can hit any more, and orphans"),
     verbs.value("--older-than", "AGE", "entries not changed or used for 30d, 12h, 2w", type=verbs.age_of),
@@ -19,7 +18,7 @@ OPTIONS: Final = (
     verbs.PYTHON,
     *verbs.CHANGING,
 )
-_UNKNOWN: Final = float("inf")
+_UNKNOWN = float("inf")
 
 
 def prune(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from cachectl import transfer, verbs
 
-OPTIONS: Final = (
+OPTIONS = (
     verbs.value(
         "sources",
         "SOURCE",
@@ -23,7 +21,7 @@ OPTIONS: Final = (
     verbs.SHARED,
     verbs.FORM,
 )
-USAGE: Final = """\
+USAGE = """\
 cachectl pull SOURCE... [LAYER...] [selection]
        [--allowed-signers LIST | --digest HEX | --trust] [-n]"""
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final
 
 from cachectl import layer_set, removal, verbs
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import ALL, Selection
 
-OPTIONS: Final = (
+OPTIONS = (
     verbs.LAYERS.having("a layer that cachectl layers lists (name one, or use --all)"),
     verbs.flag("--all", "every user layer that is not precious"),
     verbs.SELECTION,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from cachectl import transfer, verbs
 
-OPTIONS: Final = (
+OPTIONS = (
     verbs.value("target", "TARGET", f"made if missing: {verbs.STORES}; - (standard output); a database file of MIOpen"),
     verbs.CLEARABLE,
     verbs.SELECTION,

@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 import sys
 from contextlib import nullcontext
-from typing import Final
 
 from cachectl import verbs
 from cachectl.layers.base import errors
 
-OPTIONS: Final = (
+OPTIONS = (
     verbs.ONE_LAYER,
     verbs.KEY,
     verbs.value("file", "FILE", "a file that get wrote, or - for standard input"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 
 from cachectl import verbs
 from cachectl.layer_set import LayerSet
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cachectl.layers.host.neighbours import Neighbour
     from cachectl.listing import Listing
 
-OPTIONS: Final = (
+OPTIONS = (
     verbs.LAYERS,
     verbs.VERBOSE.having("also every layer, every place, and the reason of every state"),
     verbs.value("--by", None, "also the sums of each Python that wrote entries", choices=("python",)),
@@ -28,7 +28,7 @@ OPTIONS: Final = (
     verbs.PLACES,
     verbs.FORM,
 )
-EPILOG: Final = "A LAYER that is named is shown as with -v."
+EPILOG = "A LAYER that is named is shown as with -v."
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,8 +316,8 @@ def _release(python: str) -> str:
     return ".".join(python.split(".")[:3])
 
 
-_NUMBERS: Final = {"entries": verbs.count, "files": verbs.count, "size": verbs.size, "stale": verbs.size}
-_COLUMNS: Final[verbs.Columns] = {"layer": str, "state": str, **_NUMBERS}
+_NUMBERS = {"entries": verbs.count, "files": verbs.count, "size": verbs.size, "stale": verbs.size}
+_COLUMNS: verbs.Columns = {"layer": str, "state": str, **_NUMBERS}
 
 
 def table(whole: Report, _request: verbs.Request) -> verbs.Table:

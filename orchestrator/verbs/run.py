@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl import layer_set, verbs
 from cachectl.layers.base import errors, facts
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cachectl.watching.proof import Proof
 
 #: How many paths the proof of a layer names.
-_FEW: Final = 3
+_FEW = 3
 
 
 def _folder(text: str) -> str:
@@ -30,7 +30,7 @@ def _folder(text: str) -> str:
     return text.removeprefix(verbs.NO_FOLDER)
 
 
-OPTIONS: Final = (
+OPTIONS = (
     (
         verbs.flag("--no-cache", "every layer off"),
         verbs.value(
@@ -60,7 +60,7 @@ OPTIONS: Final = (
     ),
     verbs.SIGN.having("sign what is pushed with a key of OpenSSH"),
 )
-USAGE: Final = """\
+USAGE = """\
 cachectl run (--no-cache | --base DIR | --isolated[=DIR] | --prove | --store SOURCE)
        [--layer LAYER]... [--prove] -- COMMAND..."""
 

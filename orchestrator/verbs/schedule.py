@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 from zlib import crc32
 
 from cachectl import verbs
@@ -21,13 +20,13 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import config_paths
 from cachectl.layers.base.errors import FAILURES, BadRequest
 
-KINDS: Final = ("systemd", "cron", "slurm-epilog")
-OPTIONS: Final = (
+KINDS = ("systemd", "cron", "slurm-epilog")
+OPTIONS = (
     verbs.value("kind", "|".join(KINDS), "daily, or when a job of Slurm ends", choices=KINDS),
     verbs.flag("--all-users", "systemd, cron: as root, for the caches of all users", dest="everybody"),
 )
 
-_SYSTEMD: Final = """\
+_SYSTEMD = """\
 # Install: cachectl schedule systemd{words} | sh
 mkdir -p {folder}
 cat >{folder}/cachectl-prune.service <<'END'
@@ -57,11 +56,11 @@ END
 {systemctl} enable --now cachectl-prune.timer
 # Remove: {systemctl} disable --now cachectl-prune.timer && rm {folder}/cachectl-prune.*
 """
-_CRON: Final = """\
+_CRON = """\
 # Install: (crontab -l 2>/dev/null | grep -v 'cachectl schedule'; cachectl schedule cron{words}) | crontab -
 {line}
 """
-_EPILOG: Final = """\
+_EPILOG = """\
 #!/bin/sh
 # Install: cachectl schedule slurm-epilog | install -m 755 /dev/stdin /etc/slurm/epilog.d/cachectl-prune
 # slurm.conf needs Epilog=/etc/slurm/epilog.d/*; then run: scontrol reconfigure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from cachectl import verbs
 from cachectl.layers.base import errors
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cachectl.stage import Ranks
     from cachectl.switching import child
 
-OPTIONS: Final = (
+OPTIONS = (
     verbs.value(
         "source",
         "SOURCE",
@@ -28,7 +28,7 @@ OPTIONS: Final = (
         "--scratch", "DIR", "on each node's own disk: your folder of mode 700, or its parent (default: TMPDIR)"
     ),
 )
-USAGE: Final = """\
+USAGE = """\
 mpiexec -n N cachectl stage
        [SOURCE (--allowed-signers LIST | --digest HEX | --trust)]
        [--out TARGET [--sign KEY] [--force]] [--scratch DIR] -- COMMAND..."""

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 
 from cachectl import verbs
 from cachectl.exchange import place, trust, wire
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from cachectl import layer_set
 
 #: Seconds for which a pack that nothing lists stays: twice the time in which a push must list what it has uploaded.
-GRACE: Final = 86400.0
+GRACE = 86400.0
 #: Seconds by which the clocks of this machine and of the store may differ.
-_SKEW: Final = GRACE / 4
+_SKEW = GRACE / 4
 #: How often a check starts again because something vanished while the index changed.
-_AGAIN: Final = 5
+_AGAIN = 5
 
-OPTIONS: Final = (
+OPTIONS = (
     verbs.value(
         "action",
         "ls|gc|verify",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
 
 from cachectl import layer_set, output_files, verbs
 from cachectl.layers.base import errors
@@ -12,7 +11,7 @@ from cachectl.switching import child
 from cachectl.watching import evidence, timeline
 from cachectl.watching.trace import KernelTrace, Trace, Tracer
 
-OPTIONS: Final = (
+OPTIONS = (
     verbs.UNEXPECTED,
     verbs.flag("--explain", "also list builds and entries, and explain every miss"),
     verbs.value("--json", "FILE", "write JSON to a file, - for standard output"),
@@ -23,7 +22,7 @@ OPTIONS: Final = (
     ),
     verbs.FORCE.having("replace an existing FILE that is not JSON or a timeline of trace"),
 )
-USAGE: Final = """\
+USAGE = """\
 cachectl trace [--explain] [--json FILE] [--timeline FILE.json|FILE.html] [--force]
        -- COMMAND..."""
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
 
 from cachectl import layer_set, listing, verbs
 
-OPTIONS: Final = (verbs.LAYERS, verbs.PLACES, verbs.WAIT, verbs.FORM)
+OPTIONS = (verbs.LAYERS, verbs.PLACES, verbs.WAIT, verbs.FORM)
 
 
 def verify(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Findings:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.layer import Layer
@@ -33,31 +33,31 @@ ACCESS, MODIFY, ATTRIBUTES, CLOSE_WRITE, CLOSE, OPEN, MOVED_FROM, MOVED_TO, CREA
     1 << bit for bit in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
 )
 UNMOUNTED, _OVERFLOW, _MASK_ADD, FOLDER = 1 << 13, 1 << 14, 1 << 29, 1 << 30
-ARRIVED: Final = CREATE | MOVED_TO
-LEFT: Final = DELETE | MOVED_FROM
+ARRIVED = CREATE | MOVED_TO
+LEFT = DELETE | MOVED_FROM
 #: The events that show lookups and stores. Equal events in a row are reported once: the closing is between two openings
 #: of a file, unless both are open at once.
-_USES: Final = MODIFY | CLOSE_WRITE | CLOSE | OPEN | ARRIVED | LEFT
-_REASONS: Final = {
+_USES = MODIFY | CLOSE_WRITE | CLOSE | OPEN | ARRIVED | LEFT
+_REASONS = {
     errno.ENOSPC: "more folders than the system lets one user watch (fs.inotify.max_user_watches)",
     errno.EMFILE: "too many open files, or too many programs that watch files (fs.inotify.max_user_instances)",
 }
-_HEAD: Final = struct.Struct("=iIII")
+_HEAD = struct.Struct("=iIII")
 #: Bytes of events that are read at once.
-_AT_ONCE: Final = 1 << 16
+_AT_ONCE = 1 << 16
 #: Milliseconds after which the reader looks whether the run has ended.
-_PAUSE: Final = 20
+_PAUSE = 20
 #: Seconds of work for which the last events are read: a program may cause them without end.
-_LONGEST: Final = 1.0
-LOST: Final = "file events came faster than they could be read"
-_TOGETHER: Final = "an entry was open twice at once, and such openings may be reported as one"
-_EARLY: Final = "an entry was stored in a new folder before that was watched, so that first hits of it may be missing"
+_LONGEST = 1.0
+LOST = "file events came faster than they could be read"
+_TOGETHER = "an entry was open twice at once, and such openings may be reported as one"
+_EARLY = "an entry was stored in a new folder before that was watched, so that first hits of it may be missing"
 #: How many folders above a place are watched, in case it is removed and made again.
-_ABOVE: Final = 2
+_ABOVE = 2
 #: Bytes that are free on a file system that cannot take another entry.
-_LITTLE: Final = 16 << 20
+_LITTLE = 16 << 20
 #: How many events of entries are recorded, so that memory stays bounded.
-_MOST: Final = 1 << 20
+_MOST = 1 << 20
 
 
 def open_queue() -> tuple[Any, int]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from cachectl.layers.base import errors, facts, parts
 from cachectl.layers.base.layer import Layer
@@ -20,14 +20,12 @@ from cachectl.layers.base.store import ENTRY
 from cachectl.watching.events import Use, storing_refused
 from cachectl.watching.programs import Event
 
-EXACT: Final = "exact"
-INFERRED: Final = "inferred"
-NONE: Final = "none"
+EXACT = "exact"
+INFERRED = "inferred"
+NONE = "none"
 #: Seconds by which the clock of a file event may be behind that of a build.
-_LATE: Final = 0.05
-_NO_PYTHON: Final = (
-    "no Python of the run could be watched (it had none, was started with -I or -S, or has other releases)"
-)
+_LATE = 0.05
+_NO_PYTHON = "no Python of the run could be watched (it had none, was started with -I or -S, or has other releases)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,22 +19,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from cachectl.layers.base.parts import Lookups
 from cachectl.layers.disk.plain import open_plain
 from cachectl.layers.host import processes
 
 #: Limit on the bytes read of all processes together: some 400,000 events.
-_MOST: Final = 128 << 20
+_MOST = 128 << 20
 #: Limit on the bytes passed on from one process's error stream.
-_MOST_MESSAGES: Final = 16 << 20
-_LARGEST_NUMBER: Final = 1 << 62
+_MOST_MESSAGES = 16 << 20
+_LARGEST_NUMBER = 1 << 62
 
 Event = Mapping[str, Any]
-_WHEN: Final = ("start", "end", "thread")
+_WHEN = ("start", "end", "thread")
 #: The fields that every event of a kind must have. Other fields may be missing, or unknown (null).
-_REQUIRED: Final[Mapping[str, Sequence[str]]] = {
+_REQUIRED: Mapping[str, Sequence[str]] = {
     "started": ("program", "host"),
     "failed": ("library",),
     **dict.fromkeys(("hit", "miss", "store"), ("layer", *_WHEN)),
@@ -43,7 +43,7 @@ _REQUIRED: Final[Mapping[str, Sequence[str]]] = {
     "messages": ("layer", "wrote", "upto"),
 }
 #: The fields that are used, each with a value of its form: a list holds values of one form, a tuple one value of each.
-_FORMS: Final[Mapping[str, object]] = {
+_FORMS: Mapping[str, object] = {
     **dict.fromkeys(("event", "error", "kind", "host", "library", "layer", "name", "stage", "dictionary"), ""),
     **dict.fromkeys(("key", "source", "options", "platform", "driver", "binary"), ""),
     **dict.fromkeys(("pid", "start", "end", "thread", "upto", "bytes", "rank", "lookups"), 0),
@@ -56,8 +56,8 @@ _FORMS: Final[Mapping[str, object]] = {
 _PARENT, _START_OF_STACK = 1, 25
 #: Seconds between looks: importing one of the libraries alone takes three times as long. Then how many times the
 #: duration of a look, so that looking takes at most a tenth of one processor.
-_SECONDS_BETWEEN: Final = 0.05
-_TIMES: Final = 9
+_SECONDS_BETWEEN = 0.05
+_TIMES = 9
 
 
 # ---------------------------------------------------------------------- events

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from cachectl import layer_set
 from cachectl.layers.base.layer import Layer
@@ -28,7 +27,7 @@ from cachectl.watching import events
 _OPENED, _READ, _WRITTEN, _TOUCHED = "was opened", "was read", "was written", "was touched"
 _APPEARED, _VANISHED, _MOVED, _CHANGED = "appeared", "vanished", "was moved", "was changed"
 #: The meaning of each event. Opening and reading a folder only lists it, and is left out.
-_WORDS: Final[Mapping[int, str]] = {
+_WORDS: Mapping[int, str] = {
     events.OPEN: _OPENED,
     events.ACCESS: _READ,
     events.MODIFY: _WRITTEN,
@@ -41,13 +40,13 @@ _WORDS: Final[Mapping[int, str]] = {
     events.MOVE_SELF: _MOVED,
     events.UNMOUNTED: "was unmounted",
 }
-_LISTING: Final = events.OPEN | events.ACCESS | events.ATTRIBUTES
-_ON_THE_WAY: Final = events.ARRIVED | events.LEFT | events.DELETE_SELF | events.MOVE_SELF
-_EVERYTHING: Final = sum(_WORDS) - events.UNMOUNTED
+_LISTING = events.OPEN | events.ACCESS | events.ATTRIBUTES
+_ON_THE_WAY = events.ARRIVED | events.LEFT | events.DELETE_SELF | events.MOVE_SELF
+_EVERYTHING = sum(_WORDS) - events.UNMOUNTED
 #: Limit on the number of different events that are kept of one place.
-_MOST: Final = 100_000
+_MOST = 100_000
 #: Separates the name of a link from that of the file behind it.
-_LEADS_TO: Final = " -> "
+_LEADS_TO = " -> "
 #: The stamp of a name: kind, inode, size in bytes, last change of content and of any kind (ns). Folders have no size,
 #: because the names in them are compared.
 _Stamp = tuple[int, int, int, int, int]

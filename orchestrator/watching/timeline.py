@@ -16,7 +16,6 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Final
 
 from cachectl import output_files
 from cachectl.layers.base import errors
@@ -24,21 +23,21 @@ from cachectl.layers.base.parts import Lookups
 from cachectl.watching.programs import Event
 
 #: The stages of a start, in the order in which a kernel passes through them.
-STAGES: Final = (
+STAGES = (
     *("import", "driver", "create", "preprocess", "schedule", "codegen"),
     *("build", "compile", "lookup", "store", "launch"),
 )
 #: The name of the span of a driver's whole part of a build.
-DRIVER: Final = "driver"
-SCHEMA: Final = "cachectl/timeline/1"
+DRIVER = "driver"
+SCHEMA = "cachectl/timeline/1"
 #: The beginning of such a file, in any version.
-_HEAD: Final = b'{"otherData":{"schema":"cachectl/timeline/'
+_HEAD = b'{"otherData":{"schema":"cachectl/timeline/'
 #: What ``trace --timeline`` may replace.
-TIMELINE: Final = output_files.Kind(
+TIMELINE = output_files.Kind(
     "a timeline", lambda head: head.startswith(_HEAD) or output_files.PAGE.is_begun_by(head), is_binary=False
 )
 #: The fields of a span that are arguments of its event.
-_ARGUMENTS: Final = ("kernel", "layer", "outcome", "bytes")
+_ARGUMENTS = ("kernel", "layer", "outcome", "bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +106,9 @@ class Timeline:
 
 
 #: Seconds that a run may take longer than its command: processes that outlive it.
-_SLACK: Final = 1.0
+_SLACK = 1.0
 #: How many of the slowest kernels are listed.
-_SLOWEST: Final = 10
+_SLOWEST = 10
 
 
 def clocks() -> tuple[int, int]:

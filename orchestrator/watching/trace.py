@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts
@@ -28,8 +28,8 @@ from cachectl.watching import evidence, programs
 from cachectl.watching import timeline as timelines
 from cachectl.watching.events import EntryEvents
 
-_FOLDER: Final = "CACHECTL_TRACE"
-_SITE: Final = """
+_FOLDER = "CACHECTL_TRACE"
+_SITE = """
 import os, sys
 
 def observe():
@@ -227,7 +227,7 @@ def _kernel(event: programs.Event) -> KernelTrace:
 
 
 #: A second block would watch and count the replacements of the first.
-_ONE: Final = threading.Lock()
+_ONE = threading.Lock()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 from homes import CACHECTL, Home
@@ -14,7 +14,7 @@ from homes import CACHECTL, Home
 from cachectl.layers.base.conformance import snapshot
 
 #: Runs a command beside a user manager of systemd that has its own processes, cgroups and /run.
-MANAGER: Final = """
+MANAGER = """
 set -e
 mount -t tmpfs tmpfs /run
 mkdir -p /run/systemd/system /run/cgroup
@@ -34,8 +34,8 @@ find $group -depth -type d -exec rmdir {} +
 exit $status
 """
 #: Runs a command where no user has a crontab.
-NO_CRONTABS: Final = 'mount -t tmpfs -o mode=1730 tmpfs /var/spool/cron/crontabs && exec "$@"'
-APART: Final = ("unshare", "--mount", "sh", "-c")
+NO_CRONTABS = 'mount -t tmpfs -o mode=1730 tmpfs /var/spool/cron/crontabs && exec "$@"'
+APART = ("unshare", "--mount", "sh", "-c")
 
 
 def leak(home: Home) -> Path:

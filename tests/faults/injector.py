@@ -20,18 +20,18 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 #: Kinds of calls, as in faults.c.
-READS: Final = 1
-WRITES: Final = 2
-LOCKS: Final = 4
+READS = 1
+WRITES = 2
+LOCKS = 4
 #: Not an error, but the end of the process.
-KILL: Final = -1
-_SHIM: Final = Path(__file__).with_name("faults.c")
-_SECONDS: Final = 60
+KILL = -1
+_SHIM = Path(__file__).with_name("faults.c")
+_SECONDS = 60
 #: Modules that act when they are imported, or that need pytest.
-_NOT_IMPORTED: Final = ("cachectl.__main__", "cachectl.pytest_plugin", "cachectl.layers.base.conformance")
+_NOT_IMPORTED = ("cachectl.__main__", "cachectl.pytest_plugin", "cachectl.layers.base.conformance")
 
 
 @dataclass(frozen=True)

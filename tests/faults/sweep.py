@@ -34,7 +34,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from injector import KILL, LOCKS, READS, WRITES, Ended, Fault, Injector
 from worlds import World, bystanders, damage, disk_bytes, leftovers
@@ -44,7 +44,7 @@ from cachectl.exchange.store import StoreCollection
 from cachectl.layers.base.environment import Environment
 
 #: What can go wrong, by the kind of call.
-FAULTS: Final = (
+FAULTS = (
     *((WRITES, error, sticky) for error in (errno.EIO, errno.ENOSPC, errno.EACCES) for sticky in (False, True)),
     (WRITES, KILL, False),
     *((READS, error, False) for error in (errno.EIO, errno.EACCES, errno.EMFILE)),
@@ -52,13 +52,13 @@ FAULTS: Final = (
     (LOCKS, errno.EIO, True),
     (LOCKS, errno.ENOLCK, True),
 )
-_KINDS: Final = {READS: "read", WRITES: "write", LOCKS: "lock"}
+_KINDS = {READS: "read", WRITES: "write", LOCKS: "lock"}
 #: The store in which an interrupted change loses every entry.
-_STARTED_ANEW: Final = "mesa_shader_cache_db"
+_STARTED_ANEW = "mesa_shader_cache_db"
 #: The store in which kernels show whose the other entries are.
-_OF_UNKNOWN: Final = "/mesa_shader_cache "
+_OF_UNKNOWN = "/mesa_shader_cache "
 #: What ``prune`` is to leave at most, in bytes.
-_MOST: Final = 20_000
+_MOST = 20_000
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _bundle(injector: Injector, world: World, home: Path) -> None:
     _quiet(injector, world, home, "purge", "--all")
 
 
-CASES: Final = {
+CASES = {
     case.name: case
     for case in (
         Case("report", ("report", "--json"), writes=False),
@@ -126,7 +126,7 @@ def put_cases(world: World) -> Iterator[Case]:
 # ---------------------------------------------------------------------- the rules for what is printed
 
 #: Moments: they differ from run to run.
-_MOMENTS: Final = frozenset({"generated", "used", "created", "modified", "oldest", "newest", "written_before"})
+_MOMENTS = frozenset({"generated", "used", "created", "modified", "oldest", "newest", "written_before"})
 
 
 def without_moments(value: Any) -> Any:  # noqa: ANN401 - JSON
@@ -171,7 +171,7 @@ def _false_report(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
 
 
 #: What stands for what was not read.
-_UNKNOWN: Final[tuple[object, ...]] = (None, {}, [], {"of": "unknown"})
+_UNKNOWN: tuple[object, ...] = (None, {}, [], {"of": "unknown"})
 
 
 def _false_listing(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
@@ -203,7 +203,7 @@ def _false_findings(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JS
         yield f"lacks findings of {required_roots}, and nobody says so"
 
 
-TRUTHS: Final = {
+TRUTHS = {
     "report": _false_report,
     "ls": _false_listing,
     **dict.fromkeys(("verify", "doctor"), _false_findings),

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Final
 
 from injector import Injector
 from support import mesa
@@ -28,10 +27,10 @@ from cachectl.layers.base.layer import get_many
 from cachectl.layers.host.pythons import RECORD
 from cachectl.stack import Stack
 
-TESTS: Final = Path(__file__).parent.parent
+TESTS = Path(__file__).parent.parent
 #: Files that are written again when entries go, or that sqlite leaves: no removal counts their bytes.
-_NOT_FREED: Final = ("index", "-shm", RECORD)
-_BYSTANDERS: Final = (".cache/other/file", ".cache/pytools/notes.txt", ".cache/pocl/kcache/README", ".nv/notes")
+_NOT_FREED = ("index", "-shm", RECORD)
+_BYSTANDERS = (".cache/other/file", ".cache/pytools/notes.txt", ".cache/pocl/kcache/README", ".nv/notes")
 
 
 def module(path: str) -> ModuleType:
@@ -126,10 +125,10 @@ def leftovers(home: Path) -> list[str]:
 
 
 #: What damaged things hold, so that each can be found wherever it lies.
-_MARKS: Final = tuple(f"damaged by the sweep, number {number}".encode() for number in range(9))
+_MARKS = tuple(f"damaged by the sweep, number {number}".encode() for number in range(9))
 #: Files of which one each is damaged, and tables with the column of which one row is.
-_DAMAGED_FILES: Final = ("program.bc", "*.cl_cache", "llvmcache-*", ".nv/ComputeCache/?/?/*", "mesa_shader_cache/??/*")
-_DAMAGED_ROWS: Final = (("*.sqlite", "dict", "key_value"), ("*.ukdb", "kern_db", "kernel_blob"))
+_DAMAGED_FILES = ("program.bc", "*.cl_cache", "llvmcache-*", ".nv/ComputeCache/?/?/*", "mesa_shader_cache/??/*")
+_DAMAGED_ROWS = (("*.sqlite", "dict", "key_value"), ("*.ukdb", "kern_db", "kernel_blob"))
 
 
 def damage(_injector: Injector, _world: World, home: Path) -> None:
@@ -182,7 +181,7 @@ def mesa_world(folder: Path, store: str) -> World:
 
 
 #: Homes that are made here, by name.
-WORLDS: Final[Mapping[str, Callable[[Path], World]]] = {
+WORLDS: Mapping[str, Callable[[Path], World]] = {
     "synthetic": synthetic_world,
     **{f"mesa-{store}": partial(mesa_world, store=store) for store in ("single-file", "database")},
 }

@@ -12,15 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Final
 
 import pytest
 
 import cachectl
 
 #: The status of these tools while another process, such as another worker, changes the password file.
-_LOCKED: Final = 1
-_SECONDS: Final = 30.0
+_LOCKED = 1
+_SECONDS = 30.0
 
 
 @contextmanager

@@ -8,15 +8,15 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from homes import CACHECTL
 
 from support import dictionaries
 
-PYTHON: Final = ".".join(str(part) for part in sys.version_info)
-FILE: Final = f"pdict-v5-mine-{PYTHON}.sqlite"
-CREATE: Final = dictionaries.CREATE
+PYTHON = ".".join(str(part) for part in sys.version_info)
+FILE = f"pdict-v5-mine-{PYTHON}.sqlite"
+CREATE = dictionaries.CREATE
 
 
 def dictionary(path: Path, rows: int = 20, value: bytes = b"\x80\x04N." + bytes(500)) -> Path:
@@ -24,7 +24,7 @@ def dictionary(path: Path, rows: int = 20, value: bytes = b"\x80\x04N." + bytes(
 
 
 #: Fills the dictionary that it is given, and is killed before the end.
-INTERRUPTED: Final = (
+INTERRUPTED = (
     "import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
     "c.execute('pragma cache_size = 1'); c.execute('begin immediate')\n"
     "for n in range(300): c.execute('insert into dict values (?, ?)', (str(n), b'x' * 4000))\n"

@@ -9,14 +9,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from homes import Home
 from tiers import absent
 
 BUCKET = "warm-caches"
-CONFIGURATION: Final = """\
+CONFIGURATION = """\
 version: 0.1
 storage:
   filesystem: {{rootdirectory: {folder}}}

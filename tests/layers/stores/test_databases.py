@@ -10,7 +10,6 @@ import subprocess
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Final
 
 import pytest
 from homes import Home
@@ -27,7 +26,7 @@ from cachectl.layers.pytools.dictionaries import SCHEMA
 from cachectl.layers.stores.database import file_stamp
 from cachectl.layers.stores.rows import CHANGED, RowFile
 
-NOBODY: Final = 65534
+NOBODY = 65534
 as_root = pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0 or shutil.which("setpriv") is None,
     reason="needs the superuser, who becomes another user",
@@ -306,14 +305,14 @@ def test_writers_of_a_folder_are_found(open_folder: Path) -> None:
 
 
 #: Asks who can write to a folder, where some accounts are others.
-ASK: Final = """
+ASK = """
 import sys
 from pathlib import Path
 from cachectl.layers.disk.trust import open_to_others, shared_because
 folder = Path(sys.argv[1])
 print(shared_because(folder), list(map(str, open_to_others(folder))))
 """
-MOUNT: Final = 'mount --bind "$0/passwd" /etc/passwd && mount --bind "$0/group" /etc/group && exec "$@"'
+MOUNT = 'mount --bind "$0/passwd" /etc/passwd && mount --bind "$0/group" /etc/group && exec "$@"'
 
 
 @as_root
