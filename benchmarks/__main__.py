@@ -20,7 +20,7 @@ from benchmarks.commands import cachectl
 from benchmarks.growth import CURVES, SIZES, Curve
 from benchmarks.races import Figure, Line, Result, run
 from benchmarks.table import lines
-from cachectl.layers.base.environment import Environment
+from cachectl.layers.core.environment import Environment
 from cachectl.verbs.bench import machine
 
 _WIDTHS = (15, 69, 30, 15, 16, 26, 12, 12, 4)

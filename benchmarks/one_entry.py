@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import cachectl
 
 if TYPE_CHECKING:
-    from cachectl.layers.base.facts import Artifact
-    from cachectl.layers.base.layer import Layer
+    from cachectl.layers.core.facts import Artifact
+    from cachectl.layers.core.layer import Layer
 
 #: Does something with the entry of a number.
 Act = Callable[[int], object]

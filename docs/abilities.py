@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Ability
-from cachectl.layers.base.registry import BUILT_IN, built_in_layer
+from cachectl.layers.core.environment import Environment
+from cachectl.layers.core.facts import Ability
+from cachectl.layers.core.registry import BUILT_IN, built_in_layer
 
 if TYPE_CHECKING:
     from docutils import nodes
 
-    from cachectl.layers.base.layer import Layer
+    from cachectl.layers.core.layer import Layer
 
 Table = tuple[list[list[str]], list[str]]
 

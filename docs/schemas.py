@@ -1,6 +1,6 @@
 """JSON Schemas of what ``--json`` prints, made from the facts. Sphinx writes them to ``schemas/`` beside the pages.
 
-Each document is a dataclass with a schema name. Keys follow from its fields as :mod:`cachectl.layers.base.facts`
+Each document is a dataclass with a schema name. Keys follow from its fields as :mod:`cachectl.layers.core.facts`
 has it, and types from their annotations.
 """
 
@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from cachectl.layers.base.facts import declared, json_keys
+from cachectl.layers.core.facts import declared, json_keys
 from cachectl.layers.host.neighbours import Neighbour
 
 #: Every class that a verb shows with ``--json``.

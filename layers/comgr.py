@@ -12,8 +12,7 @@ import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from cachectl.layers.base import declarations, facts, layer, lazy, parts
-from cachectl.layers.base.store import Codec, Damage, Store
+from cachectl.layers import core
 from cachectl.layers.host import drivers
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ _METADATA = 32
 #: How a descriptor, which is the symbol of a kernel, is named after it.
 _DESCRIPTOR = ".kd"
 #: The key in the metadata, and behind it a string of MessagePack: of less than 32 bytes, or less than 256.
-_TARGET = lazy.regex(rb"\xadamdhsa\.target(?:[\xa0-\xbf]|\xd9.)[\w-]*?--([\w:+-]+)", re.DOTALL)
+_TARGET = core.regex(rb"\xadamdhsa\.target(?:[\xa0-\xbf]|\xd9.)[\w-]*?--([\w:+-]+)", re.DOTALL)
 _BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 
 #: An integer of at most 64 bits in any base that a prefix names, roughly.
@@ -48,7 +47,7 @@ _VALUES = {
 }
 
 
-class ComgrCodec(Codec):
+class ComgrCodec(core.Codec):
     """An output and a log, each with its length before it (``comgr-cache.cpp``)."""
 
     form = "comgr-entry/1"
@@ -71,18 +70,18 @@ class ComgrCodec(Codec):
         device = next((target[1].decode() for target in targets if target is not None), None)
         return details.Details("code object", details.names_or_none(descriptors), device)
 
-    def check(self, data: bytes) -> Damage | None:
+    def check(self, data: bytes) -> core.Damage | None:
         """Check that an entry is exactly an output and a log, and that bitcode and code objects are complete."""
         from cachectl.layers.formats import device_binaries
 
         output = output_of(data)
         if output is None:
-            return Damage(facts.Severity.RECOMPILES, _NOT_WHOLE)
+            return core.Damage(core.Severity.RECOMPILES, _NOT_WHOLE)
         # A translation to SPIR-V may end otherwise than the programs that drivers return.
         wrong = None if output.startswith(device_binaries.SPIRV) else device_binaries.complaint(output)
         if wrong is None:
             return None
-        return Damage(facts.Severity.FAILS, f"holds a program that {wrong}; comgr hands it on as it is")
+        return core.Damage(core.Severity.FAILS, f"holds a program that {wrong}; comgr hands it on as it is")
 
 
 class ComgrCache(drivers.DriverLayer):
@@ -91,63 +90,63 @@ class ComgrCache(drivers.DriverLayer):
     name = "comgr"
     title = "AMD comgr cache"
     makers = ("AMD",)
-    switch = declarations.EnvSwitch(
+    switch = core.EnvSwitch(
         "AMD_COMGR_CACHE",
         "0",
         "1",
         outcome="is not 0, so it does not switch the cache off",
-        read=declarations.at_load(*LIBRARIES),
+        read=core.at_load(*LIBRARIES),
     )
     others = (
-        declarations.EnvSwitch(
+        core.EnvSwitch(
             "AMD_COMGR_EMIT_VERBOSE_LOGS",
             "(?!)",
             "0",
-            facts.Severity.RECOMPILES,
+            core.Severity.RECOMPILES,
             "is part of every key: entries stored without it are not hit",
         ),
     )
     # As comgr and LLVM do: an empty or relative path counts from the working folder.
-    places = declarations.Places(
+    places = core.Places(
         "AMD_COMGR_CACHE_DIR",
         linux=(
-            declarations.Rule("AMD_COMGR_CACHE_DIR"),
-            declarations.Rule("XDG_CACHE_HOME", "comgr", empty=declarations.Odd.HERE),
-            declarations.Rule("HOME", ".cache/comgr", empty=declarations.Odd.HERE, source="default (HOME)"),
-            declarations.Rule("", ".cache/comgr", source="default (the account's home)"),
+            core.Rule("AMD_COMGR_CACHE_DIR"),
+            core.Rule("XDG_CACHE_HOME", "comgr", empty=core.Odd.HERE),
+            core.Rule("HOME", ".cache/comgr", empty=core.Odd.HERE, source="default (HOME)"),
+            core.Rule("", ".cache/comgr", source="default (the account's home)"),
         ),
-        windows=(declarations.Rule("AMD_COMGR_CACHE_DIR"), declarations.Rule("LOCALAPPDATA", "comgr")),
+        windows=(core.Rule("AMD_COMGR_CACHE_DIR"), core.Rule("LOCALAPPDATA", "comgr")),
         macos=(),
     )
     # LLVM sets the access time of an entry that it reads.
-    store: Any = lazy.later(__name__, "outputs")
-    about = parts.About(
-        on_network=facts.Hazard(
-            facts.Severity.RISKS,
+    store: Any = core.later(__name__, "outputs")
+    about = core.About(
+        on_network=core.Hazard(
+            core.Severity.RISKS,
             "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep "
             "no cache there unless AMD_COMGR_CACHE_DIR names it",
         ),
         # LLVM opens the file of an entry, or maps it, and renames a temporary to a new one.
-        lookups=parts.Lookups(files=parts.EntryFiles(), mapped=LIBRARIES),
+        lookups=core.Lookups(files=core.EntryFiles(), mapped=LIBRARIES),
     )
 
     def is_here(self) -> bool:
         """Return whether there is a driver, a GPU or a cache."""
         return self.environment.topology.exists() or super().is_here()
 
-    def state(self) -> facts.State:
+    def state(self) -> core.State:
         """Return the state; on a network file system it depends on the release."""
         from cachectl.layers.host import processes
 
         state = super().state()
-        for root in self.roots() if state.condition is facts.Condition.ENABLED else ():
+        for root in self.roots() if state.condition is core.Condition.ENABLED else ():
             kind = processes.network_file_system(self.environment, root.path)
             if kind is not None and root.source != self.places.variable:
                 why = f"the default place is on a network file system ({kind}): the newest releases keep no cache there"
-                return facts.State(facts.Condition.UNKNOWN, why, state.drivers)
+                return core.State(core.Condition.UNKNOWN, why, state.drivers)
         return state
 
-    def faults(self) -> Iterator[layer.Fault]:
+    def faults(self) -> Iterator[core.Fault]:
         """Add a policy that cannot be read, and an empty place."""
         yield from super().faults()
         variable = "AMD_COMGR_CACHE_POLICY"
@@ -158,20 +157,20 @@ class ComgrCache(drivers.DriverLayer):
             works = policy_complaint(corrected) is None
             fix = f"export {variable}={shlex.quote(corrected)}" if works else None
             outcome = f"cannot be read ({wrong}): nothing is kept, and every run compiles"
-            yield facts.Condition.DISABLED, layer.misread(self, variable, facts.Severity.RECOMPILES, outcome, fix)
+            yield core.Condition.DISABLED, core.misread(self, variable, core.Severity.RECOMPILES, outcome, fix)
         if self.environment.get(self.places.variable) == "":
             outcome = "is empty: older releases keep nothing then, newer ones use the default place"
-            yield None, layer.misread(self, self.places.variable, facts.Severity.RECOMPILES, outcome)
+            yield None, core.misread(self, self.places.variable, core.Severity.RECOMPILES, outcome)
 
 
-def outputs() -> Store:
+def outputs() -> core.Store:
     """Return the store of the entries, and of the file that records when some were last dropped."""
     from cachectl.layers.stores.files import Files
     from cachectl.layers.stores.tree import Shape
 
-    temporary = lazy.regex(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o")
+    temporary = core.regex(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o")
     left = Shape((temporary,), because="left by a program that was killed", private=True)
-    timestamp = Shape((lazy.regex(re.escape(TIMESTAMP)),), sums=True)
+    timestamp = Shape((core.regex(re.escape(TIMESTAMP)),), sums=True)
     return Files("llvmcache-[0-9a-f]{64}", left, timestamp, codec=ComgrCodec(), writers=LIBRARIES)
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cachectl.config import Limits
     from cachectl.exchange.place import BadStore, TransferFailed
     from cachectl.exchange.trust import Trust, Untrusted
-    from cachectl.layers.base.errors import (
+    from cachectl.layers.core.errors import (
         BadRequest,
         Busy,
         CachectlError,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         Unreachable,
         Unsettled,
     )
-    from cachectl.layers.base.selection import Selection
+    from cachectl.layers.core.selection import Selection
     from cachectl.stack import Stack
     from cachectl.switching.disabled import StillOn, disabled, isolated
     from cachectl.watching.trace import traced
@@ -60,7 +60,7 @@ __all__ = [
 _HOMES = {
     "BadStore": "exchange.place",
     "Limits": "config",
-    "Selection": "layers.base.selection",
+    "Selection": "layers.core.selection",
     "Stack": "stack",
     "StillOn": "switching.disabled",
     "TransferFailed": "exchange.place",
@@ -78,7 +78,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(message)
     from importlib import import_module
 
-    return getattr(import_module(f"cachectl.{_HOMES.get(name, 'layers.base.errors')}"), name)
+    return getattr(import_module(f"cachectl.{_HOMES.get(name, 'layers.core.errors')}"), name)
 
 
 def __dir__() -> list[str]:

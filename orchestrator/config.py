@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cachectl.layers.base import errors, selection
-from cachectl.layers.base.environment import CONFIG_VARIABLE, Environment, config_paths
+from cachectl.layers import core
 
 #: Larger than any config file, in bytes.
 _LARGEST = 1 << 16
@@ -56,14 +55,14 @@ class Config:
         return Limits(bool(self.get("prune.stale")), None if age is None else now - age, self.get("prune.max-size"))
 
 
-def load(environment: Environment) -> Config:
+def load(environment: core.Environment) -> Config:
     """Read the config files of an environment.
 
     Raises :class:`CachectlError` for a file that cannot be read, or that another user could have written, and
     :class:`BadRequest` for one with an unknown key or a wrong value; the text begins with the file.
     """
     config = Config()
-    for origin, path in config_paths(environment):
+    for origin, path in core.config_paths(environment):
         content = _read(path, needed=origin == "named")
         config.files.append((path, origin, content is not None))
         for key, value in () if content is None else _settings(path, content):
@@ -71,7 +70,7 @@ def load(environment: Environment) -> Config:
     return config
 
 
-def with_interpreters(environment: Environment) -> Environment:
+def with_interpreters(environment: core.Environment) -> core.Environment:
     """Return an environment with the interpreters of its settings, unless it names others. Raises as :func:`load`."""
     paths = None if environment.python_paths else load(environment).get("python")
     return replace(environment, python_paths=tuple(map(environment.expand, paths))) if paths else environment
@@ -94,7 +93,7 @@ def _settings(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
                 raise ValueError(f"{key}: {error}") from error
             yield key, value
     except (ValueError, RecursionError) as error:
-        raise errors.BadRequest(f"{errors.printable(path)}: {error}") from error
+        raise core.BadRequest(f"{core.printable(path)}: {error}") from error
 
 
 def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -109,16 +108,16 @@ def _read(path: Path, *, needed: bool) -> bytes | None:
     """Return the content of a config file, or ``None`` if it does not exist. Raises :class:`CachectlError`."""
     from cachectl.layers.disk.trust import shared_because
 
-    shown, ignore = errors.printable(path), f"{CONFIG_VARIABLE}={os.devnull}"
+    shown, ignore = core.printable(path), f"{core.CONFIG_VARIABLE}={os.devnull}"
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         try:
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
-                raise errors.CachectlError(f"{shown}: not a file of at most {_LARGEST} bytes")
+                raise core.CachectlError(f"{shown}: not a file of at most {_LARGEST} bytes")
             replaced = not os.path.samestat(status, os.stat(path))
             if reason := shared_because(path) or ("it was replaced just now" if replaced else None):
-                raise errors.CachectlError(
+                raise core.CachectlError(
                     f"{shown}: refused: {reason}; chmod go-w or chown that, or ignore it: {ignore}"
                 )
             return os.read(handle, _LARGEST)
@@ -128,7 +127,7 @@ def _read(path: Path, *, needed: bool) -> bytes | None:
         # Also a link that leads nowhere, and one in a folder that is closed to this user, is none.
         if not needed and not os.path.exists(path):
             return None
-        raise errors.CachectlError(f"{shown}: {error.strerror}; correct it, or ignore it: {ignore}") from error
+        raise core.CachectlError(f"{shown}: {error.strerror}; correct it, or ignore it: {ignore}") from error
 
 
 # ---------------------------------------------------------------------- values
@@ -159,7 +158,7 @@ _KEYS: Mapping[str, Callable[[Any], Any]] = {
     "wait": _seconds,
     "python": _paths,
     "shared": _flag,
-    "prune.max-size": lambda value: selection.parse_size(str(value)),
-    "prune.older-than": lambda value: selection.parse_age(str(value)),
+    "prune.max-size": lambda value: core.parse_size(str(value)),
+    "prune.older-than": lambda value: core.parse_age(str(value)),
     "prune.stale": _flag,
 }

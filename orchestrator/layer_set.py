@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
-from cachectl.layers.base import errors, facts, parts, registry
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.layer import Layer
+from cachectl.layers import core
+from cachectl.layers.core import registry
 
 
 def warn_user(line: str) -> None:
@@ -21,21 +20,23 @@ def warn_user(line: str) -> None:
 class LayerSet:
     """Every cache layer as one environment (by default this process's) resolves it; each is made when it is used."""
 
-    def __init__(self, environment: Environment | None = None, *, plugins: bool = True, shared: bool = False) -> None:
+    def __init__(
+        self, environment: core.Environment | None = None, *, plugins: bool = True, shared: bool = False
+    ) -> None:
         """Resolve the layers; ``shared`` says that other users who can write to a cache are trusted."""
-        self.environment = Environment.here() if environment is None else environment
+        self.environment = core.Environment.here() if environment is None else environment
         if shared:
             self.environment = replace(self.environment, shared=True)
         self._plugins = plugins
-        self._made: dict[str, Layer] = {}
+        self._made: dict[str, core.Layer] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({os.fspath(self.environment.home_folder)!r})"
 
     @cached_property
-    def _plugged(self) -> tuple[Mapping[str, Layer], tuple[registry.Broken, ...]]:
+    def _plugged(self) -> tuple[Mapping[str, core.Layer], tuple[registry.Broken, ...]]:
         """The layers of plug-ins, and those that could not be loaded."""
-        layers: dict[str, Layer] = {}
+        layers: dict[str, core.Layer] = {}
         broken: list[registry.Broken] = []
         for layer in registry.plugged_in(self.environment) if self._plugins else ():
             if isinstance(layer, registry.Broken):
@@ -51,7 +52,7 @@ class LayerSet:
         """The plug-ins that could not be loaded."""
         return self._plugged[1]
 
-    def __iter__(self) -> Iterator[Layer]:
+    def __iter__(self) -> Iterator[core.Layer]:
         yield from (self[name] for name in registry.BUILT_IN)
         yield from self._plugged[0].values()
 
@@ -61,7 +62,7 @@ class LayerSet:
     def __contains__(self, name: object) -> bool:
         return name in registry.BUILT_IN or name in self._plugged[0]
 
-    def __getitem__(self, name: str) -> Layer:
+    def __getitem__(self, name: str) -> core.Layer:
         if name in registry.BUILT_IN:
             if name not in self._made:
                 self._made[name] = registry.built_in_layer(name, self.environment)
@@ -69,27 +70,27 @@ class LayerSet:
         if name in self._plugged[0]:
             return self._plugged[0][name]
         if why := "; ".join(plugin.why for plugin in self.broken if plugin.name == name):
-            raise errors.BadRequest(f"the plug-in {name} was left out: {why}")
+            raise core.BadRequest(f"the plug-in {name} was left out: {why}")
         names = [*registry.BUILT_IN, *self._plugged[0]]
-        advice = errors.did_you_mean(name, names) or f"; there are {', '.join(names)}"
-        raise errors.BadRequest(f"unknown layer {name!r}{advice}")
+        advice = core.did_you_mean(name, names) or f"; there are {', '.join(names)}"
+        raise core.BadRequest(f"unknown layer {name!r}{advice}")
 
-    def portability(self, name: str) -> parts.Portability | None:
+    def portability(self, name: str) -> core.Portability | None:
         """Return the portability part of a layer; ``None`` if the layer has none, or is not here."""
         return self[name].about.portability if name in self else None
 
-    def named(self, names: Iterable[str]) -> tuple[Layer, ...]:
+    def named(self, names: Iterable[str]) -> tuple[core.Layer, ...]:
         """Return the layers of these names, each once; all of them where none is named.
 
         Raises :class:`BadRequest` for a name that no layer has.
         """
         return tuple(self[name] for name in dict.fromkeys(names)) or tuple(self)
 
-    def clearable(self) -> tuple[Layer, ...]:
+    def clearable(self) -> tuple[core.Layer, ...]:
         """Return what ``purge --all`` means: every user layer that a rerun refills."""
-        return tuple(layer for layer in self if layer.about.scope is facts.Scope.USER and not layer.about.precious)
+        return tuple(layer for layer in self if layer.about.scope is core.Scope.USER and not layer.about.precious)
 
-    def chosen(self, names: Iterable[str]) -> tuple[Layer, ...]:
+    def chosen(self, names: Iterable[str]) -> tuple[core.Layer, ...]:
         """Return the layers of these names as :meth:`named` does; every clearable one where none is named."""
         names = tuple(names)
         return self.named(names) if names else self.clearable()

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from cachectl import layer_set, verbs
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.selection import Selection
+from cachectl.layers import core
 from cachectl.layers.disk import trust
 
 T = TypeVar("T")
@@ -34,9 +32,9 @@ class Trouble:
 class Listing:
     """The selected entries, and the problems met."""
 
-    entries: tuple[facts.Entry, ...]
+    entries: tuple[core.Entry, ...]
     problems: tuple[Trouble, ...]
-    as_json: ClassVar[facts.AsJson] = facts.AsJson("cachectl/ls/1")
+    as_json: ClassVar[core.AsJson] = core.AsJson("cachectl/ls/1")
 
     @property
     def failed(self) -> bool:
@@ -48,20 +46,20 @@ class Listing:
 class Findings:
     """What ``verify`` or ``doctor`` found, and what was not checked by layer."""
 
-    findings: tuple[facts.Finding, ...]
+    findings: tuple[core.Finding, ...]
     not_checked: Mapping[str, str] | None = None
-    as_json: ClassVar[facts.AsJson] = facts.AsJson("cachectl/findings/1", optional=("not_checked",))
+    as_json: ClassVar[core.AsJson] = core.AsJson("cachectl/findings/1", optional=("not_checked",))
 
     @property
     def failed(self) -> bool:
         """Return whether anything is damaged, or worse than harmless."""
-        return any(finding.thing or finding.severity is not facts.Severity.HARMLESS for finding in self.findings)
+        return any(finding.thing or finding.severity is not core.Severity.HARMLESS for finding in self.findings)
 
 
 def _in_each_root(
-    layers: Iterable[Layer],
-    look: Callable[[Layer, facts.Root], Iterable[T]],
-    failed: Callable[[Layer, Path | None, Exception], Iterable[T]],
+    layers: Iterable[core.Layer],
+    look: Callable[[core.Layer, core.Root], Iterable[T]],
+    failed: Callable[[core.Layer, Path | None, Exception], Iterable[T]],
 ) -> Iterator[T]:
     """Yield what a function finds in each root; after an error that of ``failed``, and the other roots go on.
 
@@ -72,9 +70,9 @@ def _in_each_root(
             for root in layer.roots():
                 try:
                     yield from look(layer, root)
-                except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
+                except core.FAILURES as error:  # noqa: PERF203 - one must not end the rest
                     yield from failed(layer, root.path, error)
-        except errors.FAILURES as error:  # noqa: PERF203
+        except core.FAILURES as error:  # noqa: PERF203
             yield from failed(layer, None, error)
 
 
@@ -84,60 +82,60 @@ def _warn_of_failures(trouble: Trouble) -> None:
 
 
 def listed(
-    layers: Iterable[Layer],
-    selection: Selection,
+    layers: Iterable[core.Layer],
+    selection: core.Selection,
     notice: Callable[[Trouble], None] = _warn_of_failures,
     *,
     contents: bool = True,
-) -> Iterator[facts.Entry]:
+) -> Iterator[core.Entry]:
     """Yield the selected entries of every root. A root that fails is given to ``notice``, and the others go on.
 
     ``notice`` gets what could not be listed, and what looks damaged; by default it warns of the first. Without
     ``contents`` entries are not opened, as in :meth:`Layer.scan`.
     """
 
-    def scan(layer: Layer, root: facts.Root) -> Iterator[facts.Entry]:
+    def scan(layer: core.Layer, root: core.Root) -> Iterator[core.Entry]:
         for thing in layer.store.scan(root, selection, contents=contents):
-            if isinstance(thing, facts.Problem):
+            if isinstance(thing, core.Problem):
                 notice(Trouble(layer.name, thing.path, thing.code, thing.message, failed=thing.hides))
             elif thing.is_listed and selection.matches(thing):
                 yield thing
 
-    def failed(layer: Layer, path: Path | None, error: Exception) -> Iterable[facts.Entry]:
+    def failed(layer: core.Layer, path: Path | None, error: Exception) -> Iterable[core.Entry]:
         code = "failed" if path is None else "unreadable"
-        notice(Trouble(layer.name, path, code, errors.reason_of(error), failed=True))
+        notice(Trouble(layer.name, path, code, core.reason_of(error), failed=True))
         return ()
 
     return _in_each_root(layers, scan, failed)
 
 
-def damage(layers: Iterable[Layer]) -> Findings:
+def damage(layers: Iterable[core.Layer]) -> Findings:
     """Return the damage in every root of the given layers."""
     not_checked: dict[str, str] = {}
 
-    def check(layer: Layer, root: facts.Root) -> Iterator[facts.Finding]:
+    def check(layer: core.Layer, root: core.Root) -> Iterator[core.Finding]:
         yield from layer.store.verify(root)
         if layer.about.unchecked and root.exists:
             not_checked[layer.name] = layer.about.unchecked
 
-    def failed(layer: Layer, path: Path | None, error: Exception) -> Iterable[facts.Finding]:
+    def failed(layer: core.Layer, path: Path | None, error: Exception) -> Iterable[core.Finding]:
         return (failure(layer, path, error),)
 
     return Findings(tuple(_in_each_root(layers, check, failed)), not_checked)
 
 
-def failure(layer: Layer, path: Path | None, error: Exception) -> facts.Finding:
+def failure(layer: core.Layer, path: Path | None, error: Exception) -> core.Finding:
     """Return the finding that a layer, or one place of it, could not be read."""
     place = Path("*") if path is None else path
-    code, message, fix = "unreadable", errors.reason_of(error), f"make {place} readable"
-    if not isinstance(error, (errors.LayerError, OSError)):
+    code, message, fix = "unreadable", core.reason_of(error), f"make {place} readable"
+    if not isinstance(error, (core.LayerError, OSError)):
         code, fix = "plugin", f"fix or uninstall the plug-in {layer.name}"
     elif place.is_absolute() and (closed := trust.closed_by_another(place, layer.environment.home_folder)):
         message, fix = f"{message}; it belongs to {closed.owner}", closed.fix
-    return facts.Finding(layer.name, place, None, facts.Severity.FAILS, code, message, fix)
+    return core.Finding(layer.name, place, None, core.Severity.FAILS, code, message, fix)
 
 
-def entries_table(entries: Iterable[facts.Entry], now: float, stale: str) -> verbs.Table:
+def entries_table(entries: Iterable[core.Entry], now: float, stale: str) -> verbs.Table:
     """Return the rows of entries; ``now`` is the time that ages refer to, ``stale`` the title over what is stale."""
 
     def mark(is_stale: bool | None) -> str:

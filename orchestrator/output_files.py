@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cachectl import pages
-from cachectl.layers.base import errors
+from cachectl.layers import core
 from cachectl.layers.disk import atomic
 from cachectl.layers.stores import archive
 
@@ -69,21 +69,21 @@ class OutputFile:
         """
         name, status = self.name, _status_of(self.name)
         if name in self.layers:
-            raise errors.BadRequest(f"{name!r} is a layer, not a FILE: write the FILE before the layers, or ./{name}")
+            raise core.BadRequest(f"{name!r} is a layer, not a FILE: write the FILE before the layers, or ./{name}")
         if self.kind.is_binary and _is_terminal(name):
-            raise errors.BadRequest(
+            raise core.BadRequest(
                 f"{self.kind.what} is binary and is not printed to a terminal; name a FILE, or redirect the output"
             )
         if status is not None and stat.S_ISDIR(status.st_mode):
-            raise errors.BadRequest(f"{name!r} is a folder; name a file in it")
+            raise core.BadRequest(f"{name!r} is a folder; name a file in it")
         if not name or name.endswith(os.sep):
-            raise errors.BadRequest(f"{name!r} is not a valid name of a file")
+            raise core.BadRequest(f"{name!r} is not a valid name of a file")
         folder = os.path.dirname(os.path.realpath(name) if os.path.islink(name) else name) or "."
-        shown = errors.printable(folder)
+        shown = core.printable(folder)
         if status is None and name != STREAM and not os.path.isdir(folder):
-            raise errors.BadRequest(f"{name!r}: the folder does not exist; make {shown} first")
+            raise core.BadRequest(f"{name!r}: the folder does not exist; make {shown} first")
         if status is None and name != STREAM and not os.access(folder, os.W_OK | os.X_OK):
-            raise errors.BadRequest(f"{name!r}: {shown} cannot be written; name a file elsewhere")
+            raise core.BadRequest(f"{name!r}: {shown} cannot be written; name a file elsewhere")
         # A device, a pipe and the shell's redirection are written to.
         if self.force or status is None or not stat.S_ISREG(status.st_mode) or _is_standard_output(status):
             return
@@ -92,10 +92,10 @@ class OutputFile:
                 head = file.read(_HEAD)
         except OSError as error:
             reason = f"exists and cannot be read ({error.strerror}); --force replaces it unread"
-            raise errors.CachectlError(f"{errors.printable(name)} {reason}") from error
+            raise core.CachectlError(f"{core.printable(name)} {reason}") from error
         if head and not self.kind.is_begun_by(head):
             reason = f"exists and is not {self.kind.what}; name another file, or replace it with --force"
-            raise errors.CachectlError(f"{errors.printable(name)} {reason}")
+            raise core.CachectlError(f"{core.printable(name)} {reason}")
 
     def write(self, chunks: Iterable[bytes]) -> None:
         """Write the file next to its place and rename it into place, so that readers never see half of it.
@@ -130,7 +130,7 @@ def demand_targets(*outputs: OutputFile | None) -> None:
         output.demand()
         place = os.path.realpath(output.name)
         if place in places and os.path.isfile(place) == os.path.exists(place):
-            raise errors.BadRequest(f"{output.name!r} is named twice; name a file for each output")
+            raise core.BadRequest(f"{output.name!r} is named twice; name a file for each output")
         places.add(place)
 
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cachectl import layer_set, verbs
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.facts import Note, Outcome, Plan
-from cachectl.layers.base.layer import Layer, every_root, require_changeable
+from cachectl.layers import core
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +30,22 @@ class Removal:
     """
 
     dry_run: bool
-    layers: tuple[Outcome, ...]
-    parts: tuple[tuple[Layer, Plan], ...] = ()
-    as_json: ClassVar[facts.AsJson] = facts.AsJson("cachectl/purge/1", also=("total",), hidden=("parts",))
+    layers: tuple[core.Outcome, ...]
+    parts: tuple[tuple[core.Layer, core.Plan], ...] = ()
+    as_json: ClassVar[core.AsJson] = core.AsJson("cachectl/purge/1", also=("total",), hidden=("parts",))
 
     def __repr__(self) -> str:
         return f"Removal(dry_run={self.dry_run}, total={self.total})"
 
     @property
-    def plans(self) -> tuple[Plan, ...]:
+    def plans(self) -> tuple[core.Plan, ...]:
         """Return the plan of each layer."""
         return tuple(plan for _, plan in self.parts)
 
     @property
     def total(self) -> PurgeTotal:
         """Return the sums over all layers."""
-        return facts.total(PurgeTotal, self.layers)
+        return core.total(PurgeTotal, self.layers)
 
     @property
     def failed(self) -> bool:
@@ -59,39 +57,41 @@ class Removal:
 
         Layers that need no free disk space are cleared first.
         """
-        outcomes = {layer: Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed) for layer, plan in self.parts}
+        outcomes = {
+            layer: core.Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed) for layer, plan in self.parts
+        }
         going = [(layer, plan) for layer, plan in self.parts if plan.entries]
         for layer, plan in sorted(going, key=lambda part: part[0].store.clearing_needs_room):
             try:
                 outcomes[layer] = layer.clear(plan)
-            except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
-                outcomes[layer] = outcomes[layer].plus(Outcome(plan.layer, failed=_failure(error)))
+            except core.FAILURES as error:  # noqa: PERF203 - one must not end the rest
+                outcomes[layer] = outcomes[layer].plus(core.Outcome(plan.layer, failed=_failure(error)))
         return Removal(dry_run=False, layers=tuple(outcomes.values()))
 
 
-def _failure(error: Exception) -> tuple[Note]:
-    return (Note("*", errors.reason_of(error)),)
+def _failure(error: Exception) -> tuple[core.Note]:
+    return (core.Note("*", core.reason_of(error)),)
 
 
-def planned(layers: Iterable[Layer], plan: Callable[[Layer], Plan]) -> Removal:
+def planned(layers: Iterable[core.Layer], plan: Callable[[core.Layer], core.Plan]) -> Removal:
     """Return the plans of layers; a refusal is part of a plan."""
     parts = []
     for layer in layers:
         try:
             parts.append((layer, plan(layer)))
-        except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
-            parts.append((layer, Plan(layer.name, failed=_failure(error))))
+        except core.FAILURES as error:  # noqa: PERF203 - one must not end the rest
+            parts.append((layer, core.Plan(layer.name, failed=_failure(error))))
     return Removal(dry_run=True, layers=tuple(plan.outcome for _, plan in parts), parts=tuple(parts))
 
 
-def existing_roots(layer: Layer) -> list[facts.Root]:
+def existing_roots(layer: core.Layer) -> list[core.Root]:
     """Return the roots of a layer where something exists, and those of which that is unknown."""
-    return [root for root in every_root(layer) if root.may_exist]
+    return [root for root in core.every_root(layer) if root.may_exist]
 
 
 def carry_out(
     stack: layer_set.LayerSet,
-    layers: Iterable[Layer],
+    layers: Iterable[core.Layer],
     plan: Callable[[], Removal],
     notice: Callable[[str], None],
     *,
@@ -105,24 +105,24 @@ def carry_out(
         return plan()
     for layer in layers:
         # The plan of a layer names its failure. Stores are loaded where there is something.
-        with suppress(*errors.FAILURES):
+        with suppress(*core.FAILURES):
             roots = existing_roots(layer)
-            for root in roots if roots and layer.abilities()[facts.Ability.CLEAR] is None else ():
-                with suppress(*errors.FAILURES):
-                    require_changeable(layer, root)
+            for root in roots if roots and layer.abilities()[core.Ability.CLEAR] is None else ():
+                with suppress(*core.FAILURES):
+                    core.require_changeable(layer, root)
                     layer.store.recover(root)
     result = plan().apply()
     from cachectl.layers.disk.temporaries import remove_abandoned
 
     if left := remove_abandoned(stack.environment):
-        notice(f"removed {errors.plural(left, 'temporary folder')} of commands that were killed")
+        notice(f"removed {core.plural(left, 'temporary folder')} of commands that were killed")
     return result
 
 
 # ---------------------------------------------------------------------- the command line
 
 
-def _layers_table(verb: str, outcomes: Iterable[Outcome], total: PurgeTotal | None = None) -> verbs.Table:
+def _layers_table(verb: str, outcomes: Iterable[core.Outcome], total: PurgeTotal | None = None) -> verbs.Table:
     """Return the sums of layers; ``verb`` is the title over the number of entries."""
     numbers = {verb: verbs.count, "orphans": verbs.count, "size": verbs.size, "skipped": verbs.count}
     rows = [(one.layer, one.removed, one.orphans_removed, one.bytes_freed, len(one.skipped)) for one in outcomes]
@@ -155,11 +155,11 @@ def show(result: Removal, request: verbs.Request) -> Iterator[object]:
         yield entries
         yield ""
     cleared = [outcome for outcome in result.layers if not outcome.failed or outcome.removed]
-    shown = [outcome for outcome in cleared if whole or outcome != Outcome(outcome.layer, entries=outcome.entries)]
+    shown = [outcome for outcome in cleared if whole or outcome != core.Outcome(outcome.layer, entries=outcome.entries)]
     if shown:
         yield _layers_table("would go" if result.dry_run else "removed", shown, result.total)
     if hidden := len(cleared) - len(shown):
-        yield f"{errors.plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
+        yield f"{core.plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
     for outcome in result.layers:
         request.output.warn_notes(f"{outcome.layer}: skipped", outcome.skipped)
         # A full disk is one warning, however many files it holds.

@@ -8,11 +8,9 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers import core
 
 if TYPE_CHECKING:
-    from cachectl.layers.base.facts import Entry
     from cachectl.listing import Findings, Listing
     from cachectl.removal import Removal
     from cachectl.transfer import Transfer
@@ -46,22 +44,22 @@ class Stack(LayerSet):
     """
 
     @classmethod
-    def below(cls, folder: str, environment: Environment | None = None) -> Stack:
+    def below(cls, folder: str, environment: core.Environment | None = None) -> Stack:
         """Return the layers as ``run --isolated=FOLDER`` and ``env --root FOLDER`` keep them below a folder.
 
         Raises :class:`BadRequest` if there is no such folder.
         """
         from cachectl.switching.child import environment_below
 
-        return cls(environment_below(environment or Environment.here(), folder))
+        return cls(environment_below(environment or core.Environment.here(), folder))
 
     def entries(
         self,
-        selection: Selection = ALL,
+        selection: core.Selection = core.ALL,
         *,
         layers: Iterable[str] = (),
         **options: Any,  # noqa: ANN401
-    ) -> Iterator[Entry]:
+    ) -> Iterator[core.Entry]:
         """Yield the selected entries, layer by layer: :func:`cachectl.listing.listed`."""
         from cachectl.listing import listed
 

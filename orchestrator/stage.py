@@ -26,8 +26,7 @@ from cachectl.exchange import copying, place, push_pull
 from cachectl.exchange import trust as trusting
 from cachectl.exchange.store import StoreCollection, place_of
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base import errors
-from cachectl.layers.base.environment import Environment
+from cachectl.layers import core
 from cachectl.layers.disk import handles, temporaries
 from cachectl.layers.host import launcher
 from cachectl.switching import child, overlay
@@ -51,7 +50,7 @@ _SHORTEST, _LONGEST = 0.001, 0.05
 Name = tuple[str, str]
 
 
-class NotConnected(errors.CachectlError):
+class NotConnected(core.CachectlError):
     """The launcher started several ranks, but MPI shows each of them as the only one; every rank gets this error.
 
     ``first`` is true on the rank that reports it: the launcher's rank 0, or every rank if their number is unknown.
@@ -85,20 +84,20 @@ class Job:
 
     def __post_init__(self) -> None:
         if self.source is None and self.trust is not None:
-            raise errors.BadRequest("--allowed-signers, --digest and --trust need a SOURCE")
+            raise core.BadRequest("--allowed-signers, --digest and --trust need a SOURCE")
         if place.STREAM in (self.source, self.out):
-            raise errors.BadRequest("the standard streams are the command's; name a FILE")
+            raise core.BadRequest("the standard streams are the command's; name a FILE")
         if self.sign is not None and self.out is None:
-            raise errors.BadRequest("--sign needs --out FILE")
+            raise core.BadRequest("--sign needs --out FILE")
         if self.source is None and self.out is None:
-            raise errors.BadRequest("nothing to stage: name a SOURCE to start with, or --out FILE for what is compiled")
+            raise core.BadRequest("nothing to stage: name a SOURCE to start with, or --out FILE for what is compiled")
 
     @property
     def is_same(self) -> bool:
         """Return whether the target is the source, which stays as it is if it cannot be used."""
         return os.path.realpath(self.source or "") == os.path.realpath(self.out or "")
 
-    def misuse(self, environment: Environment) -> str | None:
+    def misuse(self, environment: core.Environment) -> str | None:
         """Return why nothing can be staged; ``None`` if it can."""
         layers = LayerSet(environment)
         if name := next((name for name in (self.out, self.source) if name in layers), None):
@@ -111,7 +110,7 @@ class Job:
                 return f"--out {self.out!r}: the folder {folder} does not exist"
             if self.out is not None and (self.source is None or not self.is_same):
                 place_of(self.out, environment, writes=True, force=self.force).names("index")
-        except (OSError, errors.CachectlError) as error:
+        except (OSError, core.CachectlError) as error:
             return f"--out {_reason(error)}"
         return None
 
@@ -129,7 +128,7 @@ class NodeRoot:
     ``usable`` is whether the source could be read and was trusted.
     """
 
-    def __init__(self, environment: Environment, scratch: Path) -> None:
+    def __init__(self, environment: core.Environment, scratch: Path) -> None:
         self._environment = environment
         self.root: Path | None = None
         self._folders = ExitStack()
@@ -148,7 +147,7 @@ class NodeRoot:
             layers = LayerSet(environment).clearable()
             child.link_cache_home(environment, layers, self.root)
             self.variables = child.variables_isolated(layers, self.root)
-        except errors.CachectlError as error:
+        except core.CachectlError as error:
             self._give_up(str(error))
         except OSError as error:
             self._give_up(f"{scratch}: {_reason(error)}")
@@ -173,7 +172,7 @@ class NodeRoot:
         except place.Missing:
             self.notes.append(f"starts cold: there is no {source} yet")
             return
-        except (OSError, errors.CachectlError) as error:
+        except (OSError, core.CachectlError) as error:
             self.usable = False
             self.notes.append(f"starts cold: {_reason(error)}")
             return
@@ -208,7 +207,7 @@ class NodeRoot:
             besides.setdefault(name, set()).add(key)
         try:
             push_pull.push(stack, file, besides=besides)
-        except (OSError, errors.CachectlError) as error:
+        except (OSError, core.CachectlError) as error:
             self.notes.append(f"{len(names)} new entries are lost: {_reason(error)}")
             return None
         # Entries that cannot be read are not pushed.
@@ -236,7 +235,7 @@ class Ranks:
 
     def __init__(
         self,
-        environment: Environment,
+        environment: core.Environment,
         job: Job,
         comm: Intracomm | None = None,
         *,
@@ -280,7 +279,7 @@ class Ranks:
         job = self._job
         misuse = self._world.bcast(job.misuse(self.environment) if self.rank == 0 else None)
         if misuse is not None:
-            raise errors.BadRequest(misuse)
+            raise core.BadRequest(misuse)
         if self._leaders is not None:
             self._here = NodeRoot(self.environment, job.scratch or self.environment.temporary)
             if job.source is not None:
@@ -299,7 +298,7 @@ class Ranks:
             if self.rank == 0:
                 here.notes.append(f"nothing will be written to {self._job.out}, which stays as it is")
         if why := dict.fromkeys(reason for reasons in trusted for reason in reasons):
-            nodes = f"{sum(number > 0 for number in placed)} of {errors.plural(leaders.size, 'node')}"
+            nodes = f"{sum(number > 0 for number in placed)} of {core.plural(leaders.size, 'node')}"
             self._inform(f"staged {sum(placed):,} entries on {nodes}; trusted: {', '.join(why)}")
         self._say_notes(leaders, here)
 
@@ -351,7 +350,7 @@ class Ranks:
         received = [self._received(leaders, source, here) for source in range(1, leaders.size)]
         try:
             self._push(here, [file.name for file in received if file is not None])
-        except (OSError, errors.CachectlError) as error:
+        except (OSError, core.CachectlError) as error:
             self.notice(f"new entries are lost: {self._job.out}: {_reason(error)}")
 
     def _received(
@@ -388,7 +387,7 @@ class Ranks:
                 copying.copy(parcel, store, plan, result)
             store.finish()
         digest = f"; digest {store.digest}" * bool(store.written or store.parts)
-        self._inform(f"{target.shown}: {errors.plural(result.total.placed, 'entry', 'entries')} added{digest}")
+        self._inform(f"{target.shown}: {core.plural(result.total.placed, 'entry', 'entries')} added{digest}")
 
     def highest(self, status: int) -> int:
         """Return the highest ``status`` of all ranks."""
@@ -411,8 +410,8 @@ class Ranks:
             self._here.remove()
 
 
-def _reason(error: OSError | errors.CachectlError) -> str:
-    return str(error) if isinstance(error, errors.CachectlError) else errors.reason_of(error)
+def _reason(error: OSError | core.CachectlError) -> str:
+    return str(error) if isinstance(error, core.CachectlError) else core.reason_of(error)
 
 
 # ---------------------------------------------------------------------- MPI
@@ -426,9 +425,9 @@ def _mpi() -> _Module:
             from mpi4py import MPI
     except ImportError as error:
         message = "an MPI job needs an MPI library and mpi4py: pip install 'opencl-cachectl[mpi]'"
-        raise errors.CachectlError(message) from error
+        raise core.CachectlError(message) from error
     except RuntimeError as error:
-        raise errors.CachectlError(f"mpi4py finds no MPI library: {str(error).splitlines()[0]}") from error
+        raise core.CachectlError(f"mpi4py finds no MPI library: {str(error).splitlines()[0]}") from error
     return MPI
 
 
@@ -474,7 +473,7 @@ def staged(
     """
     from cachectl.switching.disabled import too_late
 
-    environment = Environment.here()
+    environment = core.Environment.here()
     vouchers = (allowed_signers, digest, trust)
     folder = None if scratch is None else Path(scratch).absolute()
     job = Job(source, trusting.Trust(*vouchers) if any(vouchers) else None, out, sign, folder)
@@ -483,7 +482,7 @@ def staged(
     ranks = Ranks(environment, job, comm, notice=lines.append, inform=notice or (lambda _: None))
     if late := ranks.united(too_late(LayerSet(environment).clearable(), environment.temporary)):
         reasons = "; ".join(f"{name}: {why}" for name, why in late.items())
-        raise errors.CachectlError(f"too late to stage; enter the block before these are used: {reasons}")
+        raise core.CachectlError(f"too late to stage; enter the block before these are used: {reasons}")
     variables = ranks.stage_in()
     process = os.getpid()
 

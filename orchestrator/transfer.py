@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from cachectl import listing, verbs
-from cachectl.layers.base import facts, parts
+from cachectl.layers import core
 
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
     """The number of entries of a layer with the same outlook."""
 
-    outlook: parts.Outlook
+    outlook: core.Outlook
     entries: int
-    as_json: ClassVar[facts.AsJson] = facts.AsJson(flat=("outlook",))
+    as_json: ClassVar[core.AsJson] = core.AsJson(flat=("outlook",))
 
 
 @dataclass
@@ -34,13 +34,13 @@ class Moved:
     bytes: int = 0
     there: int = 0
     cannot_hit: int = 0
-    kept: list[facts.Note] = field(default_factory=list)
-    skipped: list[facts.Note] = field(default_factory=list)
-    failed: list[facts.Note] = field(default_factory=list)
-    outlooks: Counter[parts.Outlook] = field(default_factory=Counter)
+    kept: list[core.Note] = field(default_factory=list)
+    skipped: list[core.Note] = field(default_factory=list)
+    failed: list[core.Note] = field(default_factory=list)
+    outlooks: Counter[core.Outlook] = field(default_factory=Counter)
     sensitive: str | None = None
-    entries: list[facts.Entry] | None = None
-    as_json: ClassVar[facts.AsJson] = facts.AsJson(
+    entries: list[core.Entry] | None = None
+    as_json: ClassVar[core.AsJson] = core.AsJson(
         also=("foreseen",), hidden=("outlooks",), optional=("entries",), names={"foreseen": "outlook"}
     )
 
@@ -88,9 +88,9 @@ class Transfer:
     layers: tuple[Moved, ...] = ()
     dry_run: bool = False
     trusted: tuple[str, ...] = ()
-    unread: tuple[facts.Note, ...] = ()
-    left_out: tuple[facts.Note, ...] = ()
-    as_json: ClassVar[facts.AsJson] = facts.AsJson("cachectl/transfer/1", also=("total",))
+    unread: tuple[core.Note, ...] = ()
+    left_out: tuple[core.Note, ...] = ()
+    as_json: ClassVar[core.AsJson] = core.AsJson("cachectl/transfer/1", also=("total",))
 
     def layer(self, name: str) -> Moved:
         """Return the result for a layer, to be added to."""
@@ -113,7 +113,7 @@ class Transfer:
     @property
     def total(self) -> MovedTotal:
         """Return the sums over all layers."""
-        return facts.total(MovedTotal, self.layers)
+        return core.total(MovedTotal, self.layers)
 
     @property
     def failed(self) -> bool:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from cachectl.cli.main import VERBS
-from cachectl.layers.base.conformance import LayerConformance
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Ability
-from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.registry import BUILT_IN
+from cachectl.layers.core.conformance import LayerConformance
+from cachectl.layers.core.environment import Environment
+from cachectl.layers.core.facts import Ability
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.registry import BUILT_IN
 
 PAGE = Path(__file__).parents[1] / "docs/adding-a-layer.md"
 

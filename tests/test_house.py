@@ -10,9 +10,9 @@ from benchmarks import house
 
 #: Files of a checkout, and what is counted in them.
 FILES = {
-    "layers/base/layer.py": """'''A docstring is no code.'''
+    "layers/core/layer.py": """'''A docstring is no code.'''
 import os, re  # a comment is none
-from cachectl.layers.base import (
+from cachectl.layers.core import (
     facts,
 )
 class Base:

@@ -10,13 +10,13 @@ MOST_MODULES = 15
 
 #: Each room with the rooms that its modules may import from, beside their own. ``layers`` are the adapters.
 ALLOWED = {
-    "layers.formats": {"layers.base"},
-    "layers.inside": {"layers.base"},
-    "layers.disk": {"layers.base", "layers.base.facts", "layers.host"},
-    "layers.host": {"layers.base", "layers.disk", "layers.formats"},
-    "layers.stores": {"layers.base", "layers.disk", "layers.formats", "layers.host"},
-    "layers.base": {"layers.disk", "layers.formats", "layers.host", "layers.stores"},
-    "layers": {"layers.base", "layers.disk", "layers.formats", "layers.host", "layers.inside", "layers.stores"},
+    "layers.formats": {"layers.core"},
+    "layers.inside": {"layers.core"},
+    "layers.disk": {"layers.core", "layers.core.facts", "layers.host"},
+    "layers.host": {"layers.core", "layers.disk", "layers.formats"},
+    "layers.stores": {"layers.core", "layers.disk", "layers.formats", "layers.host"},
+    "layers.core": {"layers.disk", "layers.formats", "layers.host", "layers.stores"},
+    "layers": {"layers.core", "layers.disk", "layers.formats", "layers.host", "layers.inside", "layers.stores"},
     "": {"layers", "switching", "watching", "pages", "exchange", "verbs"},
     "verbs": {"", "layers", "switching", "watching", "exchange", "pages"},
     "pages": {"", "layers"},

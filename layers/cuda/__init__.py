@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cachectl.layers.base import declarations, facts, lazy, parts
-from cachectl.layers.base.environment import Environment
+from cachectl.layers import core
 from cachectl.layers.disk import plain
 from cachectl.layers.host import drivers
 
@@ -19,13 +18,13 @@ _DRIVER = "NVIDIA driver"
 _KERNEL_MODULE = Path("/proc/driver/nvidia")
 
 
-class CudaPortability(parts.Portability):
+class CudaPortability(core.Portability):
     """The driver writes its version and the architecture into its keys."""
 
     deciding: ClassVar[Mapping[str, str]] = {_DRIVER: "the driver's version is part of every key"}
     needed = (_DRIVER, "GPUs")
 
-    def facts(self, environment: Environment) -> parts.Facts:
+    def facts(self, environment: core.Environment) -> core.Facts:
         """Return the version of the driver that the kernel has loaded, and the models of the GPUs."""
         from cachectl.layers.host import hardware
 
@@ -33,28 +32,28 @@ class CudaPortability(parts.Portability):
         return {_DRIVER: hardware.nvidia_driver(environment), "GPUs": gpus}
 
     def outlook(
-        self, versions: Mapping[str, str], there: parts.Facts, environment: Environment
-    ) -> parts.Outlook | None:
+        self, versions: Mapping[str, str], there: core.Facts, environment: core.Environment
+    ) -> core.Outlook | None:
         """Judge an entry that another driver has compiled than the one of the place it comes from."""
         from cachectl.layers.host import hardware
 
         version, here = versions.get("driver"), hardware.nvidia_driver(environment)
         if version in (None, there.get(_DRIVER), here) or here is None:
             return None
-        return parts.Outlook(False, f"compiled by driver {version}, here {here}")  # noqa: FBT003
+        return core.Outlook(False, f"compiled by driver {version}, here {here}")  # noqa: FBT003
 
 
-class CudaLookups(parts.Lookups):
+class CudaLookups(core.Lookups):
     """The driver opens the file of an entry to read it, and writes a new one in place."""
 
-    files = parts.EntryFiles()
+    files = core.EntryFiles()
     mapped = LIBRARIES
 
-    def difference(self, alike: Sequence[facts.Entry], event: Mapping[str, Any]) -> str:
+    def difference(self, alike: Sequence[core.Entry], event: Mapping[str, Any]) -> str:
         """Compare keys, which are plain text, with that of the nearest entry of the same half."""
         here = _parts(event["root"], event["key"]) if "key" in event else {}
         there = [key for entry in alike if (key := _parts(entry.root, entry.key)).keys() == here.keys()]
-        named = [words for key in there if (words := parts.named_parts(key, here)) is not None]
+        named = [words for key in there if (words := core.named_parts(key, here)) is not None]
         if not here or not named:
             return super().difference(alike, event)
         return f"an entry of the same kernel is there, but it {min(named, key=len)}"
@@ -75,50 +74,50 @@ class CudaComputeCache(drivers.DriverLayer):
 
     name = "cuda"
     title = "CUDA ComputeCache"
-    about = parts.About(
-        on_network=facts.Hazard(
-            facts.Severity.RISKS,
+    about = core.About(
+        on_network=core.Hazard(
+            core.Severity.RISKS,
             "programs of all nodes wait for one lock on its index, and read entries that are half written",
         ),
-        among_ranks=facts.Hazard(
-            facts.Severity.RISKS,
+        among_ranks=core.Hazard(
+            core.Severity.RISKS,
             "they wait for one lock on its index, and may miss files that another is just replacing",
         ),
         reveals="source text of your kernels, in keys",
         portability=CudaPortability(),
         lookups=CudaLookups(),
         # A front end's key holds the source, a back end's names its constants.
-        tagging=parts.Tagging(("libnvidia-opencl.so",), ("NVIDIA CUDA",)),
+        tagging=core.Tagging(("libnvidia-opencl.so",), ("NVIDIA CUDA",)),
     )
     # A relative or empty path leaves the driver without a cache.
-    places = declarations.Places(
+    places = core.Places(
         "CUDA_CACHE_PATH",
         linux=(
-            declarations.Rule("CUDA_CACHE_PATH", empty=declarations.Odd.NOWHERE, relative=declarations.Odd.NOWHERE),
-            declarations.Rule(
+            core.Rule("CUDA_CACHE_PATH", empty=core.Odd.NOWHERE, relative=core.Odd.NOWHERE),
+            core.Rule(
                 "HOME",
                 ".nv/ComputeCache",
-                empty=declarations.Odd.NOWHERE,
-                relative=declarations.Odd.NOWHERE,
+                empty=core.Odd.NOWHERE,
+                relative=core.Odd.NOWHERE,
                 source="default (HOME)",
             ),
         ),
         windows=(
-            declarations.Rule("CUDA_CACHE_PATH", empty=declarations.Odd.NOWHERE, relative=declarations.Odd.NOWHERE),
-            declarations.Rule("APPDATA", "NVIDIA/ComputeCache"),
+            core.Rule("CUDA_CACHE_PATH", empty=core.Odd.NOWHERE, relative=core.Odd.NOWHERE),
+            core.Rule("APPDATA", "NVIDIA/ComputeCache"),
         ),
     )
     makers = ("NVIDIA",)
     limit_variable, limit_highest, zero_limit_is_off = "CUDA_CACHE_MAXSIZE", 1 << 32, True
     # The driver reads it once, when it starts.
-    switch = declarations.EnvSwitch(
+    switch = core.EnvSwitch(
         "CUDA_CACHE_DISABLE",
         "1",
         "0",
         outcome="is not 1, so it does nothing",
-        read=declarations.at_load(*LIBRARIES),
+        read=core.at_load(*LIBRARIES),
     )
-    store: Any = lazy.later("cachectl.layers.cuda.entries", "ComputeCache")
+    store: Any = core.later("cachectl.layers.cuda.entries", "ComputeCache")
 
     def is_here(self) -> bool:
         """Return whether there is a driver, also one without OpenCL, or a cache."""

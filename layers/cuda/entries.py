@@ -19,10 +19,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from cachectl.layers import cuda
-from cachectl.layers.base import errors, facts, lazy
-from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.store import Damage, counting, finding_of, unreadable
+from cachectl.layers import core, cuda
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.formats import details, opencl_source
 from cachectl.layers.host import processes
@@ -30,9 +27,9 @@ from cachectl.layers.stores import files
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
 INDEX = "index"
-_DIGIT = lazy.regex("[0-9a-f]")
-_SHAPE = Shape((_DIGIT, _DIGIT, lazy.regex("[0-9a-f]{14}")), mode=0o644)
-_INDEX = Shape((lazy.regex(INDEX),), sums=True)
+_DIGIT = core.regex("[0-9a-f]")
+_SHAPE = Shape((_DIGIT, _DIGIT, core.regex("[0-9a-f]{14}")), mode=0o644)
+_INDEX = Shape((core.regex(INDEX),), sums=True)
 _REWRITES = "; the driver compiles it again and rewrites it"
 #: The largest index that is read, in bytes: four million entries.
 _LARGEST_INDEX = 1 << 26
@@ -47,10 +44,10 @@ _OFFSET_BASIS = 0xCBF29CE484222325
 _PRIME = 0x100000001B3
 _MASK = 0xFFFFFFFFFFFFFFFF
 
-_DEVICE = lazy.regex(rb"\bsm_\d+[a-z]?")
-_PTX_ENTRY = lazy.regex(rb"\.entry\s+([\w$]+)")
-_DRIVER = lazy.regex(rb"\x00(\d{3,4}\.\d+(?:\.\d+)?)\x00")
-_BUILD = lazy.regex(
+_DEVICE = core.regex(rb"\bsm_\d+[a-z]?")
+_PTX_ENTRY = core.regex(rb"\.entry\s+([\w$]+)")
+_DRIVER = core.regex(rb"\x00(\d{3,4}\.\d+(?:\.\d+)?)\x00")
+_BUILD = core.regex(
     rb"((?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d{4}).{0,4}?(\d\d:\d\d:\d\d)", re.DOTALL
 )
 
@@ -63,22 +60,24 @@ class ComputeCache(files.Files):
 
     shapes = (_SHAPE, _INDEX)
     forms = ("cuda-entry/65",)
-    unread = Damage(facts.Severity.HARMLESS, _REWRITES)
+    unread = core.Damage(core.Severity.HARMLESS, _REWRITES)
 
     # ------------------------------------------------------------------ entries
 
-    def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
+    def scan(
+        self, root: core.Root, selection: core.Selection = core.ALL, *, contents: bool = True
+    ) -> Iterator[core.Found]:
         """Add an index that is not whole."""
         yield from super().scan(root, selection, contents=contents)
         try:
             index = _read_index(root)
         except OSError as error:
-            yield unreadable(root.path / INDEX, error)
+            yield core.unreadable(root.path / INDEX, error)
         else:
             if index and read_index(index) is None:
-                yield facts.Problem(root.path / INDEX, "index", "is not whole")
+                yield core.Problem(root.path / INDEX, "index", "is not whole")
 
-    def leaves(self, root: facts.Root) -> Iterator[Leaf | facts.Problem]:
+    def leaves(self, root: core.Root) -> Iterator[Leaf | core.Problem]:
         """Leave alone what has the name of an entry, but not its format; add the heads of entries."""
         index = b""
         # A scan reports it.
@@ -88,7 +87,7 @@ class ComputeCache(files.Files):
         for leaf in self.tree_of(root).scan(head=HEADER.size):
             # Without a header that is known, only the index shows that a file belongs to the cache.
             if (
-                isinstance(leaf, facts.Problem)
+                isinstance(leaf, core.Problem)
                 or leaf.shape is not _SHAPE
                 or stated_size(leaf.head) is not None
                 or identifier_of(leaf.entry.key) in listed
@@ -97,9 +96,9 @@ class ComputeCache(files.Files):
                 yield leaf
             else:
                 message = "has the name of an entry but not its format; left alone"
-                yield facts.Problem(root.path / leaf.entry.key, "unrecognised", message)
+                yield core.Problem(root.path / leaf.entry.key, "unrecognised", message)
 
-    def described(self, tree: Tree, leaf: Leaf, selection: Selection, *, contents: bool) -> Iterator[facts.Found]:
+    def described(self, tree: Tree, leaf: Leaf, selection: core.Selection, *, contents: bool) -> Iterator[core.Found]:
         """Describe an entry by its key; one of another format version is opaque."""
         del selection
         entry, size = leaf.entry, stated_size(leaf.head)
@@ -109,7 +108,7 @@ class ComputeCache(files.Files):
         key = None
         if size != entry.bytes:
             message = f"is {entry.bytes} bytes long, which its header does not say"
-            yield facts.Problem(tree.root / entry.key, "damaged", message)
+            yield core.Problem(tree.root / entry.key, "damaged", message)
         else:
             key = key_of(tree.read_file(entry.key, limit=HEADER.size + HEADER.unpack(leaf.head)[1]) or b"")
         if key is not None:
@@ -126,12 +125,12 @@ class ComputeCache(files.Files):
         """Check version and lengths; the checksum takes longer than reading, and is checked before a put."""
         del key
         if (wrong := form_complaint(files[""])) is not None:
-            raise errors.Damaged(self.name, wrong, path)
+            raise core.Damaged(self.name, wrong, path)
 
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
         """Check name and checksum, too."""
         if (wrong := entry_complaint(key, files[""])) is not None:
-            yield Damage(facts.Severity.HARMLESS, wrong + _REWRITES)
+            yield core.Damage(core.Severity.HARMLESS, wrong + _REWRITES)
 
     def foreign(self, files: Mapping[str, bytes]) -> str | None:
         """Return that an entry is of another version."""
@@ -146,7 +145,7 @@ class ComputeCache(files.Files):
     # ------------------------------------------------------------------ the index
 
     @contextmanager
-    def changing(self, root: facts.Root) -> Iterator[bool]:
+    def changing(self, root: core.Root) -> Iterator[bool]:
         """Hold the driver's lock around a change of entries, then make the index list exactly the entries there are.
 
         The index is also written if the change fails. Raises :class:`Unsettled` where only the writing fails. Listed
@@ -159,14 +158,14 @@ class ComputeCache(files.Files):
             folder = stack.enter_context(handles.opened_root(root.path))
             if folder is not None and handles.status_of(folder, INDEX) is not None:
                 handle = stack.enter_context(self._locked(path, folder, create=False))
-            stack.enter_context(counting(self.name, path, partial(self._recount, root, folder, handle)))
+            stack.enter_context(core.counting(self.name, path, partial(self._recount, root, folder, handle)))
             yield processes.using(cuda.LIBRARIES, processes=self.environment.processes) == ()
 
     def _locked(self, path: Path, folder: int, *, create: bool) -> AbstractContextManager[int]:
         lock_timeout = self.environment.lock_timeout
         return locks.record_lock(self.name, path, folder=folder, lock_timeout=lock_timeout, create=create)
 
-    def _recount(self, root: facts.Root, folder: int | None, handle: int | None) -> None:
+    def _recount(self, root: core.Root, folder: int | None, handle: int | None) -> None:
         """Write the index: the locked one, or a new one if there are entries. The root is made with the first entry."""
         with ExitStack() as stack:
             if folder is None:
@@ -181,21 +180,21 @@ class ComputeCache(files.Files):
                 if new != old:
                     atomic.overwrite(handle, old, new)
 
-    def _standing(self, root: facts.Root, folder: int | None = None) -> tuple[dict[int, facts.Entry], list[Path]]:
+    def _standing(self, root: core.Root, folder: int | None = None) -> tuple[dict[int, core.Entry], list[Path]]:
         """Return the entries by id that are whole by their headers, and the paths of those that cannot be read.
 
         ``folder`` is the root if it is open.
         """
-        whole: dict[int, facts.Entry] = {}
+        whole: dict[int, core.Entry] = {}
         unread: list[Path] = []
         for leaf in Tree(self.name, root.path, _SHAPE, handle=folder).scan(head=HEADER.size):
-            if isinstance(leaf, facts.Problem):
+            if isinstance(leaf, core.Problem):
                 unread += [leaf.path] if leaf.hides else []
             elif leaf.entry.is_listed and stated_size(leaf.head) == leaf.entry.bytes:
                 whole[identifier_of(leaf.entry.key)] = leaf.entry
         return whole, unread
 
-    def check_index(self, root: facts.Root) -> Iterator[facts.Finding]:
+    def check_index(self, root: core.Root) -> Iterator[core.Finding]:
         """Compare the index with the entries, if all of them can be read."""
         entries, unread = self._standing(root)
         if unread:
@@ -204,7 +203,7 @@ class ComputeCache(files.Files):
         try:
             data = _read_index(root)
         except OSError as error:
-            yield finding_of(self, root, unreadable(root.path / INDEX, error))
+            yield core.finding_of(self, root, core.unreadable(root.path / INDEX, error))
             return
         index = read_index(data) if data else None
         if index is None and (sizes or data):
@@ -220,11 +219,11 @@ class ComputeCache(files.Files):
             # It was cut, or begins with zeros.
             if data[:4] in (bytes(4), VERSION.to_bytes(4, "little")):
                 fix, leaf = (f"cachectl purge --damaged {self.name}", self.tree_of(root).find(INDEX))
-                thing = None if leaf is None else facts.orphan(leaf.entry, complaint, idle_only=True)
-        yield facts.Finding(self.name, root.path, INDEX, facts.Severity.WASTES, "index", complaint, fix, thing)
+                thing = None if leaf is None else core.orphan(leaf.entry, complaint, idle_only=True)
+        yield core.Finding(self.name, root.path, INDEX, core.Severity.WASTES, "index", complaint, fix, thing)
 
 
-def _read_index(root: facts.Root) -> bytes | None:
+def _read_index(root: core.Root) -> bytes | None:
     """Return the bytes of the index; ``None`` where there is no plain file. Raises :class:`OSError`."""
     try:
         return plain.read_locked(root.path / INDEX, limit=_LARGEST_INDEX)
@@ -235,7 +234,7 @@ def _read_index(root: facts.Root) -> bytes | None:
 
 
 def _records(
-    entries: Mapping[int, facts.Entry], unread: Sequence[Path], old: SizeIndex, root: Path
+    entries: Mapping[int, core.Entry], unread: Sequence[Path], old: SizeIndex, root: Path
 ) -> list[tuple[int, int]]:
     """Return the records that the index should have. Entries that cannot be read keep their records."""
     sizes = {number: entry.bytes - HEADER.size for number, entry in entries.items()}

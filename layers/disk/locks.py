@@ -10,8 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from cachectl.layers.base import errors
-from cachectl.layers.base.environment import LOCK_TIMEOUT, node
+from cachectl.layers import core
 from cachectl.layers.disk import handles, plain
 from cachectl.layers.disk.atomic import remove_file
 
@@ -19,12 +18,12 @@ from cachectl.layers.disk.atomic import remove_file
 def require(layer: str, path: Path, take: Callable[[], bool], seconds: float, advice: str = "") -> None:
     """Wait for a lock. Raises :class:`Busy`."""
     if not handles.wait_until(take, seconds):
-        raise errors.Busy(layer, f"locked by another process for more than {seconds:g} s{advice}", path)
+        raise core.Busy(layer, f"locked by another process for more than {seconds:g} s{advice}", path)
 
 
 @contextmanager
 def record_lock(
-    layer: str, path: Path, *, folder: int, lock_timeout: float = LOCK_TIMEOUT, create: bool = True
+    layer: str, path: Path, *, folder: int, lock_timeout: float = core.LOCK_TIMEOUT, create: bool = True
 ) -> Iterator[int]:
     """Hold a POSIX record lock on a whole plain file; yield the open file's descriptor.
 
@@ -35,7 +34,7 @@ def record_lock(
     try:
         handle = plain.open_plain(path.name, dir_fd=folder, flags=os.O_RDWR | (os.O_CREAT if create else 0))
     except OSError as error:
-        raise errors.Unreachable(layer, f"cannot open: {error.strerror}", path) from error
+        raise core.Unreachable(layer, f"cannot open: {error.strerror}", path) from error
     try:
         require(layer, path, partial(handles.try_record_lock, handle), lock_timeout)
         yield handle
@@ -44,7 +43,7 @@ def record_lock(
 
 
 @contextmanager
-def file_lock(layer: str, path: Path, *, lock_timeout: float = LOCK_TIMEOUT) -> Iterator[int | None]:
+def file_lock(layer: str, path: Path, *, lock_timeout: float = core.LOCK_TIMEOUT) -> Iterator[int | None]:
     """Hold ``flock`` on a plain file, as Intel's driver does; yield its descriptor, ``None`` if there is no such file.
 
     If the file was replaced during the wait, the new one is locked instead. Raises as :func:`record_lock`.
@@ -56,7 +55,7 @@ def file_lock(layer: str, path: Path, *, lock_timeout: float = LOCK_TIMEOUT) -> 
             yield None
             return
         except OSError as error:
-            raise errors.Unreachable(layer, f"cannot open: {error.strerror}", path) from error
+            raise core.Unreachable(layer, f"cannot open: {error.strerror}", path) from error
         try:
             require(layer, path, partial(handles.try_flock, handle), lock_timeout)
             if handles.is_same_file(path, handle):
@@ -75,7 +74,7 @@ def presence_lock(
     path: Path,
     *,
     folder: int | None = None,
-    lock_timeout: float = LOCK_TIMEOUT,
+    lock_timeout: float = core.LOCK_TIMEOUT,
     abandoned: Callable[[float], bool] = lambda _age: False,
 ) -> Iterator[None]:
     """Hold a lock that is the existence of a file, as PyOpenCL's is.
@@ -98,10 +97,10 @@ def presence_lock(
                 return True
 
             require(layer, path, is_made, lock_timeout, "; if no program is running, remove the lock")
-        except errors.Busy:
+        except core.Busy:
             raise
         except OSError as error:
-            raise errors.Unreachable(layer, f"cannot lock: {error.strerror}", path) from error
+            raise core.Unreachable(layer, f"cannot lock: {error.strerror}", path) from error
         yield
 
 
@@ -133,7 +132,7 @@ def _make_lock(folder: int, name: str, stack: ExitStack) -> bool:
         handles.take_flock(handle)
         with suppress(OSError):
             # On a full disk the lock stays empty like PyOpenCL's own, and is still valid.
-            os.write(handle, b"cachectl %d %s\n" % (os.getpid(), os.fsencode(node())))
+            os.write(handle, b"cachectl %d %s\n" % (os.getpid(), os.fsencode(core.node())))
         if unnamed is not None:
             os.link(f"/proc/self/fd/{unnamed}", name, dst_dir_fd=folder, follow_symlinks=True)
     except FileExistsError:
@@ -176,7 +175,7 @@ def _nobody_holds(folder: int, name: str, age: float, abandoned: Callable[[float
         match = re.fullmatch(rb"(?:cachectl \d+ (.*)\n)?", os.read(handle, 300))
         if match is None:
             return False
-        return handles.take_flock(handle) if match[1] == os.fsencode(node()) else abandoned(age)
+        return handles.take_flock(handle) if match[1] == os.fsencode(core.node()) else abandoned(age)
     finally:
         os.close(handle)
 

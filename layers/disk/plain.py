@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from cachectl.layers.base.errors import LARGEST_ENTRY, too_large
+from cachectl.layers.core.errors import LARGEST_ENTRY, too_large
 
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)

@@ -13,16 +13,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from cachectl.layers.base import lazy
-from cachectl.layers.base.environment import Environment, node, user_name, user_state_folder
-from cachectl.layers.base.errors import CachectlError, printable
-from cachectl.layers.base.facts import Entry, orphan
+from cachectl.layers import core
 from cachectl.layers.disk import atomic, handles, plain, trust
 from cachectl.layers.host import processes
 
 #: Prefix of the names of temporary folders.
 TEMPORARY = "cachectl-"
-_NAME = lazy.regex(TEMPORARY + r"(?:stage-)?[0-9a-f]{16}")
+_NAME = core.regex(TEMPORARY + r"(?:stage-)?[0-9a-f]{16}")
 _LOCK = ".lock"
 _KILLED = "a temporary folder left by a cachectl that was killed"
 #: Limit on the size of a record, in bytes.
@@ -30,7 +27,7 @@ _LARGEST = 16 << 20
 
 
 @contextmanager
-def owned_folder(parent: Path, prefix: str, environment: Environment) -> Iterator[Path]:
+def owned_folder(parent: Path, prefix: str, environment: core.Environment) -> Iterator[Path]:
     """Yield an empty folder with a random name in a private folder, hold its lock, and delete it afterwards.
 
     A forked child leaves that to the process that made the folder.
@@ -46,7 +43,7 @@ def owned_folder(parent: Path, prefix: str, environment: Environment) -> Iterato
             break
         # A sweep of another process took the lock first, and removes the file.
         os.close(lock)
-    record = {"host": node(), "pid": owner, "start": processes.start_of(owner, processes=environment.processes)}
+    record = {"host": core.node(), "pid": owner, "start": processes.start_of(owner, processes=environment.processes)}
     try:
         atomic.write_all(lock, (json.dumps(record).encode(),))
         os.mkdir(folder, 0o700)
@@ -63,7 +60,7 @@ def owned_folder(parent: Path, prefix: str, environment: Environment) -> Iterato
 
 @contextmanager
 def temporary_folder(
-    environment: Environment | None = None, notice: Callable[[str], None] = lambda _: None
+    environment: core.Environment | None = None, notice: Callable[[str], None] = lambda _: None
 ) -> Iterator[Path]:
     """Yield an empty folder that no other user can enter, and delete it afterwards.
 
@@ -71,7 +68,7 @@ def temporary_folder(
     temporary folders are; ``notice`` gets a line if it is elsewhere. Raises :class:`CachectlError` if there is no
     private folder, :class:`OSError` if nothing can be made in it.
     """
-    where = environment or Environment.here()
+    where = environment or core.Environment.here()
     parent, elsewhere = temporary_parent(where)
     if elsewhere is not None:
         notice(elsewhere)
@@ -79,7 +76,7 @@ def temporary_folder(
         yield folder
 
 
-def abandoned_in(parent: Path, environment: Environment, *, look: bool = False) -> Iterator[Path]:
+def abandoned_in(parent: Path, environment: core.Environment, *, look: bool = False) -> Iterator[Path]:
     """Yield the temporary folders in a private folder that nobody uses any more.
 
     Each is locked while the caller handles it; if the caller removes it, its lock file is removed too, as are lock
@@ -100,7 +97,7 @@ def abandoned_in(parent: Path, environment: Environment, *, look: bool = False) 
                 atomic.remove_file(_lock_of(folder))
 
 
-def _may_be_used(folder: Path, environment: Environment, *, is_shared: bool) -> bool:
+def _may_be_used(folder: Path, environment: core.Environment, *, is_shared: bool) -> bool:
     """Return whether the owner of a folder lives, here or on another machine, or a process was given its path."""
     import json
 
@@ -109,7 +106,7 @@ def _may_be_used(folder: Path, environment: Environment, *, is_shared: bool) -> 
     with suppress(OSError, ValueError, RecursionError):
         record = json.loads(plain.read_plain(_lock_of(folder), limit=_LARGEST))
     record = record if isinstance(record, dict) else {}
-    if is_shared and record.get("host") != node():
+    if is_shared and record.get("host") != core.node():
         return True
     pid, start = record.get("pid"), record.get("start")
     if isinstance(pid, int) and start is not None and processes.start_of(pid, processes=environment.processes) == start:
@@ -117,7 +114,7 @@ def _may_be_used(folder: Path, environment: Environment, *, is_shared: bool) -> 
     return processes.mentioning(folder, processes=environment.processes) is not False
 
 
-def remove_abandoned(environment: Environment, parents: Iterable[Path] | None = None) -> int:
+def remove_abandoned(environment: core.Environment, parents: Iterable[Path] | None = None) -> int:
     """Remove the temporary folders that killed commands left in ``parents``; return the number removed.
 
     ``parents`` are private folders of this user, by default those of temporary folders.
@@ -130,7 +127,7 @@ def remove_abandoned(environment: Environment, parents: Iterable[Path] | None = 
     return removed
 
 
-def abandoned_temporaries(environment: Environment) -> tuple[Entry, ...]:
+def abandoned_temporaries(environment: core.Environment) -> tuple[core.Entry, ...]:
     """Return the temporary folders of killed commands, measured. Removes nothing."""
     return tuple(
         _measured(folder)
@@ -139,12 +136,12 @@ def abandoned_temporaries(environment: Environment) -> tuple[Entry, ...]:
     )
 
 
-def _measured(folder: Path) -> Entry:
+def _measured(folder: Path) -> core.Entry:
     steps = [status for path in (folder, *folder.rglob("*")) if (status := plain.status_at(path)) is not None]
     files = [status.st_size for status in steps if stat.S_ISREG(status.st_mode)]
     newest = max((status.st_mtime for status in steps), default=0.0)
-    entry = Entry("cachectl", folder.name, folder.parent, sum(files), len(files), modified=newest)
-    return orphan(entry, _KILLED)
+    entry = core.Entry("cachectl", folder.name, folder.parent, sum(files), len(files), modified=newest)
+    return core.orphan(entry, _KILLED)
 
 
 @contextmanager
@@ -191,7 +188,7 @@ def private_folder(place: Path, *, make: bool = False) -> Path:
     except OSError as error:
         folder, why = Path(error.filename or place), error.strerror
     if why is not None:
-        raise CachectlError(f"{printable(folder)}: {why}")
+        raise core.CachectlError(f"{core.printable(folder)}: {why}")
     return folder
 
 
@@ -199,7 +196,7 @@ def _own_place(place: Path, *, make: bool) -> tuple[Path, str | None]:
     """Return the folder, and why it is not private."""
     has_users = hasattr(os, "geteuid")
     if has_users and (decides := trust.deciding_owner(place)) is not None:
-        return place, f"a part of the path belongs to {user_name(decides.st_uid)}, who can replace it"
+        return place, f"a part of the path belongs to {core.user_name(decides.st_uid)}, who can replace it"
     place = Path(os.path.realpath(place))
     missing = [folder for folder in (*reversed(place.parents), place) if make and not folder.exists()]
     for present, folders in ((missing[0].parent if missing else place, missing), (place, [])):
@@ -227,29 +224,29 @@ def _why_not_private(folder: Path) -> str | None:
     if not stat.S_ISDIR(status.st_mode):
         return "not a folder, or a link to one; remove it, or name another folder"
     if status.st_uid != os.geteuid():
-        return f"belongs to {user_name(status.st_uid)}, who can replace what is in it; name another folder"
+        return f"belongs to {core.user_name(status.st_uid)}, who can replace what is in it; name another folder"
     if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         return f"others have access to it (mode {stat.S_IMODE(status.st_mode):04o}); chmod 700 it"
     return None
 
 
-def temporary_parent(environment: Environment) -> tuple[Path, str | None]:
+def temporary_parent(environment: core.Environment) -> tuple[Path, str | None]:
     """Return the folder for temporary folders, and a notice if that is not in the temporary folder.
 
     Raises :class:`CachectlError` if there is no private folder.
     """
     try:
         return private_folder(environment.temporary), None
-    except CachectlError as error:
+    except core.CachectlError as error:
         reason, elsewhere = str(error), _scratch_folder(environment)
     try:
         return private_folder(elsewhere, make=True), f"{reason}; temporary folders are made in {elsewhere}"
-    except CachectlError as error:
+    except core.CachectlError as error:
         advice = "set TMPDIR to a folder of mode 700"
-        raise CachectlError(f"no place for temporary folders: {reason}; {error}; {advice}") from error
+        raise core.CachectlError(f"no place for temporary folders: {reason}; {error}; {advice}") from error
 
 
-def temporary_parents(environment: Environment) -> Iterator[Path]:
+def temporary_parents(environment: core.Environment) -> Iterator[Path]:
     """Yield this user's folders that may hold abandoned temporary folders; makes none."""
     if not hasattr(os, "geteuid"):
         return
@@ -260,9 +257,9 @@ def temporary_parents(environment: Environment) -> Iterator[Path]:
                 yield folder
 
 
-def _scratch_folder(environment: Environment) -> Path:
+def _scratch_folder(environment: core.Environment) -> Path:
     """Return the folder in the user's home that replaces the temporary one.
 
     It ignores variables that move caches: a command in an isolated run must not make its temporary folder in there.
     """
-    return Path(os.path.realpath(user_state_folder(environment) / "scratch"))
+    return Path(os.path.realpath(core.user_state_folder(environment) / "scratch"))

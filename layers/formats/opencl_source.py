@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from cachectl.layers.base.lazy import regex
+from cachectl.layers import core
 from cachectl.layers.formats import details, pickles
 
 # Each part can match in only one way, a bounded number of times, so no source causes much backtracking.
 _ATTRIBUTE = rb"(?:__attribute__\s{0,9}\(\((?:(?!\)\)).){0,200}\){2,9}\s{0,99}){0,9}"
-_KERNEL = regex(
+_KERNEL = core.regex(
     rb"\b(?:__)?kernel\s{1,99}" + _ATTRIBUTE + rb"void\s{1,99}" + _ATTRIBUTE + rb"(\w{1,999})\s{0,99}\(", re.DOTALL
 )
 

@@ -22,9 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from cachectl.layers.base import declarations, errors, facts, layer
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.lazy import regex
+from cachectl.layers import core
 from cachectl.layers.disk.plain import open_plain, read_installed
 from cachectl.layers.host.distributions import names_in
 
@@ -47,8 +45,8 @@ _VARIABLES = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES")
 #: The dynamic linker's list of libraries.
 _LINKER_CACHE = "/etc/ld.so.cache"
 #: A number as ``atoll`` reads it.
-_NUMBER = regex(r"\s*[+-]?\d{1,18}", re.ASCII)
-_PLAIN_NUMBER = regex(r"\s*[+-]?\d+\s*", re.ASCII)
+_NUMBER = core.regex(r"\s*[+-]?\d{1,18}", re.ASCII)
+_PLAIN_NUMBER = core.regex(r"\s*[+-]?\d+\s*", re.ASCII)
 #: The part of a limit above which a library is about to drop entries.
 _NEARLY = 0.9
 
@@ -87,7 +85,7 @@ class Loader(NamedTuple):
 # ---------------------------------------------------------------------- drivers
 
 
-def find_drivers(environment: Environment) -> tuple[Driver, ...]:
+def find_drivers(environment: core.Environment) -> tuple[Driver, ...]:
     """Return the drivers that the loaders of this environment find, each once for each file that registers it.
 
     The answer is kept as long as the environment.
@@ -99,17 +97,17 @@ def find_drivers(environment: Environment) -> tuple[Driver, ...]:
     return drivers
 
 
-def opencl_drivers(environment: Environment) -> tuple[str, ...]:
+def opencl_drivers(environment: core.Environment) -> tuple[str, ...]:
     """Return the makers of the drivers, each once."""
     return tuple(dict.fromkeys(driver.maker for driver in find_drivers(environment)))
 
 
-def driver_files(environment: Environment, makers: Container[str]) -> tuple[str, ...]:
+def driver_files(environment: core.Environment, makers: Container[str]) -> tuple[str, ...]:
     """Return the files that register the drivers of these makers, each once."""
     return tuple(dict.fromkeys(driver.file for driver in find_drivers(environment) if driver.maker in makers))
 
 
-def driver_libraries(environment: Environment, maker: str) -> tuple[str, ...]:
+def driver_libraries(environment: core.Environment, maker: str) -> tuple[str, ...]:
     """Return the libraries of one maker's drivers, each once: a link to one of them, or a copy, counts as the same."""
     libraries: dict[tuple[str, int | None], str] = {}
     for driver in find_drivers(environment):
@@ -122,23 +120,23 @@ def driver_libraries(environment: Environment, maker: str) -> tuple[str, ...]:
     return tuple(libraries.values())
 
 
-def only_library(environment: Environment, maker: str) -> str | None:
+def only_library(environment: core.Environment, maker: str) -> str | None:
     """Return the library of a maker's one driver; ``None`` for several, because any of them may have built an entry."""
     libraries = driver_libraries(environment, maker)
     return libraries[0] if len(libraries) == 1 else None
 
 
-def several_drivers(of: layer.Layer, maker: str) -> Iterator[facts.Finding]:
+def several_drivers(of: core.Layer, maker: str) -> Iterator[core.Finding]:
     """Yield a finding if several drivers of one maker are registered."""
     libraries = driver_libraries(of.environment, maker)
     if len(libraries) > 1:
         registered = f"{len(libraries)} drivers of {maker} are registered ({', '.join(libraries)})"
         message = f"{registered}: which of them built an entry is not known, nor whether one from elsewhere will hit"
         fix = "none needed; to know it, uninstall all but one"
-        yield facts.Finding(of.name, layer.first_place(of), None, facts.Severity.HARMLESS, "drivers", message, fix)
+        yield core.Finding(of.name, core.first_place(of), None, core.Severity.HARMLESS, "drivers", message, fix)
 
 
-def _found_by(loader: Loader, environment: Environment) -> Iterator[Driver]:
+def _found_by(loader: Loader, environment: core.Environment) -> Iterator[Driver]:
     """Yield the drivers that one loader finds. It skips files that name no library which is there."""
     if loader.driver is not None:
         yield Driver(loader.driver, str(loader.file), str(loader.file))
@@ -156,7 +154,7 @@ def _found_by(loader: Loader, environment: Environment) -> Iterator[Driver]:
 _Named = tuple[str, str | None]
 
 
-def _registered(loader: Loader, environment: Environment) -> Iterator[_Named]:
+def _registered(loader: Loader, environment: core.Environment) -> Iterator[_Named]:
     """Yield the libraries that variables name, then those of the ICD files in a folder.
 
     By ocl-icd, empty values are ignored, and an ``OCL_ICD_VENDORS`` that is no folder names an ICD file or a library:
@@ -211,7 +209,7 @@ def _in_file(loader: Loader, file: str) -> Iterator[_Named]:
 # ---------------------------------------------------------------------- loaders
 
 
-def find_loaders(environment: Environment) -> tuple[Loader, ...]:
+def find_loaders(environment: core.Environment) -> tuple[Loader, ...]:
     """Return the loaders of PyOpenCL in this Python, in activated environments, and in Pythons that the user named.
 
     If it is not known which loader this Python uses, all that programs here may use are returned.
@@ -236,7 +234,7 @@ def find_loaders(environment: Environment) -> tuple[Loader, ...]:
     return loaders
 
 
-def _of_pyopencl(environment: Environment, prefix: Path | None, site: Iterable[Path]) -> tuple[Loader, ...]:
+def _of_pyopencl(environment: core.Environment, prefix: Path | None, site: Iterable[Path]) -> tuple[Loader, ...]:
     """Return the loader that PyOpenCL is linked with; none if PyOpenCL or its loader is not found."""
     package = next((package for folder in site if os.path.isdir(package := f"{folder}/pyopencl")), "")
     if not package:
@@ -298,7 +296,7 @@ def _ending(content: bytes, end: str) -> Iterator[str]:
 # ---------------------------------------------------------------------- the dynamic linker
 
 
-def find_library(name: str, environment: Environment, linked: Folders = ((), ())) -> str | None:
+def find_library(name: str, environment: core.Environment, linked: Folders = ((), ())) -> str | None:
     """Return the library that the dynamic linker opens by this name, ``None`` if there is none.
 
     ``linked`` are the folders of the library that asks for it. Where the linker's rules are not known, as on a platform
@@ -379,7 +377,7 @@ def _linker_folders() -> tuple[str, ...]:
 # ---------------------------------------------------------------------- layers
 
 
-class DriverLayer(layer.Layer):
+class DriverLayer(core.Layer):
     """The cache of an OpenCL driver, which exists if the driver is registered, or has left a cache.
 
     Each problem is declared once: it is the reason of the state, and the finding.
@@ -387,10 +385,10 @@ class DriverLayer(layer.Layer):
 
     #: The makers of the drivers.
     makers: ClassVar[tuple[str, ...]]
-    places: ClassVar[declarations.Places]
-    switch: ClassVar[declarations.EnvSwitch]
+    places: ClassVar[core.Places]
+    switch: ClassVar[core.EnvSwitch]
     #: Further variables whose values have outcomes that few expect.
-    others: ClassVar[tuple[declarations.EnvSwitch, ...]] = ()
+    others: ClassVar[tuple[core.EnvSwitch, ...]] = ()
     #: The variable with the bytes above which the driver drops entries, if there is one, its default, and the largest
     #: limit that can be set.
     limit_variable: ClassVar[str] = ""
@@ -399,8 +397,8 @@ class DriverLayer(layer.Layer):
     #: Whether the driver stores nothing if the limit is 0, which else is no limit.
     zero_limit_is_off: ClassVar[bool] = False
     #: The effect of a variable that leaves the driver without a place.
-    placeless: ClassVar[facts.Hazard] = facts.Hazard(
-        facts.Severity.RECOMPILES, "is not absolute: the driver keeps nothing, and every run compiles"
+    placeless: ClassVar[core.Hazard] = core.Hazard(
+        core.Severity.RECOMPILES, "is not absolute: the driver keeps nothing, and every run compiles"
     )
 
     def drivers(self) -> tuple[str, ...]:
@@ -411,74 +409,74 @@ class DriverLayer(layer.Layer):
         """Return whether there is a driver or a cache."""
         return bool(self.drivers()) or any(root.exists for root in self.roots())
 
-    def state(self) -> facts.State:
+    def state(self) -> core.State:
         """Return the condition of the first problem that has one: all but a switch count only with a driver."""
         faults = list(self.faults())
         condition, why = next(((known, fault) for known, fault in faults if known is not None), (None, None))
         if condition is not None and why is not None and (why.code == "off" or self.is_here()):
-            return facts.State(condition, why.message, self.drivers())
+            return core.State(condition, why.message, self.drivers())
         if not self.is_here():
             who = " or ".join(self.makers)
-            return facts.State(facts.Condition.ABSENT, f"no driver of {who} is here, and none has left a cache")
+            return core.State(core.Condition.ABSENT, f"no driver of {who} is here, and none has left a cache")
         variable, odd = self.switch.variable, [fault.message for _, fault in faults if fault.code == "variable"]
         value = self.environment.get(variable)
         named = "on by default" if value is None or odd else f"{variable}={value}"
-        return facts.State(facts.Condition.ENABLED, "; ".join((named, *odd)), self.drivers())
+        return core.State(core.Condition.ENABLED, "; ".join((named, *odd)), self.drivers())
 
-    def diagnose(self) -> Iterator[facts.Finding]:
+    def diagnose(self) -> Iterator[core.Finding]:
         """Yield the problems, and a cache that is nearly full."""
         here = self.is_here()
         yield from (fault for _, fault in self.faults() if here or fault.code == "off")
         if here and self.limit_variable:
             yield from self._nearly_full()
 
-    def faults(self) -> Iterator[layer.Fault]:
+    def faults(self) -> Iterator[core.Fault]:
         """Yield the problems with the variables, each with the condition that follows from it."""
-        yield from layer.faults_of(self, (self.switch, *self.others))
+        yield from core.faults_of(self, (self.switch, *self.others))
         yield from self._place_faults()
         if self.limit_variable:
             yield from self._limit_faults()
 
-    def _place_faults(self) -> Iterator[layer.Fault]:
+    def _place_faults(self) -> Iterator[core.Fault]:
         environment, decided = self.environment, self.places.deciding(self.environment)
         if decided is None:
             rules = self.places.rules(environment.platform)
             if rules and not self.roots():
                 message = f"{rules[-1].variable} is not set: the driver has no place for a cache"
                 fix = f"export {rules[-1].variable}={shlex.quote(str(environment.home))}"
-                found = facts.Finding(self.name, Path("*"), None, facts.Severity.RECOMPILES, "variable", message, fix)
-                yield facts.Condition.DISABLED, found
+                found = core.Finding(self.name, Path("*"), None, core.Severity.RECOMPILES, "variable", message, fix)
+                yield core.Condition.DISABLED, found
             return
         rule, value, odd = decided
         home = environment.home if rule.variable == "HOME" else environment.absolute(value)
         absolute = f"export {rule.variable}={shlex.quote(str(home))}"
         fixes = absolute if value or rule.variable == "HOME" else None
-        if odd is declarations.Odd.NOWHERE:
-            yield facts.Condition.DISABLED, layer.misread(self, rule.variable, *self.placeless, fixes)
-        elif odd is declarations.Odd.HERE and environment.platform != "win32":
+        if odd is core.Odd.NOWHERE:
+            yield core.Condition.DISABLED, core.misread(self, rule.variable, *self.placeless, fixes)
+        elif odd is core.Odd.HERE and environment.platform != "win32":
             outcome = "is not absolute: each folder that a program is started from gets a cache of its own"
-            yield None, layer.misread(self, rule.variable, facts.Severity.RECOMPILES, outcome, fixes)
+            yield None, core.misread(self, rule.variable, core.Severity.RECOMPILES, outcome, fixes)
 
-    def _limit_faults(self) -> Iterator[layer.Fault]:
+    def _limit_faults(self) -> Iterator[core.Fault]:
         if (value := self.environment.get(self.limit_variable)) is None:
             return
         number = _leading_number(value)
-        condition = facts.Condition.DISABLED if self.zero_limit_is_off and not number else None
+        condition = core.Condition.DISABLED if self.zero_limit_is_off and not number else None
         if not _PLAIN_NUMBER.fullmatch(value):
             outcome = f"is no number of bytes: the driver takes it for {number}"
-            severity = facts.Severity.RECOMPILES if number or condition else facts.Severity.WASTES
-            yield condition, layer.misread(self, self.limit_variable, severity, outcome)
+            severity = core.Severity.RECOMPILES if number or condition else core.Severity.WASTES
+            yield condition, core.misread(self, self.limit_variable, severity, outcome)
         elif condition is not None:
-            yield condition, layer.off(self, self.limit_variable)
+            yield condition, core.off(self, self.limit_variable)
 
-    def _nearly_full(self) -> Iterator[facts.Finding]:
+    def _nearly_full(self) -> Iterator[core.Finding]:
         value = self.environment.get(self.limit_variable)
         number = self.limit_default if value is None else _leading_number(value)
         if number <= 0 or not (value is None or _PLAIN_NUMBER.fullmatch(value)):
             return
         most, held = min(number, self.limit_highest or number), 0
         # Report names a root that cannot be read.
-        with suppress(errors.LayerError, OSError):
+        with suppress(core.LayerError, OSError):
             held = sum(self.store.usage(root).bytes or 0 for root in self.roots())
         wanted = 2 * max(most, held)
         fix = f"export {self.limit_variable}={wanted}"
@@ -486,12 +484,12 @@ class DriverLayer(layer.Layer):
             fix = f"cachectl prune --max-size {most // 2}B {self.name}"
         said = "the default" if value is None else self.limit_variable
         message = f"holds {held:,} of at most {most:,} bytes ({said}): the driver drops entries to make room"
-        yield from self.near_limit(held, most, message, fix, layer.first_place(self))
+        yield from self.near_limit(held, most, message, fix, core.first_place(self))
 
-    def near_limit(self, held: int, limit: int, message: str, fix: str, place: Path) -> Iterator[facts.Finding]:
+    def near_limit(self, held: int, limit: int, message: str, fix: str, place: Path) -> Iterator[core.Finding]:
         """Yield a finding if so many bytes are close to the limit, above which the library drops entries."""
         if held >= _NEARLY * limit:
-            yield facts.Finding(self.name, place, None, facts.Severity.RECOMPILES, "cap", message, fix)
+            yield core.Finding(self.name, place, None, core.Severity.RECOMPILES, "cap", message, fix)
 
 
 def _leading_number(value: str) -> int:

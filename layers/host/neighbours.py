@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cachectl.layers.base.environment import Environment, user_name
+from cachectl.layers import core
 from cachectl.layers.disk.plain import means_absent, status_at
 
 #: Limit on the files counted in one place.
@@ -50,7 +50,7 @@ _ROWS = (
 )
 
 
-def neighbours(environment: Environment, *, most: int = MOST) -> list[Neighbour]:
+def neighbours(environment: core.Environment, *, most: int = MOST) -> list[Neighbour]:
     """Return every place that a variable names, and the default places that exist.
 
     If no variable is set, a default of each library is listed even if it does not exist.
@@ -68,13 +68,13 @@ def neighbours(environment: Environment, *, most: int = MOST) -> list[Neighbour]
     return found
 
 
-def _default(text: str, environment: Environment) -> tuple[Path, str] | None:
+def _default(text: str, environment: core.Environment) -> tuple[Path, str] | None:
     """Return the first place of a text that is known, with the variable that it follows."""
     for place in text.split():
         start, _, below = place.partition("/")
         if start[0] != "$":
             user = os.getuid() if hasattr(os, "getuid") else 0
-            login = environment.get("LOGNAME") or environment.get("USER") or user_name(user)
+            login = environment.get("LOGNAME") or environment.get("USER") or core.user_name(user)
             folder = environment.home_folder if start == "~" else environment.temporary
             return folder / below.format(uid=user, login=re.sub(r'[\\/:*?"<>|]', "_", login)), "default"
         if value := environment.get(start[1:]):

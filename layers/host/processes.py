@@ -16,8 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from cachectl.layers.base.environment import MOUNTS, Environment
-from cachectl.layers.base.errors import printable
+from cachectl.layers import core
 
 _PROC = Path("/proc")
 #: The most processes that a phrase names.
@@ -68,7 +67,7 @@ def _those(test: Callable[[Path], bool | None], processes: Path) -> tuple[int, .
     return tuple(passed)
 
 
-def open_elsewhere(environment: Environment, path: Path) -> str | None:
+def open_elsewhere(environment: core.Environment, path: Path) -> str | None:
     """Return who has a file open, or may have; ``None`` if surely nobody has, or there is no file."""
     if not os.path.lexists(path):
         return None
@@ -149,7 +148,7 @@ def process_names(users: tuple[int, ...] | None, *, processes: Path = _PROC) -> 
     shown = []
     for pid in users[:_NAMED]:
         command = os.fsdecode(read(pid, "comm", processes=processes) or b"").removesuffix("\n")
-        shown.append(f"{pid} ({printable(command)})" if command else str(pid))
+        shown.append(f"{pid} ({core.printable(command)})" if command else str(pid))
     return f"process{'es' * (len(users) > 1)} {', '.join(shown)}{'…' * (len(users) > _NAMED)}"
 
 
@@ -210,13 +209,13 @@ def maps_below(number: int, folder: Path, *, processes: Path = _PROC) -> bool:
 # ---------------------------------------------------------------------- mounts
 
 
-def network_file_system(environment: Environment, path: Path) -> str | None:
+def network_file_system(environment: core.Environment, path: Path) -> str | None:
     """Return the type of the network file system a path lies on; ``None`` on a local or unknown one."""
     kind, _ = mount_of(path, mounts=environment.mounts)
     return kind if kind in NETWORK else None
 
 
-def mount_of(path: Path, *, mounts: Path = MOUNTS) -> tuple[str, str]:
+def mount_of(path: Path, *, mounts: Path = core.MOUNTS) -> tuple[str, str]:
     """Return the type and the source (a device, a server's export) of the mount that a path lies on.
 
     Both are empty if they are unknown.

@@ -15,21 +15,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cachectl.layers.base import errors
-from cachectl.layers.base.environment import Environment, node, user_state_folder
-from cachectl.layers.base.lazy import regex
+from cachectl.layers import core
 from cachectl.layers.disk import atomic
 from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.host import distributions, processes
 
 #: The name of the file with the answers, in cachectl's folder for its own state.
 RECORD = "pythons.json"
-_NAME = regex(r"(?:python|pypy)(?:3(?:\.\d+)?)?(?:\.exe)?")
+_NAME = core.regex(r"(?:python|pypy)(?:3(?:\.\d+)?)?(?:\.exe)?")
 _BIN = "Scripts" if sys.platform == "win32" else "bin"
 #: Limits on an answer.
 _SECONDS = 10.0
 _BYTES = 1 << 20
-_VERSION = regex(r"\d+\.\d+\.\d+\.[a-z]+\.\d+")
+_VERSION = core.regex(r"\d+\.\d+\.\d+\.[a-z]+\.\d+")
 # Asked without ``site``, which runs what any package has written into a file ``.pth``: the folders that it would add,
 # those that such a file only names included. Others may have made a pipe or a device of it. An isolated interpreter
 # ignores the user's own packages, but programs that it runs later do not. Source: ``Lib/site.py`` (``venv``,
@@ -99,12 +97,12 @@ class PythonRecord(NamedTuple):
 # ---------------------------------------------------------------------- which interpreters
 
 
-def own_python(environment: Environment) -> Python:
+def own_python(environment: core.Environment) -> Python:
     """Return the interpreter of the environment, without a look at its record."""
     return Python(environment.executable, environment.python, environment.installed)
 
 
-def pythons_of(environment: Environment) -> tuple[Python, ...]:
+def pythons_of(environment: core.Environment) -> tuple[Python, ...]:
     """Return the known interpreters, that of the environment first; an interpreter that does not answer is left out.
 
     Known are those that ``environment`` names and, if it is that of a real user, those of :func:`candidates` and those
@@ -127,12 +125,12 @@ def pythons_of(environment: Environment) -> tuple[Python, ...]:
     return pythons
 
 
-def note_own(environment: Environment) -> None:
+def note_own(environment: core.Environment) -> None:
     """Record the packages of the environment's own interpreter if they have changed since the record was written."""
     if environment.searches_pythons and not environment.memo.setdefault("noted", False):
         environment.memo["noted"] = True
         newest = max(map(_time, environment.site), default=0)
-        if _time(user_state_folder(environment) / RECORD) < newest:
+        if _time(core.user_state_folder(environment) / RECORD) < newest:
             with _records_of(environment) as records:
                 _noted(environment, records)
 
@@ -143,7 +141,7 @@ def _time(path: Path) -> int:
     return 0
 
 
-def _noted(environment: Environment, records: dict[str, PythonRecord]) -> Python:
+def _noted(environment: core.Environment, records: dict[str, PythonRecord]) -> Python:
     own, folders = own_python(environment), [str(folder) for folder in environment.site]
     with suppress(OSError):
         before, packages = records.get(str(own.path)), distributions.versions_in(folders)
@@ -152,7 +150,7 @@ def _noted(environment: Environment, records: dict[str, PythonRecord]) -> Python
     return own
 
 
-def named_pythons(environment: Environment, names: Iterable[str]) -> tuple[Path, ...]:
+def named_pythons(environment: core.Environment, names: Iterable[str]) -> tuple[Path, ...]:
     """Return the paths of interpreters that a user named, by path or by a name on ``PATH``.
 
     Raises :class:`BadRequest` for one that neither answers nor answered before.
@@ -166,7 +164,7 @@ def named_pythons(environment: Environment, names: Iterable[str]) -> tuple[Path,
             path = Path(os.path.abspath(environment.expand(found or name)))
             if look(path, records, named=True) is None:
                 message = f"--python {name}: {path} did not answer as Python 3; name an interpreter, such as bin/python"
-                raise errors.BadRequest(message)
+                raise core.BadRequest(message)
             paths.append(path)
     return tuple(paths)
 
@@ -275,7 +273,7 @@ def _places(path: Path) -> list[str]:
         device = folder.stat().st_dev
         # A file system of the network has no major number.
         kind, source = ("", "") if os.name != "posix" or os.major(device) else processes.mount_of(folder)
-        places.append(source if kind in processes.NETWORK else f"{node()}:{device}")
+        places.append(source if kind in processes.NETWORK else f"{core.node()}:{device}")
     return places
 
 
@@ -325,12 +323,12 @@ def _ask(path: Path) -> tuple[str, list[str]]:
 
 
 @contextmanager
-def _records_of(environment: Environment) -> Iterator[dict[str, PythonRecord]]:
+def _records_of(environment: core.Environment) -> Iterator[dict[str, PythonRecord]]:
     """Yield the recorded interpreters by path; if the block succeeds and has changed them, write them.
 
     A record that is missing, damaged, or open to other users has none.
     """
-    file = user_state_folder(environment) / RECORD
+    file = core.user_state_folder(environment) / RECORD
     records: dict[str, PythonRecord] = {}
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         # What is named there is started.

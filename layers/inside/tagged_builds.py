@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from typing import Any
 
-from cachectl.layers.base.facts import Patch
+from cachectl.layers import core
 
 #: The library that builds.
 LIBRARY = "PyOpenCL"
@@ -50,7 +50,7 @@ def misfit() -> str | None:
     return f"its programs have no {lacking[0]}" if lacking else None
 
 
-def patches(tagger: Any) -> tuple[Patch, ...]:
+def patches(tagger: Any) -> tuple[core.Patch, ...]:
     """Return the replacements for every function by which PyOpenCL builds programs from source.
 
     ``tagger.layers_of(platform)`` names the layers that store builds for a platform, none if they get no tag. A build
@@ -58,8 +58,8 @@ def patches(tagger: Any) -> tuple[Patch, ...]:
     a reference to the program that was built.
     """
     return (
-        *(Patch("pyopencl", "Program", name, partial(_tagged_build, tagger)) for name in ("build", "compile")),
-        Patch("pyopencl", None, "link_program", partial(_tagged_link, tagger)),
+        *(core.Patch("pyopencl", "Program", name, partial(_tagged_build, tagger)) for name in ("build", "compile")),
+        core.Patch("pyopencl", None, "link_program", partial(_tagged_link, tagger)),
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cachectl.layers.base import declarations, facts, layer, lazy, parts
+from cachectl.layers import core
 from cachectl.layers.host import drivers
 
 #: What every process maps that has one of the stores open, whichever driver it uses.
@@ -33,7 +33,7 @@ _BY_ACCOUNT = "default (home folder)"
 _SWITCHES = ("MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE")
 _SIZES = ("MESA_SHADER_CACHE_MAX_SIZE", "MESA_GLSL_CACHE_MAX_SIZE")
 _DEFAULT_CAP = 1 << 30
-_LIMIT = lazy.regex(r"\s*([+-]?\d{1,18})(.?)", re.ASCII | re.DOTALL)
+_LIMIT = core.regex(r"\s*([+-]?\d{1,18})(.?)", re.ASCII | re.DOTALL)
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 #: Booleans, in capitals as well.
 _TRUE = "1|t|true|y|yes"
@@ -43,21 +43,21 @@ _IGNORED = "is not a boolean that Mesa knows, so it does nothing"
 #: Settings with an effect that few expect. The first two name read-only files of a single-file store beside its own
 #: (``src/util/fossilize_db.c``).
 _SURPRISES = (
-    declarations.EnvSwitch("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", "(?!)", "", outcome=_ALSO_READ),
-    declarations.EnvSwitch("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST", "(?!)", "", outcome=_ALSO_READ),
-    declarations.EnvSwitch(
+    core.EnvSwitch("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", "(?!)", "", outcome=_ALSO_READ),
+    core.EnvSwitch("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST", "(?!)", "", outcome=_ALSO_READ),
+    core.EnvSwitch(
         "MESA_GLSL_DISABLE_IO_OPT",
         "(?!)",
         f"(?!(?:{_TRUE})\\Z).*",
-        facts.Severity.RECOMPILES,
+        core.Severity.RECOMPILES,
         "switches the cache off in releases since 2025",
     ),
 )
 
 
 #: Mesa opens the file of an entry to read it, and renames a temporary to a new one.
-_FILES = parts.EntryFiles(
-    lazy.regex(r"foz_cache(?:_idx)?\.foz|mesa_cache\.(?:db|idx)"),
+_FILES = core.EntryFiles(
+    core.regex(r"foz_cache(?:_idx)?\.foz|mesa_cache\.(?:db|idx)"),
     "Mesa keeps it open, and no event says which of its entries are read",
 )
 
@@ -67,35 +67,35 @@ class MesaShaderCache(drivers.DriverLayer):
 
     name = "mesa"
     title = "Mesa shader cache (Rusticl)"
-    about = parts.About(
-        on_network=facts.Hazard(
-            facts.Severity.HARMLESS,
+    about = core.About(
+        on_network=core.Hazard(
+            core.Severity.HARMLESS,
             "every lookup goes over the network, and the size is counted in a file that programs map",
         ),
-        among_ranks=facts.Hazard(
-            facts.Severity.HARMLESS,
+        among_ranks=core.Hazard(
+            core.Severity.HARMLESS,
             "of those that compile the same at once, one stores it; a single file or a database they lock",
         ),
-        lookups=parts.Lookups(files=_FILES, mapped=OPENED),
+        lookups=core.Lookups(files=_FILES, mapped=OPENED),
     )
-    store: Any = lazy.later("cachectl.layers.mesa.store", "ShaderCache")
+    store: Any = core.later("cachectl.layers.mesa.store", "ShaderCache")
     makers = ("Rusticl", "Mesa Clover")
     # Mesa reads them when a device is first opened: the first, then its old name.
     switch, _old_switch = (
-        declarations.EnvSwitch(name, _TRUE, _FALSE, outcome=_IGNORED, read=declarations.at_load(*OPENED), value="true")
+        core.EnvSwitch(name, _TRUE, _FALSE, outcome=_IGNORED, read=core.at_load(*OPENED), value="true")
         for name in _SWITCHES
     )
-    placeless = facts.Hazard(facts.Severity.RECOMPILES, "is empty: Mesa finds no place and keeps nothing")
-    places = declarations.Places(
+    placeless = core.Hazard(core.Severity.RECOMPILES, "is empty: Mesa finds no place and keeps nothing")
+    places = core.Places(
         _PLACES[0],
         linux=(
-            *(declarations.Rule(variable, empty=declarations.Odd.NOWHERE) for variable in _PLACES),
-            declarations.Rule("HOME", ".cache", source=_BY_HOME),
-            declarations.Rule("", ".cache", source=_BY_ACCOUNT),
+            *(core.Rule(variable, empty=core.Odd.NOWHERE) for variable in _PLACES),
+            core.Rule("HOME", ".cache", source=_BY_HOME),
+            core.Rule("", ".cache", source=_BY_ACCOUNT),
         ),
     )
 
-    def roots(self) -> tuple[facts.Root, ...]:
+    def roots(self) -> tuple[core.Root, ...]:
         """Resolve as Mesa does when a device is first opened, the form in use first.
 
         Releases before 2025 ignore ``HOME`` and use the account's home folder. Where the two differ, both count.
@@ -104,7 +104,7 @@ class MesaShaderCache(drivers.DriverLayer):
         selected = (form for form, value in values if re.fullmatch(_TRUE, value, re.IGNORECASE | re.ASCII))
         used = next(selected, MULTI_FILE)
         return tuple(
-            facts.Root(base / FOLDERS[role], facts.Scope.USER, source, role)
+            core.Root(base / FOLDERS[role], core.Scope.USER, source, role)
             for base, source in self._bases()
             for role in sorted(FOLDERS, key=lambda role: role != used)
         )
@@ -122,52 +122,48 @@ class MesaShaderCache(drivers.DriverLayer):
         values = ((variable, self.environment.get(variable)) for variable in variables)
         return next(((variable, value) for variable, value in values if value is not None), (None, ""))
 
-    def state(self) -> facts.State:
+    def state(self) -> core.State:
         """Return the state; without a variable Rusticl has no device."""
         if self.environment.platform == "win32":
-            return facts.State(facts.Condition.ABSENT, "Mesa keeps no cache on Windows")
+            return core.State(core.Condition.ABSENT, "Mesa keeps no cache on Windows")
         state = super().state()
-        if (
-            state.condition is not facts.Condition.ENABLED
-            or not state.drivers
-            or self.environment.get("RUSTICL_ENABLE")
-        ):
+        if state.condition is not core.Condition.ENABLED or not state.drivers or self.environment.get("RUSTICL_ENABLE"):
             return state
         return replace(state, why=f"{state.why}; RUSTICL_ENABLE names no device, so there may be none")
 
-    def enable(self) -> facts.Switch:
+    def enable(self) -> core.Switch:
         """Unset the old name of the variable, too."""
         return replace(super().enable(), unset=frozenset(_SWITCHES))
 
-    def relocate(self, folder: Path) -> facts.Switch:
+    def relocate(self, folder: Path) -> core.Switch:
         """Return the place itself: older releases append their folder to it, and make only that one."""
         return replace(self.switch.read, layer=self.name, set={_PLACES[0]: str(folder)})
 
-    def faults(self) -> Iterator[layer.Fault]:
+    def faults(self) -> Iterator[core.Fault]:
         """Yield problems with the first switch that is set, with the place, and with surprising variables."""
         is_old = self._first(_SWITCHES)[0] == self._old_switch.variable
-        yield from layer.faults_of(self, (self._old_switch if is_old else self.switch,))
+        yield from core.faults_of(self, (self._old_switch if is_old else self.switch,))
         yield from self._place_faults()
         yield from self._more_of_places()
         variable, value = self._first(_SIZES)
         if variable is not None and not read_limit(value)[1]:
             outcome = f"is taken for {read_limit(value)[0]:,} bytes: any unit but K or M counts as gigabytes"
-            yield None, layer.misread(self, variable, facts.Severity.HARMLESS, outcome, f"export {variable}=1G")
-        yield from layer.faults_of(self, _SURPRISES)
+            yield None, core.misread(self, variable, core.Severity.HARMLESS, outcome, f"export {variable}=1G")
+        yield from core.faults_of(self, _SURPRISES)
 
-    def _more_of_places(self) -> Iterator[layer.Fault]:
+    def _more_of_places(self) -> Iterator[core.Fault]:
         (variable, value), bases = self._first(_PLACES), self._bases()
         if len(bases) > 1:
             account = self.environment.home
             outcome = f"is not the home of the account, {account}, which releases before 2025 use instead"
             fix = f"export {_PLACES[0]}={shlex.quote(str(bases[0][0]))}"
-            yield None, layer.misread(self, "HOME", facts.Severity.HARMLESS, outcome, fix)
+            yield None, core.misread(self, "HOME", core.Severity.HARMLESS, outcome, fix)
         elif variable is not None and Path(value).is_absolute() and not Path(value).parent.is_dir():
             outcome = "has no parent folder, and releases before 2024 make only the last one: they keep nothing"
             fix = f"mkdir -p {shlex.quote(value)}"
-            yield None, layer.misread(self, variable, facts.Severity.RECOMPILES, outcome, fix)
+            yield None, core.misread(self, variable, core.Severity.RECOMPILES, outcome, fix)
 
-    def diagnose(self) -> Iterator[facts.Finding]:
+    def diagnose(self) -> Iterator[core.Finding]:
         """Add a cache that is nearly full."""
         yield from super().diagnose()
         limit = read_limit(self._first(_SIZES)[1])[0]

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from cachectl.layers.base import errors, facts, lazy, store
+from cachectl.layers import core
 from cachectl.layers.formats import details, device_binaries, elf
 
 #: Bytes that contain the header of every driver and device; GL's longer headers are read whole.
@@ -37,7 +37,7 @@ RUSTICL = "rusticl"
 _VERSION = 1
 #: Why something of an unknown version is left alone.
 FOREIGN = "is of a version of Mesa's format that cachectl does not know; left alone"
-_NAMES = lazy.regex(rb"([\x21-\x7e][\x20-\x7e]{0,199})\0([\x21-\x7e][\x20-\x7e]{0,199})\0")
+_NAMES = core.regex(rb"([\x21-\x7e][\x20-\x7e]{0,199})\0([\x21-\x7e][\x20-\x7e]{0,199})\0")
 _FIXED = struct.Struct("<BQI")
 _COUNT = struct.Struct("<I")
 _CHECKED = struct.Struct("<II")
@@ -50,14 +50,14 @@ _KINDS = (0, _GLSL)
 _LARGEST = 1 << 26
 _ZSTD = b"\x28\xb5\x2f\xfd"
 #: Only an OpenCL kernel gets such a function around it.
-_WRAPPED = lazy.regex(rb"__wrapped_([A-Za-z_]\w{0,254})\0", re.ASCII)
+_WRAPPED = core.regex(rb"__wrapped_([A-Za-z_]\w{0,254})\0", re.ASCII)
 
 #: How many entries of one driver are unpacked, the smallest first, to find a kernel.
 _LOOKS = 256
 _GRAPHICS = "is of GL or Vulkan, which share the folder"
 _UNKNOWN = "cannot be distinguished from what GL and Vulkan keep in the same folder"
 
-_NAME = lazy.regex(rb"[0-9a-f]{40}")
+_NAME = core.regex(rb"[0-9a-f]{40}")
 #: Magic number and version.
 _MAGIC = b"\x81FOSSILIZEDB\0\0\0\x06"
 _MAGICS = (_MAGIC, b"\x81FOSSILIZEDB\0\0\0\x05")
@@ -183,13 +183,13 @@ def key_of(name: str) -> str:
 class RawEntry(NamedTuple):
     """An entry with its header, a function that reads it, and its checksum in a larger file, 0 if it has none."""
 
-    entry: facts.Entry
+    entry: core.Entry
     header: Header | None
     read: Callable[[], bytes | None]
     checksum: int = 0
 
 
-def raw_of(entry: facts.Entry, read: Callable[..., bytes | None], checksum: int = 0) -> RawEntry:
+def raw_of(entry: core.Entry, read: Callable[..., bytes | None], checksum: int = 0) -> RawEntry:
     """Read the header of an entry. Raises :class:`LayerError`."""
     head = read(limit=HEAD)
     return RawEntry(entry, None if head is None else read_header(head), read, checksum)
@@ -203,19 +203,19 @@ def kernels_in(data: bytes) -> tuple[str, ...] | None:
         return None
 
 
-def owned(raws: Sequence[RawEntry], *, contents: bool) -> Iterator[facts.Entry | facts.Problem]:
+def owned(raws: Sequence[RawEntry], *, contents: bool) -> Iterator[core.Entry | core.Problem]:
     """Yield entries with their owners, which driver and device show, and a problem for each that cannot be read.
 
     Only ``contents`` unpacks the names of kernels.
     """
-    problems: dict[Path, facts.Problem] = {}
+    problems: dict[Path, core.Problem] = {}
 
     def kernels_of(raw: RawEntry) -> tuple[str, ...] | None:
         try:
             return kernels_in(raw.read() or b"")
-        except errors.LayerError as error:
+        except core.LayerError as error:
             path = raw.entry.root / raw.entry.key
-            problems[path] = store.unreadable(path, error)
+            problems[path] = core.unreadable(path, error)
             return None
 
     groups: dict[tuple[str, str], list[RawEntry]] = {}

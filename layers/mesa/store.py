@@ -21,8 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from cachectl.layers.base import environment, errors, facts, lazy, store
-from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers import core
 from cachectl.layers.disk import atomic, handles, locks, plain, trust
 from cachectl.layers.host import processes
 from cachectl.layers.mesa import cache, entries
@@ -31,15 +30,15 @@ from cachectl.layers.stores.tree import CHANGED, GONE, Shape
 
 _CHUNK = 1 << 20
 _TRIES = 5
-_ENTRIES = Shape((lazy.regex("[0-9a-f]{2}"), lazy.regex("[0-9a-f]{38}")), mode=0o644)
+_ENTRIES = Shape((core.regex("[0-9a-f]{2}"), core.regex("[0-9a-f]{38}")), mode=0o644)
 _TEMPORARIES = Shape(
-    (lazy.regex("[0-9a-f]{2}"), lazy.regex(r"[0-9a-f]{38}\.tmp")), because="a program that was never stored whole"
+    (core.regex("[0-9a-f]{2}"), core.regex(r"[0-9a-f]{38}\.tmp")), because="a program that was never stored whole"
 )
-_OWN = Shape((lazy.regex("index|marker"),), sums=True)
-_NAME = lazy.regex(r"[^./][^/]*")
-_FOSSILIZE = Shape((_NAME, _NAME, lazy.regex(r"foz_cache(?:_idx)?\.foz")), sums=True)
-_FLAT = Shape((lazy.regex(r"mesa_cache\.(?:db|idx)"),), sums=True)
-_PARTED = Shape((lazy.regex(r"part\d{1,3}"), *_FLAT.levels), sums=True)
+_OWN = Shape((core.regex("index|marker"),), sums=True)
+_NAME = core.regex(r"[^./][^/]*")
+_FOSSILIZE = Shape((_NAME, _NAME, core.regex(r"foz_cache(?:_idx)?\.foz")), sums=True)
+_FLAT = Shape((core.regex(r"mesa_cache\.(?:db|idx)"),), sums=True)
+_PARTED = Shape((core.regex(r"part\d{1,3}"), *_FLAT.levels), sums=True)
 _SHAPES: Mapping[str, tuple[Shape, ...]] = {
     cache.MULTI_FILE: (_ENTRIES, _TEMPORARIES, _OWN),
     cache.SINGLE_FILE: (_FOSSILIZE, Shape((_NAME, _NAME, *_OWN.levels), sums=True)),
@@ -74,7 +73,7 @@ class Pair:
     """A data file with its index, in a folder below a root."""
 
     def __init__(
-        self, form: entries.Format, layer: str, root: Path, folder: str = "", *, environment: environment.Environment
+        self, form: entries.Format, layer: str, root: Path, folder: str = "", *, environment: core.Environment
     ) -> None:
         self.form = form
         self.layer = layer
@@ -119,20 +118,20 @@ class Pair:
     def _indexed(self, files: _Open) -> Iterator[tuple[str, entries.Blob | None]]:
         """Yield each name in the index, with its entry as the formats do."""
         end, size = (os.fstat(handle).st_size for handle in (files.data, files.places))
-        if size > errors.LARGEST_INDEX:
-            raise OSError(errno.EFBIG, f"the index {errors.too_large(size, errors.LARGEST_INDEX)}")
+        if size > core.LARGEST_INDEX:
+            raise OSError(errno.EFBIG, f"the index {core.too_large(size, core.LARGEST_INDEX)}")
 
         def read(begin: int, length: int) -> bytes | None:
             return os.pread(files.data, length, begin) if 0 <= begin <= end - length else None
 
         return self.form.blobs(os.pread(files.places, size, 0), read)
 
-    def remove(self, stamps: Mapping[str, tuple[int, ...]]) -> facts.Outcome:
+    def remove(self, stamps: Mapping[str, tuple[int, ...]]) -> core.Outcome:
         """Remove the entries of these names that have not changed. Raises :class:`LayerError` before any change."""
         before: set[str] = set()
         left: set[str] = set()
         size = rest = 0
-        failed: errors.LayerError | None = None
+        failed: core.LayerError | None = None
         try:
             with self._changing() as files:
                 size = rest = self._bytes(files)
@@ -142,29 +141,29 @@ class Pair:
                 if files is not None and len(kept) < len(listed):
                     for left, rest in self._keep(files, kept):  # noqa: B007 - the last ones count
                         pass
-        except errors.LayerError as error:
+        except core.LayerError as error:
             if not before:
                 raise
             failed = error
             # Fewer entries may be left than were to stay.
-            with suppress(errors.LayerError), self._opened() as files:
+            with suppress(core.LayerError), self._opened() as files:
                 left, rest = {blob.name for blob in self._listed(files)}, self._bytes(files)
-        outcome = facts.Outcome(self.layer, len(before - left), max(0, size - rest))
+        outcome = core.Outcome(self.layer, len(before - left), max(0, size - rest))
         reasons = {name: CHANGED if name in before else GONE for name in stamps if name in left or name not in before}
         if failed is None:
-            return changed(outcome, skipped=tuple(facts.Note(entries.key_of(name), reasons[name]) for name in reasons))
-        notes = tuple(facts.Note(entries.key_of(name), failed.message) for name in stamps if name in left)
-        return changed(outcome, failed=notes or (facts.Note(str(self.path), str(failed)),))
+            return changed(outcome, skipped=tuple(core.Note(entries.key_of(name), reasons[name]) for name in reasons))
+        notes = tuple(core.Note(entries.key_of(name), failed.message) for name in stamps if name in left)
+        return changed(outcome, failed=notes or (core.Note(str(self.path), str(failed)),))
 
     def put(self, name: str, content: bytes, *, replace: bool) -> bool:
         """Add an entry; return whether it was not there. Raises :class:`EntryExists` if a different one is there."""
         with self._changing(make=True) as files:
             if files is None:
-                raise errors.Unreachable(self.layer, "cannot be made", self.path)
+                raise core.Unreachable(self.layer, "cannot be made", self.path)
             if not os.fstat(files.data).st_size and not os.fstat(files.places).st_size:
                 _write_heads(files, self.form.new_head())
             elif (why := self._complaint(files)) is not None:
-                raise errors.Damaged(self.layer, why, self.path)
+                raise core.Damaged(self.layer, why, self.path)
             listed = self._listed(files)
             standing = next((blob for blob in listed if blob.name == name), None)
             if standing is None:
@@ -173,7 +172,7 @@ class Pair:
             if _content(files.data, standing, -1) == content:
                 return False
             if not replace:
-                raise errors.EntryExists(self.layer, self.path)
+                raise core.EntryExists(self.layer, self.path)
             for _ in self._keep(files, [blob for blob in listed if blob is not standing]):
                 pass
         # Other files may have replaced these meanwhile.
@@ -267,12 +266,12 @@ class Pair:
                     files = None
                 verb = "change" if flags & os.O_RDWR else "read"
                 yield files
-        except errors.LayerError:
+        except core.LayerError:
             raise
         except OSError as error:
             advice = "; make room and try again" if error.errno in handles.NO_ROOM else ""
             message = f"cannot {verb}: {error.strerror or error}{advice}"
-            raise errors.Unreachable(self.layer, message, self.path) from error
+            raise core.Unreachable(self.layer, message, self.path) from error
 
     def _open(self, stack: ExitStack, flags: int) -> _Open:
         """Open both files, and make them with ``O_CREAT``. Raises :class:`OSError`."""
@@ -298,7 +297,7 @@ class Pair:
         """Open both files, lock them against Mesa and other cachectls, and check that they were not replaced."""
         owner = trust.owner_of(self.path.parent, self.path.name) if self.environment.superuser else 0
         if owner:
-            raise errors.Refused(self.layer, trust.belonging_to(owner), self.path)
+            raise core.Refused(self.layer, trust.belonging_to(owner), self.path)
         for _ in range(_TRIES):
             with self._opened(os.O_RDWR | (os.O_CREAT if make else 0)) as files:
                 if files is None:
@@ -313,7 +312,7 @@ class Pair:
                     yield files
                     return
         message = "is replaced again and again; try again when the programs that use it have ended"
-        raise errors.Busy(self.layer, message, self.path)
+        raise core.Busy(self.layer, message, self.path)
 
 
 def _write_heads(files: _Open, head: bytes) -> None:
@@ -323,8 +322,8 @@ def _write_heads(files: _Open, head: bytes) -> None:
 
 
 def _content(data: int, blob: entries.Blob, limit: int) -> bytes:
-    if limit < 0 and blob.length > errors.LARGEST_ENTRY:
-        raise OSError(errno.EFBIG, f"the entry {errors.too_large(blob.length, errors.LARGEST_ENTRY)}")
+    if limit < 0 and blob.length > core.LARGEST_ENTRY:
+        raise OSError(errno.EFBIG, f"the entry {core.too_large(blob.length, core.LARGEST_ENTRY)}")
     return os.pread(data, blob.length if limit < 0 else min(limit, blob.length), blob.start)
 
 
@@ -334,13 +333,15 @@ class ShaderCache(Files):
     shapes = (_ENTRIES,)
     forms = ("mesa-entry/1",)
 
-    def shapes_of(self, root: facts.Root) -> tuple[Shape, ...]:
+    def shapes_of(self, root: core.Root) -> tuple[Shape, ...]:
         """Return the shapes of entries, files and temporaries."""
         return _SHAPES[root.role]
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
+    def scan(
+        self, root: core.Root, selection: core.Selection = core.ALL, *, contents: bool = True
+    ) -> Iterator[core.Found]:
         """Yield entries, each with its owner; only ``contents`` unpacks kernel names."""
         del selection
         raws: list[entries.RawEntry] = []
@@ -350,14 +351,14 @@ class ShaderCache(Files):
                 continue
             raws.append(found)
             if found.header is None:
-                yield facts.Problem(root.path / found.entry.key, "damaged", f"has no header of an entry: {_NEVER}")
+                yield core.Problem(root.path / found.entry.key, "damaged", f"has no header of an entry: {_NEVER}")
         yield from entries.owned(raws, contents=contents)
 
-    def _raws(self, root: facts.Root) -> Iterator[entries.RawEntry | facts.Found]:
+    def _raws(self, root: core.Root) -> Iterator[entries.RawEntry | core.Found]:
         """Yield the entries of any form, and everything else in a root."""
         tree = self.tree_of(root)
         for leaf in tree.scan():
-            if isinstance(leaf, facts.Problem):
+            if isinstance(leaf, core.Problem):
                 yield leaf
                 continue
             key = leaf.entry.key
@@ -369,43 +370,43 @@ class ShaderCache(Files):
                     yield from list(self._packed(pair, leaf.entry))
                 else:
                     yield changed(leaf.entry, fixed=not leaf.entry.is_orphan and leaf.shape not in _PAIRED)
-            except errors.LayerError as error:
-                yield store.unreadable(root.path / key, error)
+            except core.LayerError as error:
+                yield core.unreadable(root.path / key, error)
 
-    def _packed(self, pair: Pair, file: facts.Entry) -> Iterator[entries.RawEntry | facts.Found]:
+    def _packed(self, pair: Pair, file: core.Entry) -> Iterator[entries.RawEntry | core.Found]:
         """Yield the entries of a data file, and the rest of it. Raises :class:`LayerError` if it is unreadable."""
         if (why := pair.damage()) is not None:
-            yield facts.Problem(pair.path, "foreign" if why == entries.FOREIGN else "damaged", why)
+            yield core.Problem(pair.path, "foreign" if why == entries.FOREIGN else "damaged", why)
         rest = file.bytes
         for blob in pair.blobs():
             rest -= blob.length
             key, bound = entries.key_of(blob.name), file.modified
-            entry = facts.Entry(self.name, key, pair.root, blob.length, 0, written_before=bound, stamp=blob.stamp)
+            entry = core.Entry(self.name, key, pair.root, blob.length, 0, written_before=bound, stamp=blob.stamp)
             yield entries.raw_of(entry, partial(pair.read, blob), blob.checksum)
         yield changed(file, bytes=rest)
 
-    def pairs(self, root: facts.Root) -> list[Pair]:
+    def pairs(self, root: core.Root) -> list[Pair]:
         """Return every pair of files in a root. Raises :class:`Unreachable` if one may have been overlooked."""
         found = (self._pair_of(root, leaf.entry.key) for leaf in self.tree_of(root).leaves())
         return [pair for pair in found if pair is not None]
 
-    def _pair_of(self, root: facts.Root, key: str) -> Pair | None:
+    def _pair_of(self, root: core.Root, key: str) -> Pair | None:
         """Return the pair of a data file; ``None`` for other files."""
         folder, _, name = key.rpartition("/")
         form = _FORMATS.get(root.role)
         return self._pair(root, folder) if form is not None and name == form.data_name else None
 
-    def _pair(self, root: facts.Root, folder: str = "") -> Pair:
+    def _pair(self, root: core.Root, folder: str = "") -> Pair:
         return Pair(_FORMATS[root.role], self.name, root.path, folder, environment=self.environment)
 
-    def _located(self, root: facts.Root, key: str) -> tuple[Pair, entries.Blob] | None:
+    def _located(self, root: core.Root, key: str) -> tuple[Pair, entries.Blob] | None:
         """Find an entry among the pairs of a root."""
         found = ((pair, blob) for pair in self.pairs(root) for blob in pair.blobs())
         return next((place for place in found if place[1].name == entries.name_of(key)), None)
 
     # ------------------------------------------------------------------ get and put
 
-    def members(self, root: facts.Root, key: str) -> Mapping[str, bytes] | None:
+    def members(self, root: core.Root, key: str) -> Mapping[str, bytes] | None:
         """Read an entry, which has the same bytes in all forms."""
         if root.role == cache.MULTI_FILE:
             return super().members(root, key)
@@ -413,11 +414,11 @@ class ShaderCache(Files):
         data = None if found is None else found[0].read(found[1])
         return None if data is None else {"": data}
 
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[store.Damage]:
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
         """Check the checksum. Nothing can check the name."""
         del key
         if (complaint := entries.complaint(files[""])) is not None:
-            yield store.Damage(facts.Severity.RECOMPILES, f"{complaint}: {_NEVER}")
+            yield core.Damage(core.Severity.RECOMPILES, f"{complaint}: {_NEVER}")
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return kernels, device and driver."""
@@ -427,29 +428,29 @@ class ShaderCache(Files):
         return {"kernels": " ".join(entries.kernels_in(files[""]) or ()), "device": device, "driver": driver}
 
     @contextmanager
-    def changing(self, root: facts.Root) -> Iterator[bool]:
+    def changing(self, root: core.Root) -> Iterator[bool]:
         """Keep the size in the index right; yield whether no process has a driver loaded."""
-        with store.counting(self.name, root.path / "index", partial(self._recount, root)):
+        with core.counting(self.name, root.path / "index", partial(self._recount, root)):
             yield processes.using(cache.OPENED, processes=self.environment.processes) == ()
 
     def place(
-        self, root: facts.Root, whole: Mapping[str, Mapping[str, bytes]], *, replace: bool
-    ) -> dict[str, bool | store.EntryError]:
+        self, root: core.Root, whole: Mapping[str, Mapping[str, bytes]], *, replace: bool
+    ) -> dict[str, bool | core.EntryError]:
         """Place entries into the form in use."""
         if root.role == cache.MULTI_FILE:
             return super().place(root, whole, replace=replace)
         put = partial(self._put, root, replace=replace)
-        return {key: store.attempt(partial(put, key, files[""])) for key, files in whole.items()}
+        return {key: core.attempt(partial(put, key, files[""])) for key, files in whole.items()}
 
-    def _put(self, root: facts.Root, key: str, data: bytes, *, replace: bool) -> bool:
+    def _put(self, root: core.Root, key: str, data: bytes, *, replace: bool) -> bool:
         pair, blob = self._located(root, key) or (self._pair_for(root, data), None)
         # Files that are locked or closed to this user need no change then. Damage must not stop a replacement.
-        with suppress(errors.LayerError, OSError):
+        with suppress(core.LayerError, OSError):
             if blob is not None and pair.read(blob) == data:
                 return False
         return pair.put(entries.name_of(key), data, replace=replace)
 
-    def _pair_for(self, root: facts.Root, data: bytes) -> Pair:
+    def _pair_for(self, root: core.Root, data: bytes) -> Pair:
         """Return the pair of files in which Mesa would look for a new entry."""
         if root.role == cache.DATABASE:
             # Newer releases use parts, and remove the files that older ones kept beside them.
@@ -457,12 +458,12 @@ class ShaderCache(Files):
         header = entries.read_header(data)
         maker = ("", "") if header is None else header.maker
         if not all(map(_NAME.fullmatch, maker)):
-            raise errors.Damaged(self.name, f"its driver and device {maker} cannot name a folder", root.path)
+            raise core.Damaged(self.name, f"its driver and device {maker} cannot name a folder", root.path)
         return self._pair(root, "/".join(maker))
 
     # ------------------------------------------------------------------ clear
 
-    def in_use(self, targets: Iterable[facts.Entry]) -> Iterator[tuple[facts.Entry, str | None]]:
+    def in_use(self, targets: Iterable[core.Entry]) -> Iterator[tuple[core.Entry, str | None]]:
         """Skip files that a running process may be writing or have open. Entries may be removed at any time."""
         users = processes.using(cache.OPENED, processes=self.environment.processes)
         now = self.environment.clock()
@@ -475,8 +476,8 @@ class ShaderCache(Files):
             yield target, reason
 
     def remove_files(
-        self, root: facts.Root, targets: Iterable[facts.Entry], *, tidy: Callable[[], bool] | None
-    ) -> facts.Outcome:
+        self, root: core.Root, targets: Iterable[core.Entry], *, tidy: Callable[[], bool] | None
+    ) -> core.Outcome:
         """Unlink the files of entries; in larger files, remove entries under the lock of their file."""
         if root.role == cache.MULTI_FILE:
             # Kernels are small. Without one, nothing shows that the machine code of a driver is OpenCL's.
@@ -498,10 +499,10 @@ class ShaderCache(Files):
             if stamps:
                 parts.append((str(pair.path), partial(pair.remove, stamps)))
                 left -= stamps.keys()
-        gone = tuple(facts.Note(entries.key_of(name), GONE) for name in sorted(left))
-        return store.each_part(outcome.plus(facts.Outcome(self.name, skipped=gone)), parts)
+        gone = tuple(core.Note(entries.key_of(name), GONE) for name in sorted(left))
+        return core.each_part(outcome.plus(core.Outcome(self.name, skipped=gone)), parts)
 
-    def _recount(self, root: facts.Root) -> None:
+    def _recount(self, root: core.Root) -> None:
         """Write the true size into the index, to which Mesa only adds, and by which it decides when to drop entries.
 
         It is that of the blocks on the disk. Raises :class:`Unreachable` if some entries cannot be counted.
@@ -521,44 +522,44 @@ class ShaderCache(Files):
 
     # ------------------------------------------------------------------ verify
 
-    def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
+    def verify(self, root: core.Root) -> Iterator[core.Finding]:
         """Check header and checksum of every entry of any driver: Mesa repairs none of them."""
         for found in self._raws(root):
             if isinstance(found, entries.RawEntry):
                 yield from self._checked(root, found)
-            elif isinstance(found, facts.Problem) and found.code == "damaged":
+            elif isinstance(found, core.Problem) and found.code == "damaged":
                 yield from self._broken(root, found)
-            elif isinstance(found, facts.Problem):
-                yield store.finding_of(self, root, found)
+            elif isinstance(found, core.Problem):
+                yield core.finding_of(self, root, found)
 
-    def _checked(self, root: facts.Root, raw: entries.RawEntry) -> Iterator[facts.Finding]:
+    def _checked(self, root: core.Root, raw: entries.RawEntry) -> Iterator[core.Finding]:
         path = root.path / raw.entry.key
         try:
             data = raw.read()
             complaint = None if data is None else entries.complaint(data, raw.checksum)
-        except errors.Unreachable as error:
-            yield store.finding_of(self, root, store.unreadable(path, error))
+        except core.Unreachable as error:
+            yield core.finding_of(self, root, core.unreadable(path, error))
             return
-        except errors.LayerError as error:
+        except core.LayerError as error:
             data, complaint = None, error.message
         if data is not None and entries.is_foreign(data):
-            yield store.finding_of(self, root, facts.Problem(path, "foreign", entries.FOREIGN))
+            yield core.finding_of(self, root, core.Problem(path, "foreign", entries.FOREIGN))
         elif complaint is not None:
             effect = _DROPS if root.role == cache.DATABASE else _NEVER
-            yield self.damaged(raw.entry, store.Damage(facts.Severity.RECOMPILES, f"{complaint}: {effect}"))
+            yield self.damaged(raw.entry, core.Damage(core.Severity.RECOMPILES, f"{complaint}: {effect}"))
 
-    def _broken(self, root: facts.Root, problem: facts.Problem) -> Iterator[facts.Finding]:
+    def _broken(self, root: core.Root, problem: core.Problem) -> Iterator[core.Finding]:
         """Yield a finding for both files of a pair, since one without the other has the same effect."""
         folder, form = problem.path.parent.relative_to(root.path), _FORMATS[root.role]
-        damage = store.Damage(facts.Severity.RECOMPILES, problem.message)
+        damage = core.Damage(core.Severity.RECOMPILES, problem.message)
         for name in (form.index_name, form.data_name):
             key = str(folder / name)
             leaf = self.tree_of(root).find(key)
-            entry = facts.Entry(self.name, key, root.path, 0, 0) if leaf is None else leaf.entry
-            thing = None if leaf is None else facts.orphan(entry, problem.message, idle_only=True)
+            entry = core.Entry(self.name, key, root.path, 0, 0) if leaf is None else leaf.entry
+            thing = None if leaf is None else core.orphan(entry, problem.message, idle_only=True)
             yield changed(self.damaged(entry, damage, "file"), thing=thing)
 
-    def indexed_bytes(self, root: facts.Root) -> int | None:
+    def indexed_bytes(self, root: core.Root) -> int | None:
         """Return the bytes that the index counts; ``None`` if there is no index. Raises :class:`OSError`."""
         try:
             data = plain.read_plain(root.path / "index", limit=_INDEX.size)

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cachectl.layers.base import declarations, errors, facts, layer, lazy, parts
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Condition, Hazard, Root, Scope, Severity
+from cachectl.layers import core
 from cachectl.layers.disk import plain
 from cachectl.layers.host import distributions
 
@@ -33,14 +31,14 @@ _LINKER_FOLDERS = "/etc/ld.so.conf.d"
 _LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
 
 #: It hides user and system kernels alike. Since ROCm 6.1 MIOpen throws unless it is a boolean.
-_DISABLES = declarations.EnvSwitch(
+_DISABLES = core.EnvSwitch(
     "MIOPEN_DISABLE_CACHE",
     "1|enable|enabled|yes|on|true",
     "0|disable|disabled|no|off|false",
-    Severity.FAILS,
+    core.Severity.FAILS,
     "is not a boolean: MIOpen throws (ignores it before ROCm 6.1)",
     disables=True,
-    read=declarations.at_load(*LIBRARIES),
+    read=core.at_load(*LIBRARIES),
     value="1",
 )
 #: What earlier versions know; they ignore any other value.
@@ -49,22 +47,22 @@ _ENFORCE = "MIOPEN_FIND_ENFORCE"
 #: Its values, and the effects of some on every run.
 _ACTIONS = {"NONE": "1", "DB_UPDATE": "2", "SEARCH": "3", "SEARCH_DB_UPDATE": "4", "DB_CLEAN": "5"}
 _ENFORCED = {
-    "2": (Severity.HARMLESS, "a search that a program requests is repeated although its result is known"),
-    "3": (Severity.HARMLESS, "everything that has not been tuned is tuned, which takes long"),
-    "4": (Severity.RECOMPILES, "everything is tuned again in every run"),
-    "5": (Severity.RECOMPILES, "every run erases the tuning results that it reads"),
+    "2": (core.Severity.HARMLESS, "a search that a program requests is repeated although its result is known"),
+    "3": (core.Severity.HARMLESS, "everything that has not been tuned is tuned, which takes long"),
+    "4": (core.Severity.RECOMPILES, "everything is tuned again in every run"),
+    "5": (core.Severity.RECOMPILES, "every run erases the tuning results that it reads"),
 }
 #: Other variables of a tuning session, and their effects.
 _LEFT_SET = {
-    "MIOPEN_DEBUG_FIND_ONLY_SOLVER": (Severity.HARMLESS, "no other solver is used, also while tuning"),
-    "MIOPEN_DEBUG_PERFDB_OVERRIDE": (Severity.HARMLESS, "tuning results are ignored"),
+    "MIOPEN_DEBUG_FIND_ONLY_SOLVER": (core.Severity.HARMLESS, "no other solver is used, also while tuning"),
+    "MIOPEN_DEBUG_PERFDB_OVERRIDE": (core.Severity.HARMLESS, "tuning results are ignored"),
 }
 
 
 # ---------------------------------------------------------------------- places
 
 
-class TemporaryFolder(Root):
+class TemporaryFolder(core.Root):
     """A folder of temporary files as a root, which is read only if something in it may be MIOpen's."""
 
     @property
@@ -78,30 +76,30 @@ class TemporaryFolder(Root):
 
 
 @dataclass(frozen=True)
-class UserPlace(declarations.Places):
+class UserPlace(core.Places):
     """A folder of the user: the variable that names it, its default below the home, and the folder of a moved one."""
 
     home: str = ""
     profile: str = ""
     below: str = ""
 
-    def roots(self, environment: Environment) -> tuple[Root, ...]:
+    def roots(self, environment: core.Environment) -> tuple[core.Root, ...]:
         """Return the folder, and those that MIOpen uses instead of a network home, or without a home."""
         if named := environment.get(self.variable):
-            return (Root(expand(environment, named), Scope.USER, self.variable),)
+            return (core.Root(expand(environment, named), core.Scope.USER, self.variable),)
         if environment.platform == "win32":
             home = environment.get("USERPROFILE") or environment.home
-            return (Root(Path(home, self.profile), Scope.USER, "default (USERPROFILE)"),)
+            return (core.Root(Path(home, self.profile), core.Scope.USER, "default (USERPROFILE)"),)
         temporary = temporary_folder(environment)
         home = environment.get("HOME") or "/"
         why = "HOME is not set, empty or /" if home == "/" else "where the home is on a network file system"
         fallbacks = (
-            Root(temporary / self.home, Scope.USER, f"MIOpen 3.5's fallback ({why})", TEMPORARY),
-            TemporaryFolder(temporary, Scope.USER, f"the fallback of MIOpen up to 3.3 ({why})", TEMPORARY),
+            core.Root(temporary / self.home, core.Scope.USER, f"MIOpen 3.5's fallback ({why})", TEMPORARY),
+            TemporaryFolder(temporary, core.Scope.USER, f"the fallback of MIOpen up to 3.3 ({why})", TEMPORARY),
         )
         if home == "/":
             return fallbacks
-        first = Root(environment.absolute(home) / self.home, Scope.USER, "default")
+        first = core.Root(environment.absolute(home) / self.home, core.Scope.USER, "default")
         return (first, *(root for root in fallbacks if root.path != first.path))
 
     def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
@@ -111,7 +109,7 @@ class UserPlace(declarations.Places):
 
 
 @dataclass(frozen=True)
-class SystemPlace(declarations.Places):
+class SystemPlace(core.Places):
     """The databases that came with MIOpen; ``expands`` says whether every ``~`` in the variable means the home."""
 
     variable: str = "MIOPEN_SYSTEM_DB_PATH"
@@ -119,35 +117,33 @@ class SystemPlace(declarations.Places):
     #: Why the databases are not moved.
     reason: ClassVar[str] = f"{PACKAGED}; MIOpen finds them beside its library, or through MIOPEN_SYSTEM_DB_PATH"
 
-    def roots(self, environment: Environment) -> tuple[Root, ...]:
+    def roots(self, environment: core.Environment) -> tuple[core.Root, ...]:
         """Return the named folder, or one relative to each library that is found."""
         if named := environment.get(self.variable):
             path = expand(environment, named) if self.expands else environment.absolute(named)
             literal = "" if "~" not in named or self.expands else " (its ~ is taken as it stands)"
-            return (Root(path, Scope.SYSTEM, self.variable + literal),)
+            return (core.Root(path, core.Scope.SYSTEM, self.variable + literal),)
         sources: dict[str, str] = {}
         for library in libraries(environment):
             sources.setdefault(os.path.realpath(library.parent.parent / _DATABASES[0]), f"beside {library}")
         for folder in (Path(prefix, below) for prefix in (*_prefixes(environment), "/usr") for below in _DATABASES):
             if folder.is_dir():
                 sources.setdefault(os.path.realpath(folder), "a usual place, without a library beside it")
-        return tuple(Root(Path(path), Scope.SYSTEM, source) for path, source in sources.items())
+        return tuple(core.Root(Path(path), core.Scope.SYSTEM, source) for path, source in sources.items())
 
     def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
         """Refuse to move a package's files."""
-        raise errors.Refused(layer, f"cannot relocate: {self.reason}", folder)
+        raise core.Refused(layer, f"cannot relocate: {self.reason}", folder)
 
 
 #: Up to MIOpen 3.3 the variable names the folder itself; MIOpen 3.5 makes its version folder in it.
 KERNELS = UserPlace("MIOPEN_CUSTOM_CACHE_DIR", home=".cache/miopen", profile=".miopen/cache", below="miopen")
-TUNING: declarations.Places = UserPlace(
-    "MIOPEN_USER_DB_PATH", home=".config/miopen", profile=".miopen/db", below="miopen-db"
-)
+TUNING: core.Places = UserPlace("MIOPEN_USER_DB_PATH", home=".config/miopen", profile=".miopen/db", below="miopen-db")
 SYSTEM_KERNELS = SystemPlace(expands=True)
 SYSTEM_TUNING = SystemPlace(expands=False)
 
 
-def expand(environment: Environment, text: str) -> Path:
+def expand(environment: core.Environment, text: str) -> Path:
     """Expand a path as MIOpen does: every ``~`` in it means the home folder, except on Windows."""
     if environment.platform == "win32":
         return environment.absolute(text)
@@ -155,13 +151,13 @@ def expand(environment: Environment, text: str) -> Path:
     return environment.absolute(text.replace("~", str(temporary_folder(environment)) if home == "/" else home))
 
 
-def temporary_folder(environment: Environment) -> Path:
+def temporary_folder(environment: core.Environment) -> Path:
     """Return C++'s ``temp_directory_path``."""
     named = (environment.get(variable) for variable in ("TMPDIR", "TMP", "TEMP", "TEMPDIR"))
     return environment.absolute(next(filter(None, named), environment.temporary))
 
 
-def libraries(environment: Environment) -> tuple[Path, ...]:
+def libraries(environment: core.Environment) -> tuple[Path, ...]:
     """Return every libMIOpen that a program could load, once, with links resolved."""
     found = (
         os.path.realpath(os.path.join(folder, name))
@@ -171,7 +167,7 @@ def libraries(environment: Environment) -> tuple[Path, ...]:
     return tuple(Path(path) for path in dict.fromkeys(found))
 
 
-def _prefixes(environment: Environment) -> Iterator[str]:
+def _prefixes(environment: core.Environment) -> Iterator[str]:
     for site in map(os.fspath, environment.site):
         yield f"{site}/torch"
         yield from (f"{site}/{name}" for name in distributions.names_in(site, "_rocm_sdk_"))
@@ -182,7 +178,7 @@ def _prefixes(environment: Environment) -> Iterator[str]:
     yield from (f"/opt/{name}" for name in distributions.names_in("/opt", "rocm-"))
 
 
-def _library_folders(environment: Environment) -> Iterator[str]:
+def _library_folders(environment: core.Environment) -> Iterator[str]:
     for named in (environment.get("LD_LIBRARY_PATH") or "").split(":"):
         if named:
             yield os.fspath(environment.absolute(named))
@@ -198,12 +194,12 @@ def _library_folders(environment: Environment) -> Iterator[str]:
 # ---------------------------------------------------------------------- layers
 
 #: Databases hold many entries; old versions have a file for each kernel.
-_FILES = parts.EntryFiles(
-    lazy.regex(r".*\.(?:u?kdb|u?db|txt)"), "no event says which records are read, or whether a lookup found one"
+_FILES = core.EntryFiles(
+    core.regex(r".*\.(?:u?kdb|u?db|txt)"), "no event says which records are read, or whether a lookup found one"
 )
 
 
-class KernelLookups(parts.Lookups):
+class KernelLookups(core.Lookups):
     """The database is opened for each lookup and each store, ``src/binary_cache.cpp`` (``LoadBinary``, ``SaveBinary``).
 
     So the openings count the lookups, except where packaged kernels answer what the user's database cannot.
@@ -211,7 +207,7 @@ class KernelLookups(parts.Lookups):
 
     files = _FILES
 
-    def by_openings(self, openings: int, stores: int, environment: Environment) -> tuple[int, int] | None:
+    def by_openings(self, openings: int, stores: int, environment: core.Environment) -> tuple[int, int] | None:
         """Take each store for a miss, and the openings beyond these lookups and stores for hits."""
         packaged = (file for root in SYSTEM_KERNELS.roots(environment) for file in root.path.glob("*.kdb"))
         if openings < 2 * stores or any(True for _ in packaged):
@@ -224,42 +220,44 @@ def _place_of_file(layer: Any, file: Path) -> Path | None:  # noqa: ANN401 - a l
     return None if root is None else layer.store.place_of(root, file)
 
 
-class MIOpenLayer(layer.Layer):
+class MIOpenLayer(core.Layer):
     """A layer of MIOpen's databases: its place and its variable are declared.
 
     Nothing is foreseen of its entries elsewhere: only MIOpen itself sees which device it would name.
     """
 
     store: Any
-    switch: ClassVar[declarations.EnvSwitch] = _DISABLES
-    about = parts.About(lookups=parts.Lookups(files=_FILES), place_of_file=_place_of_file)
+    switch: ClassVar[core.EnvSwitch] = _DISABLES
+    about = core.About(lookups=core.Lookups(files=_FILES), place_of_file=_place_of_file)
 
-    def state(self) -> facts.State:
+    def state(self) -> core.State:
         """Read the switch. In a temporary folder only a database shows that MIOpen was there."""
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         if value is not None and not (self.switch.is_off(value) or self.switch.is_fine(value)):
-            return facts.State(Condition.DISABLED, f"{variable}={value!r} {self.switch.outcome}; use 1, or unset it")
+            return core.State(
+                core.Condition.DISABLED, f"{variable}={value!r} {self.switch.outcome}; use 1, or unset it"
+            )
         if self.switch.is_off(value):
             hint = "" if value in _ALWAYS_KNOWN else " (MIOpen before ROCm 6.1 ignores this value; use 1)"
-            return facts.State(Condition.DISABLED, f"{variable}={value}{hint}")
+            return core.State(core.Condition.DISABLED, f"{variable}={value}{hint}")
         used = (
             root.exists and (root.role != TEMPORARY or (root.may_exist and any(self.store.databases(root))))
             for root in self.roots()
         )
         if not libraries(self.environment) and not any(used):
-            return facts.State(Condition.ABSENT, "no libMIOpen is found here, and none has left a file")
-        return facts.State(Condition.ENABLED, "on by default" if value is None else f"{variable}={value}")
+            return core.State(core.Condition.ABSENT, "no libMIOpen is found here, and none has left a file")
+        return core.State(core.Condition.ENABLED, "on by default" if value is None else f"{variable}={value}")
 
-    def diagnose(self) -> Iterator[facts.Finding]:
+    def diagnose(self) -> Iterator[core.Finding]:
         """Yield problems with the switch."""
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         if self.switch.is_off(value) and value not in _ALWAYS_KNOWN:
             outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
-            yield layer.misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1")
-        yield from (finding for _, finding in layer.faults_of(self, (self.switch,)))
+            yield core.misread(self, variable, core.Severity.HARMLESS, outcome, f"export {variable}=1")
+        yield from (finding for _, finding in core.faults_of(self, (self.switch,)))
 
 
-_PACKAGED = MIOpenLayer.about._replace(scope=Scope.SYSTEM, on_network=None, among_ranks=None, when_closed=None)
+_PACKAGED = MIOpenLayer.about._replace(scope=core.Scope.SYSTEM, on_network=None, among_ranks=None, when_closed=None)
 
 
 class MIOpenKernels(MIOpenLayer):
@@ -269,20 +267,20 @@ class MIOpenKernels(MIOpenLayer):
     title = "MIOpen user kernels"
     places = KERNELS
     about = MIOpenLayer.about._replace(
-        on_network=Hazard(
-            Severity.RISKS,
+        on_network=core.Hazard(
+            core.Severity.RISKS,
             "sqlite's WAL mode fails there, and databases were damaged; MIOpen since ROCm 5.7 uses the temporary "
             "folder instead, unless MIOPEN_CUSTOM_CACHE_DIR names this one",
         ),
-        among_ranks=Hazard(
-            Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
+        among_ranks=core.Hazard(
+            core.Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
         ),
-        when_closed=Hazard(Severity.FAILS, "MIOpen throws, even where it only looks up"),
+        when_closed=core.Hazard(core.Severity.FAILS, "MIOpen throws, even where it only looks up"),
         lookups=KernelLookups(),
     )
-    store: Any = lazy.later("cachectl.layers.miopen.kernels", "KernelDatabases")
+    store: Any = core.later("cachectl.layers.miopen.kernels", "KernelDatabases")
 
-    def diagnose(self) -> Iterator[facts.Finding]:
+    def diagnose(self) -> Iterator[core.Finding]:
         """Yield problems with the switch, and a place where anybody can write."""
         from cachectl.layers.host import processes
 
@@ -300,7 +298,7 @@ class MIOpenKernels(MIOpenLayer):
             why = "HOME names no folder" if kind is None else f"the home is on {kind}"
             message = f"as {why}, MIOpen up to 3.3 takes kernels from {folder} itself, where anybody may have put them"
             fix = f'export {variable}="$(mktemp -d)"'
-            yield facts.Finding(self.name, folder, None, Severity.UNSAFE, "fallback", message, fix)
+            yield core.Finding(self.name, folder, None, core.Severity.UNSAFE, "fallback", message, fix)
 
 
 class MIOpenSystemKernels(MIOpenLayer):
@@ -310,9 +308,9 @@ class MIOpenSystemKernels(MIOpenLayer):
     title = "MIOpen system kernels"
     places = SYSTEM_KERNELS
     about = _PACKAGED
-    store: Any = lazy.later("cachectl.layers.miopen.kernels", "KernelDatabases", "miopen")
+    store: Any = core.later("cachectl.layers.miopen.kernels", "KernelDatabases", "miopen")
 
-    def diagnose(self) -> Iterator[facts.Finding]:
+    def diagnose(self) -> Iterator[core.Finding]:
         """Yield problems with the switch, and each GPU without a database."""
         from cachectl.layers.host import hardware
 
@@ -327,7 +325,7 @@ class MIOpenSystemKernels(MIOpenLayer):
                 package = f"miopen-hip-{arch}kdb"
                 fix = f"sudo apt-get install {package} || sudo dnf install {package}"
                 place = self.name, roots[0].path, None
-                yield facts.Finding(*place, Severity.RECOMPILES, "no-database", message, fix)
+                yield core.Finding(*place, core.Severity.RECOMPILES, "no-database", message, fix)
 
 
 class MIOpenTuning(MIOpenLayer):
@@ -340,18 +338,19 @@ class MIOpenTuning(MIOpenLayer):
     switch = _DISABLES._replace(variable="MIOPEN_DEBUG_DISABLE_FIND_DB", what="MIOpen's find-db")
     about = MIOpenLayer.about._replace(
         precious=True,
-        on_network=Hazard(
-            Severity.RISKS,
+        on_network=core.Hazard(
+            core.Severity.RISKS,
             "the locks of MIOpen up to 3.3 lie in each node's temporary folder, so nodes write over each other's "
             "results",
         ),
-        among_ranks=Hazard(
-            Severity.RISKS, "a rewrite removes the file before it renames the new one, so the others may not find it"
+        among_ranks=core.Hazard(
+            core.Severity.RISKS,
+            "a rewrite removes the file before it renames the new one, so the others may not find it",
         ),
     )
-    store: Any = lazy.later("cachectl.layers.miopen.tuning", "TuningDatabases")
+    store: Any = core.later("cachectl.layers.miopen.tuning", "TuningDatabases")
 
-    def state(self) -> facts.State:
+    def state(self) -> core.State:
         """Read the switch of the find-db; the perf-db stays on."""
         state = super().state()
         why = [state.why]
@@ -359,13 +358,13 @@ class MIOpenTuning(MIOpenLayer):
             why.append("the find-db is off, the perf-db stays on")
         if self._enforced() == "5":
             why.append(f"{_ENFORCE}={self.environment.get(_ENFORCE)} erases the user's results: unset it")
-        return facts.State(state.condition, "; ".join(why))
+        return core.State(state.condition, "; ".join(why))
 
     def _enforced(self) -> str:
         value = (self.environment.get(_ENFORCE) or "1").strip()
         return _ACTIONS.get(value.upper(), value)
 
-    def diagnose(self) -> Iterator[facts.Finding]:
+    def diagnose(self) -> Iterator[core.Finding]:
         """Yield problems with the switch, and for the user's results variables of a past tuning session."""
         yield from super().diagnose()
         if not self.about.precious:
@@ -374,11 +373,11 @@ class MIOpenTuning(MIOpenLayer):
         effects = {_ENFORCE: _ENFORCED[action]} if action in _ENFORCED else {}
         if not effects and action != "1":
             outcome = "is no action that MIOpen knows: it throws, or ignores it"
-            yield layer.misread(self, _ENFORCE, Severity.FAILS, outcome)
+            yield core.misread(self, _ENFORCE, core.Severity.FAILS, outcome)
         for variable, (severity, effect) in {**effects, **_LEFT_SET}.items():
             if value := self.environment.get(variable):
-                message, place = f"{variable}={value} is set: {effect}", layer.first_place(self)
-                yield facts.Finding(self.name, place, None, severity, "tuning", message, f"unset {variable}")
+                message, place = f"{variable}={value} is set: {effect}", core.first_place(self)
+                yield core.Finding(self.name, place, None, severity, "tuning", message, f"unset {variable}")
 
 
 class MIOpenSystemTuning(MIOpenTuning):
@@ -388,4 +387,4 @@ class MIOpenSystemTuning(MIOpenTuning):
     title = "MIOpen system tuning results"
     places = SYSTEM_TUNING
     about = _PACKAGED
-    store: Any = lazy.later("cachectl.layers.miopen.tuning", "TuningDatabases", "miopen-tuning")
+    store: Any = core.later("cachectl.layers.miopen.tuning", "TuningDatabases", "miopen-tuning")

@@ -15,9 +15,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, NamedTuple
 
-from cachectl.layers import miopen
-from cachectl.layers.base import errors, facts, lazy, store
-from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers import core, miopen
 from cachectl.layers.disk import plain
 from cachectl.layers.stores import database, row_store, tree
 
@@ -25,7 +23,7 @@ from cachectl.layers.stores import database, row_store, tree
 SEPARATOR = "::"
 #: ``3.3.0.a85ca8a54``; without a build id before 2.4, and with an empty one if built without git.
 #: A colon would end the file's name in a key.
-VERSION_FOLDER = lazy.regex(r"\d+\.\d+\.\d+(?:\.[^/:]*)?")
+VERSION_FOLDER = core.regex(r"\d+\.\d+\.\d+(?:\.[^/:]*)?")
 
 _NUMBERS = (
     "700 701 702 703 704 705 801 802 803 805 810 900 902 904 906 908 909 90a 90c 940 941 942 950 1010 1011 1012 1013 "
@@ -33,15 +31,15 @@ _NUMBERS = (
 )
 # Hex compute units follow the architecture without a separator, so a list must separate them.
 _ARCHITECTURES = sorted((f"gfx{number}" for number in _NUMBERS.split()), key=len, reverse=True)
-_BASE = lazy.regex(
+_BASE = core.regex(
     rf"(?P<arch>{'|'.join(_ARCHITECTURES)})(?P<modes>(?:_(?:no)?sramecc)?(?:_xnack)?)"
     r"(?:_(?P<decimal>\d+)|(?P<hexadecimal>[0-9a-f]+))?"
 )
 _RAW_BASE = r"(?:batchnorm_)?(?P<base>gfx[0-9a-z]+(?:_[0-9a-z]+)*)"
-_BACKEND = lazy.regex(r"\.(?:HIPNOGPU|HIP|OpenCL)(?=\.)")
-_VERSION = lazy.regex(r"\.(?P<version>\d+_\d+_\d+(?:_[^.:]*)?)(?=\.)")
-_SQLITE = lazy.regex(rf"{_RAW_BASE}(?:_\d+\.\d+\.\d+)?\.(?P<kind>u?kdb|u?db)")
-_TEXT = lazy.regex(
+_BACKEND = core.regex(r"\.(?:HIPNOGPU|HIP|OpenCL)(?=\.)")
+_VERSION = core.regex(r"\.(?P<version>\d+_\d+_\d+(?:_[^.:]*)?)(?=\.)")
+_SQLITE = core.regex(rf"{_RAW_BASE}(?:_\d+\.\d+\.\d+)?\.(?P<kind>u?kdb|u?db)")
+_TEXT = core.regex(
     rf"{_RAW_BASE}(?P<backend>{_BACKEND.pattern})?(?:{_VERSION.pattern})?(?:\.fusion)?"
     r"\.(?P<kind>u?fdb\.txt|u?db\.txt|cd\.u?pdb\.txt)"
 )
@@ -152,7 +150,7 @@ class MIOpenDatabases(row_store.Rows):
     #: The number of parts of a key that follow the file.
     parts: ClassVar[int]
     #: The effect of something that stands in the place of a database.
-    when_blocked: ClassVar[facts.Severity]
+    when_blocked: ClassVar[core.Severity]
 
     def __init__(self, asked_first: str = "") -> None:
         self.asked_first = asked_first
@@ -161,7 +159,7 @@ class MIOpenDatabases(row_store.Rows):
             self.kinds = tuple(INSTALLED[kind] for kind in self.kinds)
             into = f"{miopen.PACKAGED}; put into the layer {asked_first}, which MIOpen asks first"
             clear = f"{miopen.PACKAGED}; its package manager removes them"
-            self.refusals = {**tree.REFUSALS, facts.Ability.PUT: into, facts.Ability.CLEAR: clear}
+            self.refusals = {**tree.REFUSALS, core.Ability.PUT: into, core.Ability.CLEAR: clear}
 
     # ------------------------------------------------------------------ files
 
@@ -175,53 +173,53 @@ class MIOpenDatabases(row_store.Rows):
     def known(self, relative: str) -> DatabaseFile:
         """Return the same. Raises :class:`LayerError` for other names."""
         if (named := self.named(relative)) is None:
-            raise errors.not_a_key(self.name, relative)
+            raise core.not_a_key(self.name, relative)
         return named
 
     def is_database(self, file: str) -> bool:
         """Compare with the names of databases, those included that are only counted."""
         return self.named(file) is not None
 
-    def kind_of(self, root: facts.Root, path: str) -> str:
+    def kind_of(self, root: core.Root, path: str) -> str:
         """Compare with the names of databases, which the parts of an entry follow, of files beside, and of folders."""
         del root
         relative, *parts = path.split(SEPARATOR, self.parts)
         if parts:
             file = self.named(relative)
             is_entry = len(parts) == self.parts and any(parts) and file is not None and file.kind in self.kinds
-            return store.ENTRY if is_entry else store.FOREIGN
+            return core.ENTRY if is_entry else core.FOREIGN
         is_folder = self.versioned and VERSION_FOLDER.fullmatch(path) is not None
-        return store.OWN if is_folder or self.is_database(database.without_companion(path)) else store.FOREIGN
+        return core.OWN if is_folder or self.is_database(database.without_companion(path)) else core.FOREIGN
 
-    def counts(self, root: facts.Root, status: os.stat_result) -> bool:
+    def counts(self, root: core.Root, status: os.stat_result) -> bool:
         """Return whether a file counts: in a temporary folder other users have theirs, and links lead anywhere."""
         return root.role != miopen.TEMPORARY or (status.st_uid == os.getuid() and not stat.S_ISLNK(status.st_mode))
 
-    def present(self, root: facts.Root) -> list[DatabaseFile]:
+    def present(self, root: core.Root) -> list[DatabaseFile]:
         """Return each file that may be used."""
         named = (self.named(file) for file in self.databases(root) if isinstance(file, str))
         return [file for file in named if file is not None]
 
-    def is_usable(self, root: facts.Root, relative: str) -> bool:
+    def is_usable(self, root: core.Root, relative: str) -> bool:
         """Return whether a file exists and may be used. Raises :class:`OSError` where that cannot be determined."""
         path = root.path / relative
         status = None if path.parent != root.path and _is_link(path.parent) else plain.status_at(path)
         return status is not None and stat.S_ISREG(status.st_mode) and self.counts(root, status)
 
-    def newest(self, root: facts.Root) -> str | None:
+    def newest(self, root: core.Root) -> str | None:
         """Return the newest version with a folder, or files, in the root."""
         if self.versioned:
             return newest(self.folders(root))
         return newest(file.version for file in self.present(root) if file.version is not None)
 
-    def folders(self, root: facts.Root) -> Sequence[str]:
+    def folders(self, root: core.Root) -> Sequence[str]:
         """Return the folders of MIOpen's versions."""
         with suppress(OSError), os.scandir(root.path) as items:
             versions = (item for item in items if self.versioned and VERSION_FOLDER.fullmatch(item.name))
             return sorted(item.name for item in versions if item.is_dir(follow_symlinks=False))
         return ()
 
-    def place_of(self, root: facts.Root, file: Path) -> Path | None:
+    def place_of(self, root: core.Root, file: Path) -> Path | None:
         """Return the place in a root of a database by its name: that of the newest file there for the same device.
 
         Without one, kernels belong to the version of MIOpen that the file's folder names, or to the newest known one.
@@ -239,43 +237,45 @@ class MIOpenDatabases(row_store.Rows):
         version = file.parent.name if has_version else self.newest(root)
         if version is None:
             why = "name the version of MIOpen by the file's folder, such as 3.3.0.a85ca8a54"
-            raise errors.BadRequest(f"{errors.printable(file)}: no MIOpen has kept kernels here; {why}")
+            raise core.BadRequest(f"{core.printable(file)}: no MIOpen has kept kernels here; {why}")
         return Path(version, f"{installed.removesuffix('kdb')}ukdb")
 
-    def leaves(self, root: facts.Root) -> Iterator[tree.Leaf | facts.Problem]:
+    def leaves(self, root: core.Root) -> Iterator[tree.Leaf | core.Problem]:
         """Yield what lies next to the databases; nothing changes a package's files."""
         return iter(()) if self.asked_first else super().leaves(root)
 
     # ------------------------------------------------------------------ scan and verify
 
-    def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
+    def scan(
+        self, root: core.Root, selection: core.Selection = core.ALL, *, contents: bool = True
+    ) -> Iterator[core.Found]:
         """Yield the entries of each database; an entry of a version that no installed MIOpen opens is stale."""
         # Of several MIOpens that are installed, each has files of its own version.
         has_several = len({library.parent for library in miopen.libraries(self.environment)}) > 1
         latest = None if has_several else self.newest(root)
         for thing in super().scan(root, selection, contents=contents):
-            yield thing if isinstance(thing, facts.Problem) else _aged(thing, latest)
+            yield thing if isinstance(thing, core.Problem) else _aged(thing, latest)
 
-    def template(self, root: facts.Root, file: str) -> facts.Entry:
+    def template(self, root: core.Root, file: str) -> core.Entry:
         """Return what the name of a database says of its entries."""
-        named, entry = self.known(file), facts.Entry(self.name, file, root.path, 0, 0)
+        named, entry = self.known(file), core.Entry(self.name, file, root.path, 0, 0)
         return replace(entry, device=named.arch or named.base, versions=named.versions, detail=named.detail)
 
     def fix(self, path: Path, own: str) -> str:
         """Return the fix of a user's file; a package's file has another."""
         return f"reinstall the package that {path} belongs to" if self.asked_first else own
 
-    def place_finding(self, root: facts.Root, problem: facts.Problem) -> facts.Finding:
+    def place_finding(self, root: core.Root, problem: core.Problem) -> core.Finding:
         """Return the finding of what is in the place of a database, which MIOpen makes again where there is none."""
         finding, quoted = super().place_finding(root, problem), shlex.quote(str(problem.path))
         if problem.code != "no-file":
             return finding
         return replace(finding, severity=self.when_blocked, fix=self.fix(problem.path, f"mv {quoted} {quoted}.moved"))
 
-    def file_finding(self, root: facts.Root, file: str, error: errors.LayerError) -> facts.Finding:
+    def file_finding(self, root: core.Root, file: str, error: core.LayerError) -> core.Finding:
         """Return the finding of a file that could not be read; a package's file is never removed."""
         finding = super().file_finding(root, file, error)
-        if not isinstance(error, errors.Damaged):
+        if not isinstance(error, core.Damaged):
             return finding
         thing = None if self.asked_first else finding.thing
         return replace(finding, code="damaged", fix=self.fix(root.path / file, finding.fix), thing=thing)
@@ -283,25 +283,25 @@ class MIOpenDatabases(row_store.Rows):
     # ------------------------------------------------------------------ get and put
 
     def read_rows(
-        self, root: facts.Root, file: str, keys: Sequence[str]
-    ) -> Mapping[str, facts.Artifact | store.EntryError]:
+        self, root: core.Root, file: str, keys: Sequence[str]
+    ) -> Mapping[str, core.Artifact | core.EntryError]:
         """Read entries of one database; what stands in the place of one is a miss."""
-        asked = [key for key in keys if self.kind_of(root, key) == store.ENTRY]
+        asked = [key for key in keys if self.kind_of(root, key) == core.ENTRY]
         return super().read_rows(root, file, asked) if asked and self.is_usable(root, file) else {}
 
     def write_rows(
-        self, root: facts.Root, file: str, artifacts: Sequence[facts.Artifact], *, replace: bool
-    ) -> Mapping[str, bool | store.EntryError]:
+        self, root: core.Root, file: str, artifacts: Sequence[core.Artifact], *, replace: bool
+    ) -> Mapping[str, bool | core.EntryError]:
         """Check and insert entries of one database, if nothing else stands in its place."""
         path = root.path / file
         is_in_link = path.parent != root.path and _is_link(path.parent)
         if not self.is_usable(root, file) and (is_in_link or plain.status_at(path) is not None):
             message = "cannot put: a link, a folder, or somebody else's file stands there"
-            raise errors.Refused(self.name, message, path)
+            raise core.Refused(self.name, message, path)
         return super().write_rows(root, file, artifacts, replace=replace)
 
 
-def _aged(entry: facts.Entry, latest: str | None) -> facts.Entry:
+def _aged(entry: core.Entry, latest: str | None) -> core.Entry:
     """Return an entry as stale if its version is older than the latest known one."""
     version = entry.versions.get("miopen")
     if latest is None or version is None or version_numbers(version) >= version_numbers(latest):

@@ -11,9 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from cachectl.layers import miopen
-from cachectl.layers.base import errors, facts, lazy, store
-from cachectl.layers.base.selection import Selection
+from cachectl.layers import core, miopen
 from cachectl.layers.disk import plain
 from cachectl.layers.miopen import databases
 from cachectl.layers.stores import database, files, rows, tree
@@ -23,7 +21,7 @@ _LEAST = 512
 _ROW, _OBJECT = "miopen-kernel/1", "miopen-object/1"
 #: Kernels of old versions, each in a folder named by the md5 of device and options; MIOpen makes the folders that it
 #: needs.
-_OBJECTS = tree.Shape((databases.VERSION_FOLDER, lazy.regex("[0-9a-f]{32}"), lazy.regex(r".+\.o(?:bj)?")))
+_OBJECTS = tree.Shape((databases.VERSION_FOLDER, core.regex("[0-9a-f]{32}"), core.regex(r".+\.o(?:bj)?")))
 _NO_CODE = "has the name of a kernel, but is no code; left alone"
 SCHEMA = rows.Schema(
     table="kern_db",
@@ -65,7 +63,7 @@ class KernelDatabases(databases.MIOpenDatabases):
     parts = 2
     tidies = True
     # If MIOpen cannot open its database, it throws at every lookup and store.
-    when_blocked = facts.Severity.FAILS
+    when_blocked = core.Severity.FAILS
 
     def __init__(self, asked_first: str = "") -> None:
         super().__init__(asked_first)
@@ -73,25 +71,25 @@ class KernelDatabases(databases.MIOpenDatabases):
         self.forms = (_ROW,) if asked_first else (_ROW, _OBJECT)
         self.shapes = () if asked_first else (_OBJECTS,)
 
-    def kind_of(self, root: facts.Root, path: str) -> str:
+    def kind_of(self, root: core.Root, path: str) -> str:
         """Compare with the names of databases, version folders and object files."""
         kind = super().kind_of(root, path)
-        return kind if databases.SEPARATOR in path or kind == store.OWN else files.Files.kind_of(self, root, path)
+        return kind if databases.SEPARATOR in path or kind == core.OWN else files.Files.kind_of(self, root, path)
 
     def key_of(self, key: str) -> tuple[str, ...]:
         """Return name and arguments."""
         return split_kernel_key(key.partition(databases.SEPARATOR)[2])
 
-    def _is_ignored(self, root: facts.Root, file: str) -> bool:
+    def _is_ignored(self, root: core.Root, file: str) -> bool:
         return bool(self.asked_first) and (root.path / file).stat().st_size < _LEAST
 
-    def is_usable(self, root: facts.Root, relative: str) -> bool:
+    def is_usable(self, root: core.Root, relative: str) -> bool:
         """Return whether MIOpen would open a file."""
         return super().is_usable(root, relative) and not self._is_ignored(root, relative)
 
     def list_rows(
-        self, root: facts.Root, file: str, template: facts.Entry, *, part: bytes, contents: bool
-    ) -> Iterator[facts.Found]:
+        self, root: core.Root, file: str, template: core.Entry, *, part: bytes, contents: bool
+    ) -> Iterator[core.Found]:
         """Yield the rows of a file that MIOpen does not ignore. Their keys say everything, so no content is read."""
         del part, contents
         for row in () if self._is_ignored(root, file) else self.opened(root, file).rows():
@@ -99,18 +97,18 @@ class KernelDatabases(databases.MIOpenDatabases):
             detail = {**template.detail, "kernel_name": name, "kernel_args": args}
             yield replace(_entry(template, row), kernels=databases.program_names(name), detail=detail)
 
-    def artifact_of(self, root: facts.Root, key: str, values: rows.Values) -> facts.Artifact:
+    def artifact_of(self, root: core.Root, key: str, values: rows.Values) -> core.Artifact:
         """Return a kernel, unpacked and checked as MIOpen does."""
         file, (name, args) = key.partition(databases.SEPARATOR)[0], self.key_of(key)
         named = self.known(file)
         try:
             data = decode(values)
         except ValueError as error:
-            raise errors.Damaged(self.name, str(error), root.path / file) from error
+            raise core.Damaged(self.name, str(error), root.path / file) from error
         detail = {"kernel_name": name, "kernel_args": args, "md5": digest(data)}
-        return facts.Artifact(self.name, key, _ROW, data, {**named.detail, **named.versions, **detail})
+        return core.Artifact(self.name, key, _ROW, data, {**named.detail, **named.versions, **detail})
 
-    def values_of(self, artifact: facts.Artifact) -> rows.Values:
+    def values_of(self, artifact: core.Artifact) -> rows.Values:
         """Pack a kernel as MIOpen does. Raises :class:`Damaged` for one that it could not use, or would not store."""
         name, args = self.key_of(artifact.key)
         complaint = key_complaint(name, args)
@@ -121,15 +119,15 @@ class KernelDatabases(databases.MIOpenDatabases):
         elif artifact.detail.get("md5") not in (None, digest(artifact.data)):
             complaint = "the kernel does not have the md5 that the artifact states"
         if complaint is not None:
-            raise errors.Damaged(self.name, complaint, artifact.key)
+            raise core.Damaged(self.name, complaint, artifact.key)
         return encode(artifact.data)
 
-    def check_rows(self, root: facts.Root, file: str) -> Iterator[facts.Finding]:
+    def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
         """Unpack and check every row as MIOpen does when it loads it; no run repairs a row on which it throws."""
         place, path = (self.name, root.path, file), root.path / file
         if self._is_ignored(root, file):
             message = "is smaller than 512 bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
-            yield facts.Finding(*place, facts.Severity.RECOMPILES, "too-small", message, self.fix(path, ""))
+            yield core.Finding(*place, core.Severity.RECOMPILES, "too-small", message, self.fix(path, ""))
             return
         # The header decides whether MIOpen and other users can open a file of a package; an unreadable one has a
         # finding.
@@ -137,16 +135,16 @@ class KernelDatabases(databases.MIOpenDatabases):
             if self.asked_first and database.is_wal(plain.read_plain(path, limit=_LEAST)):
                 message = "is in WAL mode: only users who can write beside it can open it"
                 fix = f"as its owner: sqlite3 {shlex.quote(str(path))} 'pragma journal_mode=delete'"
-                yield facts.Finding(*place, facts.Severity.FAILS, "wal", message, fix)
+                yield core.Finding(*place, core.Severity.FAILS, "wal", message, fix)
         opened = self.opened(root, file)
         opened.require_sound()
         if opened.columns():
             yield from self._check_rows(root, file, opened)
         elif self.asked_first:
-            raise errors.Damaged(self.name, "has no table kern_db", path)
+            raise core.Damaged(self.name, "has no table kern_db", path)
 
-    def _check_rows(self, root: facts.Root, file: str, opened: rows.RowFile) -> Iterator[facts.Finding]:
-        template = facts.Entry(self.name, file, root.path, 0, 0)
+    def _check_rows(self, root: core.Root, file: str, opened: rows.RowFile) -> Iterator[core.Finding]:
+        template = core.Entry(self.name, file, root.path, 0, 0)
         seen: set[tuple[str, ...]] = set()
         for row, values in opened.rows_with(*SCHEMA.values):
             flaws = []
@@ -166,26 +164,26 @@ class KernelDatabases(databases.MIOpenDatabases):
 
     # ------------------------------------------------------------------ files of single kernels
 
-    def leaves(self, root: facts.Root) -> Iterator[tree.Leaf | facts.Problem]:
+    def leaves(self, root: core.Root) -> Iterator[tree.Leaf | core.Problem]:
         """Yield object files; in a temporary folder such files may belong to other programs."""
         return iter(()) if self.asked_first or root.role == miopen.TEMPORARY else self.tree_of(root).scan(head=32)
 
     def described(
-        self, tree: tree.Tree, leaf: tree.Leaf, selection: Selection, *, contents: bool
-    ) -> Iterator[facts.Found]:
+        self, tree: tree.Tree, leaf: tree.Leaf, selection: core.Selection, *, contents: bool
+    ) -> Iterator[core.Found]:
         """Yield the entry of an object file."""
         del selection, contents
         if not leaf.head.startswith(CODE):
-            yield facts.Problem(tree.root / leaf.entry.key, "unrecognised", _NO_CODE)
+            yield core.Problem(tree.root / leaf.entry.key, "unrecognised", _NO_CODE)
             return
         version, _, name = leaf.entry.key.split("/")
         yield replace(leaf.entry, versions={"miopen": version}, kernels=databases.program_names(name))
 
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[store.Damage]:
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
         """Yield that an object file is no code."""
         del key
         if not files[""].startswith(CODE):
-            yield store.Damage(facts.Severity.HARMLESS, "is no code object")
+            yield core.Damage(core.Severity.HARMLESS, "is no code object")
 
     def foreign(self, files: Mapping[str, bytes]) -> str | None:
         """Return that a file without code may be of another program."""
@@ -198,7 +196,7 @@ class KernelDatabases(databases.MIOpenDatabases):
         return {"kernels": "", "device": ""}
 
 
-def _entry(template: facts.Entry, row: rows.Row) -> facts.Entry:
+def _entry(template: core.Entry, row: rows.Row) -> core.Entry:
     key = databases.SEPARATOR.join((template.key, kernel_key(*row.key)))
     # MIOpen gives a row a new id whenever it stores it.
     return replace(template, key=key, bytes=row.bytes, stamp=(row.rowid, row.bytes))

@@ -17,9 +17,7 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
-from cachectl.layers import miopen
-from cachectl.layers.base import errors, facts, lazy, store
-from cachectl.layers.base.environment import Environment
+from cachectl.layers import core, miopen
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.miopen import databases
 from cachectl.layers.stores import database, records, rows, tree
@@ -32,9 +30,9 @@ _OPEN_TO_ALL = 0o777
 _THREADS = Lock()
 #: The effect of each fault of a record. The finding of a line that hides another says what that costs.
 _FAULTS = {
-    **dict.fromkeys(("malformed", "newline"), facts.Severity.RECOMPILES),
-    **dict.fromkeys(("duplicate", "duplicate-id"), facts.Severity.WASTES),
-    **dict.fromkeys(("hidden", "item"), facts.Severity.HARMLESS),
+    **dict.fromkeys(("malformed", "newline"), core.Severity.RECOMPILES),
+    **dict.fromkeys(("duplicate", "duplicate-id"), core.Severity.WASTES),
+    **dict.fromkeys(("hidden", "item"), core.Severity.HARMLESS),
 }
 
 
@@ -47,42 +45,42 @@ class TuningDatabases(databases.MIOpenDatabases):
     # What MIOpen, or cachectl, writes before it renames it over a database.
     shapes = (
         tree.Shape(
-            (lazy.regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"),), because="left by an interrupted rewrite of MIOpen"
+            (core.regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"),), because="left by an interrupted rewrite of MIOpen"
         ),
         tree.Shape((tree.OWN_TEMPORARY,), because="left by an interrupted cachectl"),
     )
     writers = miopen.LIBRARIES
     # If MIOpen cannot open its database, it tunes again in every run.
-    when_blocked = facts.Severity.RECOMPILES
+    when_blocked = core.Severity.RECOMPILES
 
     def __init__(self, asked_first: str = "") -> None:
         super().__init__(asked_first)
         self.counted = ("db",) if asked_first else ("udb",)
         reason = "a record has a problem and its solvers, not the kernels they run"
-        self.refusals = {**self.refusals, facts.Ability.KERNELS: reason}
+        self.refusals = {**self.refusals, core.Ability.KERNELS: reason}
 
-    def kind_of(self, root: facts.Root, path: str) -> str:
+    def kind_of(self, root: core.Root, path: str) -> str:
         """Compare with the names of databases, and of the files that their rewrites leave."""
         is_key = databases.SEPARATOR in path
         return super().kind_of(root, path if is_key else path.removesuffix(_TIME).removesuffix(".temp"))
 
-    def recover(self, root: facts.Root) -> None:
+    def recover(self, root: core.Root) -> None:
         """Do nothing: a rewrite is complete or has not happened."""
         del root
 
-    def _records(self, root: facts.Root, file: str) -> records.RecordFile:
+    def _records(self, root: core.Root, file: str) -> records.RecordFile:
         """Return the records of a file, which are changed under MIOpen's locks."""
         return records.RecordFile(self.name, root.path / file, partial(self._editing, root, file))
 
-    def _found(self, root: facts.Root, file: str) -> Iterator[records.Record | records.Fault]:
+    def _found(self, root: core.Root, file: str) -> Iterator[records.Record | records.Fault]:
         """Yield the records and faults of a file, none of one that is only counted."""
         return self._records(root, file).scan() if self.known(file).kind in self.kinds else iter(())
 
     # ------------------------------------------------------------------ listing
 
     def list_rows(
-        self, root: facts.Root, file: str, template: facts.Entry, *, part: bytes, contents: bool
-    ) -> Iterator[facts.Found]:
+        self, root: core.Root, file: str, template: core.Entry, *, part: bytes, contents: bool
+    ) -> Iterator[core.Found]:
         """Yield the records of a file, and its faults."""
         del part, contents
         path = root.path / file
@@ -92,12 +90,12 @@ class TuningDatabases(databases.MIOpenDatabases):
                 yield changed(template, key=key, bytes=len(found.line) + 1, stamp=stamp)
             # These have a record, which MIOpen reads and which is listed; only verify reports the fault.
             elif found.code not in ("item", "duplicate-id"):
-                yield facts.Problem(path, found.code, f"line {found.number}: {found.message}")
+                yield core.Problem(path, found.code, f"line {found.number}: {found.message}")
         if (status := plain.status_at(path.with_name(path.name + _TIME))) is not None:
             disk = handles.blocks_of(status)
             yield changed(template, key=file + _TIME, bytes=status.st_size, files=1, disk=disk, sums=0)
 
-    def check_rows(self, root: facts.Root, file: str) -> Iterator[facts.Finding]:
+    def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
         """Check every line by the rules of MIOpen's reader. Nothing here is ever removed as damaged."""
         path = root.path / file
         for fault in self._found(root, file):
@@ -106,43 +104,43 @@ class TuningDatabases(databases.MIOpenDatabases):
                 if fault.code == "newline":
                     fix = f"while nothing uses MIOpen: echo >> {shlex.quote(str(path))}"
                 message, severity = f"line {fault.number}: {fault.message}", _FAULTS[fault.code]
-                yield facts.Finding(self.name, root.path, file, severity, fault.code, message, self.fix(path, fix))
+                yield core.Finding(self.name, root.path, file, severity, fault.code, message, self.fix(path, fix))
 
-    def file_finding(self, root: facts.Root, file: str, error: errors.LayerError) -> facts.Finding:
+    def file_finding(self, root: core.Root, file: str, error: core.LayerError) -> core.Finding:
         """Return the finding of a file that could not be read."""
-        return store.finding_of(self, root, facts.Problem(root.path / file, "unreadable", error.message))
+        return core.finding_of(self, root, core.Problem(root.path / file, "unreadable", error.message))
 
     # ------------------------------------------------------------------ get and put
 
-    def select(self, root: facts.Root, file: str, keys: Sequence[tuple[str, ...]]) -> list[rows.Values | None]:
+    def select(self, root: core.Root, file: str, keys: Sequence[tuple[str, ...]]) -> list[rows.Values | None]:
         """Return each record, or the reason why it is unusable."""
         names = [name for (name,) in keys]
         found = self._records(root, file).read_many(names)
         return [(found[name],) if name in found else None for name in names]
 
-    def artifact_of(self, root: facts.Root, key: str, values: rows.Values) -> facts.Artifact:
+    def artifact_of(self, root: core.Root, key: str, values: rows.Values) -> core.Artifact:
         """Return the line of a record as it stands."""
         del root
         (record,) = values
-        if isinstance(record, errors.Damaged):
+        if isinstance(record, core.Damaged):
             raise record
         file = key.partition(databases.SEPARATOR)[0]
         named, line = self.known(file), record.line if isinstance(record, records.Record) else b""
-        return facts.Artifact(self.name, key, _FORM, line, {**named.detail, **named.versions, "database": named.kind})
+        return core.Artifact(self.name, key, _FORM, line, {**named.detail, **named.versions, "database": named.kind})
 
-    def values_of(self, artifact: facts.Artifact) -> rows.Values:
+    def values_of(self, artifact: core.Artifact) -> rows.Values:
         """Return the line of a record. Raises :class:`Damaged` if it is none of its key."""
         own = self.key_of(artifact.key)[0].encode(errors="surrogateescape")
         complaint = records.record_complaint(artifact.data)
         if artifact.data.partition(b"=")[0] != own:
             complaint = "the line contains another key than the one it is put under"
         if complaint is not None:
-            raise errors.Damaged(self.name, complaint, artifact.key)
+            raise core.Damaged(self.name, complaint, artifact.key)
         return (artifact.data,)
 
     def insert(
-        self, root: facts.Root, file: str, pairs: Sequence[tuple[tuple[str, ...], rows.Values]], *, replace: bool
-    ) -> Sequence[bool | errors.LayerError]:
+        self, root: core.Root, file: str, pairs: Sequence[tuple[tuple[str, ...], rows.Values]], *, replace: bool
+    ) -> Sequence[bool | core.LayerError]:
         """Insert lines, which contain their keys, under MIOpen's locks in one rewrite."""
         lines = [line for _, (line,) in pairs if isinstance(line, bytes)]
         return self._records(root, file).put(lines, replace=replace)
@@ -150,7 +148,7 @@ class TuningDatabases(databases.MIOpenDatabases):
     # ------------------------------------------------------------------ locks
 
     @contextmanager
-    def _editing(self, root: facts.Root, file: str) -> Iterator[None]:
+    def _editing(self, root: core.Root, file: str) -> Iterator[None]:
         """Hold the locks of every MIOpen version while a file is changed, then notify running programs.
 
         Lock files are made as MIOpen makes them, and stay. Programs read the file again if ``.time`` contains a later
@@ -184,34 +182,34 @@ class TuningDatabases(databases.MIOpenDatabases):
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR) and folder.is_symlink():
                 message = "a link in the place of MIOpen's lock folder is not followed"
-                raise errors.Refused(self.name, message, folder) from error
-            raise errors.Unreachable(self.name, f"cannot make the lock folder: {error.strerror}", folder) from error
+                raise core.Refused(self.name, message, folder) from error
+            raise core.Unreachable(self.name, f"cannot make the lock folder: {error.strerror}", folder) from error
         return handle
 
     # ------------------------------------------------------------------ remove
 
-    def remove_rows(self, root: facts.Root, file: str, targets: Sequence[facts.Entry]) -> facts.Outcome:
+    def remove_rows(self, root: core.Root, file: str, targets: Sequence[core.Entry]) -> core.Outcome:
         """Delete lines. Running programs keep the records that they have read."""
         planned = {self.key_of(target.key)[0]: target for target in targets}
         if not self.is_usable(root, file):
-            gone = tuple(facts.Note(target.key, tree.GONE) for target in targets)
-            return facts.Outcome(self.name, skipped=gone)
+            gone = tuple(core.Note(target.key, tree.GONE) for target in targets)
+            return core.Outcome(self.name, skipped=gone)
         path, lines = root.path / file, self._records(root, file)
         before = database.bytes_of(path)
-        failed: tuple[facts.Note, ...] = ()
+        failed: tuple[core.Note, ...] = ()
         try:
             removed = lines.delete({key: target.stamp[0] for key, target in planned.items()})
-        except errors.LayerError as error:
-            failed = (facts.Note(file, error.message),)
+        except core.LayerError as error:
+            failed = (core.Note(file, error.message),)
             # The new file may be in place if a later step failed.
             removed = set(planned.keys() - lines.read_many(planned).keys())
         left = [target.key for key, target in planned.items() if key not in removed and not failed]
-        skipped = tuple(facts.Note(key, rows.CHANGED) for key in left)
+        skipped = tuple(core.Note(key, rows.CHANGED) for key in left)
         freed = max(0, before - database.bytes_of(path))
-        return facts.Outcome(self.name, len(removed), freed, skipped, failed)
+        return core.Outcome(self.name, len(removed), freed, skipped, failed)
 
 
-def _lock_files(environment: Environment, path: Path) -> tuple[Path, ...]:
+def _lock_files(environment: core.Environment, path: Path) -> tuple[Path, ...]:
     """Return the lock files of a text database, for every version and every path of its folder.
 
     Up to 3.3 they lie in the temporary folder, named by the md5 of the folder's path as it was given; later they lie

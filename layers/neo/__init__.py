@@ -14,8 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cachectl.layers.base import declarations, facts, layer, lazy, parts
-from cachectl.layers.base.environment import Environment
+from cachectl.layers import core
 from cachectl.layers.disk import plain
 from cachectl.layers.host import drivers
 
@@ -26,30 +25,30 @@ STATISTICS = "stats"
 COUNTS = struct.Struct("=QQQ")
 _LEAF = "neo_compiler_cache"
 # An empty variable counts as not set.
-_PLACES = declarations.Places(
+_PLACES = core.Places(
     "NEO_CACHE_DIR",
     linux=(
-        declarations.Rule("NEO_CACHE_DIR"),
-        declarations.Rule("XDG_CACHE_HOME", _LEAF),
-        declarations.Rule("HOME", f".cache/{_LEAF}", source="default (HOME)"),
+        core.Rule("NEO_CACHE_DIR"),
+        core.Rule("XDG_CACHE_HOME", _LEAF),
+        core.Rule("HOME", f".cache/{_LEAF}", source="default (HOME)"),
     ),
-    windows=(declarations.Rule("NEO_CACHE_DIR"), declarations.Rule("LOCALAPPDATA", f"NEO/{_LEAF}")),
+    windows=(core.Rule("NEO_CACHE_DIR"), core.Rule("LOCALAPPDATA", f"NEO/{_LEAF}")),
     macos=(),
 )
 
 
-class NeoLookups(parts.Lookups):
+class NeoLookups(core.Lookups):
     """The driver opens the file of an entry to read it, and renames a temporary to a new one.
 
     From release 26.14 on, it also counts hits and misses in a file of the cache, if a variable says so.
     """
 
-    files = parts.EntryFiles()
+    files = core.EntryFiles()
     mapped = LIBRARIES
     by = "the driver's own counters"
     variables: Mapping[str, str] = {"NEO_CACHE_STATS": "1"}
 
-    def counters(self, environment: Environment) -> tuple[int, int] | None:
+    def counters(self, environment: core.Environment) -> tuple[int, int] | None:
         """Return the hits and misses of the cache, if it has the file."""
         for root in _PLACES.roots(environment):
             with suppress(OSError, struct.error):
@@ -65,23 +64,23 @@ class NeoCompilerCache(drivers.DriverLayer):
     title = "Intel NEO compiler cache"
     makers = ("Intel NEO",)
     # The driver reads it once for each device.
-    switch = declarations.EnvSwitch(
+    switch = core.EnvSwitch(
         "NEO_CACHE_PERSISTENT",
         r"\s*0\s*",
         r"\s*[+-]?0*[1-9].*",
-        facts.Severity.RECOMPILES,
+        core.Severity.RECOMPILES,
         "is no number: the driver takes it for 0, and keeps nothing",
         "export NEO_CACHE_PERSISTENT=1",
         disables=True,
-        read=declarations.at_load(*LIBRARIES),
+        read=core.at_load(*LIBRARIES),
         value="0",
     )
     limit_variable = "NEO_CACHE_MAX_SIZE"
     places = _PLACES
-    store: Any = lazy.later("cachectl.layers.neo.entries", "NeoPrograms")
-    about = parts.About(lookups=NeoLookups())
+    store: Any = core.later("cachectl.layers.neo.entries", "NeoPrograms")
+    about = core.About(lookups=NeoLookups())
 
-    def faults(self) -> Iterator[layer.Fault]:
+    def faults(self) -> Iterator[core.Fault]:
         """Add a missing folder, and variables of the compiler."""
         yield from super().faults()
         for root in self.roots():
@@ -90,14 +89,14 @@ class NeoCompilerCache(drivers.DriverLayer):
             folder = (root.path, *root.path.parents)[above]
             if not folder.is_dir():
                 message = f"{folder} is not there ({root.source}): the driver keeps nothing, and every run compiles"
-                severity, fix = facts.Severity.RECOMPILES, f"mkdir -p {shlex.quote(str(folder))}"
-                found = facts.Finding(self.name, folder, None, severity, "folder", message, fix)
-                yield facts.Condition.DISABLED, found
+                severity, fix = core.Severity.RECOMPILES, f"mkdir -p {shlex.quote(str(folder))}"
+                found = core.Finding(self.name, folder, None, severity, "folder", message, fix)
+                yield core.Condition.DISABLED, found
         for variable in sorted(name for name in self.environment.variables if name.startswith("IGC_"))[:1]:
             outcome = "switches the cache off in compute-runtime 25.31 to 26.31, and is in no key of earlier ones"
-            yield facts.Condition.UNKNOWN, layer.misread(self, variable, facts.Severity.RECOMPILES, outcome)
+            yield core.Condition.UNKNOWN, core.misread(self, variable, core.Severity.RECOMPILES, outcome)
 
-    def relocate(self, folder: Path) -> facts.Switch:
+    def relocate(self, folder: Path) -> core.Switch:
         """Return the path, and the folder to make first: the driver keeps nothing in a missing folder."""
         place = folder / "neo"
-        return facts.Switch(self.name, {"NEO_CACHE_DIR": str(place)}, read_at_load=LIBRARIES, makes=(place,))
+        return core.Switch(self.name, {"NEO_CACHE_DIR": str(place)}, read_at_load=LIBRARIES, makes=(place,))

@@ -15,9 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-from cachectl.layers import neo
-from cachectl.layers.base import errors, facts, lazy
-from cachectl.layers.base.store import Damage, counting, finding_of, unreadable
+from cachectl.layers import core, neo
 from cachectl.layers.disk import atomic, locks, plain
 from cachectl.layers.formats import device_binaries, elf
 from cachectl.layers.formats.details import Cut, Details, fields, names_or_none, part, require
@@ -26,17 +24,17 @@ from cachectl.layers.stores import files, tree
 ACCOUNT = "config.file"
 #: Bytes of all entries, as the driver holds them against its limit (``size_t``).
 _TOTAL = struct.Struct("=Q")
-_DIGIT = lazy.regex("[0-9a-f]")
-_ENTRY = lazy.regex(r"[0-9a-f]{16}\.(?:cl|l0|ocloc)_cache")
+_DIGIT = core.regex("[0-9a-f]")
+_ENTRY = core.regex(r"[0-9a-f]{16}\.(?:cl|l0|ocloc)_cache")
 _SHAPES = (
     tree.Shape((_ENTRY,)),
     tree.Shape((_DIGIT, _DIGIT, _ENTRY)),
-    tree.Shape((lazy.regex(r"cl_cache\.[A-Za-z0-9]{6}"),), because="left by a killed driver", private=True),
+    tree.Shape((core.regex(r"cl_cache\.[A-Za-z0-9]{6}"),), because="left by a killed driver", private=True),
     # The account and debugging aids are at the top, statistics at each level.
-    tree.Shape((lazy.regex(re.escape(ACCOUNT)),), sums=True, sizes=(0, _TOTAL.size)),
-    tree.Shape((lazy.regex(r"[0-9a-f]{16}\.(?:trace|input)"),), sums=True),
+    tree.Shape((core.regex(re.escape(ACCOUNT)),), sums=True, sizes=(0, _TOTAL.size)),
+    tree.Shape((core.regex(r"[0-9a-f]{16}\.(?:trace|input)"),), sums=True),
     *(
-        tree.Shape((*above, lazy.regex(neo.STATISTICS)), sums=True, sizes=(neo.COUNTS.size,))
+        tree.Shape((*above, core.regex(neo.STATISTICS)), sums=True, sizes=(neo.COUNTS.size,))
         for above in ((), (_DIGIT,), (_DIGIT, _DIGIT))
     ),
 )
@@ -71,7 +69,7 @@ class NeoPrograms(files.Files):
     shapes = _SHAPES
     forms = ("neo-entry/1",)
     writers = neo.LIBRARIES
-    unread = Damage(facts.Severity.RECOMPILES, f"; {_NEVER}")
+    unread = core.Damage(core.Severity.RECOMPILES, f"; {_NEVER}")
 
     def describe(self, data: bytes) -> Details:
         """Return kernels, device and versions of a program of any kind."""
@@ -90,7 +88,7 @@ class NeoPrograms(files.Files):
         inner = _zebin(elf.read_elf(device)) or _patch_tokens(device)
         return inner or Details("OpenCL ELF", device_binaries.spirv_kernels(wrapped.get(_SPIRV, b"")))
 
-    def check(self, data: bytes) -> Damage | None:
+    def check(self, data: bytes) -> core.Damage | None:
         """Check that an entry is a whole program, of a kind that the driver stores."""
         wrong = None
         if device_binaries.is_known(data):
@@ -103,12 +101,12 @@ class NeoPrograms(files.Files):
             return None
         is_wrapper = data.startswith(elf.MAGIC) and data[16:18] == _WRAPPER.to_bytes(2, "little")
         if not data or is_wrapper:
-            return Damage(facts.Severity.RECOMPILES, f"{wrong}; {_NEVER}")
+            return core.Damage(core.Severity.RECOMPILES, f"{wrong}; {_NEVER}")
         message = f"{wrong}; the driver takes it for a program, and the build fails"
-        return Damage(facts.Severity.FAILS, message)
+        return core.Damage(core.Severity.FAILS, message)
 
     @contextmanager
-    def changing(self, root: facts.Root) -> Iterator[bool]:
+    def changing(self, root: core.Root) -> Iterator[bool]:
         """Hold the driver's lock around a change, then write the sum of all entries into the account.
 
         The sum is also written if the change fails. Raises :class:`Unsettled` where only that writing fails. Without an
@@ -117,11 +115,11 @@ class NeoPrograms(files.Files):
         path = root.path / ACCOUNT
         with (
             locks.file_lock(self.name, path, lock_timeout=self.environment.lock_timeout) as handle,
-            counting(self.name, path, partial(self._count, root, handle)),
+            core.counting(self.name, path, partial(self._count, root, handle)),
         ):
             yield handle is not None
 
-    def _count(self, root: facts.Root, handle: int | None) -> None:
+    def _count(self, root: core.Root, handle: int | None) -> None:
         if handle is None:
             return
         # A longer file is not the driver's.
@@ -130,7 +128,7 @@ class NeoPrograms(files.Files):
         if len(old) in (0, len(new)) and old != new:
             atomic.overwrite(handle, old, new)
 
-    def _sizes(self, root: facts.Root) -> dict[str, int]:
+    def _sizes(self, root: core.Root) -> dict[str, int]:
         """Return the bytes of the entries of each kind. Raises :class:`Unreachable` if some cannot be read."""
         sizes: dict[str, int] = {}
         for leaf in self.tree_of(root).leaves():
@@ -139,20 +137,20 @@ class NeoPrograms(files.Files):
                 sizes[kind] = sizes.get(kind, 0) + leaf.entry.bytes
         return sizes
 
-    def check_index(self, root: facts.Root) -> Iterator[facts.Finding]:
+    def check_index(self, root: core.Root) -> Iterator[core.Finding]:
         """Compare the account with the entries."""
         try:
             sizes = self._sizes(root)
             account = plain.read_plain(root.path / ACCOUNT, limit=_TOTAL.size + 1)
-        except (errors.Unreachable, OSError) as error:
-            if isinstance(error, errors.Unreachable) or not plain.means_no_file(error):
-                yield finding_of(self, root, unreadable(root.path / ACCOUNT, error))
+        except (core.Unreachable, OSError) as error:
+            if isinstance(error, core.Unreachable) or not plain.means_no_file(error):
+                yield core.finding_of(self, root, core.unreadable(root.path / ACCOUNT, error))
             return
         if (complaint := _account_complaint(account, sizes)) is not None:
             fix = "nothing: the next put or purge in this layer counts again"
             if len(account) != _TOTAL.size:
                 fix = f"rm {shlex.quote(str(root.path / ACCOUNT))}"
-            yield facts.Finding(self.name, root.path, ACCOUNT, facts.Severity.WASTES, "index", complaint, fix)
+            yield core.Finding(self.name, root.path, ACCOUNT, core.Severity.WASTES, "index", complaint, fix)
 
 
 def _zebin(file: elf.Elf | None) -> Details | None:

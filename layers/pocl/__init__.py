@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cachectl.layers.base import declarations, facts, lazy, parts
-from cachectl.layers.base.environment import Environment
+from cachectl.layers import core
 from cachectl.layers.host import distributions, drivers
 
 LIBRARIES = ("libpocl",)
@@ -22,22 +21,22 @@ _BITCODE = "program.bc"
 # Where the answer of statx has the time of birth: seconds, then nanoseconds (linux/stat.h, linux/fcntl.h).
 _HERE, _NO_FOLLOW, _BIRTH, _BIRTH_AT, _STATX_SIZE = -100, 0x100, 0x800, 80, 256
 
-PLACES = declarations.Places(
+PLACES = core.Places(
     "POCL_CACHE_DIR",
     linux=(
-        declarations.Rule("POCL_CACHE_DIR", empty=declarations.Odd.NOWHERE),
-        declarations.Rule("XDG_CACHE_HOME", "pocl"),
-        declarations.Rule("HOME", ".cache/pocl", empty=declarations.Odd.TOP, source="default (HOME)"),
+        core.Rule("POCL_CACHE_DIR", empty=core.Odd.NOWHERE),
+        core.Rule("XDG_CACHE_HOME", "pocl"),
+        core.Rule("HOME", ".cache/pocl", empty=core.Odd.TOP, source="default (HOME)"),
     ),
     windows=(
-        declarations.Rule("POCL_CACHE_DIR", empty=declarations.Odd.NOWHERE),
-        declarations.Rule("LOCALAPPDATA", "pocl"),
-        declarations.Rule("TEMP", "pocl"),
+        core.Rule("POCL_CACHE_DIR", empty=core.Odd.NOWHERE),
+        core.Rule("LOCALAPPDATA", "pocl"),
+        core.Rule("TEMP", "pocl"),
     ),
 )
 
 
-def roots_in(environment: Environment) -> tuple[facts.Root, ...]:
+def roots_in(environment: core.Environment) -> tuple[core.Root, ...]:
     """Resolve as PoCL does when its first device is opened.
 
     ``POCL_CACHE_DIR`` is used as it stands, with the cache on or off; every other rule appends a leaf for each.
@@ -49,11 +48,11 @@ def roots_in(environment: Environment) -> tuple[facts.Root, ...]:
         place = Path("/tmp/pocl"), _NO_HOME  # noqa: S108 - PoCL's own rule
     path, source = place
     if environment.platform == "win32" or source == "POCL_CACHE_DIR":
-        return (facts.Root(path, facts.Scope.USER, source, "kcache"),)
-    return tuple(facts.Root(path / leaf, facts.Scope.USER, source, leaf) for leaf in ("kcache", "uncached"))
+        return (core.Root(path, core.Scope.USER, source, "kcache"),)
+    return tuple(core.Root(path / leaf, core.Scope.USER, source, leaf) for leaf in ("kcache", "uncached"))
 
 
-class PoclPortability(parts.Portability):
+class PoclPortability(core.Portability):
     """PoCL hashes options with its version, LLVM and the processor (``lib/CL/pocl_cache.c``)."""
 
     deciding: ClassVar[Mapping[str, str]] = {
@@ -65,7 +64,7 @@ class PoclPortability(parts.Portability):
     needed = ("PoCL library", "processor features")
     informing = ("pyopencl",)
 
-    def facts(self, environment: Environment) -> parts.Facts:
+    def facts(self, environment: core.Environment) -> core.Facts:
         """Return versions, the name of the library (which bears a version or a digest), and the processor.
 
         The version is that of the wheel, which is known to have built the entries if no other PoCL is registered.
@@ -90,7 +89,7 @@ def _is_folder(item: os.DirEntry[str]) -> bool:
     return item.is_dir(follow_symlinks=False)
 
 
-class PoclLookups(parts.Lookups):
+class PoclLookups(core.Lookups):
     """PoCL prints what it looks up and stores, if its messages are on while it builds."""
 
     by = "PoCL's own messages"
@@ -107,14 +106,14 @@ class PoclLookups(parts.Lookups):
         except OSError:
             return 0
 
-    def compilations(self, path: str) -> tuple[parts.Compilation, ...]:
+    def compilations(self, path: str) -> tuple[core.Compilation, ...]:
         """Read the times of a program's folder, which PoCL makes when it has missed.
 
         A kernel is compiled for each shape of its work-groups when it is first launched with it.
         """
         try:
             born, compiled = birth_time(path), os.stat(os.path.join(path, _BITCODE)).st_mtime
-            found: list[parts.Compilation] = [] if born is None else [(None, born, compiled)]
+            found: list[core.Compilation] = [] if born is None else [(None, born, compiled)]
             for kernel in filter(_is_folder, os.scandir(path)):
                 for shape in filter(_is_folder, os.scandir(kernel)):
                     objects = (item for item in os.scandir(shape) if item.name.endswith(".so"))
@@ -129,7 +128,7 @@ class PoclLookups(parts.Lookups):
 
         return read_messages(heard)[0]
 
-    def difference(self, alike: Sequence[facts.Entry], event: Mapping[str, Any]) -> str:
+    def difference(self, alike: Sequence[core.Entry], event: Mapping[str, Any]) -> str:
         """Return an explanation that names the inputs of PoCL's keys."""
         del alike, event
         return "a program with this kernel is there, but its source, build options or device differ"
@@ -159,50 +158,50 @@ class PoclKernels(drivers.DriverLayer):
 
     name = "pocl"
     title = "PoCL kernel cache"
-    about = parts.About(
-        on_network=facts.Hazard(
-            facts.Severity.HARMLESS,
+    about = core.About(
+        on_network=core.Hazard(
+            core.Severity.HARMLESS,
             "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",
         ),
-        among_ranks=facts.Hazard(
-            facts.Severity.RISKS,
+        among_ranks=core.Hazard(
+            core.Severity.RISKS,
             "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
         ),
-        when_closed=facts.Hazard(facts.Severity.FAILS, "PoCL can build no program"),
+        when_closed=core.Hazard(core.Severity.FAILS, "PoCL can build no program"),
         unchecked="machine code, and the records of LLVM bitcode",
         reveals="paths of your home, in bitcode",
         portability=PoclPortability(),
         lookups=PoclLookups(),
         # PoCL keeps the names of constants in bitcode, and in the log of a build that failed.
-        tagging=parts.Tagging(LIBRARIES, _PLATFORMS, lazy.regex("tempfile_[A-Za-z0-9]{6}")),
+        tagging=core.Tagging(LIBRARIES, _PLATFORMS, core.regex("tempfile_[A-Za-z0-9]{6}")),
     )
     places = PLACES
-    placeless = facts.Hazard(facts.Severity.FAILS, "is empty: PoCL finds no device; unset it")
+    placeless = core.Hazard(core.Severity.FAILS, "is empty: PoCL finds no device; unset it")
     makers = ("PoCL",)
     # PoCL reads it once, when its first device is opened.
-    switch = declarations.EnvSwitch(
+    switch = core.EnvSwitch(
         "POCL_KERNEL_CACHE",
         "n|no|f|false|off|0",
         "1.*",
-        facts.Severity.RECOMPILES,
+        core.Severity.RECOMPILES,
         "switches the cache off: only a value that begins with 1 means on",
         "export POCL_KERNEL_CACHE=1",
         disables=True,
-        read=declarations.at_load(*LIBRARIES),
+        read=core.at_load(*LIBRARIES),
         value="0",
     )
-    store: Any = lazy.later("cachectl.layers.pocl.programs", "Programs")
+    store: Any = core.later("cachectl.layers.pocl.programs", "Programs")
 
-    def roots(self) -> tuple[facts.Root, ...]:
+    def roots(self) -> tuple[core.Root, ...]:
         """Resolve as PoCL does when its first device is opened."""
         return roots_in(self.environment)
 
-    def diagnose(self) -> Iterator[facts.Finding]:
+    def diagnose(self) -> Iterator[core.Finding]:
         """Add several drivers."""
         yield from drivers.several_drivers(self, "PoCL")
         yield from super().diagnose()
 
-    def enable(self) -> facts.Switch:
+    def enable(self) -> core.Switch:
         """Return the variable with a value that means on, whatever the default."""
         return replace(self.switch.read, layer=self.name, set={self.switch.variable: "1"})
 
@@ -210,7 +209,7 @@ class PoclKernels(drivers.DriverLayer):
 # ---------------------------------------------------------------------- running programs
 
 
-def users_of(root: Path, environment: Environment) -> tuple[int, ...] | None:
+def users_of(root: Path, environment: core.Environment) -> tuple[int, ...] | None:
     """Return the ids of processes with PoCL loaded whose root this is, or may be; ``None`` if they are unknown."""
     from cachectl.layers.host.processes import using
 
@@ -218,7 +217,7 @@ def users_of(root: Path, environment: Environment) -> tuple[int, ...] | None:
     return None if users is None else tuple(number for number in users if _may_use(number, root, environment))
 
 
-def _may_use(number: int, root: Path, environment: Environment) -> bool:
+def _may_use(number: int, root: Path, environment: core.Environment) -> bool:
     """Return whether a program's root is this one, by its first variables or its mapped files, or is unknown.
 
     It is unknown for this very process, whose variables change, and where the variables name no absolute folder: the

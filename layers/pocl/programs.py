@@ -18,9 +18,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from cachectl.layers.base import errors, facts, store
-from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.selection import Selection
+from cachectl.layers import core
 from cachectl.layers.host import processes
 from cachectl.layers.pocl import users_of
 from cachectl.layers.stores.files import Files
@@ -30,31 +28,31 @@ BITCODE = "program.bc"
 #: Six characters drawn by ``mkstemp``.
 DRAWN = "[A-Za-z0-9]{6}"
 #: A folder name that may be shortened: no OpenCL C name contains a dot or a blank.
-SHORTENED = regex(r".+[. ][A-P]{40}", re.DOTALL)
+SHORTENED = core.regex(r".+[. ][A-P]{40}", re.DOTALL)
 #: The longest names that are kept whole, in bytes: by PoCL 7.0 and newer, by 6.0, and by 4.0 and 5.0.
 _LIMITS = (59, 64, 255)
 _HASH_AND_DOT = 41
 
-_TEMPORARY = regex(rf".*_{DRAWN}\.(?:temp|so)")
+_TEMPORARY = core.regex(rf".*_{DRAWN}\.(?:temp|so)")
 #: Files of a work-group function: native code, and what ``POCL_LEAVE_KERNEL_COMPILER_TEMP_FILES`` and other devices
 #: add. Any other file there does not belong to PoCL.
 _FUNCTION = (
     r"[^/]+\.(?:so|so\.o|o|obj|dll|tpef|img)|parallel\.bc(?:\.brig)?|descriptor\.so\.kernel_obj\.c"
     rf"|[^/]+_{DRAWN}\.(?:temp|so)"
 )
-_VARIANT = regex(rf"(?P<kernel>[^/]+)/(?P<variant>\d+-\d+-\d+(?:-goffs0)?(?:-smallgrid)?)/(?P<file>{_FUNCTION})")
+_VARIANT = core.regex(rf"(?P<kernel>[^/]+)/(?P<variant>\d+-\d+-\d+(?:-goffs0)?(?:-smallgrid)?)/(?P<file>{_FUNCTION})")
 _PROGRAM = (
     r"program\.(?:bc|spv|map|mlir|bc\.(?:noOfs|Ofs)\.ptx)|last_accessed|build\.log|native/[^/]+\.native|parallel\.bc"
 )
 #: Every file that a program may have.
-MEMBERS = regex(f"{_PROGRAM}|{_VARIANT.pattern}|{_TEMPORARY.pattern}")
+MEMBERS = core.regex(f"{_PROGRAM}|{_VARIANT.pattern}|{_TEMPORARY.pattern}")
 #: Files that a folder may have without being a program.
 NO_PROGRAM = frozenset({"build.log", "last_accessed"})
 #: Native code that PoCL links itself, since version 7.2.
 OBJECT = ".o"
 _NATIVE = (".so", OBJECT)
 #: The symbol of a work-group function, in a table of strings.
-_WORK_GROUP = regex(rb"_pocl_kernel_([^\0]+)_workgroup\0")
+_WORK_GROUP = core.regex(rb"_pocl_kernel_([^\0]+)_workgroup\0")
 
 #: Seconds without change after which no compile can be using an entry: longer than any one compile.
 ENTRY_REST = 600.0
@@ -76,7 +74,9 @@ def _temporaries(drawn: str) -> tuple[Shape, ...]:
 
     The last one, for those of a compile, is safe only in a folder with PoCL's name.
     """
-    leaked, uncached, compiling = map(regex, (f"tempfile_{drawn}", f"{UNCACHED}{drawn}", f"tempfile_{drawn}{_SUFFIX}"))
+    leaked, uncached, compiling = map(
+        core.regex, (f"tempfile_{drawn}", f"{UNCACHED}{drawn}", f"tempfile_{drawn}{_SUFFIX}")
+    )
     built = Shape(
         (uncached,), folders=True, members=MEMBERS, because="a program built with the cache off", private=True
     )
@@ -88,8 +88,8 @@ def _temporaries(drawn: str) -> tuple[Shape, ...]:
 
 
 #: Headers handed to a compile may have any name, so they are recognised only in a folder that belongs to PoCL alone.
-_HEADERS = Shape((regex(f"tempdir_{DRAWN}"),), folders=True, because="a compile's temporary folder", private=True)
-LEVELS = (regex("[A-P]{2}"), regex("[A-P]{37}"))
+_HEADERS = Shape((core.regex(f"tempdir_{DRAWN}"),), folders=True, because="a compile's temporary folder", private=True)
+LEVELS = (core.regex("[A-P]{2}"), core.regex("[A-P]{37}"))
 #: A purge beside a running PoCL leaves these: PoCL makes one if it is missing, then a program's folder in it, and the
 #: build fails if it vanishes between the two (``pocl_mkdir_p`` in ``lib/CL/pocl_file_util.c``).
 _EMPTY = Shape((LEVELS[0],), folders=True, because="an empty folder of programs", sizes=(0,))
@@ -106,15 +106,15 @@ class Programs(Files):
     shapes = NAMED
     beside = NO_PROGRAM
     forms = ("pocl-entry/1",)
-    unread = store.Damage(facts.Severity.FAILS, "")
+    unread = core.Damage(core.Severity.FAILS, "")
 
-    def shapes_of(self, root: facts.Root) -> tuple[Shape, ...]:
+    def shapes_of(self, root: core.Root) -> tuple[Shape, ...]:
         """Return the shapes in a root: the less certain it is that PoCL alone uses it, the fewer temporaries."""
         if root.path.name == root.role:
             return _OWN
         return _BEARING if "pocl" in root.path.name.lower() else NAMED
 
-    def described(self, tree: Tree, leaf: Leaf, selection: Selection, *, contents: bool) -> Iterator[facts.Found]:
+    def described(self, tree: Tree, leaf: Leaf, selection: core.Selection, *, contents: bool) -> Iterator[core.Found]:
         """Yield a program; its kernels are unknown unless all their names are known."""
         if not _may_have(leaf.members, selection):
             return
@@ -127,12 +127,12 @@ class Programs(Files):
         if not contents:
             yield entry
             return
-        unread: dict[str, errors.LayerError] = {}
+        unread: dict[str, core.LayerError] = {}
 
         def content(path: str) -> bytes | None:
             try:
                 return tree.read_file(entry.key, path)
-            except errors.LayerError as error:
+            except core.LayerError as error:
                 unread[path] = error
                 return None
 
@@ -142,7 +142,7 @@ class Programs(Files):
         detail = {names[folder] or folder: " ".join(found) for folder, found in variants(leaf.members).items()}
         yield replace(entry, kernels=tuple(kernels) if 0 < len(kernels) == len(names) else None, detail=detail)
         for path, error in unread.items():
-            yield store.unreadable(tree.root / entry.key / path, error)
+            yield core.unreadable(tree.root / entry.key / path, error)
 
     # ------------------------------------------------------------------ contents
 
@@ -165,7 +165,7 @@ class Programs(Files):
         names = kernel_names(files, files.get)
         return {"kernels": " ".join(sorted(name or folder for folder, name in names.items()))}
 
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[store.Damage]:
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
         """Yield damaged files: PoCL checks nothing, and fails with one, but for an object that it links itself."""
         from cachectl.layers.formats import bitcode, elf
 
@@ -173,22 +173,22 @@ class Programs(Files):
         for path in filter(self.is_checked, files):
             message = (bitcode.complaint if path == BITCODE else elf.complaint)(files[path])
             if message is not None and path.endswith(OBJECT):
-                yield store.Damage(facts.Severity.HEALS, f"{path}: {message}; PoCL compiles the kernel again")
+                yield core.Damage(core.Severity.HEALS, f"{path}: {message}; PoCL compiles the kernel again")
             elif message is not None:
-                yield store.Damage(facts.Severity.FAILS, f"{path}: {message}")
+                yield core.Damage(core.Severity.FAILS, f"{path}: {message}")
 
-    def require_replaceable(self, root: facts.Root, key: str, files: Mapping[str, bytes]) -> None:
+    def require_replaceable(self, root: core.Root, key: str, files: Mapping[str, bytes]) -> None:
         """Refuse to replace a program that PoCL may be using."""
-        standing = store.attempt(partial(self.tree_of(root).read_members, key, self.is_carried))
+        standing = core.attempt(partial(self.tree_of(root).read_members, key, self.is_carried))
         if standing not in (None, files):
             users = users_of(root.path, self.environment)
             if users != ():
                 named = processes.process_names(users, processes=self.environment.processes)
-                raise errors.Busy(self.name, f"is not replaced while PoCL is in use by {named}", key)
+                raise core.Busy(self.name, f"is not replaced while PoCL is in use by {named}", key)
 
     # ------------------------------------------------------------------ clear
 
-    def in_use(self, targets: Iterable[facts.Entry]) -> Iterator[tuple[facts.Entry, str | None]]:
+    def in_use(self, targets: Iterable[core.Entry]) -> Iterator[tuple[core.Entry, str | None]]:
         """Skip entries that a running compile may use, and programs that a running process may hold.
 
         A process whose file vanishes fails or, before PoCL 7, aborts. A process reads the binary of a program from the
@@ -221,7 +221,7 @@ class Programs(Files):
                 because = f"may be held by {named(holders)}, which ran when it was last used; purge again after its end"
             yield target, because
 
-    def remove(self, root: facts.Root, targets: tuple[facts.Entry, ...]) -> facts.Outcome:
+    def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
         """Rename programs away, then delete them; never the top folder."""
         return self.remove_files(root, targets, tidy=lambda: self._users_of(root.path) == ())
 
@@ -234,15 +234,15 @@ class Programs(Files):
     # ------------------------------------------------------------------ tagged builds
 
     def find_tagged(
-        self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[facts.Entry, str]]:
+        self, root: core.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[core.Entry, str]]:
         """Yield what tagged builds left, as :meth:`Store.find_tagged` says.
 
         A kernel launched in a new work-group shape after its program was removed leaves a folder without bitcode.
         """
         tree = self.tree_of(root)
         for leaf in tree.scan():
-            if isinstance(leaf, facts.Problem) or (leaf.entry.modified or 0) < since:
+            if isinstance(leaf, core.Problem) or (leaf.entry.modified or 0) < since:
                 continue
             key = leaf.entry.key
             if leaf.entry.is_orphan:
@@ -255,7 +255,7 @@ class Programs(Files):
                 yield leaf.entry, "" if found is None else found[0].decode()
 
 
-def _may_have(paths: Iterable[str], selection: Selection) -> bool:
+def _may_have(paths: Iterable[str], selection: core.Selection) -> bool:
     """Return whether a program may have a selected kernel, by its folders' names, some of which are shortened."""
     pattern = selection.kernel_pattern
     if pattern is None:

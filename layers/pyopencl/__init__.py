@@ -12,10 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cachectl.layers import pytools
-from cachectl.layers.base import facts, layer, lazy, parts
-from cachectl.layers.base.environment import Environment, release_of
-from cachectl.layers.base.facts import Condition, Severity, State
+from cachectl.layers import core, pytools
 from cachectl.layers.disk import plain
 from cachectl.layers.host import distributions, drivers
 
@@ -41,7 +38,7 @@ _BYPASSED_ON = frozenset({"PoCL", "NVIDIA"})
 _BYPASSES_SINCE = (2024, 2, 3)
 
 
-def bypassed_on(environment: Environment) -> frozenset[str]:
+def bypassed_on(environment: core.Environment) -> frozenset[str]:
     """Return the makers of the drivers whose programs PyOpenCL does not keep, by its release here.
 
     Where an environment's own Python has no PyOpenCL, another known one may.
@@ -51,11 +48,11 @@ def bypassed_on(environment: Environment) -> frozenset[str]:
         from cachectl.layers.host.pythons import pythons_of
 
         versions = [python.installed("pyopencl") for python in pythons_of(environment) if python.present]
-    releases = filter(None, map(release_of, versions))
+    releases = filter(None, map(core.release_of, versions))
     return frozenset() if any(release < _BYPASSES_SINCE for release in releases) else _BYPASSED_ON
 
 
-class BinaryPortability(parts.Portability):
+class BinaryPortability(core.Portability):
     """PyOpenCL's keys hash the source, the options and the devices; their folder bears the version of Python."""
 
     deciding: ClassVar[Mapping[str, str]] = {
@@ -64,7 +61,7 @@ class BinaryPortability(parts.Portability):
     }
     needed = ("OpenCL drivers",)
 
-    def facts(self, environment: Environment) -> parts.Facts:
+    def facts(self, environment: core.Environment) -> core.Facts:
         """Return versions, the include folder, and the names of the OpenCL drivers.
 
         The names say nothing if several drivers that PyOpenCL keeps binaries of have one name.
@@ -81,7 +78,7 @@ class BinaryPortability(parts.Portability):
         }
 
 
-class BinaryLookups(parts.Lookups):
+class BinaryLookups(core.Lookups):
     """PyOpenCL's own cache is watched by its functions, and every build by the methods of its programs."""
 
     by = "PyOpenCL"
@@ -92,7 +89,7 @@ class BinaryLookups(parts.Lookups):
     imports = ("pyopencl", "numpy")
     mapped = ("/pyopencl/_cl.",)
 
-    def difference(self, alike: Sequence[facts.Entry], event: Mapping[str, Any]) -> str:
+    def difference(self, alike: Sequence[core.Entry], event: Mapping[str, Any]) -> str:
         """Compare sources and included headers: PyOpenCL keeps them beside the binaries. The rest is a hash."""
         same = [entry for entry in alike if _source_checksum(entry) == event.get("source")]
         if not same:
@@ -103,7 +100,7 @@ class BinaryLookups(parts.Lookups):
         return "an entry of the same source is there, but build options, include path, device or driver differ"
 
 
-def _changed_header(entry: facts.Entry) -> str | None:
+def _changed_header(entry: core.Entry) -> str | None:
     """Return that a header is not as it was when an entry was built; ``None`` if all are, or none is known."""
     from cachectl.layers.pyopencl.programs import staleness_by_headers
 
@@ -113,7 +110,7 @@ def _changed_header(entry: facts.Entry) -> str | None:
     return None
 
 
-def _source_checksum(entry: facts.Entry) -> str | None:
+def _source_checksum(entry: core.Entry) -> str | None:
     """Return the checksum of the source that an entry was built from.
 
     PyOpenCL adds a constant to what it builds, so that the driver's cache cannot answer (``pyopencl/cache.py``).
@@ -128,71 +125,73 @@ def _source_checksum(entry: facts.Entry) -> str | None:
     return checksum(own)
 
 
-class PyOpenCLBinaries(layer.Layer):
+class PyOpenCLBinaries(core.Layer):
     """Programs that PyOpenCL has built from source, with the binaries that the driver returned."""
 
     name = "pyopencl"
     title = "PyOpenCL program binaries"
-    about = parts.About(
-        on_network=facts.Hazard(
-            Severity.RISKS,
+    about = core.About(
+        on_network=core.Hazard(
+            core.Severity.RISKS,
             "its one lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
             "and fails",
         ),
-        among_ranks=facts.Hazard(
-            Severity.RISKS,
+        among_ranks=core.Hazard(
+            core.Severity.RISKS,
             "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others "
             "fail",
         ),
-        when_closed=facts.Hazard(Severity.FAILS, "every build fails, after a minute where its lock cannot be made"),
+        when_closed=core.Hazard(core.Severity.FAILS, "every build fails, after a minute where its lock cannot be made"),
         unchecked="machine code, the records of LLVM bitcode, and binaries whose format only their driver knows",
         reveals="source text of your kernels, paths of included headers",
         portability=BinaryPortability(),
         lookups=BinaryLookups(),
         # Whatever platform PyOpenCL builds for.
-        tagging=parts.Tagging(),
+        tagging=core.Tagging(),
     )
-    store: Any = lazy.later("cachectl.layers.pyopencl.programs", "ProgramFolders")
+    store: Any = core.later("cachectl.layers.pyopencl.programs", "ProgramFolders")
 
-    def roots(self) -> tuple[facts.Root, ...]:
+    def roots(self) -> tuple[core.Root, ...]:
         """Return the folder above the per-Python caches; a context's own ``cache_dir`` cannot be known."""
         return pytools.user_cache_roots(self.environment, "pyopencl")
 
-    def state(self) -> State:
+    def state(self) -> core.State:
         """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""
         for finding in pytools.diagnosed(self, "pyopencl", _VARIABLES):
-            return State(Condition.DISABLED, finding.message)
+            return core.State(core.Condition.DISABLED, finding.message)
         if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
-            return State(Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
+            return core.State(core.Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
         found = drivers.find_drivers(self.environment)
         makers = tuple(dict.fromkeys(driver.maker for driver in found))
         others = bypassed_on(self.environment)
         bypassed, used = ([maker for maker in makers if (maker in others) is left] for left in (True, False))
         if not makers:
-            return State(Condition.UNKNOWN, "no OpenCL driver is registered here")
+            return core.State(core.Condition.UNKNOWN, "no OpenCL driver is registered here")
         if not used:
-            return State(Condition.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache")
+            return core.State(
+                core.Condition.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache"
+            )
         why = f"on for {' and '.join(used)}" + (f", but not {' and '.join(bypassed)}" if bypassed else "")
         files = dict.fromkeys(driver.file for driver in found if driver.maker in used)
-        return State(Condition.ENABLED, why, tuple(files))
+        return core.State(core.Condition.ENABLED, why, tuple(files))
 
-    def disable(self) -> facts.Switch:
+    def disable(self) -> core.Switch:
         """Return the switch that PyOpenCL reads at every build."""
         return _no_cache_switch(self.name, on=False)
 
-    def enable(self) -> facts.Switch:
+    def enable(self) -> core.Switch:
         """Return the same switch."""
         return _no_cache_switch(self.name, on=True)
 
-    def relocate(self, folder: Path) -> facts.Switch:
+    def relocate(self, folder: Path) -> core.Switch:
         """Return the user cache folder, which PyOpenCL resolves at every build."""
         return pytools.relocate_user_cache(self, folder)
 
-    def diagnose(self) -> Iterator[facts.Finding]:
+    def diagnose(self) -> Iterator[core.Finding]:
         """Yield problems with the variables, and locks that have lost their holders."""
         yield from pytools.diagnosed(self, "pyopencl", _VARIABLES)
         yield from pytools.relative_cache_home(self)
-        consulted = self.state().condition in (Condition.ENABLED, Condition.UNKNOWN)
+        consulted = self.state().condition in (core.Condition.ENABLED, core.Condition.UNKNOWN)
         for root in self.roots():
             yield from self.store.stale_locks(root, consulted=consulted)
 
@@ -208,33 +207,33 @@ class PyOpenCLInvoker(pytools.PytoolsDictionaries):
     variables = _VARIABLES
     opened_by = ("pyopencl.invoker", "pyopencl.scan")
 
-    def disable(self) -> facts.Switch:
+    def disable(self) -> core.Switch:
         """Return PyOpenCL's one switch; until 2024.1 it stores invokers all the same, which patches prevent here."""
-        release = release_of(self.environment.installed("pyopencl"))
+        release = core.release_of(self.environment.installed("pyopencl"))
         stores_nothing = release is None or release >= _STORES_NOTHING_SINCE
         patches = () if stores_nothing else super().disable().patches
         return replace(_no_cache_switch(self.name, on=False), patches=patches)
 
-    def enable(self) -> facts.Switch:
+    def enable(self) -> core.Switch:
         """Return PyOpenCL's one switch."""
         return _no_cache_switch(self.name, on=True)
 
 
-def _no_cache_switch(layer: str, *, on: bool) -> facts.Switch:
+def _no_cache_switch(layer: str, *, on: bool) -> core.Switch:
     """Return the one switch that PyOpenCL has for its invokers and its binaries.
 
     ``pyopencl.invoker`` makes its dictionary only if the flag is off at import, and uses it whenever the flag is off.
     So the modules are loaded again.
     """
-    return facts.Switch(
+    return core.Switch(
         layer,
         set={} if on else dict.fromkeys(_VARIABLES, "1"),
         unset=frozenset(_VARIABLES) if on else frozenset(),
         flags={("pyopencl", "_PYOPENCL_NO_CACHE"): not on},
         memo_patches=tuple(
-            facts.Patch(f"pyopencl.{module}", owner, method, pytools.forgetting) for module, owner, method in _MEMOS
+            core.Patch(f"pyopencl.{module}", owner, method, pytools.forgetting) for module, owner, method in _MEMOS
         ),
         clear_functions=(("pyopencl.tools", "clear_first_arg_caches"),),
         reloads=(("pyopencl.invoker", "invoker_cache"), ("pyopencl.scan", "generic_scan_kernel_cache")),
-        takes_effect=facts.When.NOW,
+        takes_effect=core.When.NOW,
     )

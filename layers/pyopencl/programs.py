@@ -15,9 +15,7 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from cachectl.layers import pyopencl
-from cachectl.layers.base import environment, errors, facts, lazy, store
-from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers import core, pyopencl
 from cachectl.layers.disk import handles, locks, plain
 from cachectl.layers.formats import opencl_source
 from cachectl.layers.host import drivers, processes
@@ -25,8 +23,8 @@ from cachectl.layers.pytools import dictionaries
 from cachectl.layers.stores import files
 from cachectl.layers.stores import tree as trees
 
-_BASE = lazy.regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
-_MEMBERS = lazy.regex("source\\.cl|binary|info")
+_BASE = core.regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
+_MEMBERS = core.regex("source\\.cl|binary|info")
 #: PyOpenCL's extension module.
 _EXTENSION = ("_cl.",)
 #: The age in seconds above which a lock has no running holder: PyOpenCL holds it for milliseconds, and waits a minute.
@@ -40,51 +38,53 @@ class ProgramFolders(files.Files):
     """A folder for each program, below a folder for each Python, which PyOpenCL locks with one lock file."""
 
     # Without info PyOpenCL takes an entry for a miss; without binary alone it fails.
-    shapes = (trees.Shape((_BASE, lazy.regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",)),)
+    shapes = (trees.Shape((_BASE, core.regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",)),)
     forms = ("pyopencl-binary/2",)
     beside = frozenset()
-    unread = store.Damage(facts.Severity.FAILS, "")
+    unread = core.Damage(core.Severity.FAILS, "")
     # PyOpenCL's lock is a file.
     clearing_needs_room = True
 
-    def stale_locks(self, root: facts.Root, *, consulted: bool) -> Iterator[facts.Finding]:
+    def stale_locks(self, root: core.Root, *, consulted: bool) -> Iterator[core.Finding]:
         """Yield a finding for each lock that was held too long; ``consulted`` says whether programs wait for it."""
         outcome = "every build waits a minute for it, and fails" if consulted else "no build of this set-up asks for it"
         for key, lock, status in self._locks(root):
             age = self.environment.clock() - status.st_mtime
             if age <= STALE_LOCK:
                 continue
-            severity, fix = facts.Severity.FAILS, f"rm {shlex.quote(str(lock))}"
+            severity, fix = core.Severity.FAILS, f"rm {shlex.quote(str(lock))}"
             message = f"an abandoned lock, {age:.0f} s old; PyOpenCL holds it for milliseconds"
             if not locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
                 holder = self._holder(lock)
                 message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
-                severity, fix = facts.Severity.RISKS, f"end {holder}, then: {fix}"
-            severity = severity if consulted else facts.Severity.HARMLESS
-            yield facts.Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
+                severity, fix = core.Severity.RISKS, f"end {holder}, then: {fix}"
+            severity = severity if consulted else core.Severity.HARMLESS
+            yield core.Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
 
     def _holder(self, lock: Path) -> str:
         """Return the words for who may hold a lock: the cachectl that it names, else those who use PyOpenCL."""
         with suppress(OSError):
             match = re.fullmatch(rb"cachectl (\d+) (.*)\n", plain.read_plain(lock, limit=300))
-            if match is not None and match[2] == os.fsencode(environment.node()):
+            if match is not None and match[2] == os.fsencode(core.node()):
                 return f"process {int(match[1])}"
         users = processes.using(_EXTENSION, processes=self.environment.processes)
         return processes.process_names(users) if users != () else "a program of another machine"
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
+    def scan(
+        self, root: core.Root, selection: core.Selection = core.ALL, *, contents: bool = True
+    ) -> Iterator[core.Found]:
         """Add locks without a holder."""
         yield from super().scan(root, selection, contents=contents)
         for key, lock, status in self._locks(root):
             if locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
                 why, disk = "a lock that nobody holds any more", handles.blocks_of(status)
-                entry = facts.Entry(self.name, key, root.path, status.st_size, 1, modified=status.st_mtime, disk=disk)
-                yield facts.orphan(entry, why)
+                entry = core.Entry(self.name, key, root.path, status.st_size, 1, modified=status.st_mtime, disk=disk)
+                yield core.orphan(entry, why)
 
     @staticmethod
-    def _locks(root: facts.Root) -> Iterator[tuple[str, Path, os.stat_result]]:
+    def _locks(root: core.Root) -> Iterator[tuple[str, Path, os.stat_result]]:
         """Yield the lock files of a root, held or not, each with its key and its status."""
         for lock in sorted(root.path.glob(f"*/{_LOCK}")):
             with suppress(FileNotFoundError):
@@ -92,15 +92,15 @@ class ProgramFolders(files.Files):
                     yield str(lock.relative_to(root.path)), lock, lock.lstat()
 
     def described(
-        self, tree: trees.Tree, leaf: trees.Leaf, selection: Selection, *, contents: bool
-    ) -> Iterator[facts.Found]:
+        self, tree: trees.Tree, leaf: trees.Leaf, selection: core.Selection, *, contents: bool
+    ) -> Iterator[core.Found]:
         """Yield a program, with a problem for each missing or empty half."""
         del selection
         key, path = leaf.entry.key, tree.root / leaf.entry.key
         for half in ("info", "binary"):
             status = leaf.members.get(half)
             if status is None or not status.st_size:
-                yield facts.Problem(path, "half", f"{half} is {'missing' if status is None else 'empty'}")
+                yield core.Problem(path, "half", f"{half} is {'missing' if status is None else 'empty'}")
         # The key has only the version of Python.
         python, source = _python_of(key), None
         stale = dictionaries.staleness(self.environment, "built under", python, lambda _: None, lambda _: True)
@@ -109,19 +109,19 @@ class ProgramFolders(files.Files):
                 # PyOpenCL rebuilds an entry whose header has changed, under any Python.
                 stale = staleness_by_headers(tree.read_file(key, "info") or b"") or stale
                 source = tree.read_file(key, "source.cl")
-        except errors.LayerError as error:
-            yield store.unreadable(path, error)
+        except core.LayerError as error:
+            yield core.unreadable(path, error)
             stale = None, "unknown: the entry could not be read"
         kernels = None if source is None else opencl_source.kernel_names(source)
         is_stale, because = stale
         yield replace(leaf.entry, kernels=kernels, versions={"python": python}, stale=is_stale, stale_because=because)
 
-    def kind_of(self, root: facts.Root, path: str) -> str:
+    def kind_of(self, root: core.Root, path: str) -> str:
         """Compare with the name of the folders of each Python."""
         del root
         if trees.entry_shape(self.shapes, path) is not None:
-            return store.ENTRY
-        return store.OWN if _BASE.fullmatch(path.partition("/")[0]) else store.FOREIGN
+            return core.ENTRY
+        return core.OWN if _BASE.fullmatch(path.partition("/")[0]) else core.FOREIGN
 
     # ------------------------------------------------------------------ contents
 
@@ -134,7 +134,7 @@ class ProgramFolders(files.Files):
         """Return whether a file is info or binary, since a damaged one fails its program in every run."""
         return path != "source.cl"
 
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[store.Damage]:
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
         """Yield damage of the binary, if its kind is known, and an info that PyOpenCL has not stored."""
         from cachectl.layers.formats import device_binaries
 
@@ -148,37 +148,37 @@ class ProgramFolders(files.Files):
             if used and set(used) <= device_binaries.KNOWN_DRIVERS:
                 wrong = f"is no program of {' or '.join(used)}"
         if wrong is not None:
-            yield store.Damage(facts.Severity.FAILS, f"binary: {wrong}")
+            yield core.Damage(core.Severity.FAILS, f"binary: {wrong}")
         if not info:
-            yield store.Damage(facts.Severity.HEALS, "info is missing or empty: PyOpenCL builds the program again")
+            yield core.Damage(core.Severity.HEALS, "info is missing or empty: PyOpenCL builds the program again")
         elif (complaint := opencl_source.info_complaint(info)) is not None:
-            yield store.Damage(facts.Severity.FAILS, complaint)
+            yield core.Damage(core.Severity.FAILS, complaint)
 
     # ------------------------------------------------------------------ locks
 
-    def guarded(self, root: facts.Root, keys: Iterable[str]) -> Iterator[tuple[str, trees.Guard, list[str]]]:
+    def guarded(self, root: core.Root, keys: Iterable[str]) -> Iterator[tuple[str, trees.Guard, list[str]]]:
         """Yield the programs of each Python, and its lock."""
         for base, own in groupby(sorted(keys), lambda key: key.partition("/")[0]):
             yield base, partial(self._locked, root, base) if _BASE.fullmatch(base) else nullcontext, list(own)
 
     # ------------------------------------------------------------------ clear
 
-    def remove(self, root: facts.Root, targets: tuple[facts.Entry, ...]) -> facts.Outcome:
+    def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
         """Remove program folders, those of one Python under its lock; never the folder of a Python."""
         held = [target for target in targets if target.key.endswith(f"/{_LOCK}")]
         programs = (target for target in targets if target not in held)
         parts = [(target.key, partial(self._remove_lock, root, target)) for target in held]
-        return store.each_part(facts.Outcome(self.name), parts).plus(self.remove_files(root, programs, tidy=None))
+        return core.each_part(core.Outcome(self.name), parts).plus(self.remove_files(root, programs, tidy=None))
 
-    def _remove_lock(self, root: facts.Root, target: facts.Entry) -> facts.Outcome:
+    def _remove_lock(self, root: core.Root, target: core.Entry) -> core.Outcome:
         lock = root.path / target.key
         if locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent), remove=True):
-            return facts.Outcome(self.name, bytes_freed=target.bytes)
+            return core.Outcome(self.name, bytes_freed=target.bytes)
         reason = trees.CHANGED if os.path.lexists(lock) else trees.GONE
-        return facts.Outcome(self.name, skipped=(facts.Note(target.key, reason),))
+        return core.Outcome(self.name, skipped=(core.Note(target.key, reason),))
 
     @contextmanager
-    def _locked(self, root: facts.Root, base: str, handle: int) -> Iterator[None]:
+    def _locked(self, root: core.Root, base: str, handle: int) -> Iterator[None]:
         """Hold PyOpenCL's lock in a folder of the open root, and first remove one without a holder."""
         folder, lock_timeout = root.path / base, self.environment.lock_timeout
         abandoned = partial(self._is_abandoned, folder)

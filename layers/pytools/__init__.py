@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from cachectl.layers.base import declarations, facts, lazy, parts
-from cachectl.layers.base.environment import Environment, is_common_cache_home, release_of, user_cache_folder
-from cachectl.layers.base.layer import Layer, faults_of, misread
+from cachectl.layers import core
 
 #: The beginnings of identifiers, and the layers of their dictionaries; others belong to ``pytools``.
 _PREFIXES = {"loopy-": "loopy", "pyopencl-": "pyopencl-invoker"}
@@ -33,11 +31,11 @@ _EXECUTORS = (
 _BOOLEAN_SINCE = {"loopy": (2025, 1), "pyopencl": (2024, 2)}
 #: Sumpy asks only whether its variables are set.
 _SETTINGS = tuple(
-    declarations.EnvSwitch(
+    core.EnvSwitch(
         variable,
         "y|yes|t|true|on|1",
         "(?!)",
-        facts.Severity.RECOMPILES,
+        core.Severity.RECOMPILES,
         "switches sumpy's dictionaries off all the same: sumpy asks only whether it is set",
         what="sumpy's dictionaries",
     )
@@ -52,20 +50,20 @@ def layer_of(identifier: str) -> str:
 
 def dictionary_store(layer: str) -> Any:  # noqa: ANN401 - loaded when it is used
     """Return the store of a layer's dictionaries."""
-    return lazy.later("cachectl.layers.pytools.dictionaries", "Dictionaries", layer)
+    return core.later("cachectl.layers.pytools.dictionaries", "Dictionaries", layer)
 
 
-class DictionaryPortability(parts.Portability):
+class DictionaryPortability(core.Portability):
     """A dictionary's name bears Python and the versions of the libraries whose code its values depend on."""
 
-    def facts(self, environment: Environment) -> parts.Facts:
+    def facts(self, environment: core.Environment) -> core.Facts:
         """Return the versions of Python and of the packages that dictionaries are named by."""
         packages = ("loopy", "islpy", "cgen", "pytools", "pyopencl", "numpy")
         return {"python": environment.python, **{name: environment.installed(name) for name in packages}}
 
     def outlook(
-        self, versions: Mapping[str, str], there: parts.Facts, environment: Environment
-    ) -> parts.Outlook | None:
+        self, versions: Mapping[str, str], there: core.Facts, environment: core.Environment
+    ) -> core.Outlook | None:
         """Judge a row by the versions in its dictionary's name, as ``ls`` decides which rows are stale."""
         from cachectl.layers.formats.pdict import UNKNOWN
 
@@ -73,13 +71,13 @@ class DictionaryPortability(parts.Portability):
         for name, version in sorted(versions.items()):
             here = environment.python if name == "python" else environment.installed(name)
             if here is None:
-                return parts.Outlook(None, f"{name} {version} is not installed beside cachectl")
+                return core.Outlook(None, f"{name} {version} is not installed beside cachectl")
             if version not in (here, UNKNOWN):
-                return parts.Outlook(False, f"stored with {name} {version}, here {here}")  # noqa: FBT003
+                return core.Outlook(False, f"stored with {name} {version}, here {here}")  # noqa: FBT003
         return None
 
 
-class DictionaryLookups(parts.Lookups):
+class DictionaryLookups(core.Lookups):
     """Dictionaries are watched by the methods of pytools; the identifier says to which layer each belongs.
 
     ``stages`` are modules of loopy whose stages are timed.
@@ -103,33 +101,31 @@ class DictionaryLookups(parts.Lookups):
         """Return the dictionary's identifier without the versions that loopy and PyOpenCL append."""
         return re.sub(r"-v\d.*", "", str(detail["dictionary"])) if detail.get("dictionary") else None
 
-    def difference(self, alike: Sequence[facts.Entry], event: Mapping[str, Any]) -> str:
+    def difference(self, alike: Sequence[core.Entry], event: Mapping[str, Any]) -> str:
         """Compare the versions in the identifiers of the dictionaries; the keys themselves are hashes."""
         from cachectl.layers.formats.pdict import packages_of
 
         here = packages_of(str(event.get("dictionary") or ""))
-        differing = [parts.named_parts(entry.versions, here) for entry in alike]
+        differing = [core.named_parts(entry.versions, here) for entry in alike]
         named = [words for words in differing if words is not None]
         if here and len(named) == len(alike):
             return f"an entry of the same kernel is there, but it {min(named, key=len)}"
         return super().difference(alike, event)
 
 
-class PytoolsDictionaries(Layer):
+class PytoolsDictionaries(core.Layer):
     """Persistent dictionaries that belong to neither loopy nor PyOpenCL."""
 
     name = "pytools"
     title = "other pytools persistent dictionaries"
-    about = parts.About(
-        on_network=facts.Hazard(
-            facts.Severity.RISKS,
+    about = core.About(
+        on_network=core.Hazard(
+            core.Severity.RISKS,
             "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
         ),
-        among_ranks=facts.Hazard(
-            facts.Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait"
-        ),
-        when_closed=facts.Hazard(
-            facts.Severity.FAILS, "no dictionary can be made or extended, and programs that try fail"
+        among_ranks=core.Hazard(core.Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait"),
+        when_closed=core.Hazard(
+            core.Severity.FAILS, "no dictionary can be made or extended, and programs that try fail"
         ),
         reveals="whatever the programs keep in their dictionaries",
         portability=DictionaryPortability(),
@@ -143,15 +139,15 @@ class PytoolsDictionaries(Layer):
     #: Variables that switch the dictionaries off when the library is imported.
     variables: ClassVar[tuple[str, ...]] = ()
 
-    def roots(self) -> tuple[facts.Root, ...]:
+    def roots(self) -> tuple[core.Root, ...]:
         """Return the pytools folder; pytools reads the environment whenever it opens a dictionary."""
         return user_cache_roots(self.environment, "pytools")
 
-    def state(self) -> facts.State:
+    def state(self) -> core.State:
         """Read the variables as the library does when it is imported; pytools has none, but sumpy has one."""
         library, root = self.library, self.roots()[0]
         for finding in diagnosed(self, library, self.variables):
-            return facts.State(facts.Condition.DISABLED, finding.message)
+            return core.State(core.Condition.DISABLED, finding.message)
         why = f"not switched off by {' or '.join(self.variables)}" if self.variables else "pytools has no switch"
         if not self.variables and self.environment.get("SUMPY_NO_CACHE") is not None:
             why = "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)"
@@ -160,31 +156,31 @@ class PytoolsDictionaries(Layer):
             root.exists and self.store.has_any(root)
         ):
             why = f"{library} is not installed here and has left no dictionary"
-            return facts.State(facts.Condition.ABSENT, why)
-        return facts.State(facts.Condition.ENABLED, why)
+            return core.State(core.Condition.ABSENT, why)
+        return core.State(core.Condition.ENABLED, why)
 
-    def diagnose(self) -> Iterator[facts.Finding]:
+    def diagnose(self) -> Iterator[core.Finding]:
         """Yield problems with the variables, those of sumpy for pytools."""
         yield from diagnosed(self, self.library, self.variables)
         if not self.variables:
             known = 1 if self.environment.installed("sumpy") is None else 2
-            yield from (finding for _, finding in faults_of(self, _SETTINGS[:known]))
+            yield from (finding for _, finding in core.faults_of(self, _SETTINGS[:known]))
         yield from relative_cache_home(self)
 
-    def enable(self) -> facts.Switch:
+    def enable(self) -> core.Switch:
         """Return sumpy's variable."""
-        return facts.Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=facts.When.NEXT_IMPORT)
+        return core.Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=core.When.NEXT_IMPORT)
 
-    def disable(self) -> facts.Switch:
+    def disable(self) -> core.Switch:
         """Return sumpy's variable, and patches that replace the switch that pytools lacks in this process."""
         patches = tuple(
-            facts.Patch("pytools.persistent_dict", owner, name, partial(_without, self.name, name))
+            core.Patch("pytools.persistent_dict", owner, name, partial(_without, self.name, name))
             for owner in ("PersistentDict", "WriteOncePersistentDict")
             for name in ("fetch", "store", "store_if_not_present")
         )
-        return facts.Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=facts.When.NOW)
+        return core.Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=core.When.NOW)
 
-    def relocate(self, folder: Path) -> facts.Switch:
+    def relocate(self, folder: Path) -> core.Switch:
         """Return the user cache folder; open dictionaries stay where they are."""
         return relocate_user_cache(self, folder, self.opened_by)
 
@@ -203,70 +199,68 @@ class LoopyDictionaries(PytoolsDictionaries):
     variables = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
     opened_by = ("loopy",)
 
-    def disable(self) -> facts.Switch:
+    def disable(self) -> core.Switch:
         """Return the variable for the next import, and the flag that loopy reads at each call in a running process."""
-        return facts.Switch(
+        return core.Switch(
             self.name,
             set={"LOOPY_NO_CACHE": "1"},
             flags={_LOOPY_FLAG: False},
             memo_patches=tuple(
-                facts.Patch(module, owner, "translation_unit_info", forgetting) for module, owner in _EXECUTORS
+                core.Patch(module, owner, "translation_unit_info", forgetting) for module, owner in _EXECUTORS
             ),
             clear_functions=(("loopy", "clear_in_mem_caches"),),
-            takes_effect=facts.When.NOW,
+            takes_effect=core.When.NOW,
         )
 
-    def enable(self) -> facts.Switch:
+    def enable(self) -> core.Switch:
         """Return the same, the other way round."""
         return replace(self.disable(), set={}, unset=frozenset(self.variables), flags={_LOOPY_FLAG: True})
 
 
-def diagnosed(layer: Layer, distribution: str, variables: tuple[str, ...]) -> Iterator[facts.Finding]:
+def diagnosed(layer: core.Layer, distribution: str, variables: tuple[str, ...]) -> Iterator[core.Finding]:
     """Yield how variables switch a layer off that are read with ``pytools.strtobool`` at import."""
     version = layer.environment.installed(distribution)
-    fine, severity = "n|no|f|false|off|0", facts.Severity.FAILS
+    fine, severity = "n|no|f|false|off|0", core.Severity.FAILS
     outcome = f"is not a boolean: import {distribution} raises ValueError"
-    if (release_of(version) or (9999,)) < _BOOLEAN_SINCE.get(distribution, ()):
-        fine, severity = "(?!)", facts.Severity.RECOMPILES
+    if (core.release_of(version) or (9999,)) < _BOOLEAN_SINCE.get(distribution, ()):
+        fine, severity = "(?!)", core.Severity.RECOMPILES
         outcome = f"switches {layer.title} off all the same: {distribution} {version} asks only whether it is set"
-    settings = (
-        declarations.EnvSwitch(variable, "y|yes|t|true|on|1", fine, severity, outcome) for variable in variables
-    )
-    yield from (finding for _, finding in faults_of(layer, settings))
+    settings = (core.EnvSwitch(variable, "y|yes|t|true|on|1", fine, severity, outcome) for variable in variables)
+    yield from (finding for _, finding in core.faults_of(layer, settings))
 
 
-def relative_cache_home(layer: Layer) -> Iterator[facts.Finding]:
+def relative_cache_home(layer: core.Layer) -> Iterator[core.Finding]:
     """Yield a finding if ``XDG_CACHE_HOME`` is not absolute: pytools and PyOpenCL ignore it, or resolve it anywhere."""
     value = layer.environment.get("XDG_CACHE_HOME")
     if layer.environment.platform == "linux" and value and not Path(value).is_absolute():
         outcome = "is not absolute: pytools and PyOpenCL ignore it, and use ~/.cache"
         if layer.environment.follows_relative_cache_home:
             outcome = "is not absolute: pytools and PyOpenCL make a cache in every folder that a program starts in"
-        yield misread(layer, "XDG_CACHE_HOME", facts.Severity.HARMLESS, outcome)
+        yield core.misread(layer, "XDG_CACHE_HOME", core.Severity.HARMLESS, outcome)
 
 
-def user_cache_roots(environment: Environment, application: str) -> tuple[facts.Root, ...]:
+def user_cache_roots(environment: core.Environment, application: str) -> tuple[core.Root, ...]:
     """Return the places of an application in the user's cache folder, that of the environment's own Python first.
 
     There are several only if releases of platformdirs disagree about the environment, and known Pythons differ in it.
     """
-    path, source = user_cache_folder(environment, application)
-    roots = {path: facts.Root(path, facts.Scope.USER, source)}
-    if not is_common_cache_home(environment):
+    path, source = core.user_cache_folder(environment, application)
+    roots = {path: core.Root(path, core.Scope.USER, source)}
+    if not core.is_common_cache_home(environment):
         from cachectl.layers.host.pythons import pythons_of
 
         for python in pythons_of(environment)[1:]:
             if python.present and python.installed("platformdirs") is not None:
-                path, source = user_cache_folder(replace(environment, installed=python.installed), application)
-                roots.setdefault(path, facts.Root(path, facts.Scope.USER, f"{source}, of {python.path}"))
+                path, source = core.user_cache_folder(replace(environment, installed=python.installed), application)
+                roots.setdefault(path, core.Root(path, core.Scope.USER, f"{source}, of {python.path}"))
     return tuple(roots.values())
 
 
-def relocate_user_cache(layer: Layer, folder: Path, opened_by: tuple[str, ...] = ()) -> facts.Switch:
+def relocate_user_cache(layer: core.Layer, folder: Path, opened_by: tuple[str, ...] = ()) -> core.Switch:
     """Return the variable that moves the user cache folder, which pytools and PyOpenCL follow."""
     variable = "WIN_PD_OVERRIDE_LOCAL_APPDATA" if layer.environment.platform == "win32" else "XDG_CACHE_HOME"
-    return facts.Switch(
-        layer.name, {variable: str(folder / "xdg")}, read_at_import=opened_by, takes_effect=facts.When.NEXT_IMPORT
+    return core.Switch(
+        layer.name, {variable: str(folder / "xdg")}, read_at_import=opened_by, takes_effect=core.When.NEXT_IMPORT
     )
 
 

@@ -12,9 +12,7 @@ from functools import partial
 from itertools import chain, starmap
 from typing import TYPE_CHECKING
 
-from cachectl.layers.base import errors, facts, store
-from cachectl.layers.base.environment import Environment, release_of
-from cachectl.layers.base.selection import Selection
+from cachectl.layers import core
 from cachectl.layers.formats import pdict, pickles
 from cachectl.layers.pytools import layer_of
 from cachectl.layers.stores import database, files, row_store, rows, tree
@@ -56,35 +54,35 @@ class Dictionaries(row_store.Rows):
         name = self.named(file)
         return name is not None and name.generation == "v5"
 
-    def has_any(self, root: facts.Root) -> bool:
+    def has_any(self, root: core.Root) -> bool:
         """Return whether there is a dictionary of any generation. Raises :class:`OSError`."""
         return any(map(self.named, os.listdir(root.path)))
 
-    def kind_of(self, root: facts.Root, path: str) -> str:
+    def kind_of(self, root: core.Root, path: str) -> str:
         """Compare the identifier; other names belong to the layer that takes all other dictionaries."""
         del root
         file, _, digest = path.partition("/")
         # The key of a row is any one word.
         is_row = self.is_database(file) and bool(digest) and "/" not in digest
         if is_row or (self.named(file) is not None and tree.entry_shape(self.shapes, path) is not None):
-            return store.ENTRY
+            return core.ENTRY
         name = pdict.parse_name(database.without_companion(file), self.environment.python)
-        return store.OWN if layer_of("" if name is None else name.identifier) == self.name else store.FOREIGN
+        return core.OWN if layer_of("" if name is None else name.identifier) == self.name else core.FOREIGN
 
     # ------------------------------------------------------------------ listing
 
-    def template(self, root: facts.Root, file: str) -> facts.Entry:
+    def template(self, root: core.Root, file: str) -> core.Entry:
         """Return what the name of a dictionary says of its rows."""
-        return self._with_name(facts.Entry(self.name, file, root.path, 0, 0))
+        return self._with_name(core.Entry(self.name, file, root.path, 0, 0))
 
     def described(
-        self, tree: tree.Tree, leaf: tree.Leaf, selection: Selection, *, contents: bool
-    ) -> Iterator[facts.Found]:
+        self, tree: tree.Tree, leaf: tree.Leaf, selection: core.Selection, *, contents: bool
+    ) -> Iterator[core.Found]:
         """Yield an entry of an older dictionary."""
         del tree, selection, contents
         yield self._with_name(leaf.entry)
 
-    def _with_name(self, entry: facts.Entry) -> facts.Entry:
+    def _with_name(self, entry: core.Entry) -> core.Entry:
         """Add what a dictionary's name says of its entries."""
         name = self.named(entry.key)
         if name is None:
@@ -96,8 +94,8 @@ class Dictionaries(row_store.Rows):
         return replace(entry, versions=versions, stale=stale, stale_because=because, detail=detail)
 
     def list_rows(
-        self, root: facts.Root, file: str, template: facts.Entry, *, part: bytes, contents: bool
-    ) -> Iterator[facts.Entry]:
+        self, root: core.Root, file: str, template: core.Entry, *, part: bytes, contents: bool
+    ) -> Iterator[core.Entry]:
         """Yield the rows of a dictionary; those without the part are not read, since pickles store text as it is."""
         opened = self.opened(root, file)
         listing = opened.rows_with("key_value", part=part) if contents else ((row, ()) for row in opened.rows())
@@ -106,22 +104,22 @@ class Dictionaries(row_store.Rows):
             key, stamp = f"{file}/{row.key[0]}", (row.rowid, row.bytes)
             yield replace(template, key=key, bytes=row.bytes, kernels=kernels, stamp=stamp)
 
-    def usage(self, root: facts.Root) -> facts.Usage:
+    def usage(self, root: core.Root) -> core.Usage:
         """Count the rows of each dictionary together, summed by sqlite."""
 
-        def summed(root: facts.Root, file: str, template: facts.Entry) -> Iterator[facts.Entry]:
+        def summed(root: core.Root, file: str, template: core.Entry) -> Iterator[core.Entry]:
             count, size = self.opened(root, file).sum()
             if count:
                 yield replace(template, bytes=size, sums=count)
 
-        return store.sum_usage(chain(self.listed(root, summed), files.Files.scan(self, root)))
+        return core.sum_usage(chain(self.listed(root, summed), files.Files.scan(self, root)))
 
-    def leaves(self, root: facts.Root) -> Iterator[tree.Leaf | facts.Problem]:
+    def leaves(self, root: core.Root) -> Iterator[tree.Leaf | core.Problem]:
         """Yield the folders of older dictionaries, this layer's orphans, and problems of either."""
         for leaf in super().leaves(root):
-            if isinstance(leaf, facts.Problem):
+            if isinstance(leaf, core.Problem):
                 path = os.path.relpath(leaf.path, root.path)
-                if path == "." or self.kind_of(root, path) != store.FOREIGN:
+                if path == "." or self.kind_of(root, path) != core.FOREIGN:
                     yield leaf
             # What an interrupted cachectl left belongs to the layer that takes all other dictionaries.
             elif self.name == layer_of("") if leaf.entry.is_orphan else self.named(leaf.entry.key) is not None:
@@ -129,10 +127,10 @@ class Dictionaries(row_store.Rows):
 
     # ------------------------------------------------------------------ contents
 
-    def artifact_of(self, root: facts.Root, key: str, values: rows.Values) -> facts.Artifact:
+    def artifact_of(self, root: core.Root, key: str, values: rows.Values) -> core.Artifact:
         """Return a row as its raw pickle."""
         del root
-        return facts.Artifact(self.name, key, self.forms[0], rows.as_bytes(values[0]), self.detail(key, {}))
+        return core.Artifact(self.name, key, self.forms[0], rows.as_bytes(values[0]), self.detail(key, {}))
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the name of the dictionary, and the version of Python in it."""
@@ -145,19 +143,19 @@ class Dictionaries(row_store.Rows):
         del path
         return False
 
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[store.Damage]:
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
         """Yield nothing."""
         del key, files
         yield from ()
 
-    def values_of(self, artifact: facts.Artifact) -> rows.Values:
+    def values_of(self, artifact: core.Artifact) -> rows.Values:
         """Return the pickle of a row, which must be whole."""
         # Whole frames show that nothing was cut off; verify looks closer.
         if not pickles.is_framed(artifact.data) and (reason := pickles.complaint(artifact.data)):
-            raise errors.Damaged(self.name, reason, artifact.key)
+            raise core.Damaged(self.name, reason, artifact.key)
         return (artifact.data,)
 
-    def check_rows(self, root: facts.Root, file: str) -> Iterator[facts.Finding]:
+    def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
         """Check a file with sqlite's own check, and every row as a pickle."""
         opened = self.opened(root, file)
         opened.require_sound()
@@ -166,14 +164,14 @@ class Dictionaries(row_store.Rows):
             if complaint := pickles.complaint(data):
                 if pickles.is_foreign(data):
                     message = "is a pickle of a protocol that this Python does not know; left alone"
-                    yield store.finding_of(self, root, facts.Problem(root.path / key, "foreign", message))
+                    yield core.finding_of(self, root, core.Problem(root.path / key, "foreign", message))
                 else:
-                    entry = facts.Entry(self.name, key, root.path, row.bytes, 0, stamp=(row.rowid, row.bytes))
+                    entry = core.Entry(self.name, key, root.path, row.bytes, 0, stamp=(row.rowid, row.bytes))
                     yield self.row_finding(entry, "pickle", complaint)
 
 
 def staleness(
-    environment: Environment,
+    environment: core.Environment,
     how: str,
     version: str,
     miss: Callable[[Python], str | None],
@@ -241,7 +239,7 @@ def _packages(name: pdict.DictionaryName) -> dict[str, str]:
 
 def _generation(pytools: str | None) -> tuple[str, bool] | None:
     """Return generation and dash of the dictionaries that a pytools version makes."""
-    release = release_of(pytools)
+    release = core.release_of(pytools)
     if release is None:
         return None
     if release >= (2026, 1):

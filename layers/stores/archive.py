@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.errors import CachectlError
+from cachectl.layers import core
 
 _HEADER = "artifact.json"
 _DATA = "data"
@@ -67,7 +66,7 @@ def unpack(data: bytes) -> dict[str, bytes]:
     return members
 
 
-def artifact_to_bytes(artifact: facts.Artifact) -> bytes:
+def artifact_to_bytes(artifact: core.Artifact) -> bytes:
     """Return an artifact as the file that ``cachectl get`` writes: a tar of ``artifact.json`` and ``data``."""
     import hashlib
     import json
@@ -89,7 +88,7 @@ def is_artifact_file(head: bytes) -> bool:
     return head.startswith(_HEADER.encode() + b"\0") and f'"schema": "{_SCHEMA}"'.encode() in head
 
 
-def artifact_from_bytes(data: bytes) -> facts.Artifact:
+def artifact_from_bytes(data: bytes) -> core.Artifact:
     """Read a file of ``cachectl get``. Raises :class:`CachectlError` for another file or a wrong checksum."""
     import hashlib
     import json
@@ -105,8 +104,8 @@ def artifact_from_bytes(data: bytes) -> facts.Artifact:
         detail = {str(name): str(value) for name, value in header["detail"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"not an artifact file of cachectl get: {error}"
-        raise CachectlError(message) from error
+        raise core.CachectlError(message) from error
     if hashlib.sha256(content).hexdigest() != digest:
         message = "the artifact file is damaged: wrong checksum"
-        raise CachectlError(message)
-    return facts.Artifact(layer, key, form, content, detail)
+        raise core.CachectlError(message)
+    return core.Artifact(layer, key, form, content, detail)

@@ -27,7 +27,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from cachectl.layers.base import facts, lazy
+from cachectl.layers import core
 from cachectl.layers.disk import atomic, handles, plain
 
 #: Suffixes of the files that sqlite keeps next to a database.
@@ -39,8 +39,8 @@ _OPEN_LOCK = 128
 _FLOCK = "hhqqi4x"
 #: Characters of a foreign name shown in messages.
 _LONGEST = 80
-_QUOTES = lazy.regex(r'[`"\[\]]')
-_TOKEN = lazy.regex(r"\w+|[^\w\s]")
+_QUOTES = core.regex(r'[`"\[\]]')
+_TOKEN = core.regex(r"\w+|[^\w\s]")
 #: Sizes of a page of the empty database, the smaller first: sqlite allows no smaller one.
 _PAGE_SIZES = (512, 1024)
 _HEADER = 100
@@ -79,7 +79,7 @@ def bytes_of(path: Path) -> int:
     return sum(status.st_size for status in _files_of(path))
 
 
-def rest_of(path: Path, template: facts.Entry, payload: int) -> facts.Entry:
+def rest_of(path: Path, template: core.Entry, payload: int) -> core.Entry:
     """Return what a database and the files next to it hold beside the payload of its rows."""
     files = _files_of(path)
     blocks = [size for size in map(handles.blocks_of, files) if size is not None]

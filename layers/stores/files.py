@@ -11,15 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from cachectl.layers.base import errors, facts, lazy, store
-from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers import core
 from cachectl.layers.formats.details import Details
 from cachectl.layers.host import processes
 from cachectl.layers.stores import archive
 from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, always, entry_shape
 
 
-class Files(store.Store):
+class Files(core.Store):
     """Entries that are files, or folders of files, under names of a pattern.
 
     ``patterns`` are regular expressions of file names in the root, or shapes: of entries, of orphans, and of files that
@@ -31,25 +30,25 @@ class Files(store.Store):
     """
 
     shapes: tuple[Shape, ...]
-    codec: store.Codec
+    codec: core.Codec
     writers: tuple[str, ...] = ()
     refusals = REFUSALS
     #: Files that a folder may have without being an entry; ``None`` if every folder is one, an empty one too.
     beside: ClassVar[frozenset[str] | None] = None
     #: The effect of an entry that is too large to be read, added to the reason.
-    unread: ClassVar[store.Damage] = store.Damage(facts.Severity.RECOMPILES, "")
+    unread: ClassVar[core.Damage] = core.Damage(core.Severity.RECOMPILES, "")
 
-    def __init__(self, *patterns: str | Shape, codec: store.Codec | None = None, writers: tuple[str, ...] = ()) -> None:
+    def __init__(self, *patterns: str | Shape, codec: core.Codec | None = None, writers: tuple[str, ...] = ()) -> None:
         if codec is None and not hasattr(self, "shapes"):
             raise TypeError("Files needs a codec")
         if codec is not None:
-            self.shapes = tuple(Shape((lazy.regex(one),)) if isinstance(one, str) else one for one in patterns)
+            self.shapes = tuple(Shape((core.regex(one),)) if isinstance(one, str) else one for one in patterns)
             self.codec = codec
             self.forms, self.writers = (codec.form,), writers
 
     # ------------------------------------------------------------------ what a subclass overrides
 
-    def shapes_of(self, root: facts.Root) -> tuple[Shape, ...]:
+    def shapes_of(self, root: core.Root) -> tuple[Shape, ...]:
         """Return the shapes in a root, which may have some of its own."""
         del root
         return self.shapes
@@ -64,7 +63,7 @@ class Files(store.Store):
         del path
         return True
 
-    def described(self, tree: Tree, leaf: Leaf, selection: Selection, *, contents: bool) -> Iterator[facts.Found]:
+    def described(self, tree: Tree, leaf: Leaf, selection: core.Selection, *, contents: bool) -> Iterator[core.Found]:
         """Yield an entry with what its content says, and its problems; nothing if the selection does not match it."""
         del selection
         if not contents:
@@ -73,14 +72,14 @@ class Files(store.Store):
         path = tree.root / leaf.entry.key
         try:
             files = tree.read_members(leaf.entry.key)
-        except errors.LayerError as error:
-            yield facts.Problem(path, "unreadable", error.message)
+        except core.LayerError as error:
+            yield core.Problem(path, "unreadable", error.message)
             yield leaf.entry
             return
         if files is not None:
             data = archive.entry_bytes(files)
             if (damage := self.check(data)) is not None:
-                yield facts.Problem(path, "damaged", damage.message)
+                yield core.Problem(path, "damaged", damage.message)
             about = self.describe(data)
             yield dataclasses.replace(
                 leaf.entry, kernels=about.kernels, device=about.device, versions=about.versions, detail=about.words
@@ -90,11 +89,11 @@ class Files(store.Store):
         """Return the details in the bytes of an entry, as the codec does."""
         return self.codec.describe(data)
 
-    def check(self, data: bytes) -> store.Damage | None:
+    def check(self, data: bytes) -> core.Damage | None:
         """Return the damage of an entry's bytes, as the codec does."""
         return self.codec.check(data)
 
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[store.Damage]:
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
         """Yield what is wrong with an entry, by its checked files."""
         del key
         if (damage := self.check(archive.entry_bytes(files))) is not None:
@@ -111,20 +110,20 @@ class Files(store.Store):
         about = self.describe(archive.entry_bytes(files))
         return {**about.words, "kernels": " ".join(about.kernels or ()), "device": about.device or "", **about.versions}
 
-    def changing(self, root: facts.Root) -> AbstractContextManager[bool]:
+    def changing(self, root: core.Root) -> AbstractContextManager[bool]:
         """Return a context to hold while entries change; it yields whether no program can make a folder meanwhile."""
         del root
         return nullcontext(enter_result=False)
 
-    def guarded(self, root: facts.Root, keys: Iterable[str]) -> Iterator[tuple[str, Guard, list[str]]]:
+    def guarded(self, root: core.Root, keys: Iterable[str]) -> Iterator[tuple[str, Guard, list[str]]]:
         """Yield groups of keys that change together: a name for failures, and what makes the context of the renames."""
         if listed := list(keys):
             yield str(root.path), nullcontext, listed
 
-    def require_replaceable(self, root: facts.Root, key: str, files: Mapping[str, bytes]) -> None:
+    def require_replaceable(self, root: core.Root, key: str, files: Mapping[str, bytes]) -> None:
         """Raise :class:`LayerError` if an entry must not be replaced by these files now."""
 
-    def check_index(self, root: facts.Root) -> Iterator[facts.Finding]:
+    def check_index(self, root: core.Root) -> Iterator[core.Finding]:
         """Yield differences between the files of the cache as a whole and the entries, all of which could be read."""
         del root
         yield from ()
@@ -136,105 +135,107 @@ class Files(store.Store):
 
     # ------------------------------------------------------------------ listing
 
-    def tree_of(self, root: facts.Root) -> Tree:
+    def tree_of(self, root: core.Root) -> Tree:
         """Return the tree of a root."""
         return Tree(self.name, root.path, *self.shapes_of(root))
 
-    def leaves(self, root: facts.Root) -> Iterator[Leaf | facts.Problem]:
+    def leaves(self, root: core.Root) -> Iterator[Leaf | core.Problem]:
         """Yield what is there, and what is in the way."""
         return self.tree_of(root).scan()
 
-    def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
+    def scan(
+        self, root: core.Root, selection: core.Selection = core.ALL, *, contents: bool = True
+    ) -> Iterator[core.Found]:
         """Yield entries with the problems of their files, leaked temporaries, and the files of the cache as a whole."""
         tree = self.tree_of(root)
         for leaf in self.leaves(root):
-            if isinstance(leaf, facts.Problem):
+            if isinstance(leaf, core.Problem):
                 yield leaf
             elif not leaf.entry.is_listed:
                 yield leaf.entry
             elif self._is_no_entry(leaf.members):
                 why = "a build that failed" if leaf.members else "an empty program folder"
-                yield facts.orphan(leaf.entry, why, idle_only=True)
+                yield core.orphan(leaf.entry, why, idle_only=True)
             else:
                 yield from self.described(tree, leaf, selection, contents=contents)
 
     def _is_no_entry(self, files: Mapping[str, object]) -> bool:
         return self.beside is not None and files.keys() <= self.beside
 
-    def kind_of(self, root: facts.Root, path: str) -> str:
+    def kind_of(self, root: core.Root, path: str) -> str:
         """Compare with the names of entries, temporaries, and files beside them."""
         if entry_shape(self.shapes, path) is not None:
-            return store.ENTRY
+            return core.ENTRY
         parts = path.split("/")
-        return store.OWN if any(shape.owns(parts) for shape in self.shapes_of(root)) else store.FOREIGN
+        return core.OWN if any(shape.owns(parts) for shape in self.shapes_of(root)) else core.FOREIGN
 
     def find_tagged(
-        self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[facts.Entry, str]]:
+        self, root: core.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[core.Entry, str]]:
         """Look for the tag in the changed entries."""
         del known
         tree = self.tree_of(root)
         for leaf in tree.scan():
-            if isinstance(leaf, facts.Problem) or not leaf.entry.is_listed or (leaf.entry.modified or 0) < since:
+            if isinstance(leaf, core.Problem) or not leaf.entry.is_listed or (leaf.entry.modified or 0) < since:
                 continue
             if (match := tag.search(self.tagged_text(tree, leaf.entry.key) or b"")) is not None:
                 yield leaf.entry, match[0].decode()
 
     # ------------------------------------------------------------------ get and put
 
-    def read(self, root: facts.Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | store.EntryError]:
+    def read(self, root: core.Root, keys: Sequence[str]) -> Mapping[str, core.Artifact | core.EntryError]:
         """Read entries one by one."""
-        return store.read_each(partial(self.read_entry, root), keys)
+        return core.read_each(partial(self.read_entry, root), keys)
 
-    def members(self, root: facts.Root, key: str) -> Mapping[str, bytes] | None:
+    def members(self, root: core.Root, key: str) -> Mapping[str, bytes] | None:
         """Return the files of an entry that are of use elsewhere, by their paths in it; ``None`` is a miss."""
         return self.tree_of(root).read_members(key, self.is_carried)
 
-    def read_entry(self, root: facts.Root, key: str) -> facts.Artifact | None:
+    def read_entry(self, root: core.Root, key: str) -> core.Artifact | None:
         """Read one entry. Raises :class:`Damaged` if it is not whole, as while a program writes it."""
         files = self.members(root, key)
         if files is None or self._is_no_entry(files):
             return None
         self.require_whole(key, files, root.path / key)
-        return facts.Artifact(self.name, key, self.forms[-1], archive.entry_bytes(files), self.detail(key, files))
+        return core.Artifact(self.name, key, self.forms[-1], archive.entry_bytes(files), self.detail(key, files))
 
     def require_whole(self, key: str, files: Mapping[str, bytes], path: Path) -> None:
         """Raise :class:`Damaged` for an entry that its library could not use."""
         for damage in self.damages(key, files):
-            raise errors.Damaged(self.name, damage.message, path)
+            raise core.Damaged(self.name, damage.message, path)
 
-    def files_of(self, artifact: facts.Artifact) -> dict[str, bytes]:
+    def files_of(self, artifact: core.Artifact) -> dict[str, bytes]:
         """Return the files of an artifact. Raises :class:`LayerError` unless they are those of a whole entry."""
         key, shape = artifact.key, entry_shape(self.shapes, artifact.key)
         if shape is None:
-            raise errors.not_a_key(self.name, key)
+            raise core.not_a_key(self.name, key)
         try:
             files = archive.unpack(artifact.data) if shape.is_packed else {"": artifact.data}
         except ValueError as error:
-            raise errors.Damaged(self.name, f"not the tar of an entry: {error}", key) from error
+            raise core.Damaged(self.name, f"not the tar of an entry: {error}", key) from error
         name = key.rpartition("/")[2]
         if (strange := shape.strange(name, files)) is not None:
-            raise errors.Damaged(self.name, f"{strange!r} is no file of an entry", key)
+            raise core.Damaged(self.name, f"{strange!r} is no file of an entry", key)
         if shape.companions is not None and name not in files:
-            raise errors.Damaged(self.name, f"lacks the file {name!r}", key)
+            raise core.Damaged(self.name, f"lacks the file {name!r}", key)
         if self._is_no_entry(files):
-            raise errors.Damaged(self.name, "the artifact holds no program", key)
+            raise core.Damaged(self.name, "the artifact holds no program", key)
         for damage in self.damages(key, files):
-            raise errors.Damaged(self.name, damage.message, key)
+            raise core.Damaged(self.name, damage.message, key)
         return files
 
     def write(
-        self, root: facts.Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
-    ) -> Mapping[str, bool | store.EntryError]:
+        self, root: core.Root, artifacts: Sequence[core.Artifact], *, replace: bool = False
+    ) -> Mapping[str, bool | core.EntryError]:
         """Check entries, then place them together."""
-        results: dict[str, bool | store.EntryError] = {}
+        results: dict[str, bool | core.EntryError] = {}
         whole: dict[str, Mapping[str, bytes]] = {}
         for artifact in artifacts:
             try:
                 files = self.files_of(artifact)
                 if replace:
                     self.require_replaceable(root, artifact.key, files)
-            except (errors.LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
+            except (core.LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
                 results[artifact.key] = error
             else:
                 whole[artifact.key] = files
@@ -242,7 +243,7 @@ class Files(store.Store):
             # Also if all of them are there: that repairs the index.
             with self.changing(root) if whole else nullcontext():
                 results.update(self.place(root, whole, replace=replace))
-        except (errors.LayerError, OSError) as error:
+        except (core.LayerError, OSError) as error:
             # What was placed is unsettled.
             for key in whole:
                 if results.get(key, True) is True:
@@ -250,10 +251,10 @@ class Files(store.Store):
         return results
 
     def place(
-        self, root: facts.Root, whole: Mapping[str, Mapping[str, bytes]], *, replace: bool
-    ) -> dict[str, bool | store.EntryError]:
+        self, root: core.Root, whole: Mapping[str, Mapping[str, bytes]], *, replace: bool
+    ) -> dict[str, bool | core.EntryError]:
         """Place whole entries, given file by file; return the result of each as :meth:`write` does."""
-        tree, results = self.tree_of(root), dict[str, bool | store.EntryError]()
+        tree, results = self.tree_of(root), dict[str, bool | core.EntryError]()
         for _, guard, keys in self.guarded(root, whole):
             group = {key: whole[key] for key in keys}
             results |= tree.write(group, guard=guard, replace=replace, wanted=self.is_carried)
@@ -261,29 +262,29 @@ class Files(store.Store):
 
     # ------------------------------------------------------------------ clear
 
-    def in_use(self, targets: Iterable[facts.Entry]) -> Iterator[tuple[facts.Entry, str | None]]:
+    def in_use(self, targets: Iterable[core.Entry]) -> Iterator[tuple[core.Entry, str | None]]:
         """Leave temporaries that a program may still be writing."""
         users = processes.using(self.writers, processes=self.environment.processes) if self.writers else ()
         reason = None if users == () else f"{processes.process_names(users)} may be writing it"
         for target in targets:
             yield target, reason if target.idle_only else None
 
-    def remove(self, root: facts.Root, targets: tuple[facts.Entry, ...]) -> facts.Outcome:
+    def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
         """Remove entries: programs that look for one miss, and programs that have one mapped keep it."""
 
-        def remove(alone: bool) -> facts.Outcome:
+        def remove(alone: bool) -> core.Outcome:
             return self.remove_files(root, targets, tidy=always if alone else None)
 
-        return store.remove_counted(self.name, self.changing(root), remove)
+        return core.remove_counted(self.name, self.changing(root), remove)
 
     def remove_files(
-        self, root: facts.Root, targets: Iterable[facts.Entry], *, tidy: Callable[[], bool] | None
-    ) -> facts.Outcome:
+        self, root: core.Root, targets: Iterable[core.Entry], *, tidy: Callable[[], bool] | None
+    ) -> core.Outcome:
         """Remove things, and if ``tidy`` returns true, empty folders above them."""
         planned = {target.key: target for target in targets}
         tree = self.tree_of(root)
-        return store.each_part(
-            facts.Outcome(self.name),
+        return core.each_part(
+            core.Outcome(self.name),
             (
                 (name, partial(tree.remove, [planned[key] for key in keys], tidy=tidy, guard=guard))
                 for name, guard, keys in self.guarded(root, planned)
@@ -292,7 +293,7 @@ class Files(store.Store):
 
     # ------------------------------------------------------------------ verify
 
-    def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
+    def verify(self, root: core.Root) -> Iterator[core.Finding]:
         """Check every entry, and the files of the cache as a whole."""
         complete, tree = True, self.tree_of(root)
         for leaf in self.leaves(root):
@@ -302,13 +303,13 @@ class Files(store.Store):
         if complete:
             yield from self.check_index(root)
 
-    def _examined(self, root: facts.Root, tree: Tree, leaf: Leaf | facts.Problem) -> Iterator[facts.Finding]:
+    def _examined(self, root: core.Root, tree: Tree, leaf: Leaf | core.Problem) -> Iterator[core.Finding]:
         """Yield the findings of an entry, or that of what could not be read or is in the way."""
-        if isinstance(leaf, facts.Problem):
+        if isinstance(leaf, core.Problem):
             path = os.path.relpath(leaf.path, root.path)
             # Files of the cache as a whole are no entries.
             if not any(shape.sums and shape.accepts(path) for shape in self.shapes_of(root)):
-                yield store.finding_of(self, root, leaf)
+                yield core.finding_of(self, root, leaf)
             return
         key = leaf.entry.key
         if not leaf.entry.is_listed or self._is_no_entry(leaf.members):
@@ -317,18 +318,18 @@ class Files(store.Store):
         try:
             files = tree.read_members(key, self.is_checked)
             damages = [] if files is None else list(self.damages(key, files))
-        except errors.Unreachable as error:
-            yield store.finding_of(self, root, store.unreadable(Path(error.path or root.path), error))
+        except core.Unreachable as error:
+            yield core.finding_of(self, root, core.unreadable(Path(error.path or root.path), error))
             return
-        except errors.LayerError as error:
-            damages = [store.Damage(self.unread.severity, error.message + self.unread.message)]
+        except core.LayerError as error:
+            damages = [core.Damage(self.unread.severity, error.message + self.unread.message)]
         for damage in damages:
             if files is not None and (why := self.foreign(files)) is not None:
-                yield store.finding_of(self, root, facts.Problem(root.path / key, "foreign", why))
+                yield core.finding_of(self, root, core.Problem(root.path / key, "foreign", why))
                 return
             yield self.damaged(leaf.entry, damage)
 
-    def damaged(self, entry: facts.Entry, damage: store.Damage, code: str = "damaged") -> facts.Finding:
+    def damaged(self, entry: core.Entry, damage: core.Damage, code: str = "damaged") -> core.Finding:
         """Return the finding of a damaged thing, which ``purge --damaged`` removes."""
         fix = f"cachectl purge --damaged {self.name}"
-        return facts.Finding(self.name, entry.root, entry.key, damage.severity, code, damage.message, fix, entry)
+        return core.Finding(self.name, entry.root, entry.key, damage.severity, code, damage.message, fix, entry)

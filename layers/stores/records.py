@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cachectl.layers.base import errors
+from cachectl.layers import core
 from cachectl.layers.disk import atomic, plain
 
 
@@ -64,14 +64,14 @@ class RecordFile:
         last = b"\n"
         with self._translated("read"), suppress(FileNotFoundError), open(plain.open_plain(self.path), "rb") as file:
             # A sparse file would be one endless line.
-            if (size := os.fstat(file.fileno()).st_size) > errors.LARGEST_RECORDS:
-                raise OSError(errno.EFBIG, errors.too_large(size, errors.LARGEST_RECORDS))
+            if (size := os.fstat(file.fileno()).st_size) > core.LARGEST_RECORDS:
+                raise OSError(errno.EFBIG, core.too_large(size, core.LARGEST_RECORDS))
             for number, last in enumerate(file, 1):
                 yield from _judge(number, last.removesuffix(b"\n"), seen)
             if not last.endswith(b"\n"):
                 yield Fault(number, "newline", "the file does not end its last line: the next record would join it")
 
-    def read_many(self, keys: Iterable[str]) -> dict[str, Record | errors.Damaged]:
+    def read_many(self, keys: Iterable[str]) -> dict[str, Record | core.Damaged]:
         """Return the records of those keys that have one.
 
         Each is the first line with its key, or the error why that is unusable: later ones are never read.
@@ -79,15 +79,15 @@ class RecordFile:
         first: dict[str, tuple[int, bytes]] = {}
         for number, line in enumerate(split_lines(self._content()), 1):
             first.setdefault(_key(line), (number, line))
-        found: dict[str, Record | errors.Damaged] = {}
+        found: dict[str, Record | core.Damaged] = {}
         for key in first.keys() & set(keys):
             number, line = first[key]
             complaint = record_complaint(line)
-            wrong = None if complaint is None else errors.Damaged(self.layer, f"line {number}: {complaint}", self.path)
+            wrong = None if complaint is None else core.Damaged(self.layer, f"line {number}: {complaint}", self.path)
             found[key] = wrong or Record(number, key, line)
         return found
 
-    def put(self, lines: Sequence[bytes], *, replace: bool = False) -> Sequence[bool | errors.LayerError]:
+    def put(self, lines: Sequence[bytes], *, replace: bool = False) -> Sequence[bool | core.LayerError]:
         """Insert the records whose keys are free, in one rewrite; with ``replace`` also in the places of others.
 
         Returns for each: ``True`` if it was inserted, ``False`` if the same record is present, else the error:
@@ -104,27 +104,27 @@ class RecordFile:
                 results = self._inserted(lines, standing, replace=replace)
                 if True in results:
                     self._rewrite(standing)
-        except errors.LayerError as error:
+        except core.LayerError as error:
             # The record may be in the file already: a retry would find it and take it for an older one.
             return [error if result is True else result for result in results]
         return results
 
     def _inserted(
         self, lines: Sequence[bytes], standing: list[bytes], *, replace: bool
-    ) -> list[bool | errors.LayerError]:
+    ) -> list[bool | core.LayerError]:
         """Insert lines into those of a file; return the result of each."""
         # Filled from the end, so that the first of equal keys wins.
         places = {_key(line): place for place, line in reversed(list(enumerate(standing)))}
-        results: list[bool | errors.LayerError] = []
+        results: list[bool | core.LayerError] = []
         for line in lines:
             if complaint := record_complaint(line):
-                results.append(errors.Damaged(self.layer, complaint, self.path))
+                results.append(core.Damaged(self.layer, complaint, self.path))
                 continue
             place = places.setdefault(_key(line), len(standing))
             if standing[place : place + 1] == [line]:
                 results.append(False)
             elif place < len(standing) and not replace:
-                results.append(errors.EntryExists(self.layer, self.path))
+                results.append(core.EntryExists(self.layer, self.path))
             else:
                 standing[place : place + 1] = [line]
                 results.append(True)
@@ -154,19 +154,19 @@ class RecordFile:
 
     def _content(self) -> bytes:
         with self._translated("read"), suppress(FileNotFoundError):
-            return plain.read_plain(self.path, most=errors.LARGEST_RECORDS)
+            return plain.read_plain(self.path, most=core.LARGEST_RECORDS)
         return b""
 
     @contextmanager
     def _translated(self, verb: str) -> Iterator[None]:
         try:
             yield
-        except errors.LayerError:
+        except core.LayerError:
             raise
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise errors.Refused(self.layer, "a link is not followed", self.path) from error
-            raise errors.Unreachable(self.layer, f"cannot {verb}: {error.strerror or error}", self.path) from error
+                raise core.Refused(self.layer, "a link is not followed", self.path) from error
+            raise core.Unreachable(self.layer, f"cannot {verb}: {error.strerror or error}", self.path) from error
 
 
 def record_complaint(line: bytes) -> str | None:

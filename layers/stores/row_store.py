@@ -13,15 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from cachectl.layers.base import errors, facts, store
-from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers import core
 from cachectl.layers.disk import plain
 from cachectl.layers.host import processes
 from cachectl.layers.stores import database, files, rows, tree
 
 T = TypeVar("T")
 #: Takes a database by its path below the root, and what its entries have in common; yields its rows.
-Lister = Callable[[facts.Root, str, facts.Entry], Iterator[facts.Found]]
+Lister = Callable[[core.Root, str, core.Entry], Iterator[core.Found]]
 
 
 class Rows(files.Files):
@@ -47,36 +46,36 @@ class Rows(files.Files):
         """Return whether a path below a root is that of a database of rows."""
 
     @abstractmethod
-    def template(self, root: facts.Root, file: str) -> facts.Entry:
+    def template(self, root: core.Root, file: str) -> core.Entry:
         """Return what the entries of a database have in common, as an entry with its path for a key."""
 
     @abstractmethod
     def list_rows(
-        self, root: facts.Root, file: str, template: facts.Entry, *, part: bytes, contents: bool
-    ) -> Iterator[facts.Found]:
+        self, root: core.Root, file: str, template: core.Entry, *, part: bytes, contents: bool
+    ) -> Iterator[core.Found]:
         """Yield the entries of a database, and its problems.
 
         With ``contents`` those whose bytes contain ``part``, which is a part of the name of every selected kernel.
         """
 
     @abstractmethod
-    def check_rows(self, root: facts.Root, file: str) -> Iterator[facts.Finding]:
+    def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
         """Check every row of a database as its library does. Raises :class:`LayerError` if it cannot be read."""
 
     @abstractmethod
-    def artifact_of(self, root: facts.Root, key: str, values: rows.Values) -> facts.Artifact:
+    def artifact_of(self, root: core.Root, key: str, values: rows.Values) -> core.Artifact:
         """Return an entry from the values of its row. Raises :class:`Damaged` if it is not whole."""
 
     @abstractmethod
-    def values_of(self, artifact: facts.Artifact) -> rows.Values:
+    def values_of(self, artifact: core.Artifact) -> rows.Values:
         """Return the values of an entry's row. Raises :class:`Damaged` if its library could not use the entry."""
 
-    def counts(self, root: facts.Root, status: os.stat_result) -> bool:
+    def counts(self, root: core.Root, status: os.stat_result) -> bool:
         """Return whether a file of a root may be the user's."""
         del root, status
         return True
 
-    def folders(self, root: facts.Root) -> Sequence[str]:
+    def folders(self, root: core.Root) -> Sequence[str]:
         """Return the names of the folders in a root that have databases too, as far as they can be listed."""
         del root
         return ()
@@ -87,12 +86,12 @@ class Rows(files.Files):
 
     # ------------------------------------------------------------------ listing
 
-    def opened(self, root: facts.Root, file: str) -> rows.RowFile:
+    def opened(self, root: core.Root, file: str) -> rows.RowFile:
         """Return a database as this environment may use it."""
         waits, trusts = self.environment.lock_timeout, self.environment.trusts_writers
         return self.row_kind(self.name, root.path / file, self.schema, waits, shared=trusts)
 
-    def databases(self, root: facts.Root) -> Iterator[str | facts.Problem]:
+    def databases(self, root: core.Root) -> Iterator[str | core.Problem]:
         """Yield the path of each database below a root, and a problem for each link and each unreadable thing."""
         for folder in ("", *self.folders(root)):
             place = root.path / folder
@@ -106,70 +105,72 @@ class Rows(files.Files):
                     if stat.S_ISREG(status.st_mode):
                         yield file
                     elif stat.S_ISLNK(status.st_mode):
-                        yield facts.Problem(place, "link", "a link under a database's name is not followed")
+                        yield core.Problem(place, "link", "a link under a database's name is not followed")
                     else:
                         message = "a folder, or something else that is no file, has a database's name"
-                        yield facts.Problem(place, "no-file", message)
+                        yield core.Problem(place, "no-file", message)
             except OSError as error:
                 if not plain.means_absent(error):
-                    yield facts.Problem(place, "unreadable", f"cannot be read: {error.strerror}")
+                    yield core.Problem(place, "unreadable", f"cannot be read: {error.strerror}")
 
-    def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
+    def scan(
+        self, root: core.Root, selection: core.Selection = core.ALL, *, contents: bool = True
+    ) -> Iterator[core.Found]:
         """Yield the rows of each database, then the rest of its files; then what lies next to the databases."""
         # Text that cannot be encoded is in no row; the selection reports that.
         part = selection.kernel_part.encode() if selection.kernel_part.isprintable() else b""
         problems = set()
         for thing in self.listed(root, partial(self.list_rows, part=part, contents=contents)):
-            if isinstance(thing, facts.Problem):
+            if isinstance(thing, core.Problem):
                 problems.add(thing.path)
             yield thing
         for thing in () if root.path in problems else super().scan(root, selection, contents=contents):
-            if isinstance(thing, facts.Entry) or thing.path not in problems:
+            if isinstance(thing, core.Entry) or thing.path not in problems:
                 yield thing
 
-    def listed(self, root: facts.Root, lister: Lister) -> Iterator[facts.Found]:
+    def listed(self, root: core.Root, lister: Lister) -> Iterator[core.Found]:
         """Yield what a lister yields of each database, and the rest of its files."""
         for file in self.databases(root):
-            if isinstance(file, facts.Problem):
+            if isinstance(file, core.Problem):
                 yield file
             else:
                 yield from self._list_file(root, file, lister)
 
-    def _list_file(self, root: facts.Root, file: str, lister: Lister) -> Iterator[facts.Found]:
+    def _list_file(self, root: core.Root, file: str, lister: Lister) -> Iterator[core.Found]:
         path, payload = root.path / file, 0
         modified = (plain.status_at(path), plain.status_at(database.companion(path, "-wal")))
         written = max((status.st_mtime for status in modified if status is not None), default=None)
-        template = facts.Entry(self.name, file, root.path, 0, 0)
+        template = core.Entry(self.name, file, root.path, 0, 0)
         try:
             template = replace(self.template(root, file), written_before=written)
             for thing in lister(root, file, template):
-                payload += thing.bytes if isinstance(thing, facts.Entry) and thing.files == 0 else 0
+                payload += thing.bytes if isinstance(thing, core.Entry) and thing.files == 0 else 0
                 yield thing
-        except (errors.LayerError, OSError) as error:
+        except (core.LayerError, OSError) as error:
             yield self.problem_of(path, error)
         with suppress(OSError):
             yield database.rest_of(path, template, payload)
 
     # ------------------------------------------------------------------ problems and damage
 
-    def problem_of(self, path: Path, error: store.EntryError) -> facts.Problem:
+    def problem_of(self, path: Path, error: core.EntryError) -> core.Problem:
         """Return the problem of a file with unlisted rows, because of a lock, an error or damage."""
-        kinds = {errors.Busy: "busy", errors.Damaged: "sqlite"}
+        kinds = {core.Busy: "busy", core.Damaged: "sqlite"}
         code = next((code for kind, code in kinds.items() if isinstance(error, kind)), "unreadable")
-        return facts.Problem(path, code, self.explain(error))
+        return core.Problem(path, code, self.explain(error))
 
-    def explain(self, error: store.EntryError) -> str:
+    def explain(self, error: core.EntryError) -> str:
         """Return the message of an error about a file; for damage, with the command that removes it."""
-        if not isinstance(error, errors.LayerError):
-            return errors.reason_of(error)
-        cure = f"; to remove it: cachectl purge --damaged {self.name}" if isinstance(error, errors.Damaged) else ""
+        if not isinstance(error, core.LayerError):
+            return core.reason_of(error)
+        cure = f"; to remove it: cachectl purge --damaged {self.name}" if isinstance(error, core.Damaged) else ""
         return error.message + cure
 
-    def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
+    def verify(self, root: core.Root) -> Iterator[core.Finding]:
         """Check every database, and find what is in the way of one; then check what lies next to the databases."""
         problems = set()
         for file in list(self.databases(root)):
-            if isinstance(file, facts.Problem):
+            if isinstance(file, core.Problem):
                 problems.add(file.path)
                 yield self.place_finding(root, file)
                 continue
@@ -182,55 +183,55 @@ class Rows(files.Files):
             if root.path / (finding.key or "") not in problems:
                 yield finding
 
-    def _verify_file(self, root: facts.Root, file: str) -> Iterator[facts.Finding]:
+    def _verify_file(self, root: core.Root, file: str) -> Iterator[core.Finding]:
         try:
             yield from self.check_rows(root, file)
-        except errors.LayerError as error:
+        except core.LayerError as error:
             yield self.file_finding(root, file, error)
 
-    def place_finding(self, root: facts.Root, problem: facts.Problem) -> facts.Finding:
+    def place_finding(self, root: core.Root, problem: core.Problem) -> core.Finding:
         """Return the finding of what is in the place of a database."""
-        return store.finding_of(self, root, problem)
+        return core.finding_of(self, root, problem)
 
-    def file_finding(self, root: facts.Root, file: str, error: errors.LayerError) -> facts.Finding:
+    def file_finding(self, root: core.Root, file: str, error: core.LayerError) -> core.Finding:
         """Return the finding of a file that could not be read; its ``thing`` is the file only if it is damaged."""
-        if isinstance(error, errors.Damaged):
+        if isinstance(error, core.Damaged):
             thing = None
             with suppress(OSError):
                 stamp = database.file_stamp(root.path / file)
-                entry = facts.Entry(self.name, file, root.path, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
-                thing = facts.orphan(entry, error.message)
+                entry = core.Entry(self.name, file, root.path, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
+                thing = core.orphan(entry, error.message)
             fix = f"end every program that has it open, then: cachectl purge --damaged {self.name}"
-            return facts.Finding(self.name, root.path, file, facts.Severity.FAILS, "sqlite", error.message, fix, thing)
+            return core.Finding(self.name, root.path, file, core.Severity.FAILS, "sqlite", error.message, fix, thing)
         code, fix = "unreadable", "nothing: try again when no program is writing"
-        if isinstance(error, errors.Refused):
+        if isinstance(error, core.Refused):
             code, fix = "foreign", "nothing: cachectl does not use it"
-        return facts.Finding(self.name, root.path, file, facts.Severity.HARMLESS, code, error.message, fix)
+        return core.Finding(self.name, root.path, file, core.Severity.HARMLESS, code, error.message, fix)
 
-    def row_finding(self, thing: facts.Entry, code: str, message: str) -> facts.Finding:
+    def row_finding(self, thing: core.Entry, code: str, message: str) -> core.Finding:
         """Return the finding of a damaged row."""
         fix = f"cachectl purge {self.name} --key {shlex.quote(thing.key)}"
-        return facts.Finding(self.name, thing.root, thing.key, facts.Severity.FAILS, code, message, fix, thing)
+        return core.Finding(self.name, thing.root, thing.key, core.Severity.FAILS, code, message, fix, thing)
 
     # ------------------------------------------------------------------ removal
 
-    def remove(self, root: facts.Root, targets: tuple[facts.Entry, ...]) -> facts.Outcome:
+    def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
         """Delete rows, then vacuum. A file goes only if it is damaged and nobody can have it open."""
-        parts: list[store.Part] = []
-        others: list[facts.Entry] = []
+        parts: list[core.Part] = []
+        others: list[core.Entry] = []
         for file, planned in self._by_file((target.key, target) for target in targets).items():
             if self.is_database(file):
                 parts.append((file, partial(self.remove_rows, root, file, planned)))
             else:
                 others += planned
-        outcome, tidy = store.each_part(facts.Outcome(self.name), parts), tree.always if self.tidies else None
+        outcome, tidy = core.each_part(core.Outcome(self.name), parts), tree.always if self.tidies else None
         return outcome.plus(self.remove_files(root, others, tidy=tidy)) if others else outcome
 
-    def remove_rows(self, root: facts.Root, file: str, targets: Sequence[facts.Entry]) -> facts.Outcome:
+    def remove_rows(self, root: core.Root, file: str, targets: Sequence[core.Entry]) -> core.Outcome:
         """Delete the planned rows of one database, or the whole file."""
         opened = self.opened(root, file)
         if not os.path.lexists(opened.path):
-            return facts.Outcome(self.name, skipped=tuple(facts.Note(target.key, tree.GONE) for target in targets))
+            return core.Outcome(self.name, skipped=tuple(core.Note(target.key, tree.GONE) for target in targets))
         before = database.bytes_of(opened.path)
         whole = next((target for target in targets if target.key == file), None)
         planned = {self._planned(target): target.key for target in targets if target.key != file}
@@ -245,64 +246,64 @@ class Rows(files.Files):
             gone = opened.delete(planned) if planned else frozenset()
             removed = len(gone)
             skipped += [(key, rows.CHANGED) for row, key in planned.items() if row not in gone]
-        except errors.LayerError as error:
+        except core.LayerError as error:
             failed.append((file, self.explain(error)))
             # Sqlite may report an error of a step that follows the deletion; the next program may finish it.
-            with suppress(errors.LayerError):
+            with suppress(core.LayerError):
                 opened.recover()
                 removed = len(planned.keys() - frozenset(opened.rows()))
         try:
             if removed:
                 skipped.append((file, opened.vacuum()))
-        except errors.LayerError as error:
+        except core.LayerError as error:
             failed.append((file, f"its rows are gone, but: {self.explain(error)}"))
         freed = 0
         try:
             # Another process may have removed rows; they count here only if this one has removed some.
             freed = max(0, before - database.bytes_of(opened.path)) if removed or whole is not None else 0
         except OSError as error:
-            failed.append((file, f"its rows are gone, but their bytes are not counted: {errors.reason_of(error)}"))
-        return facts.Outcome(self.name, removed, freed, _notes(skipped), _notes(failed))
+            failed.append((file, f"its rows are gone, but their bytes are not counted: {core.reason_of(error)}"))
+        return core.Outcome(self.name, removed, freed, _notes(skipped), _notes(failed))
 
-    def _planned(self, target: facts.Entry) -> rows.Row:
+    def _planned(self, target: core.Entry) -> rows.Row:
         rowid, size = target.stamp
         return rows.Row(rowid, self.key_of(target.key), size)
 
-    def recover(self, root: facts.Root) -> None:
+    def recover(self, root: core.Root) -> None:
         """Finish interrupted writes in each database, even if one fails."""
         for file in self.databases(root):
             if isinstance(file, str):
-                with suppress(errors.LayerError):
+                with suppress(core.LayerError):
                     self.opened(root, file).recover()
 
     # ------------------------------------------------------------------ get and put
 
-    def read(self, root: facts.Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | store.EntryError]:
+    def read(self, root: core.Root, keys: Sequence[str]) -> Mapping[str, core.Artifact | core.EntryError]:
         """Read the rows of each file at once, and what lies next to the databases one by one."""
-        results: dict[str, facts.Artifact | store.EntryError] = {}
+        results: dict[str, core.Artifact | core.EntryError] = {}
         others: list[str] = []
         for file, listed in self._by_file((key, key) for key in keys).items():
             if self.is_database(file):
-                read = store.attempt(partial(self.read_rows, root, file, listed))
-                results.update(dict.fromkeys(listed, read) if isinstance(read, store.EntryError) else read)
+                read = core.attempt(partial(self.read_rows, root, file, listed))
+                results.update(dict.fromkeys(listed, read) if isinstance(read, core.EntryError) else read)
             else:
-                others += [key for key in listed if self.kind_of(root, key) == store.ENTRY]
+                others += [key for key in listed if self.kind_of(root, key) == core.ENTRY]
         return {**results, **super().read(root, others)}
 
     def read_rows(
-        self, root: facts.Root, file: str, keys: Sequence[str]
-    ) -> Mapping[str, facts.Artifact | store.EntryError]:
+        self, root: core.Root, file: str, keys: Sequence[str]
+    ) -> Mapping[str, core.Artifact | core.EntryError]:
         """Return rows of one database, or the error of each; missing rows are left out."""
         found = self.select(root, file, [self.key_of(key) for key in keys])
         values = {key: row for key, row in zip(keys, found, strict=True) if row is not None}
-        return store.read_each(lambda key: self.artifact_of(root, key, values[key]), values)
+        return core.read_each(lambda key: self.artifact_of(root, key, values[key]), values)
 
     def write(
-        self, root: facts.Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
-    ) -> Mapping[str, bool | store.EntryError]:
+        self, root: core.Root, artifacts: Sequence[core.Artifact], *, replace: bool = False
+    ) -> Mapping[str, bool | core.EntryError]:
         """Insert the rows of each file in one transaction, and place what lies next to the databases."""
-        results: dict[str, bool | store.EntryError] = {}
-        others: list[facts.Artifact] = []
+        results: dict[str, bool | core.EntryError] = {}
+        others: list[core.Artifact] = []
         for file, group in self._by_file((artifact.key, artifact) for artifact in artifacts).items():
             is_row = self.is_database(file)
             form = self.forms[0 if is_row else -1]
@@ -310,25 +311,25 @@ class Rows(files.Files):
             for artifact in group:
                 if artifact.form != form:
                     message = f"an entry of the form {artifact.form} does not have such a key"
-                    results[artifact.key] = errors.Damaged(self.name, message, artifact.key)
+                    results[artifact.key] = core.Damaged(self.name, message, artifact.key)
             if not is_row:
                 others += fit
                 continue
-            written = store.attempt(partial(self.write_rows, root, file, fit, replace=replace))
-            if isinstance(written, store.EntryError):
+            written = core.attempt(partial(self.write_rows, root, file, fit, replace=replace))
+            if isinstance(written, core.EntryError):
                 written = {artifact.key: written for artifact in fit}
             results.update(written)
         return {**results, **super().write(root, others, replace=replace)}
 
     def write_rows(
-        self, root: facts.Root, file: str, artifacts: Sequence[facts.Artifact], *, replace: bool
-    ) -> Mapping[str, bool | store.EntryError]:
+        self, root: core.Root, file: str, artifacts: Sequence[core.Artifact], *, replace: bool
+    ) -> Mapping[str, bool | core.EntryError]:
         """Insert rows into one database in one transaction; return the result of each by its key."""
-        results: dict[str, bool | store.EntryError] = {}
+        results: dict[str, bool | core.EntryError] = {}
         whole: dict[str, rows.Values] = {}
         for artifact in artifacts:
-            values = store.attempt(partial(self.values_of, artifact))
-            if isinstance(values, store.EntryError):
+            values = core.attempt(partial(self.values_of, artifact))
+            if isinstance(values, core.EntryError):
                 results[artifact.key] = values
             else:
                 whole[artifact.key] = values
@@ -336,13 +337,13 @@ class Rows(files.Files):
         inserted = self.insert(root, file, pairs, replace=replace) if pairs else ()
         return {**results, **dict(zip(whole, inserted, strict=True))}
 
-    def select(self, root: facts.Root, file: str, keys: Sequence[tuple[str, ...]]) -> list[rows.Values | None]:
+    def select(self, root: core.Root, file: str, keys: Sequence[tuple[str, ...]]) -> list[rows.Values | None]:
         """Return the values of rows by their key columns, ``None`` for each missing row."""
         return self.opened(root, file).read_many(keys)
 
     def insert(
-        self, root: facts.Root, file: str, pairs: Sequence[tuple[tuple[str, ...], rows.Values]], *, replace: bool
-    ) -> Sequence[bool | errors.LayerError]:
+        self, root: core.Root, file: str, pairs: Sequence[tuple[tuple[str, ...], rows.Values]], *, replace: bool
+    ) -> Sequence[bool | core.LayerError]:
         """Insert rows, given by key columns and values, in one transaction; return the result of each."""
         return self.opened(root, file).insert(pairs, replace=replace)
 
@@ -354,5 +355,5 @@ class Rows(files.Files):
         return found
 
 
-def _notes(reasons: Iterable[tuple[str, str | None]]) -> tuple[facts.Note, ...]:
-    return tuple(facts.Note(key, reason) for key, reason in reasons if reason is not None)
+def _notes(reasons: Iterable[tuple[str, str | None]]) -> tuple[core.Note, ...]:
+    return tuple(core.Note(key, reason) for key, reason in reasons if reason is not None)

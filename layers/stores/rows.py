@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from cachectl.layers.base import environment, errors
+from cachectl.layers import core
 from cachectl.layers.disk import atomic, handles, plain, trust
 from cachectl.layers.stores import database
 
@@ -91,7 +91,7 @@ class RowFile:
         layer: str,
         path: Path,
         schema: Schema,
-        lock_timeout: float = environment.LOCK_TIMEOUT,
+        lock_timeout: float = core.LOCK_TIMEOUT,
         *,
         shared: bool = False,
     ) -> None:
@@ -151,7 +151,7 @@ class RowFile:
             # Sqlite fills the rest of the last page with zeros.
             if (size := self.path.stat().st_size) % page_size:
                 message = f"{size} bytes are no whole number of pages: the file was cut"
-                raise errors.Damaged(self.layer, message, self.path)
+                raise core.Damaged(self.layer, message, self.path)
             (verdict,) = connection.execute("pragma quick_check(1)").fetchone()
         if verdict != "ok":
             raise self._damaged(str(verdict))
@@ -164,7 +164,7 @@ class RowFile:
 
     def insert(
         self, rows: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
-    ) -> list[bool | errors.LayerError]:
+    ) -> list[bool | core.LayerError]:
         """Insert the rows with free keys in one transaction; make file and table if missing.
 
         Returns for each: ``True`` if it was inserted, ``False`` if the same row was present, else the error:
@@ -174,7 +174,7 @@ class RowFile:
         places = ", ".join("?" for _ in self.schema.columns)
         otherwise = "replace" if replace else "ignore"
         insertion = f"insert or {otherwise} into {self.schema.table} ({names}) values ({places})"
-        results: list[bool | errors.LayerError] = []
+        results: list[bool | core.LayerError] = []
         with self._writing(make=True) as connection:
             connection.execute("begin immediate")
             for statement in self.schema.create if _is_new(connection) else ():
@@ -183,7 +183,7 @@ class RowFile:
             for key, values in ((tuple(key), tuple(values)) for key, values in rows):
                 if not _spellable(key):
                     message = "the key holds characters that a database cannot store"
-                    results.append(errors.Damaged(self.layer, message, self.path))
+                    results.append(core.Damaged(self.layer, message, self.path))
                     continue
                 is_free = key not in present or (replace and not self.same(present[key], values))
                 is_new = is_free and connection.execute(insertion, (*key, *values)).rowcount == 1
@@ -193,7 +193,7 @@ class RowFile:
                 if is_new or self.same(standing, values):
                     results.append(is_new)
                 else:
-                    results.append(errors.EntryExists(self.layer, self.path))
+                    results.append(core.EntryExists(self.layer, self.path))
             connection.execute("commit")
         return results
 
@@ -232,8 +232,8 @@ class RowFile:
                     connection.execute("vacuum")
                 except sqlite3.OperationalError as error:
                     self._empty(connection, error, lambda rows: not rows)
-        except (errors.Busy, errors.NoRoom) as error:
-            why = "it is too busy" if isinstance(error, errors.Busy) else "there is no room"
+        except (core.Busy, core.NoRoom) as error:
+            why = "it is too busy" if isinstance(error, core.Busy) else "there is no room"
             return f"its rows are gone, but {why} to make the file smaller now"
         return None
 
@@ -289,10 +289,10 @@ class RowFile:
         ``in_use`` returns who may have it open. Sqlite's exclusive lock is held meanwhile: a program that opens the
         file now waits, and reads nothing.
         """
-        with suppress(errors.Damaged):
+        with suppress(core.Damaged):
             # An interrupted write may hold the pages that are damaged now.
             self.recover()
-        with suppress(errors.Damaged):
+        with suppress(core.Damaged):
             self.require_sound()
             return CHANGED
         with self._translated("remove"):
@@ -360,7 +360,7 @@ class RowFile:
                     yield connection
             except sqlite3.DatabaseError as error:
                 if unlocked and (database.has_log(self.path) or self._version() != before):
-                    raise errors.Busy(
+                    raise core.Busy(
                         self.layer, "was written to while it was read; try again later", self.path
                     ) from error
                 raise
@@ -399,7 +399,7 @@ class RowFile:
             connection.execute("pragma cell_size_check = on")
             foreign = database.foreign_object(connection, (*self.schema.create, *self.schema.others))
             if foreign is not None:
-                raise errors.Refused(
+                raise core.Refused(
                     self.layer, f"holds a {foreign} that its library does not make; left alone", self.path
                 )
             yield connection
@@ -414,7 +414,7 @@ class RowFile:
         reason = None if self.shared else trust.shared_because(folder, names if folder == self.path.parent else ())
         if reason is not None:
             message = f"not opened for writing: {reason}; close it to them first, or use --shared if you trust them"
-            raise errors.Unreachable(self.layer, message, self.path)
+            raise core.Unreachable(self.layer, message, self.path)
 
     def _version(self) -> tuple[int, ...] | None:
         status = plain.status_at(self.path)
@@ -426,7 +426,7 @@ class RowFile:
     def _translated(self, verb: str = "open") -> Iterator[None]:
         try:
             yield
-        except errors.LayerError:
+        except core.LayerError:
             raise
         except sqlite3.OperationalError as error:
             raise self._operational(error) from error
@@ -435,21 +435,21 @@ class RowFile:
         except OSError as error:
             message = f"cannot {verb}: {error.strerror or error}"
             if error.errno in handles.NO_ROOM:
-                raise errors.NoRoom(self.layer, message + _MAKE_ROOM, self.path) from error
-            raise errors.Unreachable(self.layer, message, self.path) from error
+                raise core.NoRoom(self.layer, message + _MAKE_ROOM, self.path) from error
+            raise core.Unreachable(self.layer, message, self.path) from error
 
-    def _operational(self, error: sqlite3.OperationalError) -> errors.LayerError:
+    def _operational(self, error: sqlite3.OperationalError) -> core.LayerError:
         text = str(error)
         if "locked" in text or "busy" in text:
             return self._locked_too_long(self.lock_timeout)
         if database.has_journal(self.path) and ("readonly" in text or "unable to open" in text):
             return self._pending()
         if self._lacks_room(error):
-            return errors.NoRoom(self.layer, f"sqlite cannot write: {text}{_MAKE_ROOM}", self.path)
+            return core.NoRoom(self.layer, f"sqlite cannot write: {text}{_MAKE_ROOM}", self.path)
         if "no such column" in text or "malformed" in text:
             return self._damaged(f"not a usable database: {text}")
         advice = "; make the file and its folder writable" if "readonly" in text else ""
-        return errors.Unreachable(self.layer, f"sqlite cannot use it: {text}{advice}", self.path)
+        return core.Unreachable(self.layer, f"sqlite cannot use it: {text}{advice}", self.path)
 
     def _lacks_room(self, error: sqlite3.Error) -> bool:
         text = str(error)
@@ -457,17 +457,17 @@ class RowFile:
         doubtful = "disk I/O error" in text or "unable to open" in text
         return "disk is full" in text or (doubtful and handles.lacks_room(self.path.parent))
 
-    def _locked_too_long(self, seconds: float) -> errors.Busy:
+    def _locked_too_long(self, seconds: float) -> core.Busy:
         message = f"locked by another process for more than {seconds:g} s; try again later, or use --wait"
-        return errors.Busy(self.layer, message, self.path)
+        return core.Busy(self.layer, message, self.path)
 
-    def _pending(self) -> errors.Unreachable:
+    def _pending(self) -> core.Unreachable:
         what = "a log is pending" if database.has_log(self.path) else "an interrupted write is pending"
         command = f"sqlite3 {shlex.quote(str(self.path))} .tables"
         message = f"{what}, which the next program that opens it finishes; so does: {command}"
-        return errors.Unreachable(self.layer, message, self.path)
+        return core.Unreachable(self.layer, message, self.path)
 
-    def _damaged(self, message: str) -> errors.Damaged | errors.Unreachable:
+    def _damaged(self, message: str) -> core.Damaged | core.Unreachable:
         """Return that the file is damaged, or that it cannot be read to its end: sqlite takes that for damage too."""
         try:
             handle = plain.open_plain(self.path)
@@ -477,8 +477,8 @@ class RowFile:
             finally:
                 plain.release(handle)
         except OSError as error:
-            return errors.Unreachable(self.layer, f"cannot be read: {error.strerror or error}", self.path)
-        return errors.Damaged(self.layer, message, self.path)
+            return core.Unreachable(self.layer, f"cannot be read: {error.strerror or error}", self.path)
+        return core.Damaged(self.layer, message, self.path)
 
 
 def _is_new(connection: sqlite3.Connection) -> bool:

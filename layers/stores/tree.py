@@ -19,17 +19,17 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from cachectl.layers.base import errors, facts, lazy
+from cachectl.layers import core
 from cachectl.layers.disk import atomic, handles, plain
 from cachectl.layers.stores import archive
 
 _WITHOUT = "this platform cannot act relative to an open folder, so nothing could be changed safely"
 #: Abilities that layers over trees lack where nothing is removed safely.
-REFUSALS: Mapping[facts.Ability, str] = (
-    {} if os.unlink in os.supports_dir_fd else dict.fromkeys((facts.Ability.PUT, facts.Ability.CLEAR), _WITHOUT)
+REFUSALS: Mapping[core.Ability, str] = (
+    {} if os.unlink in os.supports_dir_fd else dict.fromkeys((core.Ability.PUT, core.Ability.CLEAR), _WITHOUT)
 )
 #: cachectl's own staging and trash folders in a root. A killed command leaves them; clearing them is always safe.
-OWN_TEMPORARY = lazy.regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
+OWN_TEMPORARY = core.regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
 GONE = "already gone"
 CHANGED = "changed since it was planned"
 #: Why an empty folder above entries is left.
@@ -42,8 +42,8 @@ _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 
 #: Makes what is held while entries are renamed, given the open root.
 Guard = Callable[[int], AbstractContextManager[object]]
-#: What became of an entry that was to be placed: as :meth:`~cachectl.layers.base.store.Store.write` says.
-Placed = bool | errors.LayerError
+#: What became of an entry that was to be placed: as :meth:`~cachectl.layers.core.store.Store.write` says.
+Placed = bool | core.LayerError
 
 
 class Shape(NamedTuple):
@@ -58,7 +58,7 @@ class Shape(NamedTuple):
     them: it is placed last and removed first.
 
     Things with a ``because`` are orphans, such as leaked temporaries; ``idle_only`` is that of
-    :class:`~cachectl.layers.base.facts.Entry`. ``sizes`` accepts only files of so many bytes, or folders with so
+    :class:`~cachectl.layers.core.facts.Entry`. ``sizes`` accepts only files of so many bytes, or folders with so
     many names, and ``private`` only what no other user may read, as ``mkstemp`` makes it. ``sums`` is set for files
     that belong to the cache as a whole.
     """
@@ -149,7 +149,7 @@ class Leaf(NamedTuple):
     included.
     """
 
-    entry: facts.Entry
+    entry: core.Entry
     members: Mapping[str, os.stat_result]
     shape: Shape
     head: bytes = b""
@@ -173,7 +173,7 @@ class Tree:
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, *, head: int = 0) -> Iterator[Leaf | facts.Problem]:
+    def scan(self, *, head: int = 0) -> Iterator[Leaf | core.Problem]:
         """Yield what is there (of entries the first ``head`` bytes too), and a problem for what cannot be read."""
         with self._opened() as handle:
             if handle is not None:
@@ -182,9 +182,9 @@ class Tree:
     def leaves(self) -> Iterator[Leaf]:
         """Yield what is no orphan. Raises :class:`Unreachable` if something may have been overlooked."""
         for leaf in self.scan():
-            if isinstance(leaf, facts.Problem):
+            if isinstance(leaf, core.Problem):
                 if leaf.hides:
-                    raise errors.Unreachable(self.layer, leaf.message, leaf.path)
+                    raise core.Unreachable(self.layer, leaf.message, leaf.path)
             elif not leaf.entry.is_orphan:
                 yield leaf
 
@@ -196,7 +196,7 @@ class Tree:
 
     def _scan(
         self, folder: int, above: tuple[str, ...], shapes: Sequence[Shape], head: int
-    ) -> Iterator[Leaf | facts.Problem]:
+    ) -> Iterator[Leaf | core.Problem]:
         try:
             names = sorted(os.listdir(folder))
         except OSError as error:
@@ -211,7 +211,7 @@ class Tree:
             parts = (*above, name)
             try:
                 found = self._recognise(folder, parts, fitting, head, beside)
-                if isinstance(found, (Leaf, facts.Problem)):
+                if isinstance(found, (Leaf, core.Problem)):
                     yield found
                 elif found:
                     with handles.opened(name, folder) as below:
@@ -242,7 +242,7 @@ class Tree:
         fitting: Sequence[Shape] | None = None,
         head: int = 0,
         beside: Mapping[str, Sequence[str]] | None = None,
-    ) -> Leaf | facts.Problem | list[Shape] | None:
+    ) -> Leaf | core.Problem | list[Shape] | None:
         """Return the thing of a name, or why it is none; the shapes of what may lie in a folder above things."""
         name, depth = parts[-1], len(parts)
         status = handles.status_of(folder, name)
@@ -270,10 +270,10 @@ class Tree:
         beginning = plain.read_plain(name, dir_fd=folder, limit=head) if is_read else b""
         return Leaf(self._entry("/".join(parts), members, newest, shape), members, shape, beginning)
 
-    def _entry(self, key: str, members: Mapping[str, os.stat_result], newest: int, shape: Shape) -> facts.Entry:
+    def _entry(self, key: str, members: Mapping[str, os.stat_result], newest: int, shape: Shape) -> core.Entry:
         size = sum(status.st_size for status in members.values())
         blocks = [handles.blocks_of(status) for status in members.values()]
-        entry = facts.Entry(
+        entry = core.Entry(
             self.layer,
             key,
             self.root,
@@ -284,14 +284,14 @@ class Tree:
             disk=None if None in blocks else sum(filter(None, blocks)),
             sums=0 if shape.sums else None,
         )
-        return entry if shape.because is None else facts.orphan(entry, shape.because, idle_only=shape.idle_only)
+        return entry if shape.because is None else core.orphan(entry, shape.because, idle_only=shape.idle_only)
 
-    def _unread(self, parts: Sequence[str], error: OSError) -> facts.Problem:
+    def _unread(self, parts: Sequence[str], error: OSError) -> core.Problem:
         code = "unrecognised" if error.errno == errno.ELOOP else "unreadable"
         return self._problem(parts, code, f"cannot be read: {error.strerror}")
 
-    def _problem(self, parts: Sequence[str], code: str, message: str) -> facts.Problem:
-        return facts.Problem(self.root.joinpath(*parts), code, message)
+    def _problem(self, parts: Sequence[str], code: str, message: str) -> core.Problem:
+        return core.Problem(self.root.joinpath(*parts), code, message)
 
     # ------------------------------------------------------------------ reading
 
@@ -326,8 +326,8 @@ class Tree:
                     if wanted is None or wanted(paths[-1]):
                         contents[paths[-1]] = content = self._read(folder, child, key, path if shape.folders else "")
                         total += len(content)
-                    if total > errors.LARGEST_ENTRY:
-                        raise OSError(errno.EFBIG, errors.too_large(total, errors.LARGEST_ENTRY), name)
+                    if total > core.LARGEST_ENTRY:
+                        raise OSError(errno.EFBIG, core.too_large(total, core.LARGEST_ENTRY), name)
                 # If a file vanished meanwhile, the entry is being replaced: return a miss, not half an entry.
                 if own and os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns != status.st_mtime_ns:
                     return None
@@ -376,20 +376,20 @@ class Tree:
                 else:
                     with handles.below(root, above) as folder:
                         yield folder, name
-        except errors.LayerError:
+        except core.LayerError:
             raise
         except OSError as error:
             raise self._unreadable(path, error) from error
 
-    def _unreadable(self, key: str, error: OSError, path: str = "") -> errors.LayerError:
-        file = errors.printable(path)
+    def _unreadable(self, key: str, error: OSError, path: str = "") -> core.LayerError:
+        file = core.printable(path)
         if error.errno == errno.EFBIG:
-            message = f"has more than {errors.LARGEST_ENTRY:,} bytes, the limit of an entry"
-            return errors.Damaged(self.layer, f"{file}: {message}" if path else message, self.root / key)
+            message = f"has more than {core.LARGEST_ENTRY:,} bytes, the limit of an entry"
+            return core.Damaged(self.layer, f"{file}: {message}" if path else message, self.root / key)
         return self._unreachable(f"cannot read {file}".rstrip(), f"{key}/{path}" if path else key, error)
 
-    def _unreachable(self, verb: str, path: str, error: OSError) -> errors.Unreachable:
-        return errors.Unreachable(self.layer, f"{verb}: {error.strerror or error}", self.root / path)
+    def _unreachable(self, verb: str, path: str, error: OSError) -> core.Unreachable:
+        return core.Unreachable(self.layer, f"{verb}: {error.strerror or error}", self.root / path)
 
     # ------------------------------------------------------------------ placing
 
@@ -416,10 +416,10 @@ class Tree:
             message = f"placed, but not synced, or not cleaned up: {error.strerror or error}"
             for key in free:
                 if done.setdefault(key, self._failure(key, error)) is True:
-                    done[key] = errors.Unsettled(self.layer, message, self.root / key)
+                    done[key] = core.Unsettled(self.layer, message, self.root / key)
         for key, files in free.items():
             # Another process may just have placed the same.
-            if isinstance(done[key], errors.EntryExists) and standing(key, files) is False:
+            if isinstance(done[key], core.EntryExists) and standing(key, files) is False:
                 done[key] = False
         return done
 
@@ -428,16 +428,16 @@ class Tree:
     ) -> Placed | None:
         """Return ``False`` if an entry is there already, the error if it cannot be placed, ``None`` if it may be."""
         if self.shape_of(key) is None:
-            return errors.not_a_key(self.layer, key)
+            return core.not_a_key(self.layer, key)
         if not files:
-            return errors.Damaged(self.layer, "the artifact holds no file", key)
+            return core.Damaged(self.layer, "the artifact holds no file", key)
         try:
             standing = self.read_members(key, wanted)
-        except errors.LayerError as error:
+        except core.LayerError as error:
             return None if replace else error
         if standing == files:
             return False
-        return None if standing is None or replace else errors.EntryExists(self.layer, self.root / key)
+        return None if standing is None or replace else core.EntryExists(self.layer, self.root / key)
 
     def _place(
         self, entries: Mapping[str, Mapping[str, bytes]], done: dict[str, Placed], guard: Guard, *, replace: bool
@@ -481,18 +481,18 @@ class Tree:
             failed[key] = self._failure(key, error)
         return key not in failed
 
-    def _failure(self, key: str, error: OSError | ValueError) -> errors.LayerError:
-        if isinstance(error, errors.LayerError):
+    def _failure(self, key: str, error: OSError | ValueError) -> core.LayerError:
+        if isinstance(error, core.LayerError):
             return error
         if not isinstance(error, OSError):
-            return errors.Damaged(self.layer, str(error), key)
+            return core.Damaged(self.layer, str(error), key)
         if error.errno in _TAKEN:
-            return errors.EntryExists(self.layer, self.root / key)
+            return core.EntryExists(self.layer, self.root / key)
         return self._unreachable("cannot write", key, error)
 
     def _move_in(
         self, root: int, stage: int, staged: str, key: str, *, replace: bool, tries: int = _TRIES
-    ) -> errors.LayerError | None:
+    ) -> core.LayerError | None:
         """Move a staged entry into its place below the open root; return the error."""
         parts = key.split("/")
         try:
@@ -500,12 +500,12 @@ class Tree:
                 if handles.status_of(parent, parts[-1]) is not None:
                     if not isinstance(self._recognise(parent, parts), Leaf):
                         message = "something that is no entry has its name; left alone"
-                        return errors.LayerError(self.layer, message, self.root / key)
+                        return core.LayerError(self.layer, message, self.root / key)
                     if not replace:
-                        return errors.EntryExists(self.layer, self.root / key)
+                        return core.EntryExists(self.layer, self.root / key)
                 elif len(self._files_of(parent, parts)) > 1:
                     message = "files of an entry that is not there are in its place; cachectl purge removes them"
-                    return errors.LayerError(self.layer, message, self.root / key)
+                    return core.LayerError(self.layer, message, self.root / key)
                 self._exchange(stage, staged, parent, key, replace=replace)
         except OSError as error:
             # Another process may remove an empty folder on the path, or place an entry.
@@ -559,8 +559,8 @@ class Tree:
     # ------------------------------------------------------------------ removing
 
     def remove(
-        self, entries: Sequence[facts.Entry], *, tidy: Callable[[], bool] | None = None, guard: Guard = nullcontext
-    ) -> facts.Outcome:
+        self, entries: Sequence[core.Entry], *, tidy: Callable[[], bool] | None = None, guard: Guard = nullcontext
+    ) -> core.Outcome:
         """Remove planned things whose stamp has not changed.
 
         A folder is renamed into a trash folder of the same root before it is deleted, so that no reader sees half of
@@ -569,14 +569,14 @@ class Tree:
         the removed things, and planned ones. A program that is about to make an entry in such a folder would fail, so
         it may return true only while no program uses the root.
         """
-        skipped: list[facts.Note] = []
-        failed: list[facts.Note] = []
+        skipped: list[core.Note] = []
+        failed: list[core.Note] = []
         removed = 0
         freed: list[int] = []
         try:
             with self._opened() as root, ExitStack() as stack:
                 if root is None:
-                    return facts.Outcome(self.layer, skipped=tuple(facts.Note(entry.key, GONE) for entry in entries))
+                    return core.Outcome(self.layer, skipped=tuple(core.Note(entry.key, GONE) for entry in entries))
                 trash = lru_cache(partial(self._make_trash, stack, root, freed))
                 with guard(root):
                     for entry in entries:
@@ -588,19 +588,19 @@ class Tree:
                         except FileNotFoundError:
                             reason = GONE
                         except OSError as error:
-                            failed.append(facts.Note(entry.key, f"cannot be removed: {error.strerror}"))
+                            failed.append(core.Note(entry.key, f"cannot be removed: {error.strerror}"))
                             continue
                         if reason is not None:
-                            skipped.append(facts.Note(entry.key, reason))
+                            skipped.append(core.Note(entry.key, reason))
                         removed += reason is None and not entry.is_orphan
                 if tidy is not None and tidy():
                     _remove_empty(root, [entry.key for entry in entries])
-        except (errors.LayerError, OSError) as error:
+        except (core.LayerError, OSError) as error:
             # Earlier removals must still be counted.
-            if isinstance(error, errors.LayerError) and not (removed or skipped or failed):
+            if isinstance(error, core.LayerError) and not (removed or skipped or failed):
                 raise
-            failed.append(facts.Note(str(self.root), f"cannot be cleared: {errors.reason_of(error)}"))
-        return facts.Outcome(self.layer, removed, sum(freed), tuple(skipped), tuple(failed))
+            failed.append(core.Note(str(self.root), f"cannot be cleared: {core.reason_of(error)}"))
+        return core.Outcome(self.layer, removed, sum(freed), tuple(skipped), tuple(failed))
 
     def _make_trash(self, stack: ExitStack, root: int, freed: list[int]) -> int | None:
         """Make a folder for folders that are to be deleted; ``None`` on a full disk, where there is no room for it."""
@@ -614,7 +614,7 @@ class Tree:
     def _remove_from(
         self,
         parent: int,
-        entry: facts.Entry,
+        entry: core.Entry,
         trash: Callable[[], int | None],
         freed: list[int],
         tidy: Callable[[], bool] | None,

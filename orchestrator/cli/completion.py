@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from cachectl import listing, verbs
 from cachectl.cli import main
-from cachectl.layers.base import errors, selection
+from cachectl.layers import core
 
 SHELLS = ("bash", "zsh", "fish")
 #: The words that the script asks for while a line is typed, by how a placeholder is called in the help.
@@ -30,7 +30,7 @@ def run(request: verbs.Request) -> int:
     """Carry out ``cachectl completion``."""
     options = request.options
     if options.words is not None:
-        lines = sorted(set(map(errors.printable, _words(request, options.words))))
+        lines = sorted(set(map(core.printable, _words(request, options.words))))
     elif options.shell is None:
         request.misuse(f"name the shell: {', '.join(SHELLS)}")
     else:
@@ -84,5 +84,5 @@ def _words(request: verbs.Request, what: str) -> Iterator[str]:
     if what == "layers":
         yield from (layer.name for layer in request.stack)
         return
-    for entry in listing.listed(request.stack, selection.ALL, lambda _trouble: None, contents=what == "kernels"):
+    for entry in listing.listed(request.stack, core.ALL, lambda _trouble: None, contents=what == "kernels"):
         yield from (entry.key,) if what == "keys" else entry.kernels or ()

@@ -12,13 +12,10 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from cachectl import __version__, verbs
-from cachectl.layers.base import errors
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.environment import Environment
+from cachectl.layers import core
 
 #: Every verb in the order of the help, and what it does.
 VERBS: dict[str, str] = {
@@ -61,7 +58,7 @@ _RUNNING = ("run", "trace", "bench", "stage")
 _WITHOUT_VERB = ("-h", "--help", "--version")
 
 
-def main(arguments: Sequence[str] | None = None, *, environment: Environment | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, environment: core.Environment | None = None) -> int:
     """Run the command line and return the exit status.
 
     ``arguments`` are the words after ``cachectl``, by default this process's. ``environment`` says where the caches
@@ -94,7 +91,7 @@ def main(arguments: Sequence[str] | None = None, *, environment: Environment | N
         _discard_output()
 
 
-def _parsed(words: list[str], environment: Environment | None) -> tuple[verbs.Request, Any]:
+def _parsed(words: list[str], environment: core.Environment | None) -> tuple[verbs.Request, Any]:
     """Return what was typed, and the module of its verb."""
     # For other verbs argparse gives -- its usual meaning.
     at = words.index("--") if words[0] in _RUNNING and "--" in words else len(words)
@@ -147,9 +144,9 @@ def _open_streams() -> None:
 
 def _explained(error: Exception) -> tuple[int, str] | None:
     """Return status and line of an error that is no fault of this program, else ``None``."""
-    if isinstance(error, errors.CachectlError):
+    if isinstance(error, core.CachectlError):
         # A command that cannot be started has the status of a shell.
-        return 2 if isinstance(error, errors.BadRequest) else getattr(error, "status", 1), str(error)
+        return 2 if isinstance(error, core.BadRequest) else getattr(error, "status", 1), str(error)
     if isinstance(error, OSError):
         words = error.strerror or str(error)
         return 1, f"{words}: {os.fsdecode(error.filename)}" if isinstance(error.filename, (str, bytes)) else words
@@ -245,10 +242,10 @@ def _add_to(container: argparse._ActionsContainer, options: Sequence[Any]) -> No
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser, verb = build_parser(words[:1]), words[0] if words else ""
     if verb not in VERBS and not verb.startswith("-"):
-        meant = f"; did you mean {MEANT[verb]}?" if verb in MEANT else errors.did_you_mean(verb, VERBS)
+        meant = f"; did you mean {MEANT[verb]}?" if verb in MEANT else core.did_you_mean(verb, VERBS)
         parser.error(f"unknown command {verb!r}{meant}")
     if verb.startswith("-") and verb not in _WITHOUT_VERB:
-        parser.error(f"write the command first, not {verb}{errors.did_you_mean(verb, _WITHOUT_VERB)}")
+        parser.error(f"write the command first, not {verb}{core.did_you_mean(verb, _WITHOUT_VERB)}")
     # argparse would take the next word for the folder of a bare --isolated.
     bare = "--isolated" if verb == "run" else None
     words = [f"{word}={verbs.NO_FOLDER}" if word == bare else word for word in words]
@@ -260,6 +257,6 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     if unknown:
         # The verb's own parser names the verb's help.
         of_verb = getattr(options, "parser", parser)
-        likely = errors.did_you_mean(unknown[0].partition("=")[0], of_verb._option_string_actions)  # noqa: SLF001 - no other list
+        likely = core.did_you_mean(unknown[0].partition("=")[0], of_verb._option_string_actions)  # noqa: SLF001 - no other list
         of_verb.error(f"unrecognized arguments: {' '.join(unknown)}{likely}")
     return options

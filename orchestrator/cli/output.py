@@ -1,6 +1,6 @@
 """How facts are shown, as text and as JSON. Only this module prints.
 
-JSON follows from the dataclass of a fact (:mod:`cachectl.layers.base.facts`). The file of a verb declares its tables
+JSON follows from the dataclass of a fact (:mod:`cachectl.layers.core.facts`). The file of a verb declares its tables
 (:mod:`cachectl.verbs`).
 """
 
@@ -15,12 +15,10 @@ from itertools import chain
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TextIO
 
-from cachectl.layers.base.environment import process_variable
-from cachectl.layers.base.errors import printable
+from cachectl.layers import core
 from cachectl.verbs import DASH, Table, Whole
 
 if TYPE_CHECKING:
-    from cachectl.layers.base import facts
     from cachectl.verbs import Progress
 
 #: The width of a line where nothing is to be cut.
@@ -42,8 +40,6 @@ _MANY = 3
 
 def to_json(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and JSON
     """Return a fact as what :mod:`json` writes."""
-    from cachectl.layers.base.facts import declared, json_keys
-
     if fact is None or isinstance(fact, (str, int, float)):
         return fact
     if isinstance(fact, Enum):
@@ -54,9 +50,9 @@ def to_json(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and JSON
         return {key: to_json(value) for key, value in fact.items()}
     if isinstance(fact, (tuple, list)):
         return [to_json(one) for one in fact]
-    say = declared(type(fact))
+    say = core.declared(type(fact))
     document: dict[str, object] = {} if say.schema is None else {"schema": say.schema}
-    for attribute, key in json_keys(type(fact)).items():
+    for attribute, key in core.json_keys(type(fact)).items():
         value = getattr(fact, attribute)
         if attribute in say.flat:
             document.update(to_json(value))
@@ -111,7 +107,7 @@ def show_raw(lines: Iterable[str]) -> None:
 
 def _show_lines(lines: Iterable[str]) -> None:
     for line in lines:
-        _write(f"{printable(line)}\n")
+        _write(f"{core.printable(line)}\n")
 
 
 def say(parts: Iterable[object]) -> None:
@@ -120,13 +116,13 @@ def say(parts: Iterable[object]) -> None:
     for part in parts:
         if isinstance(part, Table):
             rows = _rows(part, width(sys.stdout))
-            if terminal and not process_variable("NO_COLOR") and process_variable("TERM") != "dumb":
-                _write("".join(f"\x1b[1m{printable(title)}\x1b[0m\n" for title in rows.pop(0)))
+            if terminal and not core.process_variable("NO_COLOR") and core.process_variable("TERM") != "dumb":
+                _write("".join(f"\x1b[1m{core.printable(title)}\x1b[0m\n" for title in rows.pop(0)))
             _show_lines(chain.from_iterable(rows))
         elif isinstance(part, Whole) or not terminal:
             _show_lines([str(part)])
         else:
-            _show_lines(_wrapped(printable(str(part))))
+            _show_lines(_wrapped(core.printable(str(part))))
 
 
 def _wrapped(line: str) -> list[str]:
@@ -150,7 +146,7 @@ def say_on_stderr(parts: Iterable[object]) -> None:
                 os.write(2, part)
                 continue
             for line in plain_table(part, width(sys.stderr)) if isinstance(part, Table) else [str(part)]:
-                print(printable(line), file=sys.stderr)
+                print(core.printable(line), file=sys.stderr)
 
 
 def warn(line: str, speaker: str = "cachectl") -> None:
@@ -158,7 +154,7 @@ def warn(line: str, speaker: str = "cachectl") -> None:
     say_on_stderr([f"{speaker}: {line}"])
 
 
-def warn_notes(about: str, notes: Sequence[facts.Note]) -> None:
+def warn_notes(about: str, notes: Sequence[core.Note]) -> None:
     """Warn of the first notes, and of how many more there are."""
     for note in notes[:_MANY]:
         warn(f"{about} {note.key}: {note.because}")
@@ -173,7 +169,7 @@ def width(stream: TextIO) -> int:
     """Return the width of a line: that of the terminal, and without end elsewhere, so that nothing is cut."""
     if not stream.isatty():
         return _ENDLESS
-    named = process_variable("COLUMNS") or ""
+    named = core.process_variable("COLUMNS") or ""
     with suppress(OSError):
         return (int(named) if named.isdecimal() else 0) or os.get_terminal_size(stream.fileno()).columns or 80
     return 80
@@ -203,7 +199,7 @@ def show_csv(table: Table) -> None:
     writer.writerow(table.columns)
     for row in table.rows:
         cells = [None if cell == DASH else cell for cell in row]
-        writer.writerow([printable(cell) if isinstance(cell, str) else cell for cell in cells])
+        writer.writerow([core.printable(cell) if isinstance(cell, str) else cell for cell in cells])
     _write(text.getvalue())
 
 
@@ -222,7 +218,7 @@ class _Shown:
 
     def __init__(self, title: str, shown: Callable[[Any], str], cells: Iterable[Any], *, first: bool) -> None:
         self.right = shown is not str
-        self.cells = [title, *(printable(cell if isinstance(cell, str) else shown(cell)) for cell in cells)]
+        self.cells = [title, *(core.printable(cell if isinstance(cell, str) else shown(cell)) for cell in cells)]
         self.width = max(map(len, self.cells))
         self.least = self.width if self.right else min(self.width, _READABLE)
         names = set(self.cells)
@@ -279,7 +275,7 @@ def _side_by_side(columns: Sequence[_Shown], width: int, gap: int) -> list[str]:
 @contextmanager
 def progress() -> Iterator[Progress]:
     """Yield a function to call with what is done now, which has a bar for long work; it shows that on a terminal."""
-    if not sys.stderr.isatty() or process_variable("TERM") == "dumb":
+    if not sys.stderr.isatty() or core.process_variable("TERM") == "dumb":
         yield lambda *_: None
         return
     try:
@@ -293,7 +289,7 @@ def _show_progress(text: str, done: int | None = None, total: int | None = None)
     if done is not None:
         full = _BAR * done // (total or 1)
         text = f"{text} [{'#' * full}{'.' * (_BAR - full)}] {done}/{total}"
-    line = printable(text)
+    line = core.printable(text)
     _PROGRESS[:] = [line] if line else []
     with suppress(OSError):
         print(f"\r\x1b[K{shorten(line, width(sys.stderr) - 1)}", end="", file=sys.stderr, flush=True)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachectl import verbs
 from cachectl.cli import output
-from cachectl.layers.base import errors
+from cachectl.layers import core
 
 if TYPE_CHECKING:
     from pwd import struct_passwd
@@ -72,7 +72,7 @@ def run(request: verbs.Request) -> int:
     Raises :class:`CachectlError` if only root could do that.
     """
     if not hasattr(os, "geteuid") or os.geteuid():
-        raise errors.CachectlError("only root may become other users: sudo cachectl …")
+        raise core.CachectlError("only root may become other users: sudo cachectl …")
     options = vars(request.options)
     for name in ("html", "quiet"):
         if options.get(name):
@@ -83,7 +83,7 @@ def run(request: verbs.Request) -> int:
             show(f"reading the caches of {user.pw_name}")
             answers.append(_ask(user, words))
     if answers and all(answer.status == 2 and answer.error == answers[0].error for answer in answers):  # noqa: PLR2004
-        raise errors.BadRequest(str(answers[0].error))
+        raise core.BadRequest(str(answers[0].error))
     _show(request, answers)
     for answer in answers:
         for line in (answer.error, *answer.notes):
@@ -155,7 +155,7 @@ def _account(name: str) -> struct_passwd:
     try:
         return pwd.getpwnam(name)
     except KeyError as error:
-        raise errors.BadRequest(f"unknown user {name!r}; getent passwd lists accounts") from error
+        raise core.BadRequest(f"unknown user {name!r}; getent passwd lists accounts") from error
 
 
 def _ask(user: struct_passwd, words: Sequence[str]) -> _Answer:
@@ -163,7 +163,7 @@ def _ask(user: struct_passwd, words: Sequence[str]) -> _Answer:
     status, data, said, error = _run(user, words)
     document: dict[str, Any] = {}
     lines = said.decode(errors="replace").splitlines()
-    notes = [errors.printable(re.sub(r"^cachectl(?: \w+)?: ", "", line))[:1000] for line in lines if line.strip()]
+    notes = [core.printable(re.sub(r"^cachectl(?: \w+)?: ", "", line))[:1000] for line in lines if line.strip()]
     if error is None and status < 0:
         error = f"was ended by signal {-status}"
     elif error is None and not data:
@@ -184,11 +184,11 @@ def _escaped(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
     if not depth or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(value)
     if isinstance(value, str):
-        return errors.printable(value)
+        return core.printable(value)
     if isinstance(value, list):
         return [_escaped(item, depth - 1) for item in value]
     if isinstance(value, dict):
-        return {errors.printable(key): _escaped(item, depth - 1) for key, item in value.items()}
+        return {core.printable(key): _escaped(item, depth - 1) for key, item in value.items()}
     return value
 
 
@@ -210,7 +210,7 @@ def _run(user: struct_passwd, words: Sequence[str]) -> tuple[int, bytes, bytes, 
             start_new_session=True,
         )
     except OSError as error:
-        return -1, b"", b"", f"cannot start {errors.printable(sys.executable)} as that user: {error.strerror}"
+        return -1, b"", b"", f"cannot start {core.printable(sys.executable)} as that user: {error.strerror}"
     written: dict[Any, bytearray] = {child.stdout: bytearray(), child.stderr: bytearray()}
     problem, deadline = None, time.monotonic() + _SECONDS
     try:

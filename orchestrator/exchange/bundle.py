@@ -27,8 +27,7 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import urlencode, urljoin, urlsplit
 
 from cachectl.exchange import place, wire
-from cachectl.layers.base import errors
-from cachectl.layers.base.environment import Environment
+from cachectl.layers import core
 from cachectl.layers.disk import atomic
 from cachectl.layers.disk.plain import own_name
 
@@ -71,17 +70,17 @@ def unnamed_file(folder: Path) -> BinaryIO:
 
 def spool(file: BinaryIO, data: bytes, folder: Path, shown: str) -> None:
     """Add to an unnamed file. Raises :class:`TransferFailed` if that would fill a disk that others use too."""
-    lacks_room = file.tell() > errors.LARGEST_BUNDLE
+    lacks_room = file.tell() > core.LARGEST_BUNDLE
     if hasattr(os, "fstatvfs"):
         disk = os.fstatvfs(file.fileno())
-        spared = min(errors.SPARED_ROOM, disk.f_blocks * disk.f_frsize // 20) + _CHUNK
+        spared = min(core.SPARED_ROOM, disk.f_blocks * disk.f_frsize // 20) + _CHUNK
         lacks_room |= disk.f_bavail * disk.f_frsize < spared
     if lacks_room:
         raise place.TransferFailed(f"{folder} has no room for {shown}; set TMPDIR to a larger folder")
     file.write(data)
 
 
-def spooled(environment: Environment, chunks: Iterable[bytes], shown: str) -> BinaryIO:
+def spooled(environment: core.Environment, chunks: Iterable[bytes], shown: str) -> BinaryIO:
     """Return an unnamed file with a bundle that comes in pieces."""
     file = unnamed_file(environment.temporary)
     for chunk in chunks:
@@ -124,13 +123,13 @@ class BundlePlace(place.StorePlace):
     def __init__(
         self,
         path: Path | None,
-        environment: Environment,
+        environment: core.Environment,
         *,
         shown: str = "",
         writes: bool = False,
         force: bool = False,
     ) -> None:
-        self.shown = shown or ("-" if path is None else errors.printable(path))
+        self.shown = shown or ("-" if path is None else core.printable(path))
         # The name of a shell's pipe leads nowhere.
         self._path = path.resolve() if path is not None and (writes or path.is_file()) else path
         self._environment = environment
@@ -156,11 +155,11 @@ class BundlePlace(place.StorePlace):
         if self._path is None:
             verb, stream = ("printed to", sys.stdout) if self._writes else ("read from", sys.stdin)
             if stream.isatty():
-                raise errors.BadRequest(f"a bundle is binary and is not {verb} a terminal; name a FILE")
+                raise core.BadRequest(f"a bundle is binary and is not {verb} a terminal; name a FILE")
             rest = pieces(sys.stdin.buffer, rest=True)
             return None if self._writes else spooled(self._environment, rest, self.shown)
         if self._writes and self._path.exists() and not self._path.is_file():
-            raise errors.BadRequest(f"{self.shown} is no plain file; name another FILE, or - for standard output")
+            raise core.BadRequest(f"{self.shown} is no plain file; name another FILE, or - for standard output")
         try:
             # In a network file system, only a file that is open for writing can be locked for writing.
             file = open(self._path, "r+b" if self._writes and os.access(self._path, os.W_OK) else "rb")  # noqa: SIM115
@@ -299,14 +298,14 @@ class RegistryPlace(BundlePlace):
 
     explained = Exception
 
-    def __init__(self, url: str, environment: Environment) -> None:
+    def __init__(self, url: str, environment: core.Environment) -> None:
         address = _ADDRESS.fullmatch(url)
         if address is None:
-            message = f"{errors.printable(url)[:200]!r} is not of the form oci://HOST/NAME:TAG"
+            message = f"{core.printable(url)[:200]!r} is not of the form oci://HOST/NAME:TAG"
             if "@" in url.partition("://")[2].partition("/")[0]:
                 message = "an oci:// address takes no password; use docker login or podman login"
-            raise errors.BadRequest(message)
-        self.shown = errors.printable(url)
+            raise core.BadRequest(message)
+        self.shown = core.printable(url)
         host, name, tag = address["host"], address["name"], address["tag"] or "latest"
         with self.reached("reach"):
             from oras.container import Container
@@ -428,7 +427,7 @@ def _members(file: BinaryIO, shown: str) -> zipfile.ZipFile:
             inside = info.file_size == info.compress_size and 0 <= info.header_offset <= end - info.file_size
             if not (fit and plain and inside):
                 raise place.BadStore(
-                    f"{shown}: {errors.printable(info.filename)[:200]} is not a member that a bundle has"
+                    f"{shown}: {core.printable(info.filename)[:200]} is not a member that a bundle has"
                 )
             found.add(info.filename)
         if sum(info.file_size for info in members.infolist()) > end:
@@ -467,7 +466,7 @@ def _reading(shown: str) -> Iterator[None]:
     """Turn any error of a damaged zip into one line."""
     try:
         yield
-    except (errors.CachectlError, OSError, MemoryError):
+    except (core.CachectlError, OSError, MemoryError):
         raise
     except Exception as error:
-        raise place.BadStore(f"{shown} is damaged: {errors.printable(str(error)) or type(error).__name__}") from error
+        raise place.BadStore(f"{shown} is damaged: {core.printable(str(error)) or type(error).__name__}") from error

@@ -22,10 +22,7 @@ from cachectl.exchange import wire
 from cachectl.exchange.store import StoreCollection
 from cachectl.exchange.trust import Untrusted
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.environment import Environment, own_roots_folder, user_name, user_state_folder
-from cachectl.layers.base.layer import Layer, get_many, put_many
-from cachectl.layers.base.selection import Selection
+from cachectl.layers import core
 from cachectl.layers.disk import temporaries, trust
 from cachectl.switching import child
 
@@ -50,7 +47,7 @@ def missing(
     target: LayerCollection | StoreCollection,
     keys: Iterable[wire.StoreKey],
     result: transfer.Transfer,
-    selection: Selection = Selection(),  # noqa: B008 - frozen
+    selection: core.Selection = core.Selection(),  # noqa: B008 - frozen
     *,
     besides: Mapping[str, Collection[str]] | None = None,
 ) -> CopyPlan:
@@ -62,7 +59,7 @@ def missing(
     for key in keys:
         done, known = result.layer(key.layer), target.known(key)
         present = known.union((besides or {}).get(key.layer, ()))
-        found: dict[str, facts.Entry] = {}
+        found: dict[str, core.Entry] = {}
         for entry in source.entries(key, selection, done):
             found.setdefault(entry.key, entry)
         new = [found[name] for name in sorted(found.keys() - present)]
@@ -113,9 +110,9 @@ def batches(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T
 # ---------------------------------------------------------------------- layers
 
 
-def keys_of(layer: Layer) -> frozenset[str]:
+def keys_of(layer: core.Layer) -> frozenset[str]:
     """Return the keys of all entries of a layer; what cannot be listed is left out."""
-    return frozenset(entry.key for entry in listing.listed((layer,), Selection(), lambda _: None, contents=False))
+    return frozenset(entry.key for entry in listing.listed((layer,), core.Selection(), lambda _: None, contents=False))
 
 
 class LayerCollection:
@@ -126,7 +123,7 @@ class LayerCollection:
     """
 
     def __init__(
-        self, layers: Iterable[Layer], *, prefix: str = "", below: Path | None = None, describes: bool = False
+        self, layers: Iterable[core.Layer], *, prefix: str = "", below: Path | None = None, describes: bool = False
     ) -> None:
         self.layers = {layer.name: layer for layer in layers}
         self._prefix = prefix
@@ -134,12 +131,12 @@ class LayerCollection:
         self._describes = describes
         self._known: dict[str, set[str]] = {}
 
-    def entries(self, key: wire.StoreKey, selection: Selection, done: transfer.Moved) -> Iterator[facts.Entry]:
+    def entries(self, key: wire.StoreKey, selection: core.Selection, done: transfer.Moved) -> Iterator[core.Entry]:
         """Yield the selected entries of a layer, without those of other programs unless the selection names one."""
 
         def note(trouble: listing.Trouble) -> None:
             notes = done.failed if trouble.failed else done.skipped
-            notes.append(facts.Note("*" if trouble.path is None else str(trouble.path), trouble.message))
+            notes.append(core.Note("*" if trouble.path is None else str(trouble.path), trouble.message))
 
         layer = self.layers[key.layer]
         for entry in listing.listed((layer,), selection, note, contents=selection.needs_contents):
@@ -155,8 +152,8 @@ class LayerCollection:
         return self._known[key.layer]
 
     def read(
-        self, key: wire.StoreKey, entries: Sequence[facts.Entry], done: transfer.Moved
-    ) -> Iterator[tuple[facts.Entry, facts.Artifact]]:
+        self, key: wire.StoreKey, entries: Sequence[core.Entry], done: transfer.Moved
+    ) -> Iterator[tuple[core.Entry, core.Artifact]]:
         """Yield entries with their artifacts; those that cannot be read are noted."""
         layer = self.layers[key.layer]
         if entries and self._describes:
@@ -165,7 +162,7 @@ class LayerCollection:
             yield from _read(layer, batch, done)
 
     def write(
-        self, key: wire.StoreKey, contents: Iterable[tuple[facts.Entry, facts.Artifact]], done: transfer.Moved
+        self, key: wire.StoreKey, contents: Iterable[tuple[core.Entry, core.Artifact]], done: transfer.Moved
     ) -> None:
         """Place artifacts, and count the results."""
         for batch in batches(contents, lambda content: len(content[1].data)):
@@ -173,17 +170,19 @@ class LayerCollection:
             _place(self.layers[key.layer], [artifact for _, artifact in batch], done)
 
 
-def _described(layer: Layer, entries: Sequence[facts.Entry], done: transfer.Moved) -> list[facts.Entry]:
+def _described(layer: core.Layer, entries: Sequence[core.Entry], done: transfer.Moved) -> list[core.Entry]:
     """Return entries with what their bytes say: kernels, and for some layers the device and versions.
 
     What cannot be read is noted, and entries that were not listed because of that are left out.
     """
     troubles: list[listing.Trouble] = []
-    described: dict[tuple[Path, str], facts.Entry] = {}
-    for selection in [Selection(key=entry.key) for entry in entries] if len(entries) <= _FEW else [Selection()]:
+    described: dict[tuple[Path, str], core.Entry] = {}
+    for selection in (
+        [core.Selection(key=entry.key) for entry in entries] if len(entries) <= _FEW else [core.Selection()]
+    ):
         for entry in listing.listed((layer,), selection, troubles.append):
             described[entry.root, entry.key] = entry
-    failed = dict.fromkeys(facts.Note(str(trouble.path), trouble.message) for trouble in troubles if trouble.failed)
+    failed = dict.fromkeys(core.Note(str(trouble.path), trouble.message) for trouble in troubles if trouble.failed)
     done.failed += [note for note in failed if note not in done.failed]
     if not failed:
         return [described.get((entry.root, entry.key), entry) for entry in entries]
@@ -191,44 +190,44 @@ def _described(layer: Layer, entries: Sequence[facts.Entry], done: transfer.Move
 
 
 def _read(
-    layer: Layer, entries: Sequence[facts.Entry], done: transfer.Moved
-) -> Iterator[tuple[facts.Entry, facts.Artifact]]:
+    layer: core.Layer, entries: Sequence[core.Entry], done: transfer.Moved
+) -> Iterator[tuple[core.Entry, core.Artifact]]:
     keys = [entry.key for entry in entries]
     read: Mapping[str, object]
     try:
-        read = get_many(layer, keys)
-    except errors.FAILURES as error:
+        read = core.get_many(layer, keys)
+    except core.FAILURES as error:
         read = dict.fromkeys(keys, error)
     for entry in entries:
         artifact = read.get(entry.key)
         if artifact is None:
-            done.skipped.append(facts.Note(entry.key, "vanished meanwhile"))
-        elif isinstance(artifact, facts.Artifact):
+            done.skipped.append(core.Note(entry.key, "vanished meanwhile"))
+        elif isinstance(artifact, core.Artifact):
             yield entry, artifact
         elif isinstance(artifact, Exception):
-            done.failed.append(facts.Note(entry.key, errors.reason_of(artifact)))
+            done.failed.append(core.Note(entry.key, core.reason_of(artifact)))
 
 
-def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: transfer.Moved) -> None:
+def _place(layer: core.Layer, artifacts: Sequence[core.Artifact], done: transfer.Moved) -> None:
     results: Sequence[bool | Exception]
     try:
-        results = put_many(layer, artifacts)
-    except errors.FAILURES as error:
+        results = core.put_many(layer, artifacts)
+    except core.FAILURES as error:
         # The error is about the layer as a whole.
         results = [error for _ in artifacts]
     pairs = list(zip(artifacts, results, strict=True))
     held: Mapping[str, object] = {}
-    with contextlib.suppress(*errors.FAILURES):
+    with contextlib.suppress(*core.FAILURES):
         # An error may come after several entries of a batch were placed.
-        doubtful = [artifact.key for artifact, result in pairs if not isinstance(result, (bool, errors.EntryExists))]
-        held = get_many(layer, doubtful) if doubtful else {}
+        doubtful = [artifact.key for artifact, result in pairs if not isinstance(result, (bool, core.EntryExists))]
+        held = core.get_many(layer, doubtful) if doubtful else {}
     for artifact, result in pairs:
-        if isinstance(result, errors.EntryExists):
-            done.kept.append(facts.Note(artifact.key, "a different or damaged entry is here, and stays"))
+        if isinstance(result, core.EntryExists):
+            done.kept.append(core.Note(artifact.key, "a different or damaged entry is here, and stays"))
             continue
         is_here = not isinstance(result, Exception) or getattr(held.get(artifact.key), "data", None) == artifact.data
-        if isinstance(result, Exception) and (isinstance(result, errors.Unsettled) or not is_here):
-            done.failed.append(facts.Note(artifact.key, errors.reason_of(result)))
+        if isinstance(result, Exception) and (isinstance(result, core.Unsettled) or not is_here):
+            done.failed.append(core.Note(artifact.key, core.reason_of(result)))
         if is_here and result is not False:
             done.placed += 1
             done.bytes += len(artifact.data)
@@ -238,7 +237,7 @@ def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: transfer.Mov
 # ---------------------------------------------------------------------- roots and files as layers
 
 
-def root_of(environment: Environment, folder: Path) -> LayerSet | None:
+def root_of(environment: core.Environment, folder: Path) -> LayerSet | None:
     """Return the layers of an isolated root, of a folder for ``XDG_CACHE_HOME``, or of a home; ``None`` for others."""
     layers = tuple(LayerSet(environment))
     switches = [layer.disable() for layer in layers if child.can_switch(layer)]
@@ -246,7 +245,7 @@ def root_of(environment: Environment, folder: Path) -> LayerSet | None:
     # Variables that move a layer, or switch one off, are meant for other folders.
     variables: dict[str, str | None] = dict.fromkeys(name for switch in switches for name in switch.set)
     # What cachectl remembers stays with the user: a source is only read.
-    variables["XDG_STATE_HOME"] = str(user_state_folder(environment).parent)
+    variables["XDG_STATE_HOME"] = str(core.user_state_folder(environment).parent)
     bare = environment.with_variables(variables)
     if (folder / "xdg").is_dir():
         return LayerSet(child.environment_of(bare, folder))
@@ -267,7 +266,7 @@ def require_own(path: Path, folders: Iterable[Path] = ()) -> None:
     ``folders`` are those of the root's layers; whatever lies in them counts.
     """
     if (owner := trust.deciding_owner(path)) is not None:
-        reason: str | None = f"it belongs to {user_name(owner.st_uid)}"
+        reason: str | None = f"it belongs to {core.user_name(owner.st_uid)}"
     elif path.is_dir():
         reason = trust.shared_because(path)
     else:
@@ -276,13 +275,11 @@ def require_own(path: Path, folders: Iterable[Path] = ()) -> None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             reason = reason or trust.shared_within(folder)
     if reason is not None:
-        message = (
-            f"{errors.printable(path)}: another user can write it ({reason}); pass --trust if you trust its content"
-        )
+        message = f"{core.printable(path)}: another user can write it ({reason}); pass --trust if you trust its content"
         raise Untrusted(message)
 
 
-def place_of_file(layers: Iterable[Layer], file: Path) -> tuple[Layer, Path] | None:
+def place_of_file(layers: Iterable[core.Layer], file: Path) -> tuple[core.Layer, Path] | None:
     """Return the layer of a database file, and where the file belongs in its first root; ``None`` for other files."""
     for layer in layers:
         place_of = layer.about.place_of_file
@@ -294,7 +291,7 @@ def place_of_file(layers: Iterable[Layer], file: Path) -> tuple[Layer, Path] | N
 
 @contextlib.contextmanager
 def layers_with_file(
-    environment: Environment, layer: Layer, file: Path, place: Path
+    environment: core.Environment, layer: core.Layer, file: Path, place: Path
 ) -> Iterator[tuple[LayerSet, Path]]:
     """Yield the layers of a temporary root with a copy of a database file in its place, and that copy's path."""
     with child.isolated_root(environment) as root:
@@ -320,7 +317,7 @@ def copy_database(source: Path, target: Path) -> None:
             there.backup(here)
             here.execute("pragma journal_mode=delete")
     except sqlite3.Error as error:
-        raise errors.LayerError("sqlite", f"cannot be read: {error}", source) from error
+        raise core.LayerError("sqlite", f"cannot be read: {error}", source) from error
     os.chmod(target, 0o600)
 
 
@@ -330,16 +327,16 @@ def copy_database(source: Path, target: Path) -> None:
 # never changes.
 
 
-def own_root(environment: Environment, base: Path) -> Path:
+def own_root(environment: core.Environment, base: Path) -> Path:
     """Return the own root of a base, existing or not: a folder of the user cache folder named by the base's path.
 
     Links on the path are not resolved: if ``/site/current`` leads to a new release, the own entries stay in use.
     """
     name = hashlib.sha256(os.fsencode(base)).hexdigest()[:16]
-    return own_roots_folder(environment) / name
+    return core.own_roots_folder(environment) / name
 
 
-def make_own_root(environment: Environment, base: Path) -> Path:
+def make_own_root(environment: core.Environment, base: Path) -> Path:
     """Make the own root of a base if it is missing; return it, or the private folder in it.
 
     See :func:`~cachectl.layers.disk.temporaries.private_folder`. Raises :class:`CachectlError`, also if another
@@ -347,21 +344,21 @@ def make_own_root(environment: Environment, base: Path) -> Path:
     """
     try:
         return temporaries.private_folder(own_root(environment, base), make=True)
-    except errors.CachectlError as error:
+    except core.CachectlError as error:
         message = f"cannot make the own root: {error}; --isolated=OWN names another one, for env --root OWN"
-        raise errors.CachectlError(message) from error
+        raise core.CachectlError(message) from error
 
 
-def base_at(environment: Environment, folder: str | Path) -> Path:
+def base_at(environment: core.Environment, folder: str | Path) -> Path:
     """Return the absolute path of a base. Raises :class:`BadRequest` if there is no such folder."""
     base = Path(os.path.normpath(environment.expand(os.fspath(folder))))
     if not folder or not base.is_dir():
-        raise errors.BadRequest(f"--base {os.fspath(folder)!r} is not a directory")
+        raise core.BadRequest(f"--base {os.fspath(folder)!r} is not a directory")
     return base
 
 
 def start_from(
-    environment: Environment,
+    environment: core.Environment,
     base: Path,
     root: Path | None = None,
     *,
@@ -377,7 +374,7 @@ def start_from(
     root = make_own_root(environment, base) if root is None else root
     there, here = base.resolve(), root.resolve()
     if there == here or there in here.parents or here in there.parents:
-        raise errors.BadRequest(f"the base {base} and the own root {root} must not contain one another")
+        raise core.BadRequest(f"the base {base} and the own root {root} must not contain one another")
     here.mkdir(mode=0o700, parents=True, exist_ok=True)
     if (place := next(trust.open_to_others(base), None)) is not None:
         notice(f"base: other users can write to {place}, and programs run what is in a base")
@@ -385,7 +382,7 @@ def start_from(
     keys = []
     for name in tuple(layers) or tuple(layer.name for layer in own):
         abilities = own[name].abilities()
-        if name in source and abilities[facts.Ability.RELOCATE] is None and abilities[facts.Ability.PUT] is None:
+        if name in source and abilities[core.Ability.RELOCATE] is None and abilities[core.Ability.PUT] is None:
             keys.append(wire.StoreKey(name, {}))
     result, whole, part = transfer.Transfer(str(base)), LayerCollection(source), LayerCollection(own)
     copy(whole, part, missing(whole, part, keys, result), result)
@@ -399,14 +396,14 @@ def start_from(
     return here
 
 
-def base_keys(environment: Environment, base: Path, layers: Iterable[str] = ()) -> Mapping[str, frozenset[str]]:
+def base_keys(environment: core.Environment, base: Path, layers: Iterable[str] = ()) -> Mapping[str, frozenset[str]]:
     """Return the keys of the entries of a base, by layer: what an own root has from it, or need not have."""
     names = tuple(layers)
     source = LayerSet(child.environment_of(environment, base))
     return {layer.name: keys_of(layer) for layer in source if not names or layer.name in names}
 
 
-def say_failed(layer: str, what: str, failed: Sequence[facts.Note], notice: Callable[[str], None]) -> None:
+def say_failed(layer: str, what: str, failed: Sequence[core.Note], notice: Callable[[str], None]) -> None:
     """Give a line for each reason, not for each entry: a read-only home may refuse thousands."""
     keys: dict[str, list[str]] = {}
     for note in failed:

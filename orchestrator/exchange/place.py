@@ -24,7 +24,7 @@ from threading import Thread
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from cachectl.layers.base import errors, lazy
+from cachectl.layers import core
 from cachectl.layers.disk import atomic, handles, plain
 
 _T = TypeVar("_T")
@@ -56,11 +56,11 @@ _ATTEMPTS = 3
 #: Permissions to read a file.
 _READABLE = 0o444
 #: Names of files of a store, and of their stages.
-_WRITTEN = lazy.regex(r"[a-z0-9.-]*[0-9a-f]{16}")
+_WRITTEN = core.regex(r"[a-z0-9.-]*[0-9a-f]{16}")
 _SECRETS = (re.compile(r"(?<=//)[^/@\s]+(?=@)"), re.compile(r"(?<=\?)[^\s'\"]+"))
 
 
-class TransferFailed(errors.CachectlError):
+class TransferFailed(core.CachectlError):
     """A place could not be read or written."""
 
 
@@ -71,11 +71,11 @@ class Changed(TransferFailed):
         super().__init__(f"{shown} was written by another command meanwhile; push again")
 
 
-class Missing(errors.CachectlError, FileNotFoundError):
+class Missing(core.CachectlError, FileNotFoundError):
     """There is no store."""
 
 
-class BadStore(errors.CachectlError, ValueError):
+class BadStore(core.CachectlError, ValueError):
     """A store in which something is missing, cut or changed. Nothing in it may be used."""
 
 
@@ -130,7 +130,7 @@ class StorePlace(ABC):
         """Turn the errors of a disk, a server or a library into one line."""
         try:
             yield
-        except errors.CachectlError:
+        except core.CachectlError:
             raise
         except self.explained as error:
             raise self.failure(verb, name, error) from error
@@ -148,12 +148,12 @@ class StorePlace(ABC):
 
     def lacks(self, name: str) -> Gone:
         """Return the error for a name that the store does not have."""
-        return Gone(f"{self.shown}: {errors.printable(name)} is missing")
+        return Gone(f"{self.shown}: {core.printable(name)} is missing")
 
     def require_small(self, name: str, size: int, most: int) -> None:
         """Raise :class:`BadStore` if a name has more than ``most`` bytes."""
         if size > most:
-            raise BadStore(f"{self.shown}: {errors.printable(name)} has more than the {most:,} bytes that it may have")
+            raise BadStore(f"{self.shown}: {core.printable(name)} has more than the {most:,} bytes that it may have")
 
 
 class FolderPlace(StorePlace):
@@ -165,7 +165,7 @@ class FolderPlace(StorePlace):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.shown = errors.printable(folder)
+        self.shown = core.printable(folder)
 
     def names(self, folder: str) -> Sequence[Stored]:
         """List the plain files in a folder, as far as a store can have so many."""
@@ -216,7 +216,7 @@ class FolderPlace(StorePlace):
                 atomic.replace_file(file, chunks, folder=folder, mode=mode & _READABLE)
             except PermissionError:
                 # In a sticky folder, the same file of another user cannot be replaced.
-                with contextlib.suppress(errors.CachectlError):
+                with contextlib.suppress(core.CachectlError):
                     if self.read(name, len(data)) == data:
                         return
                 raise
@@ -246,7 +246,7 @@ class FolderPlace(StorePlace):
             finally:
                 os.close(folder)
 
-    def failure(self, verb: str, name: str, error: OSError) -> errors.CachectlError:
+    def failure(self, verb: str, name: str, error: OSError) -> core.CachectlError:
         """Return what could not be done, and what would let it be done."""
         advice = ""
         if isinstance(error, NotADirectoryError):
@@ -257,7 +257,7 @@ class FolderPlace(StorePlace):
             access = "g+rX" if verb in ("list", "read") else "g+rwX"
             advice = f"; chmod -R {access} {self.shown} lets the group of the folder do it"
         reason = error.strerror or str(error)
-        return TransferFailed(f"cannot {verb} {self.shown}/{errors.printable(name)}: {reason}{advice}")
+        return TransferFailed(f"cannot {verb} {self.shown}/{core.printable(name)}: {reason}{advice}")
 
 
 def _last(name: str) -> str:
@@ -277,16 +277,16 @@ class RemotePlace(StorePlace):
 
     def __init__(self, url: str) -> None:
         if url.lower().startswith(_WEB):
-            shown = errors.printable(without_secrets(url))
-            raise errors.BadRequest(
+            shown = core.printable(without_secrets(url))
+            raise core.BadRequest(
                 f"{shown}: a web server has no list of names; for a bundle, curl -f … | cachectl pull -"
             )
         if url.endswith("://"):
-            raise errors.BadRequest(
-                f"{errors.printable(url)} names no store; write a bucket or a server, and a folder, after it"
+            raise core.BadRequest(
+                f"{core.printable(url)} names no store; write a bucket or a server, and a folder, after it"
             )
         self._url = url.rstrip("/")
-        self.shown = errors.printable(without_secrets(self._url))
+        self.shown = core.printable(without_secrets(self._url))
         with self.reached("reach"):
             self._system, root = self._connected()
         self._root = root.rstrip("/")
@@ -404,7 +404,7 @@ class RemotePlace(StorePlace):
             advice = "set up credentials as for the service's own tools"
         elif isinstance(error, ValueError):
             advice = "schemes are s3://, gs://, ssh:// and others that fsspec knows"
-        return TransferFailed(f"cannot {verb} {errors.printable(without_secrets(url))}: {reason}; {advice}")
+        return TransferFailed(f"cannot {verb} {core.printable(without_secrets(url))}: {reason}; {advice}")
 
 
 def _moment(info: Mapping[str, Any]) -> float | None:
@@ -422,7 +422,7 @@ def lock(path: Path, file: BinaryIO) -> None:
     """Wait until no other push replaces an open file. Raises :class:`Changed` if one has."""
     handles.take_flock(file.fileno(), wait=True)
     if not handles.is_same_file(path, file.fileno()):
-        raise Changed(errors.printable(path))
+        raise Changed(core.printable(path))
 
 
 def is_url(name: str) -> bool:
@@ -453,7 +453,7 @@ def redacted(text: str, url: str) -> str:
 
 def one_line(text: str) -> str:
     """Return a text of a server or a library as a part of a line."""
-    return errors.printable(" ".join(text.split()))[:_LONGEST_REASON].rstrip(".")
+    return core.printable(" ".join(text.split()))[:_LONGEST_REASON].rstrip(".")
 
 
 class Deadline:

@@ -1,6 +1,6 @@
 """Forecast whether an entry made in one place can be hit in another.
 
-Each layer names the facts that its keys depend on (:class:`cachectl.layers.base.parts.Portability`); here the facts of
+Each layer names the facts that its keys depend on (:class:`cachectl.layers.core.parts.Portability`); here the facts of
 two places are compared. They are read from names, the system's own tables and what is installed. A fact that is unknown
 in either place is ``None``, and never equal to another.
 """
@@ -13,8 +13,7 @@ import platform
 from collections.abc import Iterable
 
 from cachectl import layer_set
-from cachectl.layers.base import facts, parts
-from cachectl.layers.base.environment import Environment
+from cachectl.layers import core
 
 _EVERYWHERE = {"platform": "another system's", "machine": "another kind of processor's"}
 
@@ -24,7 +23,7 @@ _EVERYWHERE = {"platform": "another system's", "machine": "another kind of proce
 Difference = tuple[str, str | None, str | None, str | None]
 
 
-def portability_key(portability: parts.Portability | None, environment: Environment) -> dict[str, str | None]:
+def portability_key(portability: core.Portability | None, environment: core.Environment) -> dict[str, str | None]:
     """Return the facts of an environment that decide whether entries of a layer can be hit elsewhere."""
     own = {} if portability is None else portability.facts(environment)
     return {"platform": environment.platform, "machine": platform.machine() or None, **own}
@@ -37,7 +36,7 @@ def portability_digest(stack: layer_set.LayerSet) -> str:
 
 
 def differences(
-    portability: parts.Portability | None, there: parts.Facts, environment: Environment
+    portability: core.Portability | None, there: core.Facts, environment: core.Environment
 ) -> tuple[Difference, ...]:
     """List the facts of a place that differ in an environment, or that either does not know."""
     deciding = {**_EVERYWHERE, **({} if portability is None else portability.deciding)}
@@ -56,24 +55,24 @@ def why_not(differing: Iterable[Difference]) -> str | None:
 
 
 def outlook(
-    portability: parts.Portability | None,
-    entry: facts.Entry,
-    there: parts.Facts,
-    environment: Environment,
+    portability: core.Portability | None,
+    entry: core.Entry,
+    there: core.Facts,
+    environment: core.Environment,
     differing: Iterable[Difference],
-) -> parts.Outlook:
+) -> core.Outlook:
     """Forecast whether a program here that asks for an entry would compute its key, if nothing differs that decides.
 
     ``differing`` is the result of :func:`differences` for the entry's layer.
     """
     if portability is None:
-        return parts.UNFORESEEN
+        return core.UNFORESEEN
     own = portability.outlook(entry.versions, there, environment)
     if own is not None:
         return own
     for name, value, here, _ in differing:
         informs = name in portability.informing or name in entry.versions
         if not informs and (value, here) != (None, None):
-            return parts.Outlook(None, f"{name} {value or 'unknown'}, here {here or 'unknown'}")
+            return core.Outlook(None, f"{name} {value or 'unknown'}, here {here or 'unknown'}")
     unknown = [name for name, *_ in differing if name in portability.needed and name not in entry.versions]
-    return parts.Outlook(None, f"{', '.join(unknown)} unknown") if unknown else parts.Outlook(True)  # noqa: FBT003
+    return core.Outlook(None, f"{', '.join(unknown)} unknown") if unknown else core.Outlook(True)  # noqa: FBT003

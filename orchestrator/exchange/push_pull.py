@@ -17,11 +17,7 @@ from cachectl.exchange import bundle, copying, place, portability, wire
 from cachectl.exchange import trust as trusting
 from cachectl.exchange.store import StoreCollection, place_of
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.parts import Outlook
-from cachectl.layers.base.selection import ALL, Selection, moment_text
+from cachectl.layers import core
 from cachectl.layers.disk import atomic
 from cachectl.layers.stores import database
 from cachectl.transfer import Transfer
@@ -42,14 +38,14 @@ PATIENCE = 30.0
 def push(
     stack: LayerSet,
     target: str | Path,
-    selection: Selection = ALL,
+    selection: core.Selection = core.ALL,
     *,
     layers: Iterable[str] = (),
     besides: Mapping[str, Collection[str]] | None = None,
     sign: str | None = None,
     allowed_signers: str | None = None,
     force: bool = False,
-    own: Environment | None = None,
+    own: core.Environment | None = None,
     deadline: place.Deadline | None = None,
 ) -> Transfer:
     """Add the selected entries of the named layers, or of every clearable layer, that the store at a target lacks.
@@ -83,14 +79,14 @@ def push(
                 if file is not None and of_file is not None:
                     return _push_to_file(stack, file, *of_file, selection)
                 return place.in_time(deadline, to_store)
-    raise place.Changed(errors.printable(place.without_secrets(name)))
+    raise place.Changed(core.printable(place.without_secrets(name)))
 
 
 def push_layers(
     stack: LayerSet,
     store: StoreCollection,
-    chosen: Iterable[Layer],
-    selection: Selection = ALL,
+    chosen: Iterable[core.Layer],
+    selection: core.Selection = core.ALL,
     besides: Mapping[str, Collection[str]] | None = None,
     *,
     named: bool = False,
@@ -102,19 +98,19 @@ def push_layers(
     keys = []
     for layer in in_order:
         done = result.layer(layer.name)
-        if (reason := layer.abilities()[facts.Ability.GET]) is None:
+        if (reason := layer.abilities()[core.Ability.GET]) is None:
             keys.append(
                 wire.StoreKey(layer.name, portability.portability_key(layer.about.portability, stack.environment))
             )
         elif named:
-            done.failed.append(facts.Note("*", f"cannot get: {reason}"))
+            done.failed.append(core.Note("*", f"cannot get: {reason}"))
     copying.copy(source, store, copying.missing(source, store, keys, result, selection, besides=besides), result)
     for done in result.layers:
         done.sensitive = source.layers[done.layer].about.reveals if done.placed else None
     return result
 
 
-def _push_to_file(stack: LayerSet, file: Path, layer: Layer, inside: Path, selection: Selection) -> Transfer:
+def _push_to_file(stack: LayerSet, file: Path, layer: core.Layer, inside: Path, selection: core.Selection) -> Transfer:
     """Add to a database file the entries of its layer that belong to it, through a copy of the file."""
     result, target = Transfer(str(file)), file.resolve()
     done = result.layer(layer.name)
@@ -138,7 +134,7 @@ def _push_to_file(stack: LayerSet, file: Path, layer: Layer, inside: Path, selec
             except FileExistsError as error:
                 raise place.Changed(str(file)) from error
             except OSError as error:
-                message = f"cannot write {errors.printable(file)}: {error.strerror or error}"
+                message = f"cannot write {core.printable(file)}: {error.strerror or error}"
                 raise place.TransferFailed(message) from error
             done.sensitive = layer.about.reveals
             result.moved = file.stat().st_size
@@ -149,9 +145,9 @@ def _require_unused(file: Path) -> None:
     """Raise :class:`TransferFailed` for a database with a log or a journal: it belongs to the file to be replaced."""
     for suffix in database.COMPANIONS:
         if os.path.lexists(beside := database.companion(file, suffix)):
-            why = f"a program uses it, or was killed while it did: {errors.printable(beside.name)} is there"
+            why = f"a program uses it, or was killed while it did: {core.printable(beside.name)} is there"
             raise place.TransferFailed(
-                f"cannot write {errors.printable(file)}: {why}; end the program, or push to a new FILE"
+                f"cannot write {core.printable(file)}: {why}; end the program, or push to a new FILE"
             )
 
 
@@ -169,12 +165,12 @@ def pull(
     stack: LayerSet,
     sources: str | Path | Sequence[str],
     trust: trusting.Trust | None = None,
-    selection: Selection = ALL,
+    selection: core.Selection = core.ALL,
     *,
     layers: Iterable[str] = (),
     besides: Mapping[str, Collection[str]] | None = None,
     dry_run: bool = False,
-    own: Environment | None = None,
+    own: core.Environment | None = None,
     deadline: place.Deadline | None = None,
 ) -> Transfer:
     """Place the selected entries of the named layers, or of every clearable one, that are missing here.
@@ -190,7 +186,7 @@ def pull(
     named = tuple(layers)
     names = [os.fspath(sources)] if isinstance(sources, (str, os.PathLike)) else list(sources)
     if not names:
-        raise errors.BadRequest("name a SOURCE: a bundle FILE, a folder, a URL, or an isolated root")
+        raise core.BadRequest("name a SOURCE: a bundle FILE, a folder, a URL, or an isolated root")
     here = own or stack.environment
     pulling = _Pull(stack, stack.chosen(named), bool(named), trust, selection, besides, dry_run, here, deadline)
     result = pulling.take(names[0])
@@ -204,19 +200,19 @@ class _Pull:
     """What was asked for."""
 
     stack: LayerSet
-    chosen: Sequence[Layer]
+    chosen: Sequence[core.Layer]
     named: bool
     trust: trusting.Trust | None
-    selection: Selection
+    selection: core.Selection
     besides: Mapping[str, Collection[str]] | None
     dry_run: bool
-    own: Environment
+    own: core.Environment
     deadline: place.Deadline | None
 
     def take(self, name: str) -> Transfer:
         """Pull from one source."""
         path = self.own.expand(name) if name and name != place.STREAM and not place.is_url(name) else None
-        shown = errors.printable(name)
+        shown = core.printable(name)
         if path is not None and path.is_file():
             of_file = copying.place_of_file(self.chosen if self.named else self.stack, path)
             if of_file is not None:
@@ -229,7 +225,7 @@ class _Pull:
             self._require_trusted(path, [root.path for source in sources for root in source.roots()])
             return self._from_layers(copying.LayerCollection(sources, below=path), shown)
         if self.trust is None:
-            raise errors.BadRequest(trusting.UNTRUSTED)
+            raise core.BadRequest(trusting.UNTRUSTED)
         with (
             trusting.allowed_lists(self.own, None, self.trust.allowed_signers) as allowed,
             bundle.unnamed_file(self.stack.environment.temporary) as file,
@@ -240,10 +236,8 @@ class _Pull:
         if self.trust is None:
             copying.require_own(path, (folder for folder in folders if folder.is_relative_to(path)))
         elif not self.trust.blindly:
-            message = (
-                f"{errors.printable(path)} is not a store, so it has neither signature nor digest; --trust takes it"
-            )
-            raise errors.BadRequest(message)
+            message = f"{core.printable(path)} is not a store, so it has neither signature nor digest; --trust takes it"
+            raise core.BadRequest(message)
 
     def _from_layers(self, source: copying.LayerCollection, shown: str) -> Transfer:
         why = "no other user can write to it" if self.trust is None else _SAID
@@ -252,8 +246,8 @@ class _Pull:
         keys = [
             wire.StoreKey(layer, {})
             for layer in source.layers
-            if source.layers[layer].abilities()[facts.Ability.GET] is None
-            and here.layers[layer].abilities()[facts.Ability.PUT] is None
+            if source.layers[layer].abilities()[core.Ability.GET] is None
+            and here.layers[layer].abilities()[core.Ability.PUT] is None
         ]
         plan = copying.missing(source, here, keys, result, self.selection)
         copying.copy(source, here, plan, result)
@@ -274,7 +268,7 @@ class _Pull:
         said = _SAID if trust.sha256 is None else "its digest is the given one"
         signers = {said if signer is None else f"signed by {signer}" for signer in store.trusted.values()}
         result.trusted, result.moved = tuple(sorted(signers)), store.fetched
-        result.left_out = tuple(facts.Note(str(name), why) for name, why in store.left_out.items())
+        result.left_out = tuple(core.Note(str(name), why) for name, why in store.left_out.items())
         return result
 
     def _downloaded(
@@ -307,8 +301,8 @@ class _Pull:
         shown, newer = store.place.shown, (name for name in reversed(store.parts) if name.made > made)
         if store.parts and not store.files.issuperset(parts) and not any(map(store.usable, newer)):
             message = (
-                f"{shown} is older than what this machine has read from it, of {moment_text(made)}, or another store; "
-                f"cachectl pull {shown} --digest {store.digest} accepts it"
+                f"{shown} is older than what this machine has read from it, of {core.moment_text(made)}, or another "
+                f"store; cachectl pull {shown} --digest {store.digest} accepts it"
             )
             raise trusting.Untrusted(message)
 
@@ -317,7 +311,7 @@ class _Pull:
         chosen = {layer.name: layer for layer in self.chosen}
         for key in store.portability_keys():
             if (layer := chosen.get(key.layer)) is not None:
-                reason = portability.why_not(self._differing(key)) or layer.abilities()[facts.Ability.PUT]
+                reason = portability.why_not(self._differing(key)) or layer.abilities()[core.Ability.PUT]
             elif key.layer in self.stack:
                 reason = "this layer is pulled only if it is named"
             else:
@@ -325,17 +319,17 @@ class _Pull:
             if reason is None:
                 yield key
                 continue
-            number = errors.plural(sum(name.key == key.name for name in store.parts), "part")
-            result.unread += (facts.Note(key.layer, f"{number} of the index left alone: {reason}"),)
+            number = core.plural(sum(name.key == key.name for name in store.parts), "part")
+            result.unread += (core.Note(key.layer, f"{number} of the index left alone: {reason}"),)
 
     def _differing(self, key: wire.StoreKey) -> Sequence[portability.Difference]:
         return portability.differences(self.stack.portability(key.layer), key.facts, self.stack.environment)
 
-    def _foreseen(self, key: wire.StoreKey, entries: Sequence[facts.Entry], result: Transfer) -> Iterator[facts.Entry]:
+    def _foreseen(self, key: wire.StoreKey, entries: Sequence[core.Entry], result: Transfer) -> Iterator[core.Entry]:
         """Count the outlook of each entry, and yield those that can be hit, or may be."""
         knows, differing, done = self.stack.portability(key.layer), self._differing(key), result.layer(key.layer)
         # Looking up what is installed takes long.
-        known: dict[tuple[object, ...], Outlook] = {}
+        known: dict[tuple[object, ...], core.Outlook] = {}
         for entry in entries:
             about = (entry.device, *sorted(entry.versions.items()))
             if about not in known:
@@ -365,7 +359,7 @@ class StoreUse:
 
     def __post_init__(self) -> None:
         if self.url == place.STREAM:
-            raise errors.BadRequest("the standard streams are the command's; name a store")
+            raise core.BadRequest("the standard streams are the command's; name a store")
 
 
 @contextlib.contextmanager
@@ -376,7 +370,7 @@ def shared_around(
     *,
     layers: Sequence[str] = (),
     besides: Mapping[str, Collection[str]] | None = None,
-    own: Environment | None = None,
+    own: core.Environment | None = None,
 ) -> Iterator[None]:
     """Pull into the caches of ``stack``, run the block, and push what the store lacks.
 
@@ -395,8 +389,8 @@ def shared_around(
             # The push will make the store.
             if writes and verb == "pulled" and isinstance(error, place.Missing):
                 return True
-            reason = str(error) if isinstance(error, errors.CachectlError) else f"{type(error).__name__}: {error}"
-            notice(f"--store {errors.printable(place.without_secrets(use.url))}: {failed}: {errors.printable(reason)}")
+            reason = str(error) if isinstance(error, core.CachectlError) else f"{type(error).__name__}: {error}"
+            notice(f"--store {core.printable(place.without_secrets(use.url))}: {failed}: {core.printable(reason)}")
             return False
         for layer in done.layers:
             if layer.placed:

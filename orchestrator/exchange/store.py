@@ -20,9 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from cachectl.exchange import place, trust, wire
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.environment import Environment, user_state_folder
-from cachectl.layers.base.selection import Selection
+from cachectl.layers import core
 from cachectl.layers.disk import atomic, handles, plain
 from cachectl.layers.disk.trust import shared_because
 from cachectl.transfer import Moved
@@ -49,7 +47,7 @@ T = TypeVar("T")
 
 
 def place_of(
-    address: str | Path, environment: Environment, *, writes: bool = False, force: bool = False
+    address: str | Path, environment: core.Environment, *, writes: bool = False, force: bool = False
 ) -> place.StorePlace:
     """Return the place of a path or a URL, to be read or written; ``force`` replaces a file that is not a bundle.
 
@@ -58,7 +56,7 @@ def place_of(
     """
     url = str(address)
     if not url:
-        raise errors.BadRequest("no store is named; name a bundle FILE, a folder or a URL")
+        raise core.BadRequest("no store is named; name a bundle FILE, a folder or a URL")
     if url.lower().startswith(("oci://", "oci+http://")):
         from cachectl.exchange.bundle import RegistryPlace
 
@@ -86,11 +84,11 @@ class StoreMemory:
     is remembered without an address.
     """
 
-    def __init__(self, environment: Environment, address: str | None) -> None:
+    def __init__(self, environment: core.Environment, address: str | None) -> None:
         # Machines that share a home may have different stores at one path.
         full = address if address is None or place.is_url(address) else f"{platform.node()}:{address}"
         name = hashlib.sha256((full or "").encode(errors="replace")).hexdigest()[:32]
-        self._folder = None if full is None else user_state_folder(environment) / "stores" / name
+        self._folder = None if full is None else core.user_state_folder(environment) / "stores" / name
         #: What is kept by :meth:`save`, by name.
         self.new: dict[str, bytes] = {}
         self._before: list[str] = []
@@ -174,7 +172,7 @@ class StoreCollection:
     def __init__(
         self,
         place: place.StorePlace,
-        environment: Environment,
+        environment: core.Environment,
         allowed: Sequence[str] = (),
         *,
         key: str | None = None,
@@ -310,7 +308,7 @@ class StoreCollection:
             if name.key == key.name and (part := self.usable(name)) is not None:
                 yield from part.entries
 
-    def entries(self, key: wire.StoreKey, selection: Selection, _: Moved) -> Iterator[wire.Item]:
+    def entries(self, key: wire.StoreKey, selection: core.Selection, _: Moved) -> Iterator[wire.Item]:
         """Yield the selected entries of a portability key."""
         for item in self._items(key):
             if selection.matches(item):
@@ -320,7 +318,7 @@ class StoreCollection:
         """Return the keys of the entries of a portability key."""
         return self.settled(lambda: {item.key for item in self._items(key)})
 
-    def contents(self, items: Iterable[wire.Item]) -> Iterator[tuple[wire.Item, facts.Artifact]]:
+    def contents(self, items: Iterable[wire.Item]) -> Iterator[tuple[wire.Item, core.Artifact]]:
         """Yield the verified artifacts of entries, with one request for each pack.
 
         Raises :class:`BadStore` for anything that is not what the index says, and :class:`Gone` if it is missing.
@@ -351,21 +349,21 @@ class StoreCollection:
 
     def read(
         self, key: wire.StoreKey, items: Iterable[wire.Item], done: Moved
-    ) -> Iterator[tuple[wire.Item, facts.Artifact]]:
+    ) -> Iterator[tuple[wire.Item, core.Artifact]]:
         """Yield items with their artifacts, until the deadline."""
         if self._spool is None:
             yield from self.contents(items)
             return
         for item in items:
             if self._deadline is not None and not self._deadline.left:
-                done.failed.append(facts.Note(item.key, "the time for the store was up"))
+                done.failed.append(core.Note(item.key, "the time for the store was up"))
                 continue
             self._spool.seek(self._offsets[key.layer, item.key])
             yield item, wire.artifact_of(item, self._spool.read(item.bytes))
 
     # ------------------------------------------------------------------ writing
 
-    def write(self, key: wire.StoreKey, contents: Iterable[tuple[facts.Entry, facts.Artifact]], done: Moved) -> None:
+    def write(self, key: wire.StoreKey, contents: Iterable[tuple[core.Entry, core.Artifact]], done: Moved) -> None:
         """Upload entries of one portability key with their artifacts, and list them in the index."""
         items: list[wire.Item] = []
         lines, began = 0, self.environment.clock()
@@ -382,7 +380,7 @@ class StoreCollection:
             self._write_part(key, items, began)
 
     def _packs(
-        self, contents: Iterable[tuple[facts.Entry, facts.Artifact]], done: Moved
+        self, contents: Iterable[tuple[core.Entry, core.Artifact]], done: Moved
     ) -> Iterator[tuple[list[tuple[wire.Item, bytes]], int]]:
         """Group entries into packs, each with the length of its lines in an index part."""
         pack: list[tuple[wire.Item, bytes]] = []
@@ -392,7 +390,7 @@ class StoreCollection:
             item = wire.item_of(entry, artifact, with_time=not self.place.is_bundle)
             # One such entry would keep all others from being read.
             if (unfit := wire.complaint(item)) is not None:
-                done.failed.append(facts.Note(item.key, f"does not fit into a store: {unfit}"))
+                done.failed.append(core.Note(item.key, f"does not fit into a store: {unfit}"))
                 continue
             length = _PLACE + len(wire.canonical(item.to_line()))
             if item.bytes >= wire.LARGE:

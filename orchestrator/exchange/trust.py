@@ -16,8 +16,7 @@ from pathlib import Path
 from shlex import quote
 
 from cachectl.exchange.place import BadStore
-from cachectl.layers.base import errors
-from cachectl.layers.base.environment import Environment
+from cachectl.layers import core
 from cachectl.layers.disk.temporaries import temporary_folder
 
 NAMESPACE = "cachectl-store"
@@ -25,7 +24,7 @@ _COMMAND = "ssh-keygen"
 UNTRUSTED = "stores contain executable code; pass --allowed-signers FILE, --digest HEX or --trust"
 
 
-class Untrusted(errors.CachectlError):
+class Untrusted(core.CachectlError):
     """Nothing shows that something can be trusted."""
 
 
@@ -42,10 +41,10 @@ class Trust:
 
     def __post_init__(self) -> None:
         if (self.allowed_signers is not None) + (self.sha256 is not None) + self.blindly != 1:
-            raise errors.BadRequest(UNTRUSTED)
+            raise core.BadRequest(UNTRUSTED)
         if self.sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", self.sha256):
-            message = f"{errors.printable(self.sha256)[:80]!r} is not a SHA-256 of 64 hexadecimal digits"
-            raise errors.BadRequest(message)
+            message = f"{core.printable(self.sha256)[:80]!r} is not a SHA-256 of 64 hexadecimal digits"
+            raise core.BadRequest(message)
 
 
 def sign(text: bytes, key: str) -> bytes:
@@ -67,20 +66,20 @@ def _public_key(key: str) -> str:
 
 def _with_key(what: str, key: str, arguments: tuple[str, ...], text: bytes) -> bytes:
     """Return what ssh-keygen does with a key. Raises :class:`BadRequest`."""
-    shown = errors.printable(key)
+    shown = core.printable(key)
     # With the public half only, an agent may hold the other.
     if not os.path.lexists(key) and not os.path.lexists(f"{key}.pub"):
         message = f"{shown}: this key does not exist; ssh-keygen -t ed25519 -f {quote(key)} makes one"
-        raise errors.BadRequest(message)
+        raise core.BadRequest(message)
     done = _run(arguments, text)
     if done.returncode or not done.stdout:
         lines = done.stderr.decode(errors="replace").split("\n")
         reason = next((line.strip() for line in reversed(lines) if line.strip()), "ssh-keygen gave no reason")
-        raise errors.BadRequest(f"cannot {what} {shown}: {errors.printable(reason)}")
+        raise core.BadRequest(f"cannot {what} {shown}: {core.printable(reason)}")
     return done.stdout
 
 
-def signer(environment: Environment, allowed: str, text: bytes, signature: bytes) -> str:
+def signer(environment: core.Environment, allowed: str, text: bytes, signature: bytes) -> str:
     """Return which signer of a list has signed a text.
 
     A line of the list may name its signers by a pattern, which is then returned: the signature does not show more. A
@@ -101,14 +100,14 @@ def signer(environment: Environment, allowed: str, text: bytes, signature: bytes
                 return name
         if _run(("-Y", "check-novalidate", "-n", NAMESPACE, "-s", file), text).returncode:
             raise BadStore("its signature is not of this content: it was changed")
-    raise Untrusted(f"signed by nobody in {errors.printable(allowed)}")
+    raise Untrusted(f"signed by nobody in {core.printable(allowed)}")
 
 
 @contextmanager
-def allowed_lists(environment: Environment, key: str | None, allowed: str | None) -> Iterator[list[str]]:
+def allowed_lists(environment: core.Environment, key: str | None, allowed: str | None) -> Iterator[list[str]]:
     """Yield a list of signers, if there is one, and the list of the signer who has a key."""
     if allowed is not None and not Path(allowed).is_file():
-        raise Untrusted(f"{errors.printable(allowed)}: this list of allowed signers does not exist")
+        raise Untrusted(f"{core.printable(allowed)}: this list of allowed signers does not exist")
     lists = [] if allowed is None else [allowed]
     if key is None:
         yield lists
@@ -123,4 +122,4 @@ def _run(arguments: tuple[str, ...], text: bytes) -> subprocess.CompletedProcess
     try:
         return subprocess.run((_COMMAND, *arguments), input=text, capture_output=True, check=False)  # noqa: S603
     except FileNotFoundError as error:
-        raise errors.CachectlError("signatures need ssh-keygen of OpenSSH; install its client") from error
+        raise core.CachectlError("signatures need ssh-keygen of OpenSSH; install its client") from error

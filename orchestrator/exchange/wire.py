@@ -19,9 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from cachectl.exchange import place
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.parts import Facts
+from cachectl.layers import core
 
 INDEX = "index/"
 SCHEMA = "cachectl/store-index/1"
@@ -46,10 +44,12 @@ _SKIPPABLE = 0x184D2A50
 _FRAME = struct.Struct("<II")
 _LEVEL = 3
 
-_NAME = regex("index/(0|[1-9][0-9]{0,11})-([0-9a-f]{16})-([0-9a-f]{64})|index/key-([0-9a-f]{16})|packs/[0-9a-f]{64}")
-_DIGEST = regex("[0-9a-f]{64}")
+_NAME = core.regex(
+    "index/(0|[1-9][0-9]{0,11})-([0-9a-f]{16})-([0-9a-f]{64})|index/key-([0-9a-f]{16})|packs/[0-9a-f]{64}"
+)
+_DIGEST = core.regex("[0-9a-f]{64}")
 #: The registry's pattern of layer names.
-_LAYER = regex("[A-Za-z0-9][A-Za-z0-9._-]*")
+_LAYER = core.regex("[A-Za-z0-9][A-Za-z0-9._-]*")
 _CHANGED = "another content than its name says: it was changed"
 
 
@@ -104,7 +104,7 @@ class Pack(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Item(facts.Entry):
+class Item(core.Entry):
     """An entry of a store: ``bytes`` and ``sha256`` are those of its artifact, which lies in a pack, at an offset.
 
     ``form`` and ``detail`` are those of the artifact. It has no root. ``modified`` is the time of its last change where
@@ -115,7 +115,7 @@ class Item(facts.Entry):
     sha256: str = ""
     pack: Pack | None = None
     offset: int = 0
-    as_json: ClassVar[facts.AsJson] = facts.AsJson(
+    as_json: ClassVar[core.AsJson] = core.AsJson(
         hidden=("stamp", "guest", "disk", "idle_only", "sums", "fixed", "form", "sha256", "pack", "offset"),
         also=("state",),
         optional=("because",),
@@ -131,7 +131,7 @@ _LINE = ("key", "form", "bytes", "sha256", "detail", "device", "versions", "kern
 _NOWHERE = Path()
 
 
-def item_of(entry: facts.Entry, artifact: facts.Artifact, *, with_time: bool = True) -> Item:
+def item_of(entry: core.Entry, artifact: core.Artifact, *, with_time: bool = True) -> Item:
     """Return the item of an entry that was read, which has no place in a store yet."""
     is_known = with_time and entry.modified is not None and entry.modified >= 0
     return Item(
@@ -151,19 +151,19 @@ def complaint(item: Item) -> str | None:
     numbers = (item.bytes, item.offset, 0 if item.modified is None else item.modified)
     if any(type(number) is not int or number < 0 for number in numbers):
         return "an invalid size, offset or time"
-    if item.bytes > errors.LARGEST_ENTRY or (item.modified or 0) > _LATEST:
+    if item.bytes > core.LARGEST_ENTRY or (item.modified or 0) > _LATEST:
         return f"an entry of {item.bytes} bytes, or of a time to come"
     device = "" if item.device is None else item.device
     texts = [item.layer, item.key, item.form, item.sha256, device, *(item.kernels or ())]
     for table in (item.detail, item.versions):
-        if not isinstance(table, dict) or len(table) > errors.MOST_DETAILS:
+        if not isinstance(table, dict) or len(table) > core.MOST_DETAILS:
             return "a value that should be a table of few details and is not"
         texts += [*table, *table.values()]
     if not all(isinstance(text, str) for text in texts) or sum(map(len, texts)) > _MOST_TEXT:
         return "a value that should be a text of bounded length and is not"
     if not _LAYER.fullmatch(item.layer) or not _DIGEST.fullmatch(item.sha256):
         return "an invalid layer name or checksum"
-    wrong = errors.key_complaint(item.key)
+    wrong = core.key_complaint(item.key)
     if wrong is None and (item.key.startswith("/") or ".." in item.key.split("/")):
         wrong = "leads outside its root"
     return None if wrong is None else f"the key {item.key[:200]!r}, which {wrong}"
@@ -178,7 +178,7 @@ class StoreKey(NamedTuple):
     """A layer and the facts of a place that decide whether its entries can be hit elsewhere."""
 
     layer: str
-    facts: Facts
+    facts: core.Facts
 
     def to_bytes(self) -> bytes:
         """Return the key document."""
@@ -210,7 +210,7 @@ def parse_key(name: str, document: bytes | Mapping[str, Any]) -> StoreKey:
     with _parsing(shown):
         value = json.loads(document) if isinstance(document, bytes) else document
         key = StoreKey(value["layer"], value["facts"])
-        valid = isinstance(key.layer, str) and len(key.facts) <= errors.MOST_DETAILS
+        valid = isinstance(key.layer, str) and len(key.facts) <= core.MOST_DETAILS
         valid = valid and all(isinstance(text, str) or text is None for text in key.facts.values())
         _require(shown, valid, "no layer, or no facts")
         is_same = not isinstance(document, bytes) or key.to_bytes() == document
@@ -253,7 +253,7 @@ def parse_part(name: PartName, text: bytes) -> Part:
     _require(shown, text.count(b"\n") <= MOST_ENTRIES + 1, "too many entries")
     lines = text.split(b"\n")
     _require(shown, max(map(len, lines)) <= _LONGEST_LINE, "a line that is too long")
-    most, entries = _most_packed(errors.LARGEST_ENTRY), []
+    most, entries = _most_packed(core.LARGEST_ENTRY), []
     with _parsing(shown):
         head = json.loads(lines[0])
         _require(shown, head["schema"] == SCHEMA, "an unknown schema; a newer cachectl may read it")
@@ -291,7 +291,7 @@ def open_part(name: PartName, file: bytes) -> tuple[bytes, bytes]:
     return _opened(str(name), name.sha256, file, _LARGEST_PART)
 
 
-def open_pack(items: Iterable[Item], pack: Pack, file: bytes) -> list[tuple[Item, facts.Artifact]]:
+def open_pack(items: Iterable[Item], pack: Pack, file: bytes) -> list[tuple[Item, core.Artifact]]:
     """Return entries with their artifacts out of the file of a pack, in which all of them lie.
 
     Raises :class:`BadStore` if the file is another, or an entry has another SHA-256.
@@ -306,9 +306,9 @@ def open_pack(items: Iterable[Item], pack: Pack, file: bytes) -> list[tuple[Item
     return entries
 
 
-def artifact_of(item: Item, data: bytes) -> facts.Artifact:
+def artifact_of(item: Item, data: bytes) -> core.Artifact:
     """Return the artifact of an item with these bytes."""
-    return facts.Artifact(item.layer, item.key, item.form, data, item.detail)
+    return core.Artifact(item.layer, item.key, item.form, data, item.detail)
 
 
 def _opened(shown: str, sha256: str, file: bytes, most: int) -> tuple[bytes, bytes]:
@@ -317,7 +317,7 @@ def _opened(shown: str, sha256: str, file: bytes, most: int) -> tuple[bytes, byt
     _require(shown, len(file) >= _FRAME.size, "too few bytes")
     magic, length = _FRAME.unpack_from(file)
     at = _FRAME.size + length
-    _require(shown, magic == _SKIPPABLE and length <= errors.LARGEST_SIGNATURE and at <= len(file), "no beginning")
+    _require(shown, magic == _SKIPPABLE and length <= core.LARGEST_SIGNATURE and at <= len(file), "no beginning")
     zstd = _zstd()
     frames = zstd.decompressor()
     try:
@@ -335,7 +335,7 @@ def _most_packed(size: int) -> int:
 
 
 #: The largest file of an index part, in bytes.
-MOST_PART = _most_packed(_LARGEST_PART) + errors.LARGEST_SIGNATURE
+MOST_PART = _most_packed(_LARGEST_PART) + core.LARGEST_SIGNATURE
 
 
 def _require(name: str, condition: bool, what: str) -> None:
@@ -347,5 +347,5 @@ def _zstd() -> types.ModuleType:
     try:
         from cachectl.layers.formats import zstd
     except ImportError as error:
-        raise errors.CachectlError("a store needs zstd, and this Python was built without it") from error
+        raise core.CachectlError("a store needs zstd, and this Python was built without it") from error
     return zstd

@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from cachectl.layer_set import LayerSet, warn_user
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.environment import Environment, user_cache_folder
-from cachectl.layers.base.layer import Layer
+from cachectl.layers import core
 from cachectl.layers.disk import atomic, temporaries
 
 #: Variables that move several layers, and caches of other programs.
@@ -52,14 +50,14 @@ def make_kept_root(folder: Path, mode: int = 0o777) -> None:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as error:
         message = (
-            f"cannot make the root {errors.printable(folder)}: {error.strerror}; --isolated=DIR names another folder"
+            f"cannot make the root {core.printable(folder)}: {error.strerror}; --isolated=DIR names another folder"
         )
-        raise errors.CachectlError(message) from error
+        raise core.CachectlError(message) from error
 
 
 @contextmanager
 def isolated_root(
-    environment: Environment, folder: Path | None = None, notice: Callable[[str], None] = warn_user
+    environment: core.Environment, folder: Path | None = None, notice: Callable[[str], None] = warn_user
 ) -> Iterator[Path]:
     """Yield ``folder``, created if missing, or an empty temporary one that is removed when the block ends.
 
@@ -81,24 +79,24 @@ def copy_isolated_root(source: Path, target: Path) -> None:
     shutil.copytree(source, target, symlinks=True, ignore=_special, dirs_exist_ok=True)
 
 
-def can_switch(layer: Layer) -> bool:
+def can_switch(layer: core.Layer) -> bool:
     """Return whether anything switches the layer."""
-    return layer.abilities()[facts.Ability.DISABLE] is None
+    return layer.abilities()[core.Ability.DISABLE] is None
 
 
-def relocations(layers: Iterable[Layer], folder: Path) -> dict[str, facts.Switch]:
+def relocations(layers: Iterable[core.Layer], folder: Path) -> dict[str, core.Switch]:
     """Return, for each layer that can be moved, how to move it under the folder."""
-    return {layer.name: layer.relocate(folder) for layer in layers if layer.abilities()[facts.Ability.RELOCATE] is None}
+    return {layer.name: layer.relocate(folder) for layer in layers if layer.abilities()[core.Ability.RELOCATE] is None}
 
 
-def make_folders(switches: Iterable[facts.Switch]) -> None:
+def make_folders(switches: Iterable[core.Switch]) -> None:
     """Make the folders that moved libraries need and do not make themselves."""
     for switch in switches:
         for folder in switch.makes:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def companions(layers: Iterable[Layer], everything: Iterable[Layer], folder: Path) -> tuple[str, ...]:
+def companions(layers: Iterable[core.Layer], everything: Iterable[core.Layer], folder: Path) -> tuple[str, ...]:
     """Return the names of layers that move too because they follow a variable that moves one of the given layers."""
     moved = relocations(layers, folder)
     shared = {variable for switch in moved.values() for variable in switch.set} & _SHARED
@@ -109,9 +107,9 @@ def companions(layers: Iterable[Layer], everything: Iterable[Layer], folder: Pat
     )
 
 
-def link_cache_home(environment: Environment, layers: Iterable[Layer], folder: Path) -> None:
+def link_cache_home(environment: core.Environment, layers: Iterable[core.Layer], folder: Path) -> None:
     """Link everything in the user cache folder below an isolated root, except the entries of the given layers."""
-    own, links = user_cache_folder(environment, "any")[0], folder / "xdg"
+    own, links = core.user_cache_folder(environment, "any")[0], folder / "xdg"
     # On Windows an application's folder is any/any/Cache.
     real = own.parents[2] if environment.platform == "win32" else own.parent
     if real.resolve() == links.resolve():
@@ -121,7 +119,7 @@ def link_cache_home(environment: Environment, layers: Iterable[Layer], folder: P
     hidden: set[str] = set()
     for layer in layers:
         # A layer with a variable of its own needs no hiding.
-        if layer.abilities()[facts.Ability.RELOCATE] is None and _SHARED & layer.relocate(folder).set.keys():
+        if layer.abilities()[core.Ability.RELOCATE] is None and _SHARED & layer.relocate(folder).set.keys():
             hidden.update(root.path.relative_to(real).parts[0] for root in layer.roots() if real in root.path.parents)
     for name in _names(links):
         # Links of an earlier run that are broken or now hidden.
@@ -151,7 +149,7 @@ def _special(folder: str, names: list[str]) -> list[str]:
 # ---------------------------------------------------------------------- variables
 
 
-def merged(switches: Iterable[facts.Switch]) -> dict[str, str | None]:
+def merged(switches: Iterable[core.Switch]) -> dict[str, str | None]:
     """Return the variables of several switches; ``None`` unsets one."""
     changes: dict[str, str | None] = {}
     for switch in switches:
@@ -160,7 +158,7 @@ def merged(switches: Iterable[facts.Switch]) -> dict[str, str | None]:
     return changes
 
 
-def variables_off(layers: Iterable[Layer], stack: LayerSet, folder: Path) -> dict[str, str | None]:
+def variables_off(layers: Iterable[core.Layer], stack: LayerSet, folder: Path) -> dict[str, str | None]:
     """Return the variables for a child in which the given layers are off; ``None`` unsets one.
 
     Layers are both switched off and moved to a temporary folder: some libraries write although they are off, and
@@ -172,16 +170,16 @@ def variables_off(layers: Iterable[Layer], stack: LayerSet, folder: Path) -> dic
     along = companions(chosen, stack, folder)
     staying = {variable for name in along for variable in stack[name].relocate(folder).set}
     for layer in chosen:
-        moved = layer.relocate(folder).set if layer.abilities()[facts.Ability.RELOCATE] is None else {}
+        moved = layer.relocate(folder).set if layer.abilities()[core.Ability.RELOCATE] is None else {}
         if not staying & moved.keys():
             changes.update(moved)
         elif layer.disable().patches:
             others = ", ".join(along)
-            raise errors.Refused(layer.name, f"has no switch, and shares its folder with {others}; name these too")
+            raise core.Refused(layer.name, f"has no switch, and shares its folder with {others}; name these too")
     return changes
 
 
-def variables_isolated(layers: Iterable[Layer], folder: Path) -> dict[str, str | None]:
+def variables_isolated(layers: Iterable[core.Layer], folder: Path) -> dict[str, str | None]:
     """Return the variables for a child in which the given layers are on and use ``folder``.
 
     Makes the folders there that a library would not make itself.
@@ -191,28 +189,28 @@ def variables_isolated(layers: Iterable[Layer], folder: Path) -> dict[str, str |
     return merged(switches)
 
 
-def environment_below(environment: Environment, folder: str) -> Environment:
+def environment_below(environment: core.Environment, folder: str) -> core.Environment:
     """Return the environment of a program that ``run --isolated`` or ``env --root`` started with a folder.
 
     Nothing is made. Raises :class:`BadRequest` if there is no such folder.
     """
     root = environment.expand(folder)
     if not root.is_dir():
-        raise errors.BadRequest(f"--root {folder!r} is not a directory")
+        raise core.BadRequest(f"--root {folder!r} is not a directory")
     return environment_of(environment, root.resolve())
 
 
-def environment_of(environment: Environment, root: Path) -> Environment:
+def environment_of(environment: core.Environment, root: Path) -> core.Environment:
     """Return the environment of a program whose layers are all below a root, as its path is written."""
     return environment.with_variables(merged(_on_below(LayerSet(environment), root)))
 
 
-def _on_below(layers: Iterable[Layer], root: Path) -> list[facts.Switch]:
+def _on_below(layers: Iterable[core.Layer], root: Path) -> list[core.Switch]:
     enabled = [layer.enable() for layer in layers if can_switch(layer)]
     return [*enabled, *relocations(layers, root).values()]
 
 
-def left_alone(layers: Iterable[Layer], *, off: bool) -> dict[str, str]:
+def left_alone(layers: Iterable[core.Layer], *, off: bool) -> dict[str, str]:
     """Return the layers that can be neither moved nor, if ``off``, switched off; each with the reason.
 
     A child uses them unchanged.
@@ -220,9 +218,9 @@ def left_alone(layers: Iterable[Layer], *, off: bool) -> dict[str, str]:
     reasons = {}
     for layer in layers:
         abilities = layer.abilities()
-        reason = abilities[facts.Ability.RELOCATE]
+        reason = abilities[core.Ability.RELOCATE]
         if off and reason is not None:
-            reason = abilities[facts.Ability.DISABLE]
+            reason = abilities[core.Ability.DISABLE]
         if reason is not None:
             reasons[layer.name] = reason
     return reasons
@@ -231,7 +229,7 @@ def left_alone(layers: Iterable[Layer], *, off: bool) -> dict[str, str]:
 # ---------------------------------------------------------------------- the command
 
 
-class CannotStart(errors.CachectlError, OSError):
+class CannotStart(core.CachectlError, OSError):
     """The command could not be started; ``status`` is what a shell would give (126, 127)."""
 
     def __init__(self, command: str, error: OSError) -> None:
@@ -280,7 +278,7 @@ def signals_held() -> Iterator[Signals]:
 def run(
     command: Sequence[str],
     changes: Mapping[str, str | None],
-    environment: Environment,
+    environment: core.Environment,
     signals: Signals,
     *,
     quiet: BinaryIO | None = None,

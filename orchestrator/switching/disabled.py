@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.layer import Layer
+from cachectl.layers import core
 from cachectl.layers.host import processes
 from cachectl.layers.inside import tagged_builds
 from cachectl.switching import child, overlay
@@ -34,7 +33,7 @@ _SALTED = (
 )
 
 
-class StillOn(errors.CachectlError, RuntimeError):
+class StillOn(core.CachectlError, RuntimeError):
     """Some layers cannot be switched off, or moved, in this process any more.
 
     ``layers`` maps each to the reason, and ``what`` is the message without what works instead.
@@ -131,14 +130,14 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
                 atexit.register(block.pop_all().close)
 
 
-def too_late(layers: Iterable[Layer], folder: Path) -> dict[str, str]:
+def too_late(layers: Iterable[core.Layer], folder: Path) -> dict[str, str]:
     """Return the layers that cannot be moved in this process any more, each with the reason."""
     maps = processes.read("self", "maps")
     moved = child.relocations(layers, folder)
     return {name: why for name, switch in moved.items() if (why := _latched(switch, maps)) is not None}
 
 
-def _judge(layer: Layer, off: facts.Switch, maps: bytes | None) -> Held:
+def _judge(layer: core.Layer, off: core.Switch, maps: bytes | None) -> Held:
     """Return the status that a layer gets: a driver that has started is off only if it was off from the beginning."""
     if (why := _latched(off, maps)) is None:
         if _is_off(layer, off):
@@ -151,9 +150,9 @@ def _judge(layer: Layer, off: facts.Switch, maps: bytes | None) -> Held:
     return _judge_started(layer, maps, why)
 
 
-def _judge_started(layer: Layer, maps: bytes | None, why: str) -> Held:
+def _judge_started(layer: core.Layer, maps: bytes | None, why: str) -> Held:
     began = _began(layer)
-    if began is not None and began.state().condition is facts.Condition.DISABLED:
+    if began is not None and began.state().condition is core.Condition.DISABLED:
         return Held("off", f"off since the process began: {began.state().why}")
     part = layer.about.tagging
     if part is None or not part.drivers or not part.platforms:
@@ -165,7 +164,7 @@ def _judge_started(layer: Layer, maps: bytes | None, why: str) -> Held:
     return Held("salted", _SALTED)
 
 
-def _misfit(switch: facts.Switch) -> str | None:
+def _misfit(switch: core.Switch) -> str | None:
     """Return what a library lacks that a switch changes in this process; ``None`` if it has all of it.
 
     Libraries whose methods are replaced are imported.
@@ -185,27 +184,27 @@ def _misfit(switch: facts.Switch) -> str | None:
     return None
 
 
-def _is_off(layer: Layer, off: facts.Switch) -> bool:
+def _is_off(layer: core.Layer, off: core.Switch) -> bool:
     """Return whether variables have switched a layer off; asks the layer itself, which reads the disk, only then."""
     variables = layer.environment.variables
     touched = any(name in variables for name in off.set.keys() | layer.enable().unset)
-    return touched and layer.state().condition is facts.Condition.DISABLED
+    return touched and layer.state().condition is core.Condition.DISABLED
 
 
 _first_variables = cache(processes.first_variables)
 
 
-def _began(layer: Layer) -> Layer | None:
+def _began(layer: core.Layer) -> core.Layer | None:
     """Return the layer in the environment in which the process began; ``None`` where that is unknown."""
     if (first := _first_variables()) is None:
         return None
     try:
         return type(layer)(replace(layer.environment, variables=first))
-    except errors.FAILURES:
+    except core.FAILURES:
         return None
 
 
-def _keeping(stack: LayerSet, salted: Iterable[Layer], held: Mapping[str, Held]) -> Iterator[Layer]:
+def _keeping(stack: LayerSet, salted: Iterable[core.Layer], held: Mapping[str, Held]) -> Iterator[core.Layer]:
     """Yield the layers in which salted builds may be stored: a driver uses the variables read at its start."""
     for layer in salted:
         yield layer
@@ -217,7 +216,7 @@ def _keeping(stack: LayerSet, salted: Iterable[Layer], held: Mapping[str, Held])
             yield layer
 
 
-def _switched_along(stack: LayerSet, switches: Iterable[facts.Switch]) -> dict[str, Held]:
+def _switched_along(stack: LayerSet, switches: Iterable[core.Switch]) -> dict[str, Held]:
     """Return the layers that another layer's switch turns off too: PyOpenCL has one switch for both of its caches."""
     ours = {name for switch in switches for name in switch.set}
     named = {switch.layer for switch in switches}
@@ -226,7 +225,7 @@ def _switched_along(stack: LayerSet, switches: Iterable[facts.Switch]) -> dict[s
     return {layer.name: held for layer in others if ours & layer.disable().set.keys()}
 
 
-def _latched(switch: facts.Switch, maps: bytes | None) -> str | None:
+def _latched(switch: core.Switch, maps: bytes | None) -> str | None:
     """Return why it is too late for the variables of a switch; ``None`` if it is not."""
     modules = [module for module in switch.read_at_import if module in sys.modules]
     if modules:
@@ -244,7 +243,7 @@ def _warn_of(still_on: Mapping[str, str]) -> None:
         warnings.warn(f"{name} stays as it is: {why}", RuntimeWarning, stacklevel=4)
 
 
-def _settings(switches: Sequence[facts.Switch], salts: Iterable[facts.Patch] = ()) -> dict[overlay.Slot, object]:
+def _settings(switches: Sequence[core.Switch], salts: Iterable[core.Patch] = ()) -> dict[overlay.Slot, object]:
     settings = overlay.variables(child.merged(switches))
     for switch in switches:
         settings.update(_flags(switch))
@@ -258,11 +257,11 @@ def _settings(switches: Sequence[facts.Switch], salts: Iterable[facts.Patch] = (
     return settings
 
 
-def _flags(switch: facts.Switch) -> dict[overlay.Slot, object]:
+def _flags(switch: core.Switch) -> dict[overlay.Slot, object]:
     return {overlay.Slot(attribute, module): value for (module, attribute), value in switch.flags.items()}
 
 
-def _flags_left_behind(layers: Iterable[Layer]) -> dict[overlay.Slot, object]:
+def _flags_left_behind(layers: Iterable[core.Layer]) -> dict[overlay.Slot, object]:
     """Return the flags that modules imported in the block would have without it."""
     left: dict[overlay.Slot, object] = {}
     for layer in layers:
@@ -271,14 +270,14 @@ def _flags_left_behind(layers: Iterable[Layer]) -> dict[overlay.Slot, object]:
     return left
 
 
-def _drop_copies(switch: facts.Switch) -> None:
+def _drop_copies(switch: core.Switch) -> None:
     for module, function in switch.clear_functions:
         drop = getattr(sys.modules.get(module), function, None)
         if drop is not None:
             drop()
 
 
-def _reload_modules(switch: facts.Switch) -> None:
+def _reload_modules(switch: core.Switch) -> None:
     """Reload modules that made no dictionary because their first import happened while their layer was off."""
     if any(slot.read() == value for slot, value in _flags(switch).items()):
         return

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from cachectl.layers.base.environment import process_variable, set_process_variable
+from cachectl.layers import core
 
 #: The value of an attribute that does not exist.
 MISSING = object()
@@ -33,14 +33,14 @@ class Slot(NamedTuple):
     def read(self) -> object:
         """Return the value now; :data:`MISSING` if there is no such attribute."""
         if self.module is None:
-            return process_variable(self.name)
+            return core.process_variable(self.name)
         target = self.target()
         return _UNLOADED if target is None else vars(target).get(self.name, MISSING)
 
     def write(self, value: object) -> None:
         """Set the value; :data:`MISSING` removes it. Does nothing if the module is, or was, not loaded."""
         if self.module is None:
-            set_process_variable(self.name, None if value is None else str(value))
+            core.set_process_variable(self.name, None if value is None else str(value))
             return
         target = self.target()
         if target is None or value is _UNLOADED:

@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.layer import Layer, plan_removal
+from cachectl.layers import core
 from cachectl.layers.host import processes
 from cachectl.layers.inside import tagged_builds
 
@@ -59,13 +58,13 @@ class Salting:
         self._lock = threading.RLock()
         self._numbers = itertools.count()
         self._built: dict[str, _Built] = {}
-        self._layers: dict[tuple[str, Path], Layer] = {}
+        self._layers: dict[tuple[str, Path], core.Layer] = {}
         #: The names of the layers that each block salts, with those of the platforms whose programs a layer stores.
         self._blocks: list[Mapping[str, tuple[str, ...]]] = []
         self._since = 0.0
         self._forked = False
 
-    def enter(self, layers: Iterable[Layer], now: float, block: Mapping[str, tuple[str, ...]]) -> None:
+    def enter(self, layers: Iterable[core.Layer], now: float, block: Mapping[str, tuple[str, ...]]) -> None:
         """Begin a block. Its end removes the entries that salted builds have stored in these layers."""
         with self._lock:
             if not self._armed:
@@ -101,7 +100,7 @@ class Salting:
     def _end(self) -> None:
         busy, notes = self.sweep(ends=True)
         if busy:
-            builds = errors.plural(busy, "salted build")
+            builds = core.plural(busy, "salted build")
             notes.append(f"entries of {builds} stay, because commands still use them; purge them afterwards")
         # Drivers must not be called during interpreter shutdown.
         self._built.clear()
@@ -200,27 +199,27 @@ class Salting:
             if any(self._has_recent(layer) for (known, _), layer in self._layers.items() if known == name)
         ]
 
-    def _has_recent(self, layer: Layer) -> bool:
+    def _has_recent(self, layer: core.Layer) -> bool:
         """Return whether a layer may hold an entry that was stored since the first block began."""
         try:
             found = itertools.chain.from_iterable(layer.store.scan(root, contents=False) for root in layer.roots())
-            times = (entry.modified for entry in found if isinstance(entry, facts.Entry) and entry.is_listed)
+            times = (entry.modified for entry in found if isinstance(entry, core.Entry) and entry.is_listed)
             return any(moment is None or moment >= self._since for moment in times)
-        except errors.FAILURES:
+        except core.FAILURES:
             return True
 
-    def _sweep(self, layer: Layer, path: Path, idle: set[str]) -> Iterator[str]:
+    def _sweep(self, layer: core.Layer, path: Path, idle: set[str]) -> Iterator[str]:
         """Remove spent entries in one root; yield a note for each that was left."""
         try:
             things = tuple(self._spent(layer, path, idle))
-            outcome = layer.clear(plan_removal(layer, things, in_use=True)) if things else None
-        except errors.FAILURES as error:
-            yield f"{layer.name} keeps an entry of a salted build: {errors.reason_of(error)}"
+            outcome = layer.clear(core.plan_removal(layer, things, in_use=True)) if things else None
+        except core.FAILURES as error:
+            yield f"{layer.name} keeps an entry of a salted build: {core.reason_of(error)}"
             return
         for note in () if outcome is None else (*outcome.failed, *outcome.skipped):
             yield f"{layer.name} keeps an entry of a salted build: {note.key} {note.because}"
 
-    def _spent(self, layer: Layer, path: Path, idle: set[str]) -> Iterator[facts.Entry]:
+    def _spent(self, layer: core.Layer, path: Path, idle: set[str]) -> Iterator[core.Entry]:
         """Yield the entries of finished builds in one root, of this process or of forked children that have ended."""
         traces = {trace: salt for salt, built in self._built.items() for trace in built.traces}
         known = {key: salt for salt, built in self._built.items() for key in built.keys}

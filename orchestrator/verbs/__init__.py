@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from cachectl.layers.base import errors
+from cachectl.layers import core
 
 # Layers are imported when they are asked for: --help and --version need none.
 if TYPE_CHECKING:
     from cachectl.config import Config
     from cachectl.exchange.trust import Trust
     from cachectl.layer_set import LayerSet
-    from cachectl.layers.base import environment, selection
     from cachectl.output_files import Kind, OutputFile
 
 
@@ -38,7 +37,7 @@ class Request:
         options: argparse.Namespace,
         words: Sequence[str],
         command: Sequence[str],
-        environment: environment.Environment | None,
+        environment: core.Environment | None,
     ) -> None:
         self.output = output
         self.notice: Callable[[str], None] = output.warn
@@ -50,23 +49,21 @@ class Request:
     # ------------------------------------------------------------------ what it is about
 
     @cached_property
-    def _here(self) -> environment.Environment:
+    def _here(self) -> core.Environment:
         """The environment without options and settings."""
-        from cachectl.layers.base.environment import Environment, process_variable
-
         if self._given is not None:
             return self._given
         try:
             os.getcwd()
         except OSError as error:
-            where = process_variable("PWD") or "the working folder"
-            raise errors.CachectlError(
+            where = core.process_variable("PWD") or "the working folder"
+            raise core.CachectlError(
                 f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
             ) from error
-        return Environment.here()
+        return core.Environment.here()
 
     @cached_property
-    def environment(self) -> environment.Environment:
+    def environment(self) -> core.Environment:
         """The environment, with the options and settings that change how caches are read and changed."""
         from dataclasses import replace
 
@@ -129,15 +126,13 @@ class Request:
             what, line = "write -- before the command", [*before, "--", *after]
             if self.command and len(unexpected) == 1 and before[-1] == "--isolated":
                 what, line = "write the folder after =", [*before[:-1], f"--isolated={unexpected[0]}", *after[1:]]
-            raise errors.BadRequest(f"{what}: {shlex.join(['cachectl', *line])}")
+            raise core.BadRequest(f"{what}: {shlex.join(['cachectl', *line])}")
         if not self.command:
             self.misuse("end the line with -- and the command to run")
 
-    def selection(self) -> selection.Selection:
+    def selection(self) -> core.Selection:
         """Return which entries were selected."""
-        from cachectl.layers.base.selection import Selection
-
-        return Selection(self.options.kernel, self.options.key, self.before, self.options.stale)
+        return core.Selection(self.options.kernel, self.options.key, self.before, self.options.stale)
 
     @property
     def before(self) -> float | None:
@@ -247,11 +242,10 @@ def _read_by(function: str) -> Callable[[str], Any]:
     """Return the type of an option that a function of the selection reads, which is imported when it is typed."""
 
     def read(text: str) -> Any:  # noqa: ANN401 - a number
-        from cachectl.layers.base import selection
 
         try:
-            return getattr(selection, function)(text)
-        except errors.BadRequest as error:
+            return getattr(core, function)(text)
+        except core.BadRequest as error:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return read

@@ -17,9 +17,7 @@ from typing import ClassVar
 
 from cachectl import output_files, verbs
 from cachectl.layer_set import LayerSet, warn_user
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.layer import Layer
+from cachectl.layers import core
 from cachectl.layers.host import drivers, hardware
 from cachectl.switching import child
 
@@ -54,7 +52,7 @@ _LINES = 10
 _BYTES = 10_000
 
 
-class Ended(errors.CachectlError):
+class Ended(core.CachectlError):
     """The command failed or was ended; ``status`` is its exit status, ``said`` the last lines of its standard error."""
 
     def __init__(self, setting: str, status: int, said: Sequence[str]) -> None:
@@ -75,7 +73,7 @@ class BenchSetting:
     how: str
     layer: str | None = None
     seconds: tuple[float, ...] = ()
-    as_json: ClassVar[facts.AsJson] = facts.AsJson(also=("median",))
+    as_json: ClassVar[core.AsJson] = core.AsJson(also=("median",))
 
     @property
     def median(self) -> float:
@@ -115,11 +113,11 @@ class Machine:
         """Return it in a few words, the GPU first if there is one."""
         kinds = {gpu: self.gpus.count(gpu) for gpu in self.gpus}
         gpus = [gpu if count == 1 else f"{count}x {gpu}" for gpu, count in kinds.items()]
-        usable = None if self.cpus is None else errors.plural(self.cpus, "CPU")
+        usable = None if self.cpus is None else core.plural(self.cpus, "CPU")
         return ", ".join(filter(None, (*gpus, self.cpu, usable))) or self.system
 
 
-def machine(environment: Environment) -> Machine:
+def machine(environment: core.Environment) -> Machine:
     """Describe this machine from the files in ``environment.processes`` (``/proc``)."""
     return Machine(
         cpu=hardware.processor(environment)[0] or platform.processor() or None,
@@ -139,7 +137,7 @@ class Bench:
     saved: tuple[Saved, ...]
     unused: Mapping[str, str]
     machine: Machine
-    as_json: ClassVar[facts.AsJson] = facts.AsJson(
+    as_json: ClassVar[core.AsJson] = core.AsJson(
         "cachectl/bench/1", names={"saved": "saved_by_layer", "unused": "not_used"}
     )
 
@@ -157,7 +155,7 @@ def bench(
     ``notice`` gets lines that a reader of the figures must know, ``show`` the progress. The user's own caches are
     neither read nor written. Raises :class:`Ended` if the command fails, and :class:`~.child.CannotStart`.
     """
-    layers = tuple(layer for layer in stack if layer.abilities()[facts.Ability.RELOCATE] is None)
+    layers = tuple(layer for layer in stack if layer.abilities()[core.Ability.RELOCATE] is None)
     with child.signals_held() as signals, child.isolated_root(stack.environment, notice=notice) as full:
         work = _Work(tuple(command), stack, layers, signals, notice, full)
         entries = work.fill(show)
@@ -178,15 +176,15 @@ def bench(
 
 
 def _settings(
-    stack: LayerSet, layers: Iterable[Layer], entries: Mapping[str, int]
+    stack: LayerSet, layers: Iterable[core.Layer], entries: Mapping[str, int]
 ) -> tuple[list[BenchSetting], dict[str, str]]:
     """Return the settings, one for each layer that the command filled, and the layers that cannot be turned off."""
-    left_alone = child.left_alone((layer for layer in stack if layer.about.scope is facts.Scope.USER), off=False)
+    left_alone = child.left_alone((layer for layer in stack if layer.about.scope is core.Scope.USER), off=False)
     unused = {name: f"stays as it is: {why}" for name, why in left_alone.items()}
-    used: dict[Layer, set[str]] = {}
+    used: dict[core.Layer, set[str]] = {}
     for layer in layers:
         if entries.get(layer.name):
-            switch = layer.disable() if child.can_switch(layer) else facts.Switch(layer.name)
+            switch = layer.disable() if child.can_switch(layer) else core.Switch(layer.name)
             used[layer] = {*switch.unset, *switch.set}
         else:
             unused[layer.name] = "the command stores nothing in it"
@@ -200,7 +198,7 @@ def _settings(
             how = _SWITCHED
         else:
             how = "emptied: no variable switches it"
-        if how != _SWITCHED and layer.abilities()[facts.Ability.CLEAR] is not None:
+        if how != _SWITCHED and layer.abilities()[core.Ability.CLEAR] is not None:
             unused[layer.name] = "no switch, and it cannot be emptied"
             continue
         settings.append(BenchSetting(f"{layer.name} off", how, layer.name))
@@ -213,7 +211,7 @@ class _Work:
 
     command: tuple[str, ...]
     stack: LayerSet
-    layers: tuple[Layer, ...]
+    layers: tuple[core.Layer, ...]
     signals: child.Signals
     notice: Callable[[str], None]
     full: Path
@@ -247,7 +245,7 @@ class _Work:
                 layer = self._moved(root)[setting.layer]
                 outcome = layer.clear(layer.plan_clear())
                 if outcome.failed:
-                    raise errors.Refused(layer.name, f"cannot be emptied for its turn: {outcome.failed[0].because}")
+                    raise core.Refused(layer.name, f"cannot be emptied for its turn: {outcome.failed[0].because}")
             before = self._entries(root)
             seconds = self._seconds(setting.setting, root, changes)
             after = self._entries(root)
@@ -277,9 +275,9 @@ class _Work:
         """Count the entries of each layer below a root; those that cannot be read count as none."""
         moved = self._moved(root)
         counts = {}
-        for layer in (moved[layer.name] for layer in self.layers if layer.about.scope is facts.Scope.USER):
+        for layer in (moved[layer.name] for layer in self.layers if layer.about.scope is core.Scope.USER):
             counts[layer.name] = 0
-            with suppress(*errors.FAILURES):
+            with suppress(*core.FAILURES):
                 places = [place for place in layer.roots() if root in place.path.parents]
                 counts[layer.name] = sum(layer.store.usage(place).entries or 0 for place in places)
         return counts
@@ -296,9 +294,9 @@ def run(request: verbs.Request) -> int:
     if options.plot is not None:
         form = "svg" if options.plot == stream else _FORMS.get(os.path.splitext(options.plot)[1].lower())
         if form is None:
-            raise errors.BadRequest(f"--plot {options.plot!r}: the file name must end in {' or '.join(_FORMS)}")
+            raise core.BadRequest(f"--plot {options.plot!r}: the file name must end in {' or '.join(_FORMS)}")
         if find_spec("matplotlib") is None:
-            raise errors.CachectlError("--plot needs matplotlib, the extra plot: pip install 'opencl-cachectl[plot]'")
+            raise core.CachectlError("--plot needs matplotlib, the extra plot: pip install 'opencl-cachectl[plot]'")
         if options.plot == options.json == stream:
             request.misuse("JSON and the picture cannot both go to standard output; name a FILE")
         picture = request.output_file(options.plot, output_files.PICTURE)

@@ -10,8 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cachectl import verbs
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import CachectlError
+from cachectl.layers import core
 from cachectl.stack import Stack
 from cachectl.switching.child import isolated_root, variables_isolated, variables_off
 from cachectl.verbs.report import lines
@@ -25,7 +24,7 @@ _FEW = 3
 def run(request: verbs.Request) -> int:
     """Carry out ``cachectl demo``: warm and off must store nothing, purge must remove all, and cold refill."""
     if missing := [name for name in ("loopy", "pyopencl") if find_spec(name) is None]:
-        raise CachectlError(
+        raise core.CachectlError(
             f"the demo needs {' and '.join(missing)}; the extra demo: pip install 'opencl-cachectl[demo]'"
         )
     here = request.environment
@@ -34,7 +33,7 @@ def run(request: verbs.Request) -> int:
         stack = Stack(here.with_variables(variables_isolated(Stack(here), root)))
         off = here.with_variables(variables_off(Stack(here), Stack(here), root / "off"))
 
-        def measure(what: str, environment: Environment) -> int:
+        def measure(what: str, environment: core.Environment) -> int:
             """Run the kernels, and return the number of entries afterwards."""
             with request.working(what):
                 started = time.perf_counter()
@@ -66,7 +65,7 @@ def run(request: verbs.Request) -> int:
     return 1
 
 
-def _run(what: str, environment: Environment) -> float:
+def _run(what: str, environment: core.Environment) -> float:
     """Run the demo program, and return the seconds in its kernels."""
     command = [sys.executable, "-m", "cachectl.verbs.demo_kernels", str(_KERNELS)]
     child = subprocess.run(  # noqa: S603 - our own program, by our own interpreter
@@ -74,5 +73,5 @@ def _run(what: str, environment: Environment) -> float:
     )
     if child.returncode:
         reason = (child.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise CachectlError(f"the demo program failed ({what}): {reason}")
+        raise core.CachectlError(f"the demo program failed ({what}): {reason}")
     return float(sum(json.loads(child.stdout).values()))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
 from cachectl import layer_set, verbs
-from cachectl.layers.base import errors, facts
+from cachectl.layers import core
 from cachectl.switching import child
 
 #: How each shell sets a variable, and removes one.
@@ -41,10 +41,10 @@ def env(
     """
     folder = None if root is None else stack.environment.expand(root)
     if folder is not None and (not root or (folder.exists() and not folder.is_dir())):
-        raise errors.BadRequest(f"--root {root!r} is not a directory")
+        raise core.BadRequest(f"--root {root!r} is not a directory")
     notes: list[str] = []
-    switches: list[facts.Switch] = []
-    ability = facts.Ability.DISABLE if folder is None else facts.Ability.RELOCATE
+    switches: list[core.Switch] = []
+    ability = core.Ability.DISABLE if folder is None else core.Ability.RELOCATE
     for layer in stack.named(layers):
         reason = layer.abilities()[ability]
         if reason is not None:
@@ -91,6 +91,6 @@ def _quoted(value: str, shell: str) -> str:
         return "'" + re.sub("(['\u2018\u2019\u201a\u201b])", r"\1\1", value) + "'"
     if shell == "csh" and "\n" in value:
         # It splits the output of `...` at newlines even if they are quoted.
-        raise errors.CachectlError(f"csh cannot quote a value that contains a newline: {value!r}")
+        raise core.CachectlError(f"csh cannot quote a value that contains a newline: {value!r}")
     # csh expands ! even between single quotes.
     return shlex.quote(value).replace("!", "\\!") if shell == "csh" else shlex.quote(value)

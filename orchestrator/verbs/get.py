@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cachectl import verbs
-from cachectl.layers.base.errors import LayerError
+from cachectl.layers import core
 
 OPTIONS = (
     verbs.ONE_LAYER,
@@ -24,7 +24,7 @@ def run(request: verbs.Request) -> int:
     file.demand()
     artifact = layer.get(options.key)
     if artifact is None:
-        raise LayerError(layer.name, f"no entry has the key {options.key!r}; cachectl ls {layer.name} lists keys")
+        raise core.LayerError(layer.name, f"no entry has the key {options.key!r}; cachectl ls {layer.name} lists keys")
     data = artifact_to_bytes(artifact)
     file.write((data,))
     return 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cachectl import verbs
-from cachectl.layers.base import facts
+from cachectl.layers import core
 
 OPTIONS = (verbs.LAYERS, verbs.FORM)
 _Document = Mapping[str, Any]
@@ -29,7 +29,7 @@ def table(document: _Document, _request: verbs.Request) -> verbs.Table:
         (layer["layer"], *("no" if reason else "yes" for reason in layer["abilities"].values()))
         for layer in document["layers"]
     ]
-    return verbs.Table(dict.fromkeys(("layer", *(ability.value for ability in facts.Ability)), str), rows)
+    return verbs.Table(dict.fromkeys(("layer", *(ability.value for ability in core.Ability)), str), rows)
 
 
 def show(document: _Document, request: verbs.Request) -> Iterator[object]:

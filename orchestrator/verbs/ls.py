@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from cachectl import layer_set, listing, verbs
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers import core
 
 _UNKNOWN = float("inf")
 #: The sort key of each order; an unknown time comes last.
-_ORDERS: dict[str, Callable[[facts.Entry], float]] = {
+_ORDERS: dict[str, Callable[[core.Entry], float]] = {
     "size": lambda entry: -entry.bytes,
     "age": lambda entry: _UNKNOWN if entry.modified is None else entry.modified,
     "used": lambda entry: _UNKNOWN if entry.used is None else entry.used,
@@ -32,7 +31,7 @@ EPILOG = "On a terminal the table shortens names and keys to fit; elsewhere they
 
 def ls(
     stack: layer_set.LayerSet,
-    selection: Selection = ALL,
+    selection: core.Selection = core.ALL,
     *,
     layers: Iterable[str] = (),
     sort: str | None = None,
@@ -43,9 +42,9 @@ def ls(
     Raises :class:`BadRequest` for a negative limit.
     """
     if limit is not None and limit < 0:
-        raise errors.BadRequest(f"--limit {limit} is negative")
+        raise core.BadRequest(f"--limit {limit} is negative")
     troubles: list[listing.Trouble] = []
-    entries: Iterable[facts.Entry] = listing.listed(stack.named(layers), selection, troubles.append)
+    entries: Iterable[core.Entry] = listing.listed(stack.named(layers), selection, troubles.append)
     if sort is not None:
         entries = sorted(entries, key=_ORDERS[sort])
     most = None if limit is None else min(limit, sys.maxsize)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from cachectl import config, layer_set, removal, verbs
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.layer import Layer, every_root, plan_removal
+from cachectl.layers import core
 
 OPTIONS = (
     verbs.CLEARABLE,
@@ -41,9 +40,9 @@ def prune(
         settings = config.load(environment)
         limits = settings.limits(environment.clock())
         if limits.none:
-            file = errors.printable(settings.files[0][0]) if settings.files else "a config file"
+            file = core.printable(settings.files[0][0]) if settings.files else "a config file"
             message = f"name a limit: --stale, --older-than or --max-size, or write a limit below [prune] in {file}"
-            raise errors.BadRequest(message)
+            raise core.BadRequest(message)
     chosen, required = stack.chosen(layers), limits
 
     def plan() -> removal.Removal:
@@ -52,14 +51,14 @@ def prune(
     return removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run)
 
 
-def plan_prune(layers: Iterable[Layer], limits: config.Limits) -> removal.Removal:
+def plan_prune(layers: Iterable[core.Layer], limits: config.Limits) -> removal.Removal:
     """Plan the removals that the limits require; changes nothing.
 
     The longest unused goes first, by time of use, else of change, else by a bound on it. Things of unknown age stay.
     """
-    going: dict[Layer, list[facts.Entry]] = {}
-    failed: dict[Layer, list[facts.Note]] = {}
-    aged: list[tuple[float, int, Layer, facts.Entry]] = []
+    going: dict[core.Layer, list[core.Entry]] = {}
+    failed: dict[core.Layer, list[core.Note]] = {}
+    aged: list[tuple[float, int, core.Layer, core.Entry]] = []
     total = 0
     for number, layer in enumerate(layers):
         going[layer], failed[layer] = [], []
@@ -79,30 +78,30 @@ def plan_prune(layers: Iterable[Layer], limits: config.Limits) -> removal.Remova
         going[layer].append(thing)
         total -= thing.bytes
 
-    def plan(layer: Layer) -> facts.Plan:
-        plan = plan_removal(layer, going[layer])
+    def plan(layer: core.Layer) -> core.Plan:
+        plan = core.plan_removal(layer, going[layer])
         return replace(plan, failed=(*plan.failed, *failed[layer]))
 
     return removal.planned(going, plan)
 
 
-def _things(layer: Layer, failed: list[facts.Note], *, contents: bool) -> Iterator[facts.Entry]:
+def _things(layer: core.Layer, failed: list[core.Note], *, contents: bool) -> Iterator[core.Entry]:
     """Yield what a layer holds, and note what could not be read; a guest belongs to another program."""
     try:
         # Nothing is removed if not every root is known.
-        roots = tuple(every_root(layer))
-    except errors.FAILURES as error:
-        failed.append(facts.Note("*", errors.reason_of(error)))
+        roots = tuple(core.every_root(layer))
+    except core.FAILURES as error:
+        failed.append(core.Note("*", core.reason_of(error)))
         return
     for root in roots:
         try:
             for thing in layer.store.scan(root, contents=contents):
-                if isinstance(thing, facts.Problem):
+                if isinstance(thing, core.Problem):
                     failed += [thing.note] if thing.hides else []
                 elif thing.guest is None:
                     yield thing
-        except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
-            failed.append(facts.Note(str(root.path), errors.reason_of(error)))
+        except core.FAILURES as error:  # noqa: PERF203 - one must not end the rest
+            failed.append(core.Note(str(root.path), core.reason_of(error)))
 
 
 show, table = removal.show, removal.table

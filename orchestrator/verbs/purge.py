@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from cachectl import layer_set, removal, verbs
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers import core
 
 OPTIONS = (
     verbs.LAYERS.having("a layer that cachectl layers lists (name one, or use --all)"),
@@ -21,17 +19,21 @@ OPTIONS = (
 
 
 def plan_purge(
-    stack: layer_set.LayerSet, selection: Selection = ALL, *, layers: Iterable[str] = (), damaged: bool = False
+    stack: layer_set.LayerSet,
+    selection: core.Selection = core.ALL,
+    *,
+    layers: Iterable[str] = (),
+    damaged: bool = False,
 ) -> removal.Removal:
     """Plan the purge of a selection in each layer, with ``damaged`` only of damaged entries; touches nothing."""
     return _planned(stack.chosen(layers), selection, damaged=damaged)
 
 
-def _planned(layers: Iterable[Layer], selection: Selection, *, damaged: bool) -> removal.Removal:
-    def plan(layer: Layer) -> facts.Plan:
+def _planned(layers: Iterable[core.Layer], selection: core.Selection, *, damaged: bool) -> removal.Removal:
+    def plan(layer: core.Layer) -> core.Plan:
         # The store of a layer that has nothing here is not loaded. Others may refuse.
-        if selection.kernel is None and layer.about.scope is facts.Scope.USER and not removal.existing_roots(layer):
-            return facts.Plan(layer.name)
+        if selection.kernel is None and layer.about.scope is core.Scope.USER and not removal.existing_roots(layer):
+            return core.Plan(layer.name)
         return layer.plan_clear(selection, damaged=damaged)
 
     return removal.planned(layers, plan)
@@ -39,7 +41,7 @@ def _planned(layers: Iterable[Layer], selection: Selection, *, damaged: bool) ->
 
 def purge(
     stack: layer_set.LayerSet,
-    selection: Selection = ALL,
+    selection: core.Selection = core.ALL,
     *,
     layers: Sequence[str] = (),
     damaged: bool = False,
@@ -67,5 +69,5 @@ def run(request: verbs.Request) -> removal.Removal:
         )
     total = result.total
     if options.key is not None and not any((total.removed, total.orphans_removed, total.skipped, total.failed)):
-        raise errors.CachectlError(f"no entry that is selected has the key {options.key!r}; cachectl ls -q lists keys")
+        raise core.CachectlError(f"no entry that is selected has the key {options.key!r}; cachectl ls -q lists keys")
     return result

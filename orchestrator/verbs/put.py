@@ -7,7 +7,7 @@ import sys
 from contextlib import nullcontext
 
 from cachectl import verbs
-from cachectl.layers.base import errors
+from cachectl.layers import core
 
 OPTIONS = (
     verbs.ONE_LAYER,
@@ -35,13 +35,13 @@ def _read(file: str) -> bytes:
     whole = io.BytesIO()
     try:
         with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as source:
-            while whole.tell() <= errors.LARGEST_ARTIFACT and (piece := source.read(1 << 20)):
+            while whole.tell() <= core.LARGEST_ARTIFACT and (piece := source.read(1 << 20)):
                 whole.write(piece)
     except OSError as error:
         error.filename = "standard input" if file == "-" else file
         raise
-    if whole.tell() > errors.LARGEST_ARTIFACT:
-        raise errors.CachectlError(
-            f"{file}: has more than the {errors.LARGEST_ARTIFACT:,} bytes of the largest artifact; give what get wrote"
+    if whole.tell() > core.LARGEST_ARTIFACT:
+        raise core.CachectlError(
+            f"{file}: has more than the {core.LARGEST_ARTIFACT:,} bytes of the largest artifact; give what get wrote"
         )
     return whole.getvalue()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from cachectl import verbs
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base import errors, facts, registry, store
-from cachectl.layers.base.layer import Layer, every_root
+from cachectl.layers import core
+from cachectl.layers.core import registry
 from cachectl.layers.disk import temporaries
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Total:
     disk_bytes: int | None
 
 
-def _total(usages: Sequence[facts.Usage], *, complete: bool) -> Total:
+def _total(usages: Sequence[core.Usage], *, complete: bool) -> Total:
     """Return sums: without a number that is known, ``None``, or 0 where everything could be counted."""
 
     def known(*names: str) -> list[int]:
@@ -75,10 +75,10 @@ def _total(usages: Sequence[facts.Usage], *, complete: bool) -> Total:
 class RootReport:
     """One root and what it holds."""
 
-    root: facts.Root
+    root: core.Root
     exists: bool
-    usage: facts.Usage
-    as_json: ClassVar[facts.AsJson] = facts.AsJson(flat=("root", "usage"))
+    usage: core.Usage
+    as_json: ClassVar[core.AsJson] = core.AsJson(flat=("root", "usage"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,12 @@ class LayerReport:
 
     layer: str
     title: str
-    state: facts.State
-    scope: facts.Scope
+    state: core.State
+    scope: core.Scope
     precious: bool
     roots: tuple[RootReport, ...]
     failures: tuple[str, ...] = ()
-    as_json: ClassVar[facts.AsJson] = facts.AsJson(flat=("state", "total"), also=("total",))
+    as_json: ClassVar[core.AsJson] = core.AsJson(flat=("state", "total"), also=("total",))
 
     @property
     def total(self) -> Total:
@@ -101,14 +101,14 @@ class LayerReport:
         return _total(usages, complete=not self.failures and all(usage.complete for usage in usages))
 
     @property
-    def problems(self) -> tuple[facts.Problem, ...]:
+    def problems(self) -> tuple[core.Problem, ...]:
         """Return the problems of all roots."""
         return tuple(problem for root in self.roots for problem in root.usage.problems)
 
     @property
     def idle(self) -> bool:
         """Return whether the layer is complete and empty, and nobody has switched it off."""
-        total, off = self.total, self.state.condition is facts.Condition.DISABLED
+        total, off = self.total, self.state.condition is core.Condition.DISABLED
         return total.complete and not (off or total.entries or total.files or self.problems)
 
 
@@ -138,10 +138,10 @@ class Report:
     generated: float
     layers: tuple[LayerReport, ...]
     broken: tuple[registry.Broken, ...] = ()
-    leftovers: tuple[facts.Entry, ...] = ()
+    leftovers: tuple[core.Entry, ...] = ()
     neighbours: tuple[Neighbour, ...] | None = None
     pythons: tuple[PythonShare, ...] | None = None
-    as_json: ClassVar[facts.AsJson] = facts.AsJson(
+    as_json: ClassVar[core.AsJson] = core.AsJson(
         "cachectl/report/1", also=("total",), optional=("neighbours", "pythons")
     )
 
@@ -185,41 +185,40 @@ def report(stack: LayerSet, layers: Iterable[str] = (), *, neighbours: bool = Fa
     )
 
 
-def _layer_report(layer: Layer) -> LayerReport:
+def _layer_report(layer: core.Layer) -> LayerReport:
     failures: dict[str, None] = {}
-    state = facts.State(facts.Condition.UNKNOWN, "its state could not be read")
-    roots: tuple[facts.Root, ...] = ()
+    state = core.State(core.Condition.UNKNOWN, "its state could not be read")
+    roots: tuple[core.Root, ...] = ()
     try:
-        roots = tuple(every_root(layer))
-    except errors.FAILURES as error:
-        failures[errors.reason_of(error)] = None
+        roots = tuple(core.every_root(layer))
+    except core.FAILURES as error:
+        failures[core.reason_of(error)] = None
     try:
         state = layer.state()
-    except errors.FAILURES as error:
-        failures[errors.reason_of(error)] = None
+    except core.FAILURES as error:
+        failures[core.reason_of(error)] = None
     reports, about = tuple(_root_report(layer, root) for root in roots), layer.about
     return LayerReport(layer.name, layer.title, state, about.scope, about.precious, reports, tuple(failures))
 
 
-def _root_report(layer: Layer, root: facts.Root) -> RootReport:
+def _root_report(layer: core.Layer, root: core.Root) -> RootReport:
     try:
         # The store of a missing root is not loaded.
-        usage = layer.store.usage(root) if root.may_exist else store.sum_usage(())
+        usage = layer.store.usage(root) if root.may_exist else core.sum_usage(())
         return RootReport(root, root.exists, usage)
-    except errors.FAILURES as error:
+    except core.FAILURES as error:
         # An unreadable root exists.
-        usage = store.unknown_usage(facts.Problem(root.path, "unreadable", errors.reason_of(error)))
+        usage = core.unknown_usage(core.Problem(root.path, "unreadable", core.reason_of(error)))
         return RootReport(root, exists=True, usage=usage)
 
 
-def _by_python(layers: Iterable[Layer], stack: LayerSet) -> tuple[PythonShare, ...]:
+def _by_python(layers: Iterable[core.Layer], stack: LayerSet) -> tuple[PythonShare, ...]:
     """Sum the entries that name a Python, the largest sum first; entries that cannot be read are left out."""
     from cachectl import listing
-    from cachectl.layers.base.selection import ALL
     from cachectl.layers.host.pythons import pythons_of
 
-    groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[facts.Entry]] = {}
-    for entry in listing.listed(layers, ALL, lambda _: None, contents=False):
+    groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[core.Entry]] = {}
+    for entry in listing.listed(layers, core.ALL, lambda _: None, contents=False):
         if python := entry.versions.get("python"):
             packages = tuple(sorted(item for item in entry.versions.items() if item[0] != "python"))
             groups.setdefault((python, packages), []).append(entry)
@@ -261,11 +260,11 @@ def run(request: verbs.Request) -> Report | int:
     return whole
 
 
-def draw(whole: Report, listing: Listing, findings: Iterable[facts.Finding]) -> bytes:
+def draw(whole: Report, listing: Listing, findings: Iterable[core.Finding]) -> bytes:
     """Return a report as an HTML page, with its entries and findings."""
     from cachectl.pages import build_page, numbered
 
-    printable, words = errors.printable, numbered()
+    printable, words = core.printable, numbered()
     rows: list[list[object]] = []
     # Entries that only share a folder are in no total.
     for entry in (entry for entry in listing.entries if entry.guest is None):
@@ -301,13 +300,13 @@ def draw(whole: Report, listing: Listing, findings: Iterable[facts.Finding]) -> 
     return build_page("report", "cachectl report", data)
 
 
-def _place_of(entry: facts.Entry) -> str:
+def _place_of(entry: core.Entry) -> str:
     """Return the device or the Python that an entry is for, else the versions that it names."""
     if entry.device:
-        return errors.printable(entry.device)
+        return core.printable(entry.device)
     if python := entry.versions.get("python"):
         return f"Python {_release(python)}"
-    versions = (f"{name} {errors.printable(version)}" for name, version in entry.versions.items())
+    versions = (f"{name} {core.printable(version)}" for name, version in entry.versions.items())
     return ", ".join(versions) or "device unknown"
 
 
@@ -345,7 +344,7 @@ def lines(whole: Report, home: str, *, verbose: bool = False) -> Iterator[object
         yield ""
         yield verbs.Table(_COLUMNS, rows, ("total", "", *_cells(total)[:3], ""))
     if hidden := len(whole.layers) - len(shown):
-        yield f"{errors.plural(hidden, 'more layer' if shown else 'layer')}: nothing here; -v shows all"
+        yield f"{core.plural(hidden, 'more layer' if shown else 'layer')}: nothing here; -v shows all"
     if not total.complete:
         yield "+: lower bound, -: unknown; the problems below say what could not be counted"
     for layer in shown:
@@ -389,7 +388,7 @@ def _others(whole: Report, home: str) -> Iterator[object]:
 
 def summary(whole: Report) -> str:
     """Format the sums: what there is, and what could go."""
-    total, entries = whole.total, errors.plural(whole.total.entries or 0, "entry", "entries")
+    total, entries = whole.total, core.plural(whole.total.entries or 0, "entry", "entries")
     held = f"{_cells(total)[2]} in {entries}{'' if total.complete else '+'}"
     sums = {"stale": total.stale_bytes or 0, "orphans": total.orphan_bytes or 0}
     if removable := ", ".join(f"{what} {verbs.size(amount)}" for what, amount in sums.items() if amount):
@@ -409,7 +408,7 @@ def _details(layer: LayerReport, home: str) -> Iterator[str]:
             continue
         notes += [] if root.exists else ["not there"]
         if usage.orphan_files:
-            notes.append(f"{errors.plural(usage.orphan_files, 'orphan')}, {verbs.size(usage.orphan_bytes)}")
+            notes.append(f"{core.plural(usage.orphan_files, 'orphan')}, {verbs.size(usage.orphan_bytes)}")
         yield f"  {_short(root.root.path, home)}  ({'; '.join(notes)})"
 
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl import layer_set, verbs
-from cachectl.layers.base import errors, facts
+from cachectl.layers import core
 from cachectl.switching import child
 from cachectl.switching.child import make_kept_root
 
 if TYPE_CHECKING:
     from cachectl.exchange.push_pull import StoreUse
-    from cachectl.layers.base.layer import Layer
     from cachectl.watching.proof import Proof
 
 #: How many paths the proof of a layer names.
@@ -108,9 +107,9 @@ def run_with(
             kept = _kept_below(stack, isolated)
             block.enter_context(push_pull.shared_around(kept, store, notice, layers=layers, besides=besides, own=here))
         staying = child.left_alone(chosen, off=no_cache) if no_cache or isolated else {}
-        for name in (name for name in staying if stack[name].about.scope is facts.Scope.USER):
+        for name in (name for name in staying if stack[name].about.scope is core.Scope.USER):
             if name in layers:
-                raise errors.Refused(name, f"stays as it is: {staying[name]}")
+                raise core.Refused(name, f"stays as it is: {staying[name]}")
             notice(f"{name} stays as it is: {staying[name]}")
         signals = block.enter_context(child.signals_held())
         changes: dict[str, str | None] = {}
@@ -136,7 +135,7 @@ def run_with(
         return Ran(status, None if proof is None else proof.end())
 
 
-def _watch(stack: layer_set.LayerSet, layers: Iterable[Layer], left_out: frozenset[str]) -> Proof:
+def _watch(stack: layer_set.LayerSet, layers: Iterable[core.Layer], left_out: frozenset[str]) -> Proof:
     from cachectl.watching.proof import Proof
 
     return Proof(stack, layers, left_out=left_out)
@@ -150,9 +149,7 @@ def _kept_below(stack: layer_set.LayerSet, root: Path | bool) -> layer_set.Layer
     if root is False:
         return stack
     if root is True:
-        raise errors.BadRequest(
-            "an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR"
-        )
+        raise core.BadRequest("an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR")
     make_kept_root(root, mode=0o700)
     return type(stack)(child.environment_below(stack.environment, str(root)))
 
@@ -212,7 +209,7 @@ def _lines(proof: Proof) -> Iterator[str]:
     from cachectl.watching.proof import FAILS, UNKNOWN
 
     for attestation in proof.attestations:
-        files = f"{errors.plural(attestation.compared, 'file')} compared"
+        files = f"{core.plural(attestation.compared, 'file')} compared"
         if attestation.touches:
             shown = [f"{path} {', '.join(what)}" for path, what in attestation.touches[:_FEW]]
             more = len(attestation.touches) - len(shown)
@@ -220,7 +217,7 @@ def _lines(proof: Proof) -> Iterator[str]:
         elif attestation.unknown:
             attested = f"no write seen ({files}), but reads are unknown: {'; '.join(attestation.unknown)}"
         else:
-            means = ", ".join([f"file events on {errors.plural(attestation.folders, 'folder')}", *attestation.notes])
+            means = ", ".join([f"file events on {core.plural(attestation.folders, 'folder')}", *attestation.notes])
             attested = f"not written ({files}), not read ({means})"
         yield f"proof: {attestation.layer}: {attested}"
     for name in proof.left_out:

@@ -17,8 +17,7 @@ from zlib import crc32
 
 from cachectl import verbs
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base.environment import config_paths
-from cachectl.layers.base.errors import FAILURES, BadRequest
+from cachectl.layers import core
 
 KINDS = ("systemd", "cron", "slurm-epilog")
 OPTIONS = (
@@ -82,7 +81,7 @@ def schedule(layers: LayerSet, kind: str, *, all_users: bool = False) -> str:
     Raises :class:`BadRequest` for another kind, and for a variable that cannot be written down.
     """
     if kind == "slurm-epilog" and all_users:
-        raise BadRequest("slurm-epilog prunes the caches of the job's user; drop --all-users")
+        raise core.BadRequest("slurm-epilog prunes the caches of the job's user; drop --all-users")
     # Python started by a relative path keeps dots in it.
     command = [os.path.abspath(sys.executable), "-m", "cachectl", "prune", *(["--all-users"] if all_users else [])]
     words = " --all-users" if all_users else ""
@@ -103,7 +102,7 @@ def schedule(layers: LayerSet, kind: str, *, all_users: bool = False) -> str:
         return _CRON.format(words=words, line=line)
     if kind == "slurm-epilog":
         return _EPILOG.format(command=shlex.join(command))
-    raise BadRequest(f"unknown schedule {kind!r}; there are {', '.join(KINDS)}")
+    raise core.BadRequest(f"unknown schedule {kind!r}; there are {', '.join(KINDS)}")
 
 
 def _needed_variables(layers: LayerSet) -> Mapping[str, str]:
@@ -115,16 +114,16 @@ def _needed_variables(layers: LayerSet) -> Mapping[str, str]:
         without = environment.with_variables({name: None})
         if name != "HOME" and _places(type(layers)(without)) != here:
             if re.search(r"[\x00-\x1f\x7f]", value):
-                raise BadRequest(f"{name} has a control character, which no schedule can hold; change it")
+                raise core.BadRequest(f"{name} has a control character, which no schedule can hold; change it")
             needed[name] = value
     return needed
 
 
 def _places(layers: LayerSet) -> set[Path]:
     """Return where caches and settings are."""
-    places = {path for _, path in config_paths(layers.environment)}
+    places = {path for _, path in core.config_paths(layers.environment)}
     for layer in layers:
-        with suppress(*FAILURES):
+        with suppress(*core.FAILURES):
             places.update(root.path for root in layer.roots())
     return places
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cachectl import verbs
-from cachectl.layers.base import errors
+from cachectl.layers import core
 
 if TYPE_CHECKING:
     from cachectl.stage import Ranks
@@ -60,7 +60,7 @@ def run(request: verbs.Request) -> int:
     with signals_held() as signals:
         try:
             return _run(request.command, ranks, signals)
-        except errors.BadRequest:
+        except core.BadRequest:
             if ranks.rank == 0:
                 raise
             return 2

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from cachectl import verbs
 from cachectl.exchange import place, trust, wire
 from cachectl.exchange.store import StoreCollection, place_of
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.selection import moment_text
+from cachectl.layers import core
 from cachectl.layers.disk import plain
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class StoreListing:
     url: str
     digest: str
     keys: tuple[ListedKey, ...]
-    as_json: ClassVar[facts.AsJson] = facts.AsJson("cachectl/store/1")
+    as_json: ClassVar[core.AsJson] = core.AsJson("cachectl/store/1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ class Collection:
     removed: int
     freed: int
     kept: int
-    as_json: ClassVar[facts.AsJson] = facts.AsJson("cachectl/store-gc/1")
+    as_json: ClassVar[core.AsJson] = core.AsJson("cachectl/store-gc/1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ class StoreCheck:
     entries: int = 0
     packs: int = 0
     findings: tuple[StoreFinding, ...] = ()
-    as_json: ClassVar[facts.AsJson] = facts.AsJson("cachectl/store-verify/1")
+    as_json: ClassVar[core.AsJson] = core.AsJson("cachectl/store-verify/1")
 
     @property
     def failed(self) -> bool:
@@ -169,7 +168,7 @@ class SharedStore:
         damaged: nothing is removed then, because what it lists is unknown.
         """
         if self._place.is_bundle and older_than is not None:
-            raise errors.BadRequest("a bundle has no times; give --max-size, or gc without a limit")
+            raise core.BadRequest("a bundle has no times; give --max-size, or gc without a limit")
         try:
             return self._collect(older_than, max_size, dry_run=dry_run)
         except place.Gone:
@@ -234,8 +233,8 @@ class SharedStore:
         self._place.remove([probe])
         for moment in moments:
             if moment is not None and abs(moment - now) > _SKEW:
-                store_time, own_time = moment_text(moment), moment_text(now)
-                raise errors.CachectlError(
+                store_time, own_time = core.moment_text(moment), core.moment_text(now)
+                raise core.CachectlError(
                     f"{self._place.shown}: its clock shows {store_time}, that of this machine {own_time}; set it"
                 )
 
@@ -307,15 +306,15 @@ def show(result: StoreListing | Collection | StoreCheck, request: verbs.Request)
         yield verbs.Whole(f"digest {result.digest}")
     elif isinstance(result, Collection):
         would = "would be " if result.dry_run else ""
-        entries = errors.plural(result.entries, "entry", "entries")
-        yield verbs.Whole(f"{errors.plural(len(result.parts), 'part')} of the index with {entries} {would}removed")
+        entries = core.plural(result.entries, "entry", "entries")
+        yield verbs.Whole(f"{core.plural(len(result.parts), 'part')} of the index with {entries} {would}removed")
         sizes = f"{verbs.size(result.freed)}; {verbs.size(result.kept)} stay"
-        yield verbs.Whole(f"{errors.plural(result.removed, 'pack')} {would}removed: {sizes}")
+        yield verbs.Whole(f"{core.plural(result.removed, 'pack')} {would}removed: {sizes}")
     else:
         for finding in result.findings:
             yield f"{finding.severity}: {finding.name}: {finding.message}"
-        entries, parts = errors.plural(result.entries, "entry", "entries"), errors.plural(result.parts, "part")
-        packs = errors.plural(result.packs, "pack")
+        entries, parts = core.plural(result.entries, "entry", "entries"), core.plural(result.parts, "part")
+        packs = core.plural(result.packs, "pack")
         yield verbs.Whole(f"{entries} in {parts} of the index and {packs} checked")
         yield verbs.Whole(f"digest {result.digest}")
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cachectl import layer_set, output_files, verbs
-from cachectl.layers.base import errors
+from cachectl.layers import core
 from cachectl.switching import child
 from cachectl.watching import evidence, timeline
 from cachectl.watching.trace import KernelTrace, Trace, Tracer
@@ -85,7 +85,7 @@ def show(traced: Trace) -> Iterator[bytes | str | verbs.Table]:
         yield verbs.Table({"layer": str, **numbers, "stored": verbs.size, "evidence": str}, rows)
     yield from (f"{layer.layer}: {layer.state} ({layer.state_why})" for layer in stopped)
     others = len(traced.layers) - len({layer.layer for layer in (*shown, *stopped)})
-    yield f"{errors.plural(others, 'more layer' if shown or stopped else 'layer')}: no use seen"
+    yield f"{core.plural(others, 'more layer' if shown or stopped else 'layer')}: no use seen"
     for program in traced.unwatched:
         yield f"not counted, could not be watched: {program.command} (it used {', '.join(program.layers)})"
     summary = traced.summary
@@ -157,4 +157,4 @@ def _folded(misses: Sequence[evidence.Miss]) -> Iterator[str]:
         names = list(dict.fromkeys(" ".join(miss.kernels) or verbs.DASH for miss in alike))
         yield f"{': '.join(filter(None, (layer, part, names[0])))}: {because}"
         if names[1:]:
-            yield f"  … and {errors.plural(len(names) - 1, 'more kernel')}: the same"
+            yield f"  … and {core.plural(len(names) - 1, 'more kernel')}: the same"

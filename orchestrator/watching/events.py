@@ -23,9 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.store import ENTRY, OWN
+from cachectl.layers import core
 from cachectl.layers.disk.plain import nearest
 
 # sys/inotify.h
@@ -165,7 +163,7 @@ class WatchedPlace:
     """
 
     path: Path
-    claims: list[tuple[Layer, facts.Root]] = field(default_factory=list)
+    claims: list[tuple[core.Layer, core.Root]] = field(default_factory=list)
     everybodys: bool = False
 
     @property
@@ -181,22 +179,24 @@ class WatchedPlace:
 
     def owners(self, relative: str) -> frozenset[str]:
         """Return the names of the layers that recognise a path below the place as theirs, or as leading to theirs."""
-        return frozenset(layer.name for layer, root in self.claims if _kind_of(layer, root, relative) in (ENTRY, OWN))
+        return frozenset(
+            layer.name for layer, root in self.claims if _kind_of(layer, root, relative) in (core.ENTRY, core.OWN)
+        )
 
     def is_unclear(self, name: str) -> bool:
         """Return whether a layer cannot say which files here are its own."""
         return any(layer.name == name and _kind_of(layer, root, "?") is None for layer, root in self.claims)
 
 
-def _kind_of(layer: Layer, root: facts.Root, path: str) -> str | None:
+def _kind_of(layer: core.Layer, root: core.Root, path: str) -> str | None:
     """Ask a layer what a path is to it; a layer that fails to answer counts as unknown."""
     try:
         return layer.store.kind_of(root, path)
-    except errors.FAILURES:
+    except core.FAILURES:
         return None
 
 
-def places_of(layers: Iterable[Layer]) -> tuple[list[WatchedPlace], dict[str, str]]:
+def places_of(layers: Iterable[core.Layer]) -> tuple[list[WatchedPlace], dict[str, str]]:
     """Return the folders in which layers keep entries, and the layers whose folders are not known, with the reason."""
     places: dict[Path, WatchedPlace] = {}
     common: set[Path] = set()
@@ -207,8 +207,8 @@ def places_of(layers: Iterable[Layer]) -> tuple[list[WatchedPlace], dict[str, st
         common |= {Path(os.path.realpath(folder)) for folder in folders}
         try:
             roots = layer.roots()
-        except errors.FAILURES as error:
-            unknown[layer.name] = f"its roots are not known: {errors.reason_of(error)}"
+        except core.FAILURES as error:
+            unknown[layer.name] = f"its roots are not known: {core.reason_of(error)}"
             continue
         for root in roots:
             path = Path(os.path.realpath(root.path))
@@ -314,7 +314,7 @@ class History:
 
 
 #: A file of a layer that was used: the root, the name below it, and its history.
-Use = tuple[facts.Root, str, History]
+Use = tuple[core.Root, str, History]
 
 
 class EntryEvents:
@@ -322,7 +322,7 @@ class EntryEvents:
 
     _events: FileEvents
 
-    def __init__(self, layers: Iterable[Layer]) -> None:
+    def __init__(self, layers: Iterable[core.Layer]) -> None:
         layers = tuple(layers)
         places, unknown = places_of(layers)
         self.why_not: str | None = None
@@ -410,7 +410,7 @@ class EntryEvents:
             for place in self._places if history.uses else ():
                 if key := place.relative(path):
                     for layer, root in place.claims:
-                        if _kind_of(layer, root, key) in (ENTRY, OWN):
+                        if _kind_of(layer, root, key) in (core.ENTRY, core.OWN):
                             uses[layer.name].append((root, key, history))
         return {name: (of_layer, self._doubts[name]) for name, of_layer in uses.items()}
 
@@ -421,7 +421,7 @@ class EntryEvents:
             if any(map(place.is_unclear, place.layers)):
                 self._doubt(place, "the layer cannot say which files are its own")
             # Other roots are fallbacks.
-            is_first = any(root == layer.roots()[0] and root.scope is facts.Scope.USER for layer, root in place.claims)
+            is_first = any(root == layer.roots()[0] and root.scope is core.Scope.USER for layer, root in place.claims)
             if is_first and (why := storing_refused(place.path)) is not None:
                 self._doubt(place, f"{why}: a miss that stores nothing does not show")
         for place in self._unwatched:

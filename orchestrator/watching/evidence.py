@@ -1,6 +1,6 @@
 """What each layer did in a run, from all that was seen of it, and why its lookups missed.
 
-Each layer says how its lookups are observed (:class:`cachectl.layers.base.parts.Lookups`). Libraries in Python are
+Each layer says how its lookups are observed (:class:`cachectl.layers.core.parts.Lookups`). Libraries in Python are
 watched, and drivers that report while they build are listened to: exact, also while other programs use the same caches.
 File events show the lookups of drivers that keep each entry in a file: exact, unless something was seen that makes it
 doubtful. For other layers the entries before and after the run are compared: new ones, and times of use.
@@ -14,9 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
-from cachectl.layers.base import errors, facts, parts
-from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.store import ENTRY
+from cachectl.layers import core
 from cachectl.watching.events import Use, storing_refused
 from cachectl.watching.programs import Event
 
@@ -69,7 +67,7 @@ class EntryTrace:
     broken: bool = False
     at: tuple[float, ...] = ()
     root: str = ""
-    as_json: ClassVar[facts.AsJson] = facts.AsJson(hidden=("at",))
+    as_json: ClassVar[core.AsJson] = core.AsJson(hidden=("at",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +92,9 @@ class Evidence:
     may have used its files.
     """
 
-    def __init__(self, layer: Layer, *, explain: bool = False) -> None:
+    def __init__(self, layer: core.Layer, *, explain: bool = False) -> None:
         self.layer = layer
-        self.part = layer.about.lookups or parts.Lookups()
+        self.part = layer.about.lookups or core.Lookups()
         self.began = 0.0
         self.events: Sequence[Event] = ()
         self.unread: Sequence[str] = ()
@@ -108,13 +106,13 @@ class Evidence:
         self.strangers: Iterable[str] = ()
         #: Modules that must be watched for the numbers to be exact.
         self._modules = {*self.part.modules, *(call.module for call in self.part.calls)}
-        self._is_system = layer.about.scope is facts.Scope.SYSTEM
+        self._is_system = layer.about.scope is core.Scope.SYSTEM
         #: Entries before the run, by root and key; ``None`` if they cannot be listed, or the layer is watched.
         self._before = self._list()
         self._counters = self._count()
-        self._known: list[facts.Entry] = []
+        self._known: list[core.Entry] = []
         if explain:
-            with suppress(*errors.FAILURES):
+            with suppress(*core.FAILURES):
                 self._known += layer.entries()
 
     def take(self, uses: Iterable[Use], doubts: Mapping[str, None]) -> None:
@@ -124,7 +122,7 @@ class Evidence:
         for use in uses:
             root, key, history = use
             name = key.rpartition("/")[2]
-            if self.layer.store.kind_of(root, key) == ENTRY:
+            if self.layer.store.kind_of(root, key) == core.ENTRY:
                 self.entries.append(use)
             elif shared is not None and shared.fullmatch(name):
                 self._shared[name] = self._shared.get(name, 0) + history.openings
@@ -136,7 +134,7 @@ class Evidence:
         """Return whether a lookup or store that a program noted was the layer's."""
         return self.part.owns(event, self.layer.name)
 
-    def _list(self) -> dict[str, facts.Entry] | None:
+    def _list(self) -> dict[str, core.Entry] | None:
         if self._is_system or self._modules:
             return None
         try:
@@ -144,16 +142,16 @@ class Evidence:
                 f"{root.path}/{entry.key}": entry
                 for root in self.layer.roots()
                 for entry in self.layer.store.scan(root, contents=False)
-                if isinstance(entry, facts.Entry) and entry.is_listed
+                if isinstance(entry, core.Entry) and entry.is_listed
             }
-        except errors.FAILURES:
+        except core.FAILURES:
             return None
 
     def _count(self) -> tuple[int, int] | None:
         """Return the cache's own counters; ``None`` if it has none, or if a plug-in fails to read them."""
         try:
             return self.part.counters(self.layer.environment)
-        except errors.FAILURES:
+        except core.FAILURES:
             return None
 
     def trace(self, used: Sequence[EntryTrace]) -> LayerTrace:
@@ -164,14 +162,14 @@ class Evidence:
             reasons = " and ".join(f"could not {act} {', '.join(names)}" for act, names in gaps if names)
             counted = replace(counted, evidence=INFERRED, why=f"{counted.why}; a lower bound: {reasons}")
         # Why it took no part; what was counted counts more, because a program may switch a layer itself.
-        with suppress(*errors.FAILURES):
+        with suppress(*core.FAILURES):
             state = self.layer.state()
-            if state.condition is facts.Condition.DISABLED:
+            if state.condition is core.Condition.DISABLED:
                 return counted if counted.hits else replace(counted, state="disabled", state_why=state.why)
-            if state.condition is facts.Condition.BYPASSED:
+            if state.condition is core.Condition.BYPASSED:
                 return counted if counted.was_used else replace(counted, state="bypassed", state_why=state.why)
-            if state.condition is not facts.Condition.ABSENT and self.layer.about.when_closed and not counted.stores:
-                roots = (root.path for root in self.layer.roots() if root.scope is facts.Scope.USER)
+            if state.condition is not core.Condition.ABSENT and self.layer.about.when_closed and not counted.stores:
+                roots = (root.path for root in self.layer.roots() if root.scope is core.Scope.USER)
                 if why := next(filter(None, map(storing_refused, roots)), None):
                     return replace(counted, state="closed", state_why=why)
         return counted
@@ -245,9 +243,9 @@ class Evidence:
         root, key, history = use
         artifact: object = None
         # An entry that cannot be read shows what is known without its content.
-        with suppress(*errors.FAILURES):
+        with suppress(*core.FAILURES):
             artifact = self.layer.store.read(root, [key]).get(key)
-        detail = artifact.detail if isinstance(artifact, facts.Artifact) else {}
+        detail = artifact.detail if isinstance(artifact, core.Artifact) else {}
         stores = sum(is_store for _, is_store in history.uses)
         return EntryTrace(
             layer=self.layer.name,
@@ -257,7 +255,7 @@ class Evidence:
             bytes=size,
             kernels=tuple((detail.get("kernels") or "").split()) or None,
             device=detail.get("device") or None,
-            broken=isinstance(artifact, errors.Damaged),
+            broken=isinstance(artifact, core.Damaged),
             at=tuple(at for at, _ in history.uses),
             root=str(root.path),
         )
@@ -291,9 +289,9 @@ class Evidence:
 
     def _silent(self, used: Sequence[EntryTrace]) -> Iterator[str]:
         """Yield why misses may have stored nothing, and so do not show."""
-        with suppress(*errors.FAILURES):
+        with suppress(*core.FAILURES):
             state = self.layer.state()
-            if state.condition is facts.Condition.DISABLED:
+            if state.condition is core.Condition.DISABLED:
                 yield f"it is off ({state.why}), so that no lookup shows"
         builds = [event for event in self.events if _is_silent(event) or event.get("by_files")]
         if used and any(event["failed"] for event in builds):

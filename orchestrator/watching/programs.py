@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from cachectl.layers.base.parts import Lookups
+from cachectl.layers import core
 from cachectl.layers.disk.plain import open_plain
 from cachectl.layers.host import processes
 
@@ -145,7 +145,7 @@ class Processes:
     uses the cache. ``strangers`` maps layers to the commands of programs that are not of the run.
     """
 
-    def __init__(self, folder: Path, lookups: Mapping[str, Lookups]) -> None:
+    def __init__(self, folder: Path, lookups: Mapping[str, core.Lookups]) -> None:
         self._folder = folder
         #: Lookups that count in the process itself, and those that are seen by their files, by any program.
         self._observed = {name: part for name, part in lookups.items() if part.files is None}
@@ -235,7 +235,7 @@ def _command(pid: int) -> str:
     return os.fsdecode((processes.read(pid, "cmdline") or b"").rstrip(b"\0").replace(b"\0", b" "))
 
 
-def _uses(pid: int, lookups: Mapping[str, Lookups]) -> set[str]:
+def _uses(pid: int, lookups: Mapping[str, core.Lookups]) -> set[str]:
     """Return the layers whose files a process, which may end at any moment, has mapped or opened."""
     mapped = os.fsdecode(processes.read(pid, "maps") or b"")
     opened = ""

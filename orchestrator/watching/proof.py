@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cachectl import layer_set
-from cachectl.layers.base.layer import Layer
+from cachectl.layers import core
 from cachectl.layers.host.processes import network_file_system
 from cachectl.watching import events
 
@@ -87,7 +87,7 @@ class Proof:
     """
 
     def __init__(
-        self, stack: layer_set.LayerSet, layers: Iterable[Layer], *, left_out: frozenset[str] = frozenset()
+        self, stack: layer_set.LayerSet, layers: Iterable[core.Layer], *, left_out: frozenset[str] = frozenset()
     ) -> None:
         named = [layer.name for layer in layers]
         self.left_out = tuple(name for name in named if name in left_out)

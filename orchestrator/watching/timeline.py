@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from cachectl import output_files
-from cachectl.layers.base import errors
-from cachectl.layers.base.parts import Lookups
+from cachectl.layers import core
 from cachectl.watching.programs import Event
 
 #: The stages of a start, in the order in which a kernel passes through them.
@@ -123,7 +122,7 @@ def read_timeline(
     events: Sequence[Event],
     *,
     layer_of: Callable[[Event], str],
-    lookups: Mapping[str, Lookups],
+    lookups: Mapping[str, core.Lookups],
 ) -> Timeline:
     """Return the timeline of a run from the events of its processes, each process's in their order.
 
@@ -156,7 +155,7 @@ def read_timeline(
         elif kind == "build":
             name, binary = event.get("kind") or kind, event.get("binary")
             spans.append(_span(event, "build", name, monotonic, layer=event["layer"], outcome=binary))
-            part = lookups.get(event.get("driver") or "", Lookups())
+            part = lookups.get(event.get("driver") or "", core.Lookups())
             spans += _driver_spans(event, part, stored if event.get("compiled") else (), began, later)
             stored = ()
     processes = [
@@ -197,7 +196,7 @@ def _compiled_in(launch: Span, later: Mapping[tuple[int, str], list[Span]]) -> I
 
 def _driver_spans(
     event: Event,
-    part: Lookups,
+    part: core.Lookups,
     stored: Sequence[str],
     began: tuple[int, int],
     later: dict[tuple[int, str], list[Span]],
@@ -323,7 +322,7 @@ def check(name: str) -> None:
     """Raise :class:`BadRequest` if the name of a file does not say its form."""
     if not name.endswith((".json", ".html")):
         message = f"{name!r}: the name of a timeline ends in .json (Chrome trace format) or .html (a page)"
-        raise errors.BadRequest(message)
+        raise core.BadRequest(message)
 
 
 def encode(timeline: Timeline, name: str) -> bytes:

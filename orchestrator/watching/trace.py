@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.environment import Environment
+from cachectl.layers import core
 from cachectl.layers.inside import observer
 from cachectl.switching import child, overlay
 from cachectl.watching import evidence, programs
@@ -97,7 +96,7 @@ class Trace:
     passed_on: bytes = b""
     timeline: timelines.Timeline | None = None
     summary: timelines.Summary | None = None
-    as_json: ClassVar[facts.AsJson] = facts.AsJson(
+    as_json: ClassVar[core.AsJson] = core.AsJson(
         "cachectl/trace/1", hidden=("misfits", "passed_on", "timeline"), optional=("misses",)
     )
 
@@ -161,7 +160,7 @@ class Tracer:
             self._began = timelines.clocks()
             yield
 
-    def variables(self, here: Environment) -> dict[str, str]:
+    def variables(self, here: core.Environment) -> dict[str, str]:
         """Return the variables that make a child and its children watched."""
         paths = os.pathsep.join(filter(None, [str(self.site), here.get("PYTHONPATH")]))
         own = {_FOLDER: str(self.notes), "PYTHONPATH": paths}
@@ -238,7 +237,7 @@ def traced() -> Iterator[Trace]:
     second one raises :class:`BadRequest`.
     """
     if not _ONE.acquire(blocking=False):
-        raise errors.BadRequest("another block of this process is being traced")
+        raise core.BadRequest("another block of this process is being traced")
     try:
         trace = Trace()
         stack = LayerSet()
@@ -258,7 +257,7 @@ def traced() -> Iterator[Trace]:
 
 @contextmanager
 def _observed(tracer: Tracer) -> Iterator[None]:
-    with overlay.applied(overlay.variables(tracer.variables(Environment.here()))):
+    with overlay.applied(overlay.variables(tracer.variables(core.Environment.here()))):
         recorder = observer.observe(str(tracer.notes), str(tracer.site))
         try:
             yield

@@ -6,7 +6,7 @@ import pytest
 from homes import Home
 from tiers import thorough
 
-from cachectl.layers.base.conformance import snapshot
+from cachectl.layers.core.conformance import snapshot
 
 pytestmark = pytest.mark.real
 

@@ -10,7 +10,7 @@ import pytest
 from homes import Home
 from support.doctor import dictionary, leak
 
-from cachectl.layers.base.conformance import snapshot
+from cachectl.layers.core.conformance import snapshot
 
 
 @pytest.fixture

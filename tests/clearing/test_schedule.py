@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from homes import CACHECTL, Home
 
-from cachectl.layers.base.conformance import snapshot
+from cachectl.layers.core.conformance import snapshot
 
 #: Runs a command beside a user manager of systemd that has its own processes, cgroups and /run.
 MANAGER = """

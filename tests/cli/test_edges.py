@@ -14,7 +14,7 @@ from homes import Home
 from tiers import thorough
 
 from cachectl.cli.main import MEANT, VERBS
-from cachectl.layers.base.environment import Environment
+from cachectl.layers.core.environment import Environment
 from cachectl.stack import Stack
 from cachectl.verbs.env import format_changes
 

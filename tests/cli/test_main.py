@@ -16,7 +16,7 @@ import pytest
 from homes import CACHECTL, Home
 
 from cachectl.cli import output
-from cachectl.layers.base.registry import BUILT_IN
+from cachectl.layers.core.registry import BUILT_IN
 from cachectl.verbs import Columns, Table, count, size
 
 KEY = "3/f/433a72c95049e7"

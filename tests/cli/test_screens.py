@@ -25,7 +25,7 @@ from homes import Home, make_home, unpack_compute_cache
 from tiers import thorough
 
 from cachectl.cli.main import VERBS, main, verb_module
-from cachectl.layers.base.environment import Environment
+from cachectl.layers.core.environment import Environment
 
 SCREENS = Path(__file__).parent / "screens"
 #: What is typed, in the order of a first hour. The numbers of a home are the same on every machine.

@@ -20,8 +20,8 @@ from support.hostile import put_binary, put_dictionary, put_object, put_program
 from support.trouble import environment
 from tiers import real, thorough
 
-from cachectl.layers.base.conformance import snapshot
-from cachectl.layers.base.selection import ALL
+from cachectl.layers.core.conformance import snapshot
+from cachectl.layers.core.selection import ALL
 from cachectl.listing import damage
 from cachectl.stack import Stack
 

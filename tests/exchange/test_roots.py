@@ -19,8 +19,8 @@ from support.miopen_kernels import ARGS, CODE, environment_of, packed, user_file
 from support.tracing import numbers
 
 from cachectl.exchange.trust import Untrusted
-from cachectl.layers.base.conformance import snapshot
-from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.core.conformance import snapshot
+from cachectl.layers.core.errors import BadRequest
 from cachectl.layers.miopen import MIOpenSystemKernels
 from cachectl.layers.miopen.databases import SEPARATOR
 from cachectl.layers.miopen.kernels import kernel_key

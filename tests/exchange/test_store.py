@@ -22,8 +22,8 @@ from tiers import thorough, thorough_only
 
 from cachectl.exchange import place, push_pull, trust, wire
 from cachectl.exchange.store import StoreCollection
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.environment import Environment
+from cachectl.layers.core import errors, facts
+from cachectl.layers.core.environment import Environment
 from cachectl.stack import Stack
 from cachectl.transfer import Moved
 

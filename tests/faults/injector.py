@@ -31,7 +31,7 @@ KILL = -1
 _SHIM = Path(__file__).with_name("faults.c")
 _SECONDS = 60
 #: Modules that act when they are imported, or that need pytest.
-_NOT_IMPORTED = ("cachectl.__main__", "cachectl.pytest_plugin", "cachectl.layers.base.conformance")
+_NOT_IMPORTED = ("cachectl.__main__", "cachectl.pytest_plugin", "cachectl.layers.core.conformance")
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from support.layers import clear, got
 
-from cachectl.layers.base.conformance import LayerConformance
-from cachectl.layers.base.declarations import Places, user_cache
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import LayerError, Unreachable
-from cachectl.layers.base.facts import Entry, Severity
-from cachectl.layers.base.layer import Layer, plan_removal
-from cachectl.layers.base.selection import Selection
-from cachectl.layers.base.store import Codec, Damage
+from cachectl.layers.core.conformance import LayerConformance
+from cachectl.layers.core.declarations import Places, user_cache
+from cachectl.layers.core.environment import Environment
+from cachectl.layers.core.errors import LayerError, Unreachable
+from cachectl.layers.core.facts import Entry, Severity
+from cachectl.layers.core.layer import Layer, plan_removal
+from cachectl.layers.core.selection import Selection
+from cachectl.layers.core.store import Codec, Damage
 from cachectl.layers.disk import atomic
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.archive import pack, unpack

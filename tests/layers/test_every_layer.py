@@ -27,12 +27,12 @@ from support.products import (
     place,
 )
 
-from cachectl.layers.base.conformance import LayerConformance, snapshot
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused
-from cachectl.layers.base.facts import Ability, Artifact, Problem, Severity
-from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.selection import Selection
+from cachectl.layers.core.conformance import LayerConformance, snapshot
+from cachectl.layers.core.environment import Environment
+from cachectl.layers.core.errors import Busy, Damaged, LayerError, Refused
+from cachectl.layers.core.facts import Ability, Artifact, Problem, Severity
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.selection import Selection
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pyopencl import PyOpenCLBinaries, PyOpenCLInvoker
 from cachectl.layers.pytools import LoopyDictionaries, PytoolsDictionaries

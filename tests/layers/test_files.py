@@ -15,10 +15,10 @@ from support.layers import clear, got, keys_of, root_of, usage_of, verified
 from support.products import BARE, DEEP, PRODUCTS, SPIRV, WRAPPED, comgr_key, fill_neo, held
 from support.tracing import no_file_events
 
-from cachectl.layers.base.facts import Severity
-from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.selection import Selection
 from cachectl.layers.comgr import policy_complaint
+from cachectl.layers.core.facts import Severity
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.selection import Selection
 from cachectl.layers.neo.entries import NeoPrograms
 
 

@@ -16,9 +16,9 @@ from support.products import BITCODE, POCL_KEY
 from support.products import NATIVE as ELF
 from support.products import place as lay_out
 
-from cachectl.layers.base.errors import Damaged
-from cachectl.layers.base.facts import Artifact, Entry, Problem, Severity
-from cachectl.layers.base.layer import put_many
+from cachectl.layers.core.errors import Damaged
+from cachectl.layers.core.facts import Artifact, Entry, Problem, Severity
+from cachectl.layers.core.layer import put_many
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.stores.archive import pack, unpack
 

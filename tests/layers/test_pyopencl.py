@@ -28,9 +28,9 @@ from support.layers import (
     write,
 )
 
-from cachectl.layers.base.errors import Busy
-from cachectl.layers.base.facts import Condition, Severity
-from cachectl.layers.base.selection import Selection
+from cachectl.layers.core.errors import Busy
+from cachectl.layers.core.facts import Condition, Severity
+from cachectl.layers.core.selection import Selection
 from cachectl.layers.host import drivers
 from cachectl.layers.pyopencl import PyOpenCLBinaries
 from cachectl.layers.stores.archive import pack, unpack

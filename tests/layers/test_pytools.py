@@ -16,11 +16,11 @@ from support.dictionaries import NONE, dictionary, mine
 from support.layers import clear, got, orphans, usage_of, verified, write
 from tiers import thorough
 
-from cachectl.layers.base.conformance import snapshot
-from cachectl.layers.base.errors import Busy, Damaged, LayerError
-from cachectl.layers.base.facts import Artifact, Problem
-from cachectl.layers.base.layer import get_many, put_many
-from cachectl.layers.base.selection import Selection
+from cachectl.layers.core.conformance import snapshot
+from cachectl.layers.core.errors import Busy, Damaged, LayerError
+from cachectl.layers.core.facts import Artifact, Problem
+from cachectl.layers.core.layer import get_many, put_many
+from cachectl.layers.core.selection import Selection
 from cachectl.layers.formats import pdict
 from cachectl.layers.pyopencl import PyOpenCLInvoker
 from cachectl.layers.pytools import LoopyDictionaries, PytoolsDictionaries

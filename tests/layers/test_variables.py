@@ -13,9 +13,9 @@ from support import layers
 from support.dictionaries import dictionary
 from support.layers import assigned
 
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Condition, Finding, Severity
-from cachectl.layers.base.registry import built_in_layer
+from cachectl.layers.core.environment import Environment
+from cachectl.layers.core.facts import Condition, Finding, Severity
+from cachectl.layers.core.registry import built_in_layer
 from cachectl.stack import Stack
 from cachectl.verbs.doctor import diagnosis
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cachectl.layers.base.declarations import EnvSwitch, Places, at_load
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Root, Scope, State, Switch, Usage
-from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.store import Codec, Damage
+from cachectl.layers.core.declarations import EnvSwitch, Places, at_load
+from cachectl.layers.core.environment import Environment
+from cachectl.layers.core.facts import Artifact, Entry, Finding, Found, Root, Scope, State, Switch, Usage
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.selection import ALL, Selection
+from cachectl.layers.core.store import Codec, Damage
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.files import Files
 

@@ -57,7 +57,7 @@ def checked(layer, known=()):
     """Return the kernels whose code is not what their number says, and the numbers of all by key."""
     keys = [entry.key for entry in layer.entries() if entry.key not in known]
     numbers = {key: int(key.partition(".cl.o")[0].rpartition("k")[2]) for key in keys}
-    from cachectl.layers.base.layer import get_many
+    from cachectl.layers.core.layer import get_many
 
     read = get_many(layer, keys)
     return [key for key in keys if getattr(read.get(key), "data", None) != code_of(numbers[key])], numbers

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from homes import wheel_driver
 
-from cachectl.layers.base.conformance import nobody
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Finding
+from cachectl.layers.core.conformance import nobody
+from cachectl.layers.core.environment import Environment
+from cachectl.layers.core.facts import Finding
 from cachectl.stack import Stack
 from cachectl.verbs.doctor import diagnosis
 from support import dictionaries, layers

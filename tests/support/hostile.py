@@ -19,9 +19,9 @@ from homes import run_as
 
 from cachectl.cli.output import to_json
 from cachectl.config import Limits
-from cachectl.layers.base.conformance import nobody
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Scope
+from cachectl.layers.core.conformance import nobody
+from cachectl.layers.core.environment import Environment
+from cachectl.layers.core.facts import Scope
 from cachectl.removal import Removal
 from cachectl.stack import Stack
 from cachectl.verbs.prune import plan_prune

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from homes import Home
 
-from cachectl.layers.base.facts import Artifact
-from cachectl.layers.base.layer import get_many
+from cachectl.layers.core.facts import Artifact
+from cachectl.layers.core.layer import get_many
 from support.miopen_kernels import store, user_file
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from cachectl.layers.base.conformance import nobody
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Artifact, Entry, Finding, Outcome, Usage
-from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.selection import Selection
+from cachectl.layers.core.conformance import nobody
+from cachectl.layers.core.environment import Environment
+from cachectl.layers.core.facts import Artifact, Entry, Finding, Outcome, Usage
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.selection import Selection
 
 
 def environment_of(home: Path, **variables: str) -> Environment:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-from cachectl.layers.base.facts import Artifact, Problem, Severity
-from cachectl.layers.base.layer import Layer
+from cachectl.layers.core.facts import Artifact, Problem, Severity
+from cachectl.layers.core.layer import Layer
 from support.layers import environment_of as environment_of  # noqa: PLC0414 - for its users
 
 TABLE_2_3 = (

@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from benchmarks.trees import native
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.layer import Layer
 from cachectl.layers.comgr import ComgrCache
+from cachectl.layers.core.environment import Environment
+from cachectl.layers.core.layer import Layer
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.mesa.cache import MesaShaderCache
 from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenSystemTuning, MIOpenTuning

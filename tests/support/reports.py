@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cachectl.layers.base.facts import Condition, Entry, Finding, Root, Scope, Severity, State, Usage
+from cachectl.layers.core.facts import Condition, Entry, Finding, Root, Scope, Severity, State, Usage
 from cachectl.listing import Listing
 from cachectl.verbs.report import LayerReport, Report, RootReport
 from support.timelines import kernel_names

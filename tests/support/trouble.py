@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cachectl.layers.base.conformance import nobody
-from cachectl.layers.base.environment import Environment
+from cachectl.layers.core.conformance import nobody
+from cachectl.layers.core.environment import Environment
 
 
 def environment(home: Path, aside: Path) -> Environment:

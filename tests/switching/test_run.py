@@ -14,7 +14,7 @@ import pytest
 from homes import CACHECTL, PROGRAMS, Home
 from tiers import real, thorough, thorough_only
 
-from cachectl.layers.base.conformance import snapshot
+from cachectl.layers.core.conformance import snapshot
 from cachectl.stack import Stack
 
 KERNELS = (sys.executable, f"{PROGRAMS}/kernels.py", "2")

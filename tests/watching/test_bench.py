@@ -15,7 +15,7 @@ import pytest
 from homes import CACHECTL, PROGRAMS, Home
 from tiers import real, thorough_only
 
-from cachectl.layers.base.conformance import snapshot
+from cachectl.layers.core.conformance import snapshot
 
 
 def bench(home: Home, *arguments: str, command: tuple[str, ...]) -> Any:  # noqa: ANN401 - JSON

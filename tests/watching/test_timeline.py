@@ -19,7 +19,7 @@ from support.timelines import make_timeline, read_timeline_file
 from support.tracing import real, trace
 
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base.parts import Compilation, Lookups
+from cachectl.layers.core.parts import Compilation, Lookups
 from cachectl.layers.inside import observer
 from cachectl.watching import timeline as timelines
 from cachectl.watching.evidence import EntryTrace, with_files

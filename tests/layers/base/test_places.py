@@ -13,9 +13,9 @@ from homes import Home
 from support.layers import assigned, keys_of
 from tiers import thorough
 
-from cachectl.layers.base.environment import Environment, user_cache_folder, user_state_folder
-from cachectl.layers.base.layer import Layer
 from cachectl.layers.comgr import ComgrCache
+from cachectl.layers.core.environment import Environment, user_cache_folder, user_state_folder
+from cachectl.layers.core.layer import Layer
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.mesa.cache import MesaShaderCache
 from cachectl.layers.neo import NeoCompilerCache

@@ -20,13 +20,13 @@ from plugin.cachectl_test_plugin import Notes, NotesCodec
 from support.layers import got, root_of, verified, write
 from tiers import thorough
 
-from cachectl.layers.base.conformance import LayerConformance
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import Damaged
-from cachectl.layers.base.facts import Severity
-from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.registry import Broken, plugged_in
-from cachectl.layers.base.store import Damage, Store
+from cachectl.layers.core.conformance import LayerConformance
+from cachectl.layers.core.environment import Environment
+from cachectl.layers.core.errors import Damaged
+from cachectl.layers.core.facts import Severity
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.registry import Broken, plugged_in
+from cachectl.layers.core.store import Damage, Store
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.files import Files
@@ -128,7 +128,7 @@ def test_what_cannot_be_a_layer_is_named(
         def load() -> type[Layer]:
             return type("Mine", (Notes,), {attribute: value})
 
-    monkeypatch.setattr("cachectl.layers.base.registry.entry_points", lambda _: [Point])
+    monkeypatch.setattr("cachectl.layers.core.registry.entry_points", lambda _: [Point])
     (broken,) = plugged_in(Environment({}, Path("/here")))
     assert isinstance(broken, Broken)
     assert broken.why == f"mine {why}"

@@ -34,11 +34,11 @@ from support.miopen_kernels import (
 from support.products import OBJECT, OTHER
 from support.products import fill_kernels as fill
 
-from cachectl.layers.base.conformance import snapshot
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused
-from cachectl.layers.base.facts import Artifact, Entry, Problem, Root, Severity
-from cachectl.layers.base.layer import Layer, get_many, put_many
-from cachectl.layers.base.selection import Selection
+from cachectl.layers.core.conformance import snapshot
+from cachectl.layers.core.errors import Damaged, EntryExists, LayerError, Refused
+from cachectl.layers.core.facts import Artifact, Entry, Problem, Root, Severity
+from cachectl.layers.core.layer import Layer, get_many, put_many
+from cachectl.layers.core.selection import Selection
 from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenTuning
 from cachectl.layers.miopen.kernels import encode, kernel_key, split_kernel_key
 from cachectl.stack import Stack

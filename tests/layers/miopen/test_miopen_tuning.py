@@ -14,11 +14,11 @@ from support.miopen_files import FIND
 from support.products import LINE, PERF, PROBLEM, TUNED, fill_system_tuning
 from support.products import fill_tuning as fill
 
-from cachectl.layers.base.conformance import snapshot
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError
-from cachectl.layers.base.facts import Ability, Artifact, Problem, Severity
-from cachectl.layers.base.layer import get_many, put_many
-from cachectl.layers.base.selection import Selection
+from cachectl.layers.core.conformance import snapshot
+from cachectl.layers.core.errors import Damaged, EntryExists, LayerError
+from cachectl.layers.core.facts import Ability, Artifact, Problem, Severity
+from cachectl.layers.core.layer import get_many, put_many
+from cachectl.layers.core.selection import Selection
 from cachectl.layers.miopen import MIOpenSystemTuning, MIOpenTuning
 from cachectl.stack import Stack
 

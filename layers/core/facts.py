@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from cachectl.layers.disk import plain
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 #: Results of :func:`json_keys`, by class.
 _KEYS: dict[type, Mapping[str, str]] = {}
 
@@ -326,7 +326,7 @@ class Outcome:
         return _plus(self, other)
 
 
-def _plus(left: T, right: T) -> T:
+def _plus(left: _T, right: _T) -> _T:
     """Return the sum of two facts about one layer, field by field; ``None`` counts as nothing."""
     sums = {}
     for name in _fields(type(left))[1:]:
@@ -416,7 +416,7 @@ def _fields(kind: type) -> tuple[str, ...]:
     return names
 
 
-def total(kind: type[T], parts: Iterable[object]) -> T:
+def total(kind: type[_T], parts: Iterable[object]) -> _T:
     """Return a fact whose fields are the sums of the parts' values for the same JSON keys.
 
     A tuple or list counts by its length.

@@ -24,11 +24,11 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from cachectl.layers.base import errors, store
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Ability, Artifact, Condition
-from cachectl.layers.base.layer import Layer, get_many, put_many
-from cachectl.layers.base.selection import Selection
+from cachectl.layers.core import errors, store
+from cachectl.layers.core.environment import Environment
+from cachectl.layers.core.facts import Ability, Artifact, Condition
+from cachectl.layers.core.layer import Layer, get_many, put_many
+from cachectl.layers.core.selection import Selection
 
 
 class LayerConformance(ABC):

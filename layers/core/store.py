@@ -17,15 +17,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers.core import errors, facts
+from cachectl.layers.core.environment import Environment
+from cachectl.layers.core.selection import ALL, Selection
 from cachectl.layers.disk import trust
 
 if TYPE_CHECKING:
     from cachectl.layers.formats import details
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 Sum = TypeVar("Sum", facts.Plan, facts.Outcome)
 #: What can go wrong with one entry of several.
 EntryError = errors.LayerError | OSError
@@ -154,7 +154,7 @@ def unreadable(path: Path, error: EntryError) -> facts.Problem:
     return facts.Problem(path, "unreadable", errors.reason_of(error))
 
 
-def attempt(act: Callable[[], T]) -> T | EntryError:
+def attempt(act: Callable[[], _T]) -> _T | EntryError:
     """Return the result of a call, or the error that it raises about one entry."""
     try:
         return act()
@@ -207,7 +207,7 @@ def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[N
 
 
 def remove_counted(
-    layer: str, change: AbstractContextManager[T], remove: Callable[[T], facts.Outcome]
+    layer: str, change: AbstractContextManager[_T], remove: Callable[[_T], facts.Outcome]
 ) -> facts.Outcome:
     """Remove entries within a change that ends with :func:`counting`; a failed recount is added to the outcome."""
     outcome: facts.Outcome | None = None

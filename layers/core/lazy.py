@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from re import compile as regex
 
-    __all__ = ["regex"]
+    __all__ = ["bound", "later", "made", "regex"]
 
 
 class _Lazy:

@@ -1,6 +1,6 @@
 """The class of all layers: the declaration of one cache, and the methods that users call.
 
-An adapter declares the properties of its library. A store (:mod:`cachectl.layers.base.store`) does all work on the
+An adapter declares the properties of its library. A store (:mod:`cachectl.layers.core.store`) does all work on the
 disk.
 """
 
@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, final
 
-from cachectl.layers.base import declarations, errors, facts, lazy, parts
-from cachectl.layers.base.environment import Environment, own_roots_folder
-from cachectl.layers.base.facts import Ability, Entry, Note, Plan, Root
-from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.store import ENTRY, Store, attempt, each_part
+from cachectl.layers.core import declarations, errors, facts, lazy, parts
+from cachectl.layers.core.environment import Environment, own_roots_folder
+from cachectl.layers.core.facts import Ability, Entry, Note, Plan, Root
+from cachectl.layers.core.selection import ALL, Selection
+from cachectl.layers.core.store import ENTRY, Store, attempt, each_part
 from cachectl.layers.disk import trust
 
 

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.environment import Environment, user_cache_folder
+from cachectl.layers.core import facts
+from cachectl.layers.core.environment import Environment, user_cache_folder
 
 
 class Odd(Enum):

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Entry, Hazard, Scope, Severity
+from cachectl.layers.core.environment import Environment
+from cachectl.layers.core.facts import Entry, Hazard, Scope, Severity
 
 #: Facts of a place or an entry, by name. ``None`` is unknown, and equals nothing.
 Facts = Mapping[str, str | None]

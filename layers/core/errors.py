@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cachectl.layers.base.lazy import regex
+from cachectl.layers.core.lazy import regex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

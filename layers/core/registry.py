@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import reason_of
-from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.lazy import made, regex
-from cachectl.layers.base.store import Store
+from cachectl.layers.core.environment import Environment
+from cachectl.layers.core.errors import reason_of
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.lazy import made, regex
+from cachectl.layers.core.store import Store
 from cachectl.layers.host.distributions import entry_points
 
 #: The entry-point group under which a distribution offers a layer class.

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
 
-from cachectl.layers.base.errors import BadRequest
-from cachectl.layers.base.facts import Entry
+from cachectl.layers.core.errors import BadRequest
+from cachectl.layers.core.facts import Entry
 
 _MOST = 2.0**63
 _AGE_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
