@@ -451,9 +451,9 @@ class DriverLayer(core.Layer):
         home = environment.home if rule.variable == "HOME" else environment.absolute(value)
         absolute = f"export {rule.variable}={shlex.quote(str(home))}"
         fixes = absolute if value or rule.variable == "HOME" else None
-        if odd is core.Odd.NOWHERE:
+        if odd == core.NOWHERE:
             yield core.Condition.DISABLED, core.misread(self, rule.variable, *self.placeless, fixes)
-        elif odd is core.Odd.HERE and environment.platform != "win32":
+        elif odd == core.HERE and environment.platform != "win32":
             outcome = "is not absolute: each folder that a program is started from gets a cache of its own"
             yield None, core.misread(self, rule.variable, core.Severity.RECOMPILES, outcome, fixes)
 

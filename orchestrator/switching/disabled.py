@@ -146,7 +146,7 @@ def _judge(layer: core.Layer, off: core.Switch, maps: bytes | None) -> Held:
             return Held("on", f"{lack}, by which it would be switched off")
         if off.patches:
             return Held("off", "switched off in this process; no variable switches it off in child processes")
-        return Held("off", f"switched off {off.takes_effect.value}")
+        return Held("off", f"switched off {off.takes_effect}")
     return _judge_started(layer, maps, why)
 
 
@@ -169,15 +169,15 @@ def _misfit(switch: core.Switch) -> str | None:
 
     Libraries whose methods are replaced are imported.
     """
-    for patch in switch.patches:
-        if patch.module not in sys.modules and find_spec(patch.module.partition(".")[0]) is None:
+    for module, owner, method, _ in switch.patches:
+        if module not in sys.modules and find_spec(module.partition(".")[0]) is None:
             continue
         try:
-            import_module(patch.module)
+            import_module(module)
         except ImportError as error:
             return str(error)
-        if not callable(getattr(overlay.Slot(patch.method, patch.module, patch.owner).target(), patch.method, None)):
-            return f"{patch.module} has no {'.'.join(filter(None, (patch.owner, patch.method)))}"
+        if not callable(getattr(overlay.Slot(method, module, owner).target(), method, None)):
+            return f"{module} has no {'.'.join(filter(None, (owner, method)))}"
     for module_name, attribute in switch.flags:
         if module_name in sys.modules and not hasattr(sys.modules[module_name], attribute):
             return f"{module_name} has no {attribute}"
@@ -248,12 +248,12 @@ def _settings(switches: Sequence[core.Switch], salts: Iterable[core.Patch] = ())
     for switch in switches:
         settings.update(_flags(switch))
     patches = [patch for switch in switches for patch in dict.fromkeys((*switch.patches, *switch.memo_patches))]
-    for patch in (*patches, *salts):
+    for module, owner, name, replacement in (*patches, *salts):
         # A wrapper goes around the method, or around an earlier wrapper of it. A library that is not loaded gets none.
-        slot = overlay.Slot(patch.method, patch.module, patch.owner)
-        method = settings.get(slot, getattr(slot.target(), patch.method, None))
+        slot = overlay.Slot(name, module, owner)
+        method = settings.get(slot, getattr(slot.target(), name, None))
         if callable(method):
-            settings[slot] = patch.replacement(method)
+            settings[slot] = replacement(method)
     return settings
 
 
