@@ -146,7 +146,7 @@ class LayerConformance(ABC):
         before = snapshot(tmp_path)
         layer.put(victim.key, victim)
         foreign, *others = put_many(layer, [replace(victim, form="another/0"), *artifacts[1:]])
-        assert isinstance(foreign, errors.ForeignForm)
+        assert isinstance(foreign, errors.Refused)
         assert others == [False] * len(artifacts[1:])
         assert snapshot(tmp_path) == before
         if not can(layer, Ability.CLEAR):
@@ -170,7 +170,7 @@ class LayerConformance(ABC):
         before = snapshot(tmp_path)
         key = artifact.key
         for foreign in (replace(artifact, layer="another"), replace(artifact, form="another/0")):
-            assert isinstance(store.attempt(partial(layer.put, key, foreign)), errors.ForeignForm)
+            assert isinstance(store.attempt(partial(layer.put, key, foreign)), errors.Refused)
         assert isinstance(store.attempt(partial(layer.put, "no such/../key", artifact)), errors.LayerError)
         if other is not None and other.data != artifact.data:
             assert isinstance(store.attempt(partial(layer.put, key, other)), errors.LayerError)

@@ -158,27 +158,6 @@ def named_parts(there: Mapping[str, str], here: Mapping[str, str]) -> str | None
     return f"differs in {', '.join(named)}" if named else None
 
 
-class Tagging(NamedTuple):
-    """How entries of tagged builds are recognised: builds of a source with a constant of a unique name.
-
-    A driver that has started cannot be switched off, but it has no entry for such a source. With ``drivers`` and
-    ``platforms`` the layer of the driver can be salted in a running process. Without either, the layer stores builds
-    for any platform, and only what they stored is removed.
-
-    The store of such a layer has a method ``find_tagged(root, tag, since, known)``, which yields the entries of tagged
-    builds, each with its tag as text; ``tag`` is a pattern of bytes. Entries that have not changed after ``since``
-    (epoch seconds) are not read. A rest of an entry among the ``known`` keys has the tag ``""`` if it does not name the
-    constant. It raises :class:`LayerError` or :class:`OSError` if the root cannot be read.
-    """
-
-    #: Libraries, by the beginning of their file names: if one has started, builds reach the cache through it.
-    drivers: tuple[str, ...] = ()
-    #: Names of the OpenCL platforms of that driver, which stores every program that is built for them.
-    platforms: tuple[str, ...] = ()
-    #: Pattern of the log, or leaked temporary, that the message of a failed build names.
-    failure_trace: re.Pattern[str] | None = None
-
-
 class About(NamedTuple):
     """What verbs know of a layer's product beyond its places, its switch and its store."""
 
@@ -202,8 +181,21 @@ class About(NamedTuple):
     portability: Portability | None = None
     #: How the lookups and stores of a run are observed.
     lookups: Lookups | None = None
-    #: How entries of tagged builds are recognised.
-    tagging: Tagging | None = None
+    #: Whether the store recognises entries of tagged builds: builds of a source with a constant of a unique name. It
+    #: has a method ``find_tagged(root, tag, since, known)``, which yields these entries, each with its tag as text;
+    #: ``tag`` is a pattern of bytes. Entries that have not changed after ``since`` (epoch seconds) are not read. A rest
+    #: of an entry among the ``known`` keys has the tag ``""`` if it does not name the constant. It raises
+    #: :class:`LayerError` or :class:`OSError` if the root cannot be read.
+    finds_tags: bool = False
+    #: Libraries, by the beginning of their file names: if one has started, builds reach the cache through it. A driver
+    #: that has started cannot be switched off, but it has no entry for a tagged source: with these and ``platforms``
+    #: the layer can be salted in a running process. Without either, the layer stores builds for any platform, and only
+    #: what they stored is removed.
+    libraries: tuple[str, ...] = ()
+    #: Names of the OpenCL platforms of that driver, which stores every program that is built for them.
+    platforms: tuple[str, ...] = ()
+    #: Pattern of the log, or leaked temporary, that the message of a failed build names.
+    failure_trace: re.Pattern[str] | None = None
     #: Returns where in the first root of a layer a file of the library belongs that lies elsewhere, ``None`` for other
     #: files. The keys of its entries begin with that relative path.
     place_of_file: Callable[[Any, Path], Path | None] | None = None

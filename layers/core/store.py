@@ -56,6 +56,9 @@ class Store(ABC):
 
     The first five methods are the protocol; each takes and gives many entries. The others have a general implementation
     for entries whose keys are paths below the root; a store overrides one if it has a faster or safer way.
+
+    A store whose writes may be interrupted halfway also has ``recover(root)``, which finishes them, or rolls them back,
+    as the next program there would.
     """
 
     #: The layer's name.
@@ -127,23 +130,15 @@ class Store(ABC):
         for target in targets:
             yield target, None
 
-    def recover(self, root: facts.Root) -> None:
-        """Finish, or roll back, the interrupted writes of a root, as the next program there would.
-
-        Raises :class:`LayerError` for a write that cannot be finished.
-        """
-        del root
-
 
 def finding_of(store: Store, root: facts.Root, problem: facts.Problem) -> facts.Finding:
     """Return the finding of a problem: unreadable things may hide entries that fail a program."""
     quoted, message = shlex.quote(str(problem.path)), problem.message
     severity, fix = facts.Severity.HARMLESS, f"nothing, or move {quoted} elsewhere"
     if problem.code == "unreadable":
-        severity, fix = facts.Severity.FAILS, f"chmod u+rwx {quoted}"
-        if closed := trust.closed_by_another(problem.path, store.environment.home_folder):
-            message += f"; it belongs to {closed.owner}"
-            fix = closed.fix
+        owner, _, own_fix = trust.closed_by_another(problem.path, store.environment.home_folder)
+        message += owner
+        severity, fix = facts.Severity.FAILS, own_fix or f"chmod u+rwx {quoted}"
     key = os.path.relpath(problem.path, root.path)
     where = None if key == "." else key
     return facts.Finding(store.name, root.path, where, severity, problem.code, message, fix)
@@ -258,8 +253,3 @@ def sum_usage(found: Iterable[facts.Found]) -> facts.Usage:
     known = {name: number or nothing for name, number in (*sums.items(), *stale.items())}
     disk = None if disk is None else disk or nothing
     return facts.Usage(**known, oldest=oldest, newest=newest, problems=tuple(problems), disk_bytes=disk)
-
-
-def unknown_usage(*problems: facts.Problem) -> facts.Usage:
-    """Return the usage of a root that could not be counted: all numbers are unknown."""
-    return facts.Usage(entries=None, files=None, bytes=None, orphan_files=None, orphan_bytes=None, problems=problems)

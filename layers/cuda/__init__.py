@@ -78,7 +78,9 @@ class CudaComputeCache(drivers.DriverLayer):
         # The driver opens the file of an entry to read it, and writes a new one in place.
         lookups=core.Lookups(mapped=LIBRARIES, files=True, difference=_difference),
         # A front end's key holds the source, a back end's names its constants.
-        tagging=core.Tagging(("libnvidia-opencl.so",), ("NVIDIA CUDA",)),
+        finds_tags=True,
+        libraries=("libnvidia-opencl.so",),
+        platforms=("NVIDIA CUDA",),
     )
     # A relative or empty path leaves the driver without a cache.
     places = core.Places(

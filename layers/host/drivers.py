@@ -51,14 +51,8 @@ _PLAIN_NUMBER = core.regex(r"\s*[+-]?\d+\s*", re.ASCII)
 _NEARLY = 0.9
 
 
-class Driver(NamedTuple):
-    """A driver: its maker, its library, and the ICD file that names it, or the library if a variable names that."""
-
-    maker: str
-    library: str
-    file: str
-
-
+#: A driver: its maker, its library, and the ICD file that names it, or the library if a variable names that.
+Driver = tuple[str, str, str]
 #: The folders that a library names for libraries that it loads: those for what these load in turn too (``DT_RPATH``),
 #: and those for its own alone (``DT_RUNPATH``), which make the linker ignore the former.
 Folders = tuple[tuple[str, ...], tuple[str, ...]]
@@ -92,31 +86,31 @@ def find_drivers(environment: core.Environment) -> tuple[Driver, ...]:
     """
     if "drivers" not in environment.memo:
         found = (driver for loader in find_loaders(environment) for driver in _found_by(loader, environment))
-        environment.memo["drivers"] = tuple({(driver.library, driver.file): driver for driver in found}.values())
+        environment.memo["drivers"] = tuple({driver[1:]: driver for driver in found}.values())
     drivers: tuple[Driver, ...] = environment.memo["drivers"]
     return drivers
 
 
 def opencl_drivers(environment: core.Environment) -> tuple[str, ...]:
     """Return the makers of the drivers, each once."""
-    return tuple(dict.fromkeys(driver.maker for driver in find_drivers(environment)))
+    return tuple(dict.fromkeys(maker for maker, *_ in find_drivers(environment)))
 
 
 def driver_files(environment: core.Environment, makers: Container[str]) -> tuple[str, ...]:
     """Return the files that register the drivers of these makers, each once."""
-    return tuple(dict.fromkeys(driver.file for driver in find_drivers(environment) if driver.maker in makers))
+    return tuple(dict.fromkeys(file for maker, _, file in find_drivers(environment) if maker in makers))
 
 
 def driver_libraries(environment: core.Environment, maker: str) -> tuple[str, ...]:
     """Return the libraries of one maker's drivers, each once: a link to one of them, or a copy, counts as the same."""
     libraries: dict[tuple[str, int | None], str] = {}
-    for driver in find_drivers(environment):
-        if driver.maker == maker:
-            real, size = os.path.realpath(driver.library), None
+    for made_by, library, _ in find_drivers(environment):
+        if made_by == maker:
+            real, size = os.path.realpath(library), None
             with suppress(OSError):
                 size = os.stat(real).st_size
             # Copies have in common the name, which bears a version or a digest, and the size.
-            libraries.setdefault((os.path.basename(real), size), driver.library)
+            libraries.setdefault((os.path.basename(real), size), library)
     return tuple(libraries.values())
 
 
@@ -139,7 +133,7 @@ def several_drivers(of: core.Layer, maker: str) -> Iterator[core.Finding]:
 def _found_by(loader: Loader, environment: core.Environment) -> Iterator[Driver]:
     """Yield the drivers that one loader finds. It skips files that name no library which is there."""
     if loader.driver is not None:
-        yield Driver(loader.driver, str(loader.file), str(loader.file))
+        yield loader.driver, str(loader.file), str(loader.file)
         return
     for name, file in _registered(loader, environment):
         library = find_library(name, environment, loader.linked)
@@ -147,7 +141,7 @@ def _found_by(loader: Loader, environment: core.Environment) -> Iterator[Driver]
             # A folder in the path may have another maker's name, such as a conda environment called "pocl".
             base = os.path.basename(library)
             maker = next((maker for part, maker in _MAKERS if part in base.lower()), base)
-            yield Driver(maker, library, file or library)
+            yield maker, library, file or library
 
 
 #: The name of a library, and the ICD file that has it.

@@ -182,7 +182,10 @@ class PoclKernels(drivers.DriverLayer):
         portability=_PORTABILITY,
         lookups=_LOOKUPS,
         # PoCL keeps the names of constants in bitcode, and in the log of a build that failed.
-        tagging=core.Tagging(LIBRARIES, _PLATFORMS, core.regex("tempfile_[A-Za-z0-9]{6}")),
+        finds_tags=True,
+        libraries=LIBRARIES,
+        platforms=_PLATFORMS,
+        failure_trace=core.regex("tempfile_[A-Za-z0-9]{6}"),
     )
     places = PLACES
     placeless = core.Hazard(core.Severity.FAILS, "is empty: PoCL finds no device; unset it")

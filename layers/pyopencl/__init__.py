@@ -146,7 +146,7 @@ class PyOpenCLBinaries(core.Layer):
             difference=_difference,
         ),
         # Whatever platform PyOpenCL builds for.
-        tagging=core.Tagging(),
+        finds_tags=True,
     )
     store: Any = core.later("cachectl.layers.pyopencl.programs", "ProgramFolders")
 
@@ -161,7 +161,7 @@ class PyOpenCLBinaries(core.Layer):
         if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
             return core.State(core.Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
         found = drivers.find_drivers(self.environment)
-        makers = tuple(dict.fromkeys(driver.maker for driver in found))
+        makers = tuple(dict.fromkeys(maker for maker, *_ in found))
         others = bypassed_on(self.environment)
         bypassed, used = ([maker for maker in makers if (maker in others) is left] for left in (True, False))
         if not makers:
@@ -171,7 +171,7 @@ class PyOpenCLBinaries(core.Layer):
                 core.Condition.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache"
             )
         why = f"on for {' and '.join(used)}" + (f", but not {' and '.join(bypassed)}" if bypassed else "")
-        files = dict.fromkeys(driver.file for driver in found if driver.maker in used)
+        files = dict.fromkeys(file for maker, _, file in found if maker in used)
         return core.State(core.Condition.ENABLED, why, tuple(files))
 
     def disable(self) -> core.Switch:

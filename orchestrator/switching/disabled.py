@@ -84,7 +84,7 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
     settings = _settings(switches, tagged_builds.patches(SALTING) if salted else ())
     with ExitStack() as block:
         if salted:
-            platforms = {layer.name: part.platforms for layer in salted if (part := layer.about.tagging) is not None}
+            platforms = {layer.name: layer.about.platforms for layer in salted}
             SALTING.enter(_keeping(stack, salted, held), stack.environment.clock(), platforms)
             block.push(lambda _kind, error, _trace: SALTING.leave(platforms, error))
         for switch in reversed(switches):
@@ -154,10 +154,10 @@ def _judge_started(layer: core.Layer, maps: bytes | None, why: str) -> Held:
     began = _began(layer)
     if began is not None and began.state().condition is core.Condition.DISABLED:
         return Held("off", f"off since the process began: {began.state().why}")
-    part = layer.about.tagging
-    if part is None or not part.drivers or not part.platforms:
+    libraries = layer.about.libraries
+    if not libraries or not layer.about.platforms:
         return Held("on", why)
-    if not tagged_builds.can_tag() or processes.has_loaded(part.drivers, maps) is False:
+    if not tagged_builds.can_tag() or processes.has_loaded(libraries, maps) is False:
         return Held("on", f"{why}; {tagged_builds.LIBRARY}, whose builds could be salted, is not what started it")
     if (lack := tagged_builds.misfit()) is not None:
         return Held("on", f"{why}; builds cannot be salted, because {lack}")
@@ -211,8 +211,8 @@ def _keeping(stack: LayerSet, salted: Iterable[core.Layer], held: Mapping[str, H
         if (began := _began(layer)) is not None:
             yield began
     for layer in stack:
-        part, hold = layer.about.tagging, held.get(layer.name)
-        if part is not None and not part.drivers and (hold is None or hold.status != "off"):
+        about, hold = layer.about, held.get(layer.name)
+        if about.finds_tags and not about.libraries and (hold is None or hold.status != "off"):
             yield layer
 
 

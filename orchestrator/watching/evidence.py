@@ -295,8 +295,7 @@ class Evidence:
         builds = [event for event in self.events if _is_silent(event) or event.get("by_files")]
         if used and any(event["failed"] for event in builds):
             yield "a build failed, which stores nothing, so that its misses do not show"
-        tagging = self.layer.about.tagging
-        platforms = () if tagging is None else tagging.platforms
+        platforms = self.layer.about.platforms
         lost = (event for event in builds if not event.get("by_files") and not event["failed"] and event.get("kernels"))
         if all(entry.kernels for entry in used) and any(event.get("platform") in platforms for event in lost):
             yield "a build used no entry, so that it may have missed and stored nothing"
