@@ -6,8 +6,8 @@ import os
 import re
 import stat
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cachectl.layers import core
 from cachectl.layers.disk.plain import means_absent, status_at
@@ -15,6 +15,18 @@ from cachectl.layers.disk.plain import means_absent, status_at
 #: Limit on the files counted in one place.
 MOST = 200_000
 _TSFC = "FIREDRAKE_TSFC_KERNEL_CACHE_DIR"
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """One place of one library; ``files`` and ``bytes`` are ``None`` if the count was not finished."""
+
+    name: str
+    path: Path
+    source: str
+    exists: bool
+    files: int | None
+    bytes: int | None
 
 
 #: A library, the variable that moves its cache, and its default places, several if releases differ. A place begins with
@@ -38,13 +50,12 @@ _ROWS = (
 )
 
 
-def neighbours(environment: core.Environment, *, most: int = MOST) -> list[dict[str, Any]]:
+def neighbours(environment: core.Environment, *, most: int = MOST) -> list[Neighbour]:
     """Return every place that a variable names, and the default places that exist.
 
-    If no variable is set, a default of each library is listed even if it does not exist. Each has the ``name`` of the
-    library, ``path``, ``source``, ``exists``, and ``files`` and ``bytes``, ``None`` if the count was not finished.
+    If no variable is set, a default of each library is listed even if it does not exist.
     """
-    found: list[dict[str, Any]] = []
+    found = []
     for name, variable, defaults in _ROWS:
         if value := environment.get(variable):
             # A URL of another machine is not a path here.
@@ -53,9 +64,7 @@ def neighbours(environment: core.Environment, *, most: int = MOST) -> list[dict[
             known = [place for text in defaults if (place := _default(text, environment)) is not None]
             places = [place for place in known if place[0].is_dir()] or known[-1:]
         for path, source in places:
-            files, size = _measured(path, most)
-            about = {"name": name, "path": path, "source": source, "exists": path.exists()}
-            found.append({**about, "files": files, "bytes": size})
+            found.append(Neighbour(name, path, source, path.exists(), *_measured(path, most)))
     return found
 
 

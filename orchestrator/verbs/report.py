@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from cachectl import verbs
 from cachectl.layer_set import LayerSet
@@ -14,6 +14,7 @@ from cachectl.layers.core import registry
 from cachectl.layers.disk import temporaries
 
 if TYPE_CHECKING:
+    from cachectl.layers.host.neighbours import Neighbour
     from cachectl.listing import Listing
 
 OPTIONS = (
@@ -138,7 +139,7 @@ class Report:
     layers: tuple[LayerReport, ...]
     broken: tuple[registry.Broken, ...] = ()
     leftovers: tuple[core.Entry, ...] = ()
-    neighbours: tuple[dict[str, Any], ...] | None = None
+    neighbours: tuple[Neighbour, ...] | None = None
     pythons: tuple[PythonShare, ...] | None = None
     as_json: ClassVar[core.AsJson] = core.AsJson(
         "cachectl/report/1", also=("total",), optional=("neighbours", "pythons")
@@ -379,8 +380,7 @@ def _others(whole: Report, home: str) -> Iterator[object]:
         yield from ("", verbs.Table({"python": str, **numbers, "packages": str}, rows), *places)
     if whole.neighbours is not None:
         caches = [
-            (place["name"], place["files"], place["bytes"], f"{_short(place['path'], home)} ({place['source']})")
-            for place in whole.neighbours
+            (one.name, one.files, one.bytes, f"{_short(one.path, home)} ({one.source})") for one in whole.neighbours
         ]
         yield ""
         yield verbs.Table({"neighbours": str, "files": verbs.count, "size": verbs.size, "place": str}, caches)

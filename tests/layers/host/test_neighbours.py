@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_places(tmp_path: Path, library: str, variable: str, value: str, place: 
     # TRITON_HOME counts less than the variable of the cache.
     given = {"HOME": str(tmp_path), "USER": "a/b", "TRITON_HOME": "/x", variable: value.format(home=tmp_path)}
     environment = Environment(given, tmp_path, cwd=tmp_path, temporary=tmp_path / "scratch")
-    assert {one["name"]: (str(one["path"]), one["source"]) for one in neighbours(environment)} == filled
+    assert {one.name: (str(one.path), one.source) for one in neighbours(environment)} == filled
 
 
 def test_sizes_are_counted_to_the_end_or_unknown(tmp_path: Path) -> None:
@@ -56,10 +57,10 @@ def test_sizes_are_counted_to_the_end_or_unknown(tmp_path: Path) -> None:
     (tmp_path / ".triton/cache/link").symlink_to("/usr")
     environment = Environment({"HOME": str(tmp_path)}, tmp_path, cwd=tmp_path, temporary=tmp_path / "tmp")
     triton, *others = neighbours(environment)
-    assert triton["source"] == "default"
-    assert (triton["files"], triton["bytes"], triton["exists"]) == (2, 123, True)
-    assert not any(one["exists"] for one in others)
-    assert {**triton, "files": None, "bytes": None} == neighbours(environment, most=1)[0]
+    assert triton.source == "default"
+    assert (triton.files, triton.bytes, triton.exists) == (2, 123, True)
+    assert not any(one.exists for one in others)
+    assert replace(triton, files=None, bytes=None) == neighbours(environment, most=1)[0]
 
 
 def test_the_report_shows_them_when_asked(home: Home) -> None:
