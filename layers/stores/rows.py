@@ -17,6 +17,7 @@ files. So nothing is opened for writing where another user could place or replac
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import sqlite3
@@ -354,12 +355,12 @@ class RowFile:
             if database.has_log(self.path) and not in_use:
                 raise self._pending()
             unlocked = not in_use and (database.is_wal(header) or database.size_of(log) is not None)
-            before = self._version()
+            before = database.file_stamp(self.path) if unlocked else ()
             try:
                 with self._connected("mode=ro&immutable=1" if unlocked else "mode=ro") as connection:
                     yield connection
             except sqlite3.DatabaseError as error:
-                if unlocked and (database.has_log(self.path) or self._version() != before):
+                if unlocked and (database.has_log(self.path) or database.file_stamp(self.path) != before):
                     raise core.Busy(
                         self.layer, "was written to while it was read; try again later", self.path
                     ) from error
@@ -416,10 +417,6 @@ class RowFile:
             message = f"not opened for writing: {reason}; close it to them first, or use --shared if you trust them"
             raise core.Unreachable(self.layer, message, self.path)
 
-    def _version(self) -> tuple[int, ...] | None:
-        status = plain.status_at(self.path)
-        return None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
-
     # ------------------------------------------------------------------ errors
 
     @contextmanager
@@ -433,8 +430,11 @@ class RowFile:
         except sqlite3.DatabaseError as error:
             raise self._damaged(f"not a usable database: {error}") from error
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise core.Refused(self.layer, "a link is not followed", self.path) from error
             message = f"cannot {verb}: {error.strerror or error}"
-            if error.errno in handles.NO_ROOM:
+            # A file that is too large to be read has one of these, too.
+            if error.errno in handles.NO_ROOM and verb != "read":
                 raise core.NoRoom(self.layer, message + _MAKE_ROOM, self.path) from error
             raise core.Unreachable(self.layer, message, self.path) from error
 
