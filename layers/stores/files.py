@@ -39,8 +39,6 @@ class Files(core.Store):
     unread: ClassVar[core.Damage] = core.Damage(core.Severity.RECOMPILES, "")
 
     def __init__(self, *patterns: str | Shape, codec: core.Codec | None = None, writers: tuple[str, ...] = ()) -> None:
-        if codec is None and not hasattr(self, "shapes"):
-            raise TypeError("Files needs a codec")
         if codec is not None:
             self.shapes = tuple(Shape((core.regex(one),)) if isinstance(one, str) else one for one in patterns)
             self.codec = codec
@@ -199,7 +197,7 @@ class Files(core.Store):
         self.require_whole(key, files, root.path / key)
         return core.Artifact(self.name, key, self.forms[-1], archive.entry_bytes(files), self.detail(key, files))
 
-    def require_whole(self, key: str, files: Mapping[str, bytes], path: Path) -> None:
+    def require_whole(self, key: str, files: Mapping[str, bytes], path: Path | str) -> None:
         """Raise :class:`Damaged` for an entry that its library could not use."""
         for damage in self.damages(key, files):
             raise core.Damaged(self.name, damage.message, path)
@@ -213,15 +211,16 @@ class Files(core.Store):
             files = archive.unpack(artifact.data) if shape.is_packed else {"": artifact.data}
         except ValueError as error:
             raise core.Damaged(self.name, f"not the tar of an entry: {error}", key) from error
-        name = key.rpartition("/")[2]
+        name, wrong = key.rpartition("/")[2], None
         if (strange := shape.strange(name, files)) is not None:
-            raise core.Damaged(self.name, f"{strange!r} is no file of an entry", key)
-        if shape.companions is not None and name not in files:
-            raise core.Damaged(self.name, f"lacks the file {name!r}", key)
-        if self._is_no_entry(files):
-            raise core.Damaged(self.name, "the artifact holds no program", key)
-        for damage in self.damages(key, files):
-            raise core.Damaged(self.name, damage.message, key)
+            wrong = f"{strange!r} is no file of an entry"
+        elif shape.companions is not None and name not in files:
+            wrong = f"lacks the file {name!r}"
+        elif self._is_no_entry(files):
+            wrong = "the artifact holds no program"
+        if wrong is not None:
+            raise core.Damaged(self.name, wrong, key)
+        Files.require_whole(self, key, files, key)
         return files
 
     def write(

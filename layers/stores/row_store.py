@@ -32,7 +32,6 @@ class Rows(files.Files):
     """
 
     schema: ClassVar[rows.Schema]
-    row_kind: ClassVar[type[rows.RowFile]] = rows.RowFile
     shapes: tuple[tree.Shape, ...] = ()
     #: Whether empty folders above other files go with them.
     tidies: ClassVar[bool] = False
@@ -93,7 +92,7 @@ class Rows(files.Files):
     def opened(self, root: core.Root, file: str) -> rows.RowFile:
         """Return a database as this environment may use it."""
         waits, trusts = self.environment.lock_timeout, self.environment.trusts_writers
-        return self.row_kind(self.name, root.path / file, self.schema, waits, shared=trusts)
+        return rows.RowFile(self.name, root.path / file, self.schema, waits, shared=trusts)
 
     def databases(self, root: core.Root) -> Iterator[str | core.Problem]:
         """Yield the path of each database below a root, and a problem for each link and each unreadable thing."""

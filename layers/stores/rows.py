@@ -24,6 +24,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
+from operator import eq
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -55,7 +56,8 @@ class Schema(NamedTuple):
     """One table: its ``create`` statements, key columns and value columns.
 
     ``key`` and ``values`` are column names; ``size`` is the SQL expression of a row's bytes. ``table`` may be a query
-    if rows are only read. ``others`` are further ``create`` statements of the library, of any version.
+    if rows are only read. ``others`` are further ``create`` statements of the library, of any version. ``same`` returns
+    whether present values mean the same as new ones.
     """
 
     table: str
@@ -64,6 +66,7 @@ class Schema(NamedTuple):
     values: tuple[str, ...]
     size: str
     others: tuple[str, ...] = ()
+    same: Callable[[Values, Values], bool] = eq
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -159,10 +162,6 @@ class RowFile:
 
     # ------------------------------------------------------------------ writing
 
-    def same(self, standing: Values, new: Values) -> bool:
-        """Return whether present values mean the same as new ones."""
-        return standing == new
-
     def insert(
         self, rows: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
     ) -> list[bool | core.LayerError]:
@@ -186,12 +185,12 @@ class RowFile:
                     message = "the key holds characters that a database cannot store"
                     results.append(core.Damaged(self.layer, message, self.path))
                     continue
-                is_free = key not in present or (replace and not self.same(present[key], values))
+                is_free = key not in present or (replace and not self.schema.same(present[key], values))
                 is_new = is_free and connection.execute(insertion, (*key, *values)).rowcount == 1
                 # A row inserted just now may be in the way, if the table considers two keys equal.
                 standing = values if is_new else present.get(key) or self._rows_in(connection, [key]).get(key, ())
                 present[key] = standing
-                if is_new or self.same(standing, values):
+                if is_new or self.schema.same(standing, values):
                     results.append(is_new)
                 else:
                     results.append(core.EntryExists(self.layer, self.path))
