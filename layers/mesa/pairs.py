@@ -83,6 +83,9 @@ class Pair(ABC):
         self.folder = folder
         self.environment = environment
         self.path = root / folder / self.data_name
+        #: The keys that are listed after the last step of a change, and the bytes of both files.
+        self.left: set[str] = set()
+        self.rest = 0
         self._close()
 
     # ------------------------------------------------------------------ the format
@@ -111,11 +114,8 @@ class Pair(ABC):
         """Return the record of an entry in the index."""
 
     @abstractmethod
-    def keep(self, kept: list[Blob], size: int) -> Iterator[tuple[set[str], int]]:
-        """Reduce both files, which are open, to some entries, after which they have so many bytes.
-
-        Yields after each step the keys that are listed, and the bytes of the files.
-        """
+    def keep(self, kept: list[Blob]) -> None:
+        """Reduce both files, which are open, to some entries; note after each step what is left."""
 
     # ------------------------------------------------------------------ reading
 
@@ -169,29 +169,30 @@ class Pair(ABC):
     def remove(self, stamps: Mapping[str, tuple[int, ...]]) -> core.Outcome:
         """Remove the entries of these keys that have not changed. Raises :class:`LayerError` before any change."""
         before: set[str] = set()
-        left: set[str] = set()
-        size = rest = 0
+        size = 0
+        skipped: tuple[core.Note, ...] = ()
+        failed: tuple[core.Note, ...] = ()
         try:
             with self._changing() as is_there:
-                size = rest = self._bytes()
                 listed = self._listed()[0] if is_there else {}
-                before = left = set(listed)
+                before, size = set(listed), self._bytes()
+                self.left, self.rest = before, size
                 kept = [blob for key, blob in listed.items() if stamps.get(key) != blob.stamp]
                 if len(kept) < len(listed):
-                    for left, rest in self.keep(kept, self._bytes_with(kept)):  # noqa: B007 - the last ones count
-                        pass
+                    self.keep(kept)
         except core.LayerError as error:
             if not before:
                 raise
             # Fewer entries may be left than were to stay.
             with suppress(core.LayerError), self._opened() as is_there:
-                left, rest = set(self._listed()[0] if is_there else ()), self._bytes()
-            notes = tuple(core.Note(key, error.message) for key in stamps if key in left)
+                self.left, self.rest = set(self._listed()[0] if is_there else ()), self._bytes()
+            notes = tuple(core.Note(key, error.message) for key in stamps if key in self.left)
             failed = notes or (core.Note(str(self.path), str(error)),)
-            return core.Outcome(self.layer, len(before - left), max(0, size - rest), failed=failed)
-        reasons = {key: tree.CHANGED if key in before else tree.GONE for key in stamps}
-        skipped = (core.Note(key, reason) for key, reason in reasons.items() if key in left or key not in before)
-        return core.Outcome(self.layer, len(before - left), max(0, size - rest), tuple(skipped))
+        else:
+            reasons = {key: tree.CHANGED if key in before else tree.GONE for key in stamps}
+            stay = (key for key in stamps if key in self.left or key not in before)
+            skipped = tuple(core.Note(key, reasons[key]) for key in stay)
+        return core.Outcome(self.layer, len(before - self.left), max(0, size - self.rest), skipped, failed)
 
     def put(self, key: str, content: bytes, *, replace: bool) -> bool:
         """Add an entry; return whether it was not there. Raises :class:`EntryExists` if a different one is there."""
@@ -209,9 +210,7 @@ class Pair(ABC):
                 return False
             if not replace:
                 raise core.EntryExists(self.layer, self.path)
-            kept = [*listed.values()]
-            for _ in self.keep(kept, self._bytes_with(kept)):
-                pass
+            self.keep([*listed.values()])
         # Other files may have replaced these meanwhile.
         return self.put(key, content, replace=False)
 
@@ -253,7 +252,8 @@ class Pair(ABC):
             atomic.write_all(handle, (head,), 0)
             os.fsync(handle)
 
-    def _bytes_with(self, kept: list[Blob]) -> int:
+    def bytes_with(self, kept: list[Blob]) -> int:
+        """Return the bytes of both files with some entries."""
         return 2 * self.head + sum(blob.end - blob.begin + len(self.record(blob)) for blob in kept)
 
     def _bytes(self) -> int:
@@ -367,7 +367,7 @@ class Fossilize(Pair):
         head = _HEADER.pack(_PLACE.size, _PLAIN, 0, _PLACE.size)
         return blob.name.encode() + head + _PLACE.pack(blob.begin + 40)
 
-    def keep(self, kept: list[Blob], size: int) -> Iterator[tuple[set[str], int]]:
+    def keep(self, kept: list[Blob]) -> None:
         """Rename new files over the old ones; between the steps programs find nothing, instead of wrong bytes."""
         with ExitStack() as stack:
             stage = stack.enter_context(atomic.own_folder(self.top, plain.STAGE))
@@ -380,14 +380,14 @@ class Fossilize(Pair):
             self.copy(kept, data, index)
             for handle in staged:
                 os.fsync(handle)
-            # All numbers first: later nothing may be readable.
+            # Read before the first step: later nothing may be readable.
             old, new = os.fstat(self.data).st_size, os.fstat(data).st_size
             atomic.move_in("empty", stage, self.index_name, self.above)
-            yield set(), old + self.head
+            self.left, self.rest = set(), old + self.head
             atomic.move_in("data", stage, self.data_name, self.above)
-            yield set(), new + self.head
+            self.rest = new + self.head
             atomic.move_in("index", stage, self.index_name, self.above)
-            yield {blob.key for blob in kept}, size
+            self.left, self.rest = {blob.key for blob in kept}, self.bytes_with(kept)
             os.fsync(self.above)
 
 
@@ -436,14 +436,13 @@ class Database(Pair):
         beginning = int.from_bytes(bytes.fromhex(blob.name)[:8], "little")
         return _DB_RECORD.pack(beginning, blob.end - blob.start, blob.used, blob.begin)
 
-    def keep(self, kept: list[Blob], size: int) -> Iterator[tuple[set[str], int]]:
+    def keep(self, kept: list[Blob]) -> None:
         """Change the files in place. After an interruption the number is zero, and Mesa empties both."""
-        old = self._bytes()
         self.write_heads(self.new_head()[:-8] + bytes(8))
-        yield set(), old
+        self.left = set()
         self.copy(kept, self.data, self.index)
-        yield set(), size
+        self.rest = self.bytes_with(kept)
         os.fsync(self.data)
         os.fsync(self.index)
         self.write_heads(self.new_head())
-        yield {blob.key for blob in kept}, size
+        self.left = {blob.key for blob in kept}
