@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace as changed
 from functools import partial
@@ -17,21 +17,21 @@ from cachectl.layers import core
 from cachectl.layers.disk import plain
 from cachectl.layers.host import processes
 from cachectl.layers.mesa import cache, entries, pairs
+from cachectl.layers.stores import tree as trees
 from cachectl.layers.stores.files import Files
-from cachectl.layers.stores.tree import GONE, Shape
 
-_ENTRIES = Shape((core.regex("[0-9a-f]{2}"), core.regex("[0-9a-f]{38}")), mode=0o644)
-_TEMPORARIES = Shape(
+_ENTRIES = trees.Shape((core.regex("[0-9a-f]{2}"), core.regex("[0-9a-f]{38}")), mode=0o644)
+_TEMPORARIES = trees.Shape(
     (core.regex("[0-9a-f]{2}"), core.regex(r"[0-9a-f]{38}\.tmp")), because="a program that was never stored whole"
 )
-_OWN = Shape((core.regex("index|marker"),), sums=True)
+_OWN = trees.Shape((core.regex("index|marker"),), sums=True)
 _NAME = core.regex(r"[^./][^/]*")
-_FOSSILIZE = Shape((_NAME, _NAME, core.regex(r"foz_cache(?:_idx)?\.foz")), sums=True)
-_FLAT = Shape((core.regex(r"mesa_cache\.(?:db|idx)"),), sums=True)
-_PARTED = Shape((core.regex(r"part\d{1,3}"), *_FLAT.levels), sums=True)
-_SHAPES: Mapping[str, tuple[Shape, ...]] = {
+_FOSSILIZE = trees.Shape((_NAME, _NAME, core.regex(r"foz_cache(?:_idx)?\.foz")), sums=True)
+_FLAT = trees.Shape((core.regex(r"mesa_cache\.(?:db|idx)"),), sums=True)
+_PARTED = trees.Shape((core.regex(r"part\d{1,3}"), *_FLAT.levels), sums=True)
+_SHAPES: Mapping[str, tuple[trees.Shape, ...]] = {
     cache.MULTI_FILE: (_ENTRIES, _TEMPORARIES, _OWN),
-    cache.SINGLE_FILE: (_FOSSILIZE, Shape((_NAME, _NAME, *_OWN.levels), sums=True)),
+    cache.SINGLE_FILE: (_FOSSILIZE, trees.Shape((_NAME, _NAME, *_OWN.levels), sums=True)),
     cache.DATABASE: (_FLAT, _PARTED, _OWN),
 }
 #: Files with many entries, and the format of those of each kind of root.
@@ -52,7 +52,7 @@ class ShaderCache(Files):
     shapes = (_ENTRIES,)
     forms = ("mesa-entry/1",)
 
-    def shapes_of(self, root: core.Root) -> tuple[Shape, ...]:
+    def shapes_of(self, root: core.Root) -> tuple[trees.Shape, ...]:
         """Return the shapes of entries, files and temporaries."""
         return _SHAPES[root.role]
 
@@ -122,7 +122,7 @@ class ShaderCache(Files):
 
     # ------------------------------------------------------------------ get and put
 
-    def members(self, root: core.Root, key: str) -> Mapping[str, bytes] | None:
+    def members(self, root: core.Root, key: str) -> trees.Members | None:
         """Read an entry, which has the same bytes in all forms."""
         if root.role == cache.MULTI_FILE:
             return super().members(root, key)
@@ -130,13 +130,13 @@ class ShaderCache(Files):
         data = None if found is None else found[0].read(found[1])
         return None if data is None else {"": data}
 
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
+    def damages(self, key: str, files: trees.Members) -> Iterator[core.Damage]:
         """Check the checksum. Nothing can check the name."""
         del key
         if (complaint := entries.complaint(files[""])) is not None:
             yield core.Damage(core.Severity.RECOMPILES, f"{complaint}: {entries.NEVER}")
 
-    def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
+    def detail(self, key: str, files: trees.Members) -> Mapping[str, str]:
         """Return kernels, device and driver."""
         del key
         header = entries.read_header(files[""])
@@ -149,9 +149,7 @@ class ShaderCache(Files):
         with core.counting(self.name, root.path / "index", partial(self._recount, root)):
             yield processes.using(cache.OPENED, processes=self.environment.processes) == ()
 
-    def place(
-        self, root: core.Root, whole: Mapping[str, Mapping[str, bytes]], *, replace: bool
-    ) -> dict[str, bool | core.EntryError]:
+    def place(self, root: core.Root, whole: Mapping[str, trees.Members], *, replace: bool) -> trees.Placed:
         """Place entries into the form in use."""
         if root.role == cache.MULTI_FILE:
             return super().place(root, whole, replace=replace)
@@ -191,9 +189,7 @@ class ShaderCache(Files):
                     reason = f"may be open in {processes.process_names(users)}"
             yield target, reason
 
-    def remove_files(
-        self, root: core.Root, targets: Iterable[core.Entry], *, tidy: Callable[[], bool] | None
-    ) -> core.Outcome:
+    def remove_files(self, root: core.Root, targets: Iterable[core.Entry], *, tidy: trees.Tidy) -> core.Outcome:
         """Unlink the files of entries; in larger files, remove entries under the lock of their file."""
         if root.role == cache.MULTI_FILE:
             # Kernels are small. Without one, nothing shows that the machine code of a driver is OpenCL's.
@@ -208,7 +204,7 @@ class ShaderCache(Files):
             if stamps := {key: wanted[key] for key in pair.blobs()[0] if key in wanted}:
                 parts.append((str(pair.path), partial(pair.remove, stamps)))
                 left -= stamps.keys()
-        gone = tuple(core.Note(key, GONE) for key in sorted(left))
+        gone = tuple(core.Note(key, trees.GONE) for key in sorted(left))
         return core.each_part(outcome.plus(core.Outcome(self.name, skipped=gone)), parts)
 
     def _recount(self, root: core.Root) -> None:

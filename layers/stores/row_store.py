@@ -285,12 +285,10 @@ class Rows(files.Files):
         values = {key: row for key, row in zip(keys, found, strict=True) if row is not None}
         return core.read_each(lambda key: self.artifact_of(root, key, values[key]), values)
 
-    def write(
-        self, root: core.Root, artifacts: Sequence[core.Artifact], *, replace: bool = False
-    ) -> Mapping[str, bool | core.EntryError]:
+    def write(self, root: core.Root, artifacts: Sequence[core.Artifact], *, replace: bool = False) -> tree.Placed:
         """Insert the rows of each file in one transaction, and place what lies next to the databases."""
         groups, others = self._split({artifact.key: artifact for artifact in artifacts})
-        results: dict[str, bool | core.EntryError] = {}
+        results: tree.Placed = {}
         for form, group in (*((self.forms[0], group) for group in groups.values()), (self.forms[-1], others)):
             for artifact in [artifact for artifact in group.values() if artifact.form != form]:
                 message = f"an entry of the form {artifact.form} does not have such a key"
@@ -301,9 +299,9 @@ class Rows(files.Files):
 
     def write_rows(
         self, root: core.Root, file: str, artifacts: Sequence[core.Artifact], *, replace: bool
-    ) -> Mapping[str, bool | core.EntryError]:
+    ) -> tree.Placed:
         """Insert rows into one database in one transaction; return the result of each by its key."""
-        results: dict[str, bool | core.EntryError] = {}
+        results: tree.Placed = {}
         whole: dict[str, rows.Values] = {}
         for artifact in artifacts:
             values = core.attempt(partial(self.values_of, artifact))

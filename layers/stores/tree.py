@@ -40,8 +40,12 @@ _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 
 #: Makes what is held while entries are renamed, given the open root.
 Guard = Callable[[int], AbstractContextManager[object]]
-#: What became of an entry that was to be placed: as :meth:`~cachectl.layers.core.store.Store.write` says.
-Placed = bool | core.LayerError
+#: The files of an entry by their paths in it; the path is empty if the entry is a file.
+Members = Mapping[str, bytes]
+#: What became of entries, as :meth:`~cachectl.layers.core.store.Store.write` says.
+Placed = dict[str, bool | core.EntryError]
+#: Returns whether empty folders may be removed now; ``None`` if they must not.
+Tidy = Callable[[], bool] | None
 
 
 class Shape(NamedTuple):
@@ -384,12 +388,12 @@ class Tree:
 
     def write(
         self,
-        entries: Mapping[str, Mapping[str, bytes]],
+        entries: Mapping[str, Members],
         *,
         guard: Guard = nullcontext,
         replace: bool = False,
         wanted: Callable[[str], bool] | None = None,
-    ) -> dict[str, Placed]:
+    ) -> Placed:
         """Place entries, given file by file, each whole or not at all, and sync them to the disk together.
 
         Returns what became of each. An entry that is there is the same if its ``wanted`` files are. ``guard`` makes the
@@ -413,8 +417,8 @@ class Tree:
         return done
 
     def _standing(
-        self, key: str, files: Mapping[str, bytes], *, replace: bool, wanted: Callable[[str], bool] | None
-    ) -> Placed | None:
+        self, key: str, files: Members, *, replace: bool, wanted: Callable[[str], bool] | None
+    ) -> bool | core.EntryError | None:
         """Return ``False`` if an entry is there already, the error if it cannot be placed, ``None`` if it may be."""
         if entry_shape(self.shapes, key) is None:
             return core.not_a_key(self.layer, key)
@@ -428,9 +432,7 @@ class Tree:
             return False
         return None if standing is None or replace else core.EntryExists(self.layer, self.root / key)
 
-    def _place(
-        self, entries: Mapping[str, Mapping[str, bytes]], done: dict[str, Placed], guard: Guard, *, replace: bool
-    ) -> None:
+    def _place(self, entries: Mapping[str, Members], done: Placed, guard: Guard, *, replace: bool) -> None:
         """Stage entries in one folder, move each into its place, and sync them; add the result of each to ``done``."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._opened() as root, ExitStack() as stack:
@@ -452,7 +454,7 @@ class Tree:
                     if parent is not None:
                         os.fsync(parent)
 
-    def _fill(self, stage: int, name: str, key: str, members: Mapping[str, bytes], failed: dict[str, Placed]) -> bool:
+    def _fill(self, stage: int, name: str, key: str, members: Members, failed: Placed) -> bool:
         """Write an entry into the stage; return whether that succeeded, else add its error to ``failed``."""
         shape = entry_shape(self.shapes, key)
         try:
@@ -547,9 +549,7 @@ class Tree:
 
     # ------------------------------------------------------------------ removing
 
-    def remove(
-        self, entries: Sequence[core.Entry], *, tidy: Callable[[], bool] | None = None, guard: Guard = nullcontext
-    ) -> core.Outcome:
+    def remove(self, entries: Sequence[core.Entry], *, tidy: Tidy = None, guard: Guard = nullcontext) -> core.Outcome:
         """Remove planned things whose stamp has not changed.
 
         A folder is renamed into a trash folder of the same root before it is deleted, so that no reader sees half of
@@ -603,7 +603,7 @@ class Tree:
         entry: core.Entry,
         trash: Callable[[], int | None],
         freed: list[int],
-        tidy: Callable[[], bool] | None,
+        tidy: Tidy,
     ) -> str | None:
         """Remove one thing below the open root; return why it was left, or ``None``."""
         parts = entry.key.split("/")
