@@ -270,7 +270,6 @@ class Tree:
 
     def _entry(self, key: str, members: Mapping[str, os.stat_result], newest: int, shape: Shape) -> core.Entry:
         size = sum(status.st_size for status in members.values())
-        blocks = [handles.blocks_of(status) for status in members.values()]
         entry = core.Entry(
             self.layer,
             key,
@@ -279,7 +278,7 @@ class Tree:
             len(members),
             modified=newest / 1e9,
             stamp=(len(members), size, newest),
-            disk=None if None in blocks else sum(filter(None, blocks)),
+            disk=handles.blocks_of(*members.values()),
             sums=0 if shape.sums else None,
         )
         return entry if shape.because is None else core.orphan(entry, shape.because, idle_only=shape.idle_only)
