@@ -159,10 +159,8 @@ class Rows(files.Files):
 
     def explain(self, error: core.EntryError) -> str:
         """Return the message of an error about a file; for damage, with the command that removes it."""
-        if not isinstance(error, core.LayerError):
-            return core.reason_of(error)
         cure = f"; to remove it: cachectl purge --damaged {self.name}" if isinstance(error, core.Damaged) else ""
-        return error.message + cure
+        return core.reason_of(error) + cure
 
     def verify(self, root: core.Root) -> Iterator[core.Finding]:
         """Check every database, and find what is in the way of one; then check what lies next to the databases."""
