@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -72,7 +72,7 @@ class BenchSetting:
     setting: str
     how: str
     layer: str | None = None
-    seconds: tuple[float, ...] = ()
+    seconds: list[float] = field(default_factory=list)
     as_json: ClassVar[core.AsJson] = core.AsJson(also=("median",))
 
     @property
@@ -155,24 +155,45 @@ def bench(
     ``notice`` gets lines that a reader of the figures must know, ``show`` the progress. The user's own caches are
     neither read nor written. Raises :class:`Ended` if the command fails, and :class:`~.child.CannotStart`.
     """
+    environment = stack.environment
     layers = tuple(layer for layer in stack if layer.abilities()[core.Ability.RELOCATE] is None)
-    with child.signals_held() as signals, child.isolated_root(stack.environment, notice=notice) as full:
-        work = _Work(tuple(command), stack, layers, signals, notice, full)
-        entries = work.fill(show)
+    with child.signals_held() as signals, child.isolated_root(environment, notice=notice) as full:
+
+        def measure(name: str, root: Path, changes: Mapping[str, str | None]) -> tuple[float, dict[str, int]]:
+            """Run the command below a root; return its wall seconds, and how many entries each layer has then."""
+            child.link_cache_home(environment, layers, root)
+            return _seconds(name, command, changes, environment, signals), _entries(layers, environment, root)
+
+        changes, before, entries = child.variables_isolated(layers, full), None, dict[str, int]()
+        for number in range(_FILLS):
+            show("filling the caches", number)
+            before, (_, entries) = entries, measure("first", full, changes)
+            if entries == before:
+                break
+        else:
+            notice(f"still storing new entries after {_FILLS} runs; warm timings may be too high")
         settings, unused = _settings(stack, layers, entries)
-        taken: dict[str, list[float]] = {setting.setting: [] for setting in settings}
         for number in range(rounds * len(settings)):
             # Each round begins with another setting, so that none is always first.
             setting = settings[(number // len(settings) + number) % len(settings)]
             show(setting.setting, number, rounds * len(settings))
-            taken[setting.setting].append(work.measure(setting))
-    measured = [replace(setting, seconds=tuple(taken[setting.setting])) for setting in settings]
-    warm, saved = measured[0], []
-    for off in measured:
+            # A root of its own keeps a run from affecting the next.
+            with child.isolated_root(environment, notice=notice) as root:
+                if setting.setting not in (COLD, OFF):
+                    child.copy_isolated_root(full, root)
+                changes = _prepared(setting, stack, layers, root)
+                before = _entries(layers, environment, root)
+                seconds, after = measure(setting.setting, root, changes)
+            setting.seconds.append(seconds)
+            grown = ", ".join(name for name, count in after.items() if count > before[name])
+            if grown and setting.setting == WARM:
+                notice(f"a warm run stored new entries in {grown}; warm timings may be too high")
+    warm, saved = settings[0], []
+    for off in settings:
         if off.layer is not None:
             by_round = tuple(cold - hot for cold, hot in zip(off.seconds, warm.seconds, strict=True))
             saved.append(Saved(off.layer, off.median - warm.median, by_round, entries[off.layer]))
-    return Bench(tuple(command), tuple(measured), tuple(saved), unused, machine(stack.environment))
+    return Bench(tuple(command), tuple(settings), tuple(saved), unused, machine(environment))
 
 
 def _settings(
@@ -205,82 +226,50 @@ def _settings(
     return [*settings, BenchSetting(COLD, "every cache empty"), BenchSetting(OFF, "all off")], unused
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """The command and everything that its runs have in common; ``full`` is the root that is kept warm."""
+def _prepared(
+    setting: BenchSetting, stack: LayerSet, layers: Iterable[core.Layer], root: Path
+) -> dict[str, str | None]:
+    """Return the variables of a setting below a root, in which a layer without a switch is emptied for its turn."""
+    if setting.setting == OFF:
+        return child.variables_off(layers, stack, root)
+    changes = child.variables_isolated(layers, root)
+    if setting.layer is not None and setting.how == _SWITCHED:
+        changes |= child.merged([stack[setting.layer].disable()])
+    elif setting.layer is not None:
+        layer = LayerSet(stack.environment.with_variables(changes))[setting.layer]
+        outcome = layer.clear(layer.plan_clear())
+        if outcome.failed:
+            raise core.Refused(layer.name, f"cannot be emptied for its turn: {outcome.failed[0].because}")
+    return changes
 
-    command: tuple[str, ...]
-    stack: LayerSet
-    layers: tuple[core.Layer, ...]
-    signals: child.Signals
-    notice: Callable[[str], None]
-    full: Path
 
-    def fill(self, show: verbs.Progress) -> dict[str, int]:
-        """Run until no new entry is stored; return the number of entries of each layer."""
-        changes = child.variables_isolated(self.layers, self.full)
-        before: dict[str, int] = {}
-        for number in range(_FILLS):
-            show("filling the caches", number)
-            self._seconds("first", self.full, changes)
-            after = self._entries(self.full)
-            if after == before:
-                return after
-            before = after
-        self.notice(f"still storing new entries after {_FILLS} runs; warm timings may be too high")
-        return before
+def _seconds(
+    setting: str,
+    command: Sequence[str],
+    changes: Mapping[str, str | None],
+    environment: core.Environment,
+    signals: child.Signals,
+) -> float:
+    """Run the command once with its output hidden; return its wall seconds, or raise :class:`Ended`."""
+    with TemporaryFile() as said:
+        started = time.perf_counter()
+        status = child.run(command, changes, environment, signals, quiet=said)
+        seconds = time.perf_counter() - started
+        if status := status or signals.ending():
+            said.seek(max(0, said.seek(0, os.SEEK_END) - _BYTES))
+            raise Ended(setting, status, said.read().decode(errors="replace").splitlines()[-_LINES:])
+    return seconds
 
-    def measure(self, setting: BenchSetting) -> float:
-        """Run the command in a copy of the full root, so that a run does not affect the next; return its seconds."""
-        with child.isolated_root(self.stack.environment, notice=self.notice) as root:
-            if setting.setting not in (COLD, OFF):
-                child.copy_isolated_root(self.full, root)
-            if setting.setting == OFF:
-                changes = child.variables_off(self.layers, self.stack, root)
-            else:
-                changes = child.variables_isolated(self.layers, root)
-            if setting.layer is not None and setting.how == _SWITCHED:
-                changes |= child.merged([self.stack[setting.layer].disable()])
-            elif setting.layer is not None:
-                layer = self._moved(root)[setting.layer]
-                outcome = layer.clear(layer.plan_clear())
-                if outcome.failed:
-                    raise core.Refused(layer.name, f"cannot be emptied for its turn: {outcome.failed[0].because}")
-            before = self._entries(root)
-            seconds = self._seconds(setting.setting, root, changes)
-            after = self._entries(root)
-            grown = ", ".join(name for name, count in after.items() if count > before[name])
-            if grown and setting.setting == WARM:
-                self.notice(f"a warm run stored new entries in {grown}; warm timings may be too high")
-            return seconds
 
-    def _seconds(self, setting: str, root: Path, changes: Mapping[str, str | None]) -> float:
-        """Run the command once with its output hidden; return its wall seconds, or raise :class:`Ended`."""
-        environment = self.stack.environment
-        child.link_cache_home(environment, self.layers, root)
-        with TemporaryFile() as said:
-            started = time.perf_counter()
-            status = child.run(self.command, changes, environment, self.signals, quiet=said)
-            seconds = time.perf_counter() - started
-            if status := status or self.signals.ending():
-                said.seek(max(0, said.seek(0, os.SEEK_END) - _BYTES))
-                raise Ended(setting, status, said.read().decode(errors="replace").splitlines()[-_LINES:])
-        return seconds
-
-    def _moved(self, root: Path) -> LayerSet:
-        """Return the layers as they are under a root."""
-        return LayerSet(self.stack.environment.with_variables(child.variables_isolated(self.layers, root)))
-
-    def _entries(self, root: Path) -> dict[str, int]:
-        """Count the entries of each layer below a root; those that cannot be read count as none."""
-        moved = self._moved(root)
-        counts = {}
-        for layer in (moved[layer.name] for layer in self.layers if layer.about.scope is core.Scope.USER):
-            counts[layer.name] = 0
-            with suppress(*core.FAILURES):
-                places = [place for place in layer.roots() if root in place.path.parents]
-                counts[layer.name] = sum(layer.store.usage(place).entries or 0 for place in places)
-        return counts
+def _entries(layers: Iterable[core.Layer], environment: core.Environment, root: Path) -> dict[str, int]:
+    """Count the entries of each layer below a root; those that cannot be read count as none."""
+    moved, counts = LayerSet(child.environment_of(environment, root)), {}
+    for name in (layer.name for layer in layers):
+        counts[name] = 0
+        with suppress(*core.FAILURES):
+            places = [place for place in moved[name].roots() if root in place.path.parents]
+            counts[name] = sum(moved[name].store.usage(place).entries or 0 for place in places)
+    return counts
 
 
 # ---------------------------------------------------------------------- the command line
