@@ -231,8 +231,8 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
 def _add_to(container: argparse._ActionsContainer, options: Sequence[Any]) -> None:
     for option in options:
-        if isinstance(option, verbs.Option):
-            container.add_argument(*option.names, **option.settings)
+        if isinstance(option, dict):
+            container.add_argument(*option["names"], **{name: option[name] for name in option if name != "names"})
         elif isinstance(option[0], str):
             _add_to(container.add_argument_group(option[0]), option[1:])
         else:

@@ -178,28 +178,19 @@ class Request:
 # ---------------------------------------------------------------------- options
 
 
-class Option(NamedTuple):
-    """An option or an argument: its names, and what :meth:`argparse.ArgumentParser.add_argument` takes.
-
-    Options of which one can be given stand in a tuple; a tuple that begins with a title is a group of the help.
-    """
-
-    names: Sequence[str]
-    settings: dict[str, Any]
-
-    def having(self, text: str) -> Option:
-        """Return the same option with another help."""
-        return Option(self.names, {**self.settings, "help": text})
-
-
-def flag(names: str, text: str, **settings: Any) -> Option:  # noqa: ANN401 - argparse's
-    """Return an option without a value; ``names`` are separated by blanks."""
-    return Option(names.split(), {"action": "store_true", "help": text, **settings})
+#: An option or an argument: its ``names``, and what :meth:`argparse.ArgumentParser.add_argument` takes beside them.
+#: Options of which one can be given stand in a tuple; a tuple that begins with a title is a group of the help.
+Option = dict[str, Any]
 
 
 def value(names: str, metavar: str | None, text: str, **settings: Any) -> Option:  # noqa: ANN401 - argparse's
     """Return an option with a value, or an argument; ``names`` are separated by blanks."""
-    return Option(names.split(), {"metavar": metavar, "help": text, **settings})
+    return {"names": names.split(), "metavar": metavar, "help": text, **settings}
+
+
+def flag(names: str, text: str, **settings: Any) -> Option:  # noqa: ANN401 - argparse's
+    """Return an option without a value; ``names`` are separated by blanks."""
+    return {"names": names.split(), "action": "store_true", "help": text, **settings}
 
 
 def repeated(names: str, metavar: str, text: str, **settings: Any) -> Option:  # noqa: ANN401 - argparse's
@@ -218,31 +209,24 @@ def folder(text: str) -> str:
     return text
 
 
-def positive(text: str) -> int:
-    """Parse a number of at least 1."""
-    number = int(text)
-    if number < 1:
+def number(text: str) -> int:
+    """Parse a number of at least 1. argparse prints the function's name in its errors."""
+    if (parsed := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than one")
-    return number
-
-
-# argparse prints this name in its errors.
-positive.__name__ = "number"
+    return parsed
 
 
 def seconds(text: str) -> float:
     """Parse seconds, at most a day."""
-    number = float(text)
-    if not 0 <= number <= 86400:  # noqa: PLR2004
+    if not 0 <= (parsed := float(text)) <= 86400:  # noqa: PLR2004
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 86400")
-    return number
+    return parsed
 
 
 def _read_by(function: str) -> Callable[[str], Any]:
-    """Return the type of an option that a function of the selection reads, which is imported when it is typed."""
+    """Return the type of an option that a function of the selection reads, which is loaded when it is typed."""
 
     def read(text: str) -> Any:  # noqa: ANN401 - a number
-
         try:
             return getattr(core, function)(text)
         except core.BadRequest as error:
@@ -254,7 +238,7 @@ def _read_by(function: str) -> Callable[[str], Any]:
 age_of, size_of = _read_by("parse_age"), _read_by("parse_size")
 # Without a default, argparse calls it required.
 LAYERS = value("layers", "LAYER", "a layer that cachectl layers lists (default: all)", nargs="*", default=[])
-CLEARABLE = LAYERS.having("a layer that cachectl layers lists (default: all but tuning results)")
+CLEARABLE = LAYERS | {"help": "a layer that cachectl layers lists (default: all but tuning results)"}
 ONE_LAYER = value("layer", "LAYER", "the layer that keeps the entry")
 LAYER = repeated("--layer", "LAYER", "only this one; may be repeated", dest="layers")
 KEY = value("key", "KEY", "the entry's key, as cachectl ls -q prints it")
@@ -262,7 +246,7 @@ DRY_RUN = flag("-n --dry-run", "list what would go, and touch nothing")
 #: Of verbs that remove entries.
 VERBOSE = flag("-v --verbose", "list every layer, and with --dry-run every entry")
 FORCE = flag("--force", "replace an existing FILE that cachectl did not write")
-FORCE_BUNDLE = FORCE.having("replace an existing FILE that is not a bundle")
+FORCE_BUNDLE = FORCE | {"help": "replace an existing FILE that is not a bundle"}
 JSON = flag("--json", "print JSON")
 CSV = flag("--csv", "print CSV: bytes and seconds as numbers")
 FORM = (JSON, CSV)
@@ -313,12 +297,6 @@ class Table(NamedTuple):
     columns: Columns
     rows: Sequence[Sequence[Any]]
     last: Sequence[Any] = ()
-
-
-class Whole(str):
-    """A line that is never wrapped, such as a command to copy."""
-
-    __slots__ = ()
 
 
 def size(amount: int | None) -> str:

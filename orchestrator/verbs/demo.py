@@ -42,7 +42,7 @@ def run(request: verbs.Request) -> int:
             rows.append((f"{in_kernels:.2f}", f"{time.perf_counter() - started:.2f}", entries, what))
             return entries
 
-        request.output.say([verbs.Whole(f"{_KERNELS} loopy kernels on PoCL; every cache under {root}"), ""])
+        request.output.say([[f"{_KERNELS} loopy kernels on PoCL; every cache under {root}"], ""])
         cold = measure("cold: every cache empty", stack.environment)
         warm = measure("warm: every cache full", stack.environment)
         without = measure("caches off", off)

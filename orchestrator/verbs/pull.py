@@ -16,7 +16,7 @@ OPTIONS = (
     verbs.SELECTION,
     verbs.ROOT,
     verbs.TRUST,
-    verbs.DRY_RUN.having("list what would be placed, and touch nothing"),
+    verbs.DRY_RUN | {"help": "list what would be placed, and touch nothing"},
     verbs.WAIT,
     verbs.SHARED,
     verbs.FORM,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OPTIONS = (
     verbs.LAYERS,
-    verbs.VERBOSE.having("also every layer, every place, and the reason of every state"),
+    verbs.VERBOSE | {"help": "also every layer, every place, and the reason of every state"},
     verbs.value("--by", None, "also the sums of each Python that wrote entries", choices=("python",)),
     verbs.flag("--neighbours", "also other caches of compiled code (Triton, CuPy …), read only"),
     verbs.value("--html", "FILE", "also draw it with every entry and finding, as one HTML page"),

@@ -57,7 +57,7 @@ OPTIONS = (
         verbs.value("--digest", "HEX", "pull if the store is exactly the one with this digest"),
         verbs.flag("--trust", "pull unchecked: it is code that the command will run"),
     ),
-    verbs.SIGN.having("sign what is pushed with a key of OpenSSH"),
+    verbs.SIGN | {"help": "sign what is pushed with a key of OpenSSH"},
 )
 USAGE = """\
 cachectl run (--no-cache | --base DIR | --isolated[=DIR] | --prove | --store SOURCE)

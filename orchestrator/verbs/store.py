@@ -38,7 +38,7 @@ OPTIONS = (
         "gc",
         verbs.value("--older-than", "AGE", "remove what was pushed more than 30d, 12h, 2w ago", type=verbs.age_of),
         verbs.value("--max-size", "SIZE", "then remove the oldest until at most 500M, 2GiB stay", type=verbs.size_of),
-        verbs.DRY_RUN.having("list what would be removed, and touch nothing"),
+        verbs.DRY_RUN | {"help": "list what would be removed, and touch nothing"},
     ),
     verbs.value("--allowed-signers", "LIST", "verify: all must be signed by a signer of this list"),
     verbs.JSON,
@@ -303,20 +303,20 @@ def show(result: StoreListing | Collection | StoreCheck, request: verbs.Request)
     if isinstance(result, StoreListing):
         yield _listing(result, request.now)
         yield ""
-        yield verbs.Whole(f"digest {result.digest}")
+        yield [f"digest {result.digest}"]
     elif isinstance(result, Collection):
         would = "would be " if result.dry_run else ""
         entries = core.plural(result.entries, "entry", "entries")
-        yield verbs.Whole(f"{core.plural(len(result.parts), 'part')} of the index with {entries} {would}removed")
+        yield [f"{core.plural(len(result.parts), 'part')} of the index with {entries} {would}removed"]
         sizes = f"{verbs.size(result.freed)}; {verbs.size(result.kept)} stay"
-        yield verbs.Whole(f"{core.plural(result.removed, 'pack')} {would}removed: {sizes}")
+        yield [f"{core.plural(result.removed, 'pack')} {would}removed: {sizes}"]
     else:
         for finding in result.findings:
             yield f"{finding.severity}: {finding.name}: {finding.message}"
         entries, parts = core.plural(result.entries, "entry", "entries"), core.plural(result.parts, "part")
         packs = core.plural(result.packs, "pack")
-        yield verbs.Whole(f"{entries} in {parts} of the index and {packs} checked")
-        yield verbs.Whole(f"digest {result.digest}")
+        yield [f"{entries} in {parts} of the index and {packs} checked"]
+        yield [f"digest {result.digest}"]
 
 
 def _listing(listing: StoreListing, now: float) -> verbs.Table:

@@ -20,7 +20,7 @@ OPTIONS = (
         "FILE",
         "write where the time went: .json in the Chrome trace format, which Perfetto opens, .html as a page",
     ),
-    verbs.FORCE.having("replace an existing FILE that is not JSON or a timeline of trace"),
+    verbs.FORCE | {"help": "replace an existing FILE that is not JSON or a timeline of trace"},
 )
 USAGE = """\
 cachectl trace [--explain] [--json FILE] [--timeline FILE.json|FILE.html] [--force]
