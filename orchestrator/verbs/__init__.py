@@ -152,11 +152,14 @@ class Request:
             self.misuse(f"{name!r} is a layer: write what to read or write before the layers, or ./{name}")
         return name
 
-    def output_file(self, name: str, kind: Kind) -> OutputFile:
-        """Return a file to write, which no layer's name may be."""
-        from cachectl.output_files import OutputFile
+    def output_files(self, *named: tuple[str | None, Kind]) -> list[Any]:
+        """Return each :class:`OutputFile`, checked before a long run; ``None`` for a name that was not given."""
+        from cachectl.output_files import OutputFile, demand_targets
 
-        return OutputFile(name, kind, self.stack, self.options.force)
+        options = self.options
+        files = [None if name is None else OutputFile(name, kind, self.stack, options.force) for name, kind in named]
+        demand_targets(*files)
+        return files
 
     # ------------------------------------------------------------------ what comes out
 
@@ -167,11 +170,11 @@ class Request:
             show(what)
             yield
 
-    def write_json(self, fact: object, file: OutputFile) -> None:
-        """Write a fact to a file as a JSON document."""
-        if file.name == "-":
+    def write_json(self, fact: object, file: OutputFile | None) -> None:
+        """Write a fact to a file, if one was named, as a JSON document."""
+        if file is not None and file.name == "-":
             self.output.show_json(fact)
-        else:
+        elif file is not None:
             file.write((self.output.json_bytes(fact),))
 
 

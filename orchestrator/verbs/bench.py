@@ -39,12 +39,11 @@ _SWITCHED = "switched off"
 #: Maximum number of runs that fill the caches. PyOpenCL's binary cache makes the driver store again in the second
 #: run; the third run finds that entry.
 _FILLS = 3
-#: Endings of pictures, and matplotlib's names for the formats.
-_FORMS = {".png": "png", ".svg": "svg"}
+#: Endings of pictures: the names of the formats in matplotlib.
+_ENDINGS = (".png", ".svg")
 #: Colours that differ in print and for colour-blind readers: warm, without one layer, without any.
-_WARM, _ONE_OFF, _NONE, _INK = "#2a9d8f", "#e9a03b", "#9aa5b1", "#1f2933"
-#: How many settings, the last ones, have no cache.
-_WITHOUT_CACHES = 2
+_COLOURS = {WARM: "#2a9d8f", COLD: "#9aa5b1", OFF: "#9aa5b1"}
+_ONE_OFF, _INK = "#e9a03b", "#1f2933"
 #: Length of a command that fits above the bars.
 _TITLE = 58
 #: Limits on the shown end of a failed command's standard error: lines, and bytes to search for them.
@@ -279,19 +278,15 @@ def run(request: verbs.Request) -> int:
     """Carry out ``cachectl bench``."""
     options, stream = request.options, output_files.STREAM
     request.demand_command()
-    document = picture = None
-    if options.plot is not None:
-        form = "svg" if options.plot == stream else _FORMS.get(os.path.splitext(options.plot)[1].lower())
-        if form is None:
-            raise core.BadRequest(f"--plot {options.plot!r}: the file name must end in {' or '.join(_FORMS)}")
-        if find_spec("matplotlib") is None:
-            raise core.CachectlError("--plot needs matplotlib, the extra plot: pip install 'opencl-cachectl[plot]'")
-        if options.plot == options.json == stream:
-            request.misuse("JSON and the picture cannot both go to standard output; name a FILE")
-        picture = request.output_file(options.plot, output_files.PICTURE)
-    if options.json is not None:
-        document = request.output_file(options.json, output_files.json_kind("cachectl/bench"))
-    output_files.demand_targets(document, picture)
+    ending = ".svg" if options.plot in (None, stream) else os.path.splitext(options.plot)[1].lower()
+    if ending not in _ENDINGS:
+        raise core.BadRequest(f"--plot {options.plot!r}: the file name must end in {' or '.join(_ENDINGS)}")
+    if options.plot is not None and find_spec("matplotlib") is None:
+        raise core.CachectlError("--plot needs matplotlib, the extra plot: pip install 'opencl-cachectl[plot]'")
+    if options.plot == options.json == stream:
+        request.misuse("JSON and the picture cannot both go to standard output; name a FILE")
+    kind = output_files.json_kind("cachectl/bench")
+    document, picture = request.output_files((options.json, kind), (options.plot, output_files.PICTURE))
     try:
         with request.output.progress() as show_step:
             measured = bench(request.stack, request.command, options.rounds, notice=request.notice, show=show_step)
@@ -302,36 +297,30 @@ def run(request: verbs.Request) -> int:
         # Standard output may belong to the picture.
         say = request.output.say_on_stderr if options.plot == stream else request.output.say
         say(show(measured))
-    if document is not None:
-        request.write_json(measured, document)
-    if picture is not None and form is not None:
-        picture.write((_draw(measured, form),))
+    request.write_json(measured, document)
+    if picture is not None:
+        picture.write((_draw(measured, ending[1:]),))
     return 0
 
 
 def show(measured: Bench) -> Iterator[str | verbs.Table]:
     """Yield the times of each setting, then what each layer saves."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for setting in measured.settings:
         numbers = (setting.median, min(setting.seconds), max(setting.seconds))
         rows.append((*(f"{number:.2f}" for number in numbers), setting.setting, setting.how))
-    yield verbs.Table({**_numbers("median s", "fastest", "slowest"), "setting": str, "how": str}, rows)
-    yield ""
+    numeric = dict.fromkeys(("median s", "fastest", "slowest"), verbs.count)
+    yield from (verbs.Table({**numeric, "setting": str, "how": str}, rows), "")
     if measured.saved:
         rows = [
             (*map(_difference, (saved.seconds, min(saved.by_round), max(saved.by_round))), saved.layer)
             for saved in measured.saved
         ]
-        yield verbs.Table({**_numbers("saves s", "least", "most"), "layer": str}, rows)
+        yield verbs.Table({**dict.fromkeys(("saves s", "least", "most"), verbs.count), "layer": str}, rows)
     else:
         yield "the command fills no cache"
     if measured.unused:
-        yield ""
-        yield f"not used: {', '.join(measured.unused)}"
-
-
-def _numbers(*titles: str) -> verbs.Columns:
-    return dict.fromkeys(titles, verbs.count)
+        yield from ("", f"not used: {', '.join(measured.unused)}")
 
 
 def _difference(seconds: float) -> str:
@@ -350,9 +339,8 @@ def _draw(measured: Bench, form: str) -> bytes:
     from matplotlib.figure import Figure
 
     titles = [f"without {one.layer}" if one.layer else f"all caches {one.setting}" for one in measured.settings]
-    # The first setting has all caches, and the last ones have none.
     medians = [setting.median for setting in measured.settings]
-    colours = [_WARM, *[_ONE_OFF] * (len(medians) - _WITHOUT_CACHES - 1), *[_NONE] * _WITHOUT_CACHES]
+    colours = [_ONE_OFF if one.layer else _COLOURS[one.setting] for one in measured.settings]
     # Text stays text in an SVG, so that a slide can be searched.
     with mpl.rc_context({"font.size": 13, "svg.fonttype": "none", "text.parse_math": False}):
         figure = Figure(figsize=(10, 2 + 0.52 * len(medians)), layout="constrained")

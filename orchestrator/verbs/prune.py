@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 from cachectl import config, layer_set, removal, verbs
 from cachectl.layers import core
@@ -17,7 +18,6 @@ OPTIONS = (
     verbs.PYTHON,
     *verbs.CHANGING,
 )
-_UNKNOWN = float("inf")
 
 
 def prune(
@@ -58,9 +58,9 @@ def plan_prune(layers: Iterable[core.Layer], limits: config.Limits) -> removal.R
     """
     going: dict[core.Layer, list[core.Entry]] = {}
     failed: dict[core.Layer, list[core.Note]] = {}
-    aged: list[tuple[float, int, core.Layer, core.Entry]] = []
+    aged: list[tuple[float, core.Layer, core.Entry]] = []
     total = 0
-    for number, layer in enumerate(layers):
+    for layer in layers:
         going[layer], failed[layer] = [], []
         for thing in _things(layer, failed[layer], contents=limits.stale):
             is_old = limits.before is not None and thing.latest is not None and thing.latest < limits.before
@@ -71,9 +71,9 @@ def plan_prune(layers: Iterable[core.Layer], limits: config.Limits) -> removal.R
                 going[layer].append(thing)
             else:
                 total += thing.bytes
-                aged.append((_UNKNOWN if thing.latest is None else thing.latest, number, layer, thing))
-    for latest, _, layer, thing in sorted(aged, key=lambda item: item[:2]):
-        if limits.bytes is None or total <= limits.bytes or latest == _UNKNOWN:
+                aged += [] if thing.latest is None else [(thing.latest, layer, thing)]
+    for _, layer, thing in sorted(aged, key=itemgetter(0)):
+        if limits.bytes is None or total <= limits.bytes:
             break
         going[layer].append(thing)
         total -= thing.bytes

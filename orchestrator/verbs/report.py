@@ -217,18 +217,18 @@ def _by_python(layers: Iterable[core.Layer], stack: LayerSet) -> tuple[PythonSha
     from cachectl import listing
     from cachectl.layers.host.pythons import pythons_of
 
-    groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[core.Entry]] = {}
+    groups: dict[tuple[tuple[str, str], ...], list[core.Entry]] = {}
     for entry in listing.listed(layers, core.ALL, lambda _: None, contents=False):
-        if python := entry.versions.get("python"):
-            packages = tuple(sorted(item for item in entry.versions.items() if item[0] != "python"))
-            groups.setdefault((python, packages), []).append(entry)
+        if entry.versions.get("python"):
+            groups.setdefault(tuple(sorted(entry.versions.items())), []).append(entry)
     shares = []
-    for (python, packages), entries in groups.items():
+    for versions, entries in groups.items():
+        packages = dict(versions)
+        python = packages.pop("python")
         pythons = [other for other in pythons_of(stack.environment) if other.version == python]
         known = tuple(other.path for other in pythons if other.present is not False)
-        stale = sum(entry.stale is True for entry in entries)
-        size = sum(entry.bytes for entry in entries)
-        shares.append(PythonShare(python, dict(packages), len(entries), size, stale, known))
+        stale, size = sum(entry.stale is True for entry in entries), sum(entry.bytes for entry in entries)
+        shares.append(PythonShare(python, packages, len(entries), size, stale, known))
     return tuple(sorted(shares, key=lambda share: -share.bytes))
 
 
@@ -239,12 +239,11 @@ def run(request: verbs.Request) -> Report | int:
     """Carry out ``cachectl report``."""
     options, page = request.options, None
     if options.html is not None:
-        from cachectl import output_files
+        from cachectl.output_files import PAGE
 
-        page = request.output_file(options.html, output_files.PAGE)
         if options.html == "-" and request.form != "table":
             request.misuse(f"--html - and --{request.form} both write to standard output; name a FILE for one")
-        output_files.demand_targets(page)
+        (page,) = request.output_files((options.html, PAGE))
     with request.working("counting"):
         whole = report(request.stack, options.layers, neighbours=options.neighbours, by_python=options.by == "python")
     if page is not None:
@@ -291,8 +290,7 @@ def draw(whole: Report, listing: Listing, findings: Iterable[core.Finding]) -> b
         "entries": rows,
         "missing": [f"{trouble.layer}: {printable(trouble.message)}" for trouble in listing.problems if trouble.failed],
         "findings": [
-            [one.layer, one.severity.value, printable(one.root), printable(one.message), printable(one.fix)]
-            for one in findings
+            [*map(printable, (one.layer, one.severity.value, one.root, one.message, one.fix))] for one in findings
         ],
         # Texts that repeat stand in the rows by their numbers.
         "words": list(words),
@@ -341,8 +339,7 @@ def lines(whole: Report, home: str, *, verbose: bool = False) -> Iterator[object
     yield summary(whole)
     if shown:
         rows = [(layer.layer, layer.state.condition.value, *_cells(layer.total)) for layer in shown]
-        yield ""
-        yield verbs.Table(_COLUMNS, rows, ("total", "", *_cells(total)[:3], ""))
+        yield from ("", verbs.Table(_COLUMNS, rows, ("total", "", *_cells(total)[:3], "")))
     if hidden := len(whole.layers) - len(shown):
         yield f"{core.plural(hidden, 'more layer' if shown else 'layer')}: nothing here; -v shows all"
     if not total.complete:
@@ -367,8 +364,7 @@ def _others(whole: Report, home: str) -> Iterator[object]:
     for leftover in whole.leftovers:
         held = f"{verbs.size(leftover.bytes)}, {verbs.age(verbs.since(leftover.modified, whole.generated))} old"
         where = _short(leftover.root / leftover.key, home)
-        yield ""
-        yield f"{where}: {leftover.because} ({held}); the next purge or prune removes it"
+        yield from ("", f"{where}: {leftover.because} ({held}); the next purge or prune removes it")
     if whole.pythons is not None:
         numbers = {"entries": verbs.count, "stale": verbs.count, "size": verbs.size}
         rows, places = list[tuple[str | int, ...]](), []
@@ -379,11 +375,11 @@ def _others(whole: Report, home: str) -> Iterator[object]:
             places += [f"  {_short(path, home)}: Python {release}" for path in share.interpreters]
         yield from ("", verbs.Table({"python": str, **numbers, "packages": str}, rows), *places)
     if whole.neighbours is not None:
-        caches = [
+        columns: verbs.Columns = {"neighbours": str, "files": verbs.count, "size": verbs.size, "place": str}
+        caches = (
             (one.name, one.files, one.bytes, f"{_short(one.path, home)} ({one.source})") for one in whole.neighbours
-        ]
-        yield ""
-        yield verbs.Table({"neighbours": str, "files": verbs.count, "size": verbs.size, "place": str}, caches)
+        )
+        yield from ("", verbs.Table(columns, tuple(caches)))
 
 
 def summary(whole: Report) -> str:
@@ -398,10 +394,8 @@ def summary(whole: Report) -> str:
 
 def _details(layer: LayerReport, home: str) -> Iterator[str]:
     """Yield the reason of a layer's state, and its places."""
-    yield ""
-    yield f"{layer.layer}: {layer.state.condition.value}, {layer.state.why}"
-    for file in layer.state.drivers:
-        yield f"  driver: {_short(file, home)}"
+    yield from ("", f"{layer.layer}: {layer.state.condition.value}, {layer.state.why}")
+    yield from (f"  driver: {_short(file, home)}" for file in layer.state.drivers)
     for number, root in enumerate(layer.roots):
         usage, notes = root.usage, [root.root.source]
         if number and not (usage.files or usage.orphan_files or usage.problems):

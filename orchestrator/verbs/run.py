@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -96,13 +96,15 @@ def run_with(
     with ExitStack() as block:
         place = None
         besides: Mapping[str, frozenset[str]] = {}
-        if base is not None or store is not None:
-            from cachectl.exchange import copying, push_pull
         if base is not None:
+            from cachectl.exchange import copying
+
             place = copying.base_at(here, base)
             isolated = isolated or copying.make_own_root(here, place)
             besides = copying.base_keys(here, place, layers) if store else {}
         if store is not None:
+            from cachectl.exchange import push_pull
+
             isolated = isolated if isinstance(isolated, bool) else here.absolute(isolated)
             kept = _kept_below(stack, isolated)
             block.enter_context(push_pull.shared_around(kept, store, notice, layers=layers, besides=besides, own=here))
@@ -130,15 +132,12 @@ def run_with(
                 names = tuple(layer.name for layer in moved)
                 copying.start_from(here, place, root, layers=names, notice=notice)
             child.link_cache_home(here, moved, root)
-        proof = _watch(stack, chosen, frozenset(staying)) if prove else None
-        status = child.run(command, changes, here, signals)
-        return Ran(status, None if proof is None else proof.end())
+        if not prove:
+            return Ran(child.run(command, changes, here, signals), None)
+        from cachectl.watching.proof import Proof
 
-
-def _watch(stack: layer_set.LayerSet, layers: Iterable[core.Layer], left_out: frozenset[str]) -> Proof:
-    from cachectl.watching.proof import Proof
-
-    return Proof(stack, layers, left_out=left_out)
+        proof = Proof(stack, chosen, left_out=frozenset(staying))
+        return Ran(child.run(command, changes, here, signals), proof.end())
 
 
 def _kept_below(stack: layer_set.LayerSet, root: Path | bool) -> layer_set.LayerSet:
