@@ -13,13 +13,10 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from itertools import chain
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+from cachectl import verbs
 from cachectl.layers import core
-from cachectl.verbs import DASH, Table
-
-if TYPE_CHECKING:
-    from cachectl.verbs import Progress
 
 #: The width of a line where nothing is to be cut.
 _ENDLESS = 1 << 30
@@ -114,7 +111,7 @@ def say(parts: Iterable[Any]) -> None:
     """Print what a verb shows: tables, lines, which are wrapped on a terminal, and lists of lines, which are not."""
     terminal = sys.stdout.isatty()
     for part in parts:
-        if isinstance(part, Table):
+        if isinstance(part, verbs.Table):
             rows = _rows(part, width(sys.stdout))
             if terminal and not core.process_variable("NO_COLOR") and core.process_variable("TERM") != "dumb":
                 _write("".join(f"\x1b[1m{core.printable(title)}\x1b[0m\n" for title in rows.pop(0)))
@@ -145,7 +142,7 @@ def say_on_stderr(parts: Iterable[Any]) -> None:
                 sys.stderr.flush()
                 os.write(2, part)
                 continue
-            lines = plain_table(part, width(sys.stderr)) if isinstance(part, Table) else part
+            lines = plain_table(part, width(sys.stderr)) if isinstance(part, verbs.Table) else part
             for line in [lines] if isinstance(lines, str) else lines:
                 print(core.printable(line), file=sys.stderr)
 
@@ -190,7 +187,7 @@ def shorten(text: str, width: int) -> str:
     return text[: room - tail] + mark[:width] + text[len(text) - tail :]
 
 
-def show_csv(table: Table) -> None:
+def show_csv(table: verbs.Table) -> None:
     """Print a table as CSV: sizes in bytes, ages in seconds, and nothing for what is unknown."""
     import csv
     import io
@@ -199,12 +196,12 @@ def show_csv(table: Table) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.columns)
     for row in table.rows:
-        cells = [None if cell == DASH else cell for cell in row]
+        cells = [None if cell == verbs.DASH else cell for cell in row]
         writer.writerow([core.printable(cell) if isinstance(cell, str) else cell for cell in cells])
     _write(text.getvalue())
 
 
-def plain_table(table: Table, width: int = _ENDLESS) -> list[str]:
+def plain_table(table: verbs.Table, width: int = _ENDLESS) -> list[str]:
     """Return the lines of a table of at most ``width`` columns.
 
     Text that does not fit is shortened in the middle, in the widest column first. Numbers are never shortened, and
@@ -229,7 +226,7 @@ def _column(title: str, shown: Callable[[Any], str], cells: Iterable[Any], *, fi
     return texts, least
 
 
-def _rows(table: Table, width: int) -> list[tuple[str, ...]]:
+def _rows(table: verbs.Table, width: int) -> list[tuple[str, ...]]:
     """Return the lines of each row, that of the titles first."""
     rows = [*table.rows, *([table.last] if table.last else [])]
     columns = [
@@ -274,7 +271,7 @@ def _side_by_side(columns: Sequence[_Column], width: int, gap: int) -> list[str]
 
 
 @contextmanager
-def progress() -> Iterator[Progress]:
+def progress() -> Iterator[verbs.Progress]:
     """Yield a function to call with what is done now, which has a bar for long work; it shows that on a terminal."""
     if not sys.stderr.isatty() or core.process_variable("TERM") == "dumb":
         yield lambda *_: None

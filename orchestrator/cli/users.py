@@ -25,7 +25,7 @@ from cachectl.cli import output
 from cachectl.layers import core
 
 if TYPE_CHECKING:
-    from pwd import struct_passwd
+    import pwd
 
 #: Bytes that a child may write, seconds that it may take, and lines of its standard error that are shown.
 _MOST_OUTPUT = 32 << 20
@@ -130,7 +130,7 @@ def _words(typed: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def _users(names: Sequence[str]) -> list[struct_passwd]:
+def _users(names: Sequence[str]) -> list[pwd.struct_passwd]:
     """Return the accounts of these names, or of all people: ``UID_MIN`` to ``UID_MAX`` of login.defs(5)."""
     import pwd
 
@@ -144,7 +144,7 @@ def _users(names: Sequence[str]) -> list[struct_passwd]:
     return [user for user in reversed(found.values()) if os.path.isdir(user.pw_dir)]
 
 
-def _account(name: str) -> struct_passwd:
+def _account(name: str) -> pwd.struct_passwd:
     import pwd
 
     try:
@@ -153,7 +153,7 @@ def _account(name: str) -> struct_passwd:
         raise core.BadRequest(f"unknown user {name!r}; getent passwd lists accounts") from error
 
 
-def _ask(user: struct_passwd, words: Sequence[str]) -> _Answer:
+def _ask(user: pwd.struct_passwd, words: Sequence[str]) -> _Answer:
     """Run a verb as a user, and return what it wrote."""
     status, data, said, error = _run(user, words)
     document: dict[str, Any] = {}
@@ -187,7 +187,7 @@ def _escaped(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
     return value
 
 
-def _run(user: struct_passwd, words: Sequence[str]) -> tuple[int, bytes, bytes, str | None]:
+def _run(user: pwd.struct_passwd, words: Sequence[str]) -> tuple[int, bytes, bytes, str | None]:
     """Return the status of a child, its output and its errors, and why it could not be heard to its end."""
     own = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
     try:

@@ -13,10 +13,10 @@ from cachectl.layers import core
 
 # Layers are imported when they are asked for: --help and --version need none.
 if TYPE_CHECKING:
+    from cachectl import output_files
     from cachectl.config import Config
     from cachectl.exchange.trust import Trust
     from cachectl.layer_set import LayerSet
-    from cachectl.output_files import Kind, OutputFile
 
 
 #: Shows what is being done; of long work also how many runs are done, and how many there are in all if that is known.
@@ -152,13 +152,16 @@ class Request:
             self.misuse(f"{name!r} is a layer: write what to read or write before the layers, or ./{name}")
         return name
 
-    def output_files(self, *named: tuple[str | None, Kind]) -> list[Any]:
+    def outputs(self, *named: tuple[str | None, output_files.Kind]) -> list[Any]:
         """Return each :class:`OutputFile`, checked before a long run; ``None`` for a name that was not given."""
-        from cachectl.output_files import OutputFile, demand_targets
+        from cachectl import output_files
 
         options = self.options
-        files = [None if name is None else OutputFile(name, kind, self.stack, options.force) for name, kind in named]
-        demand_targets(*files)
+        files = [
+            None if name is None else output_files.OutputFile(name, kind, self.stack, options.force)
+            for name, kind in named
+        ]
+        output_files.demand_targets(*files)
         return files
 
     # ------------------------------------------------------------------ what comes out
@@ -170,7 +173,7 @@ class Request:
             show(what)
             yield
 
-    def write_json(self, fact: object, file: OutputFile | None) -> None:
+    def write_json(self, fact: object, file: output_files.OutputFile | None) -> None:
         """Write a fact to a file, if one was named, as a JSON document."""
         if file is not None and file.name == "-":
             self.output.show_json(fact)

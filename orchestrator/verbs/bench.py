@@ -15,8 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import ClassVar
 
-from cachectl import output_files, verbs
-from cachectl.layer_set import LayerSet, warn_user
+from cachectl import layer_set, output_files, verbs
 from cachectl.layers import core
 from cachectl.layers.host import drivers, hardware
 from cachectl.switching import child
@@ -142,11 +141,11 @@ class Bench:
 
 
 def bench(
-    stack: LayerSet,
+    stack: layer_set.LayerSet,
     command: Sequence[str],
     rounds: int = 3,
     *,
-    notice: Callable[[str], None] = warn_user,
+    notice: Callable[[str], None] = layer_set.warn_user,
     show: verbs.Progress = lambda *_: None,
 ) -> Bench:
     """Run a command in every setting, ``rounds`` times, the settings interleaved; return the measured times.
@@ -196,7 +195,7 @@ def bench(
 
 
 def _settings(
-    stack: LayerSet, layers: Iterable[core.Layer], entries: Mapping[str, int]
+    stack: layer_set.LayerSet, layers: Iterable[core.Layer], entries: Mapping[str, int]
 ) -> tuple[list[BenchSetting], dict[str, str]]:
     """Return the settings, one for each layer that the command filled, and the layers that cannot be turned off."""
     left_alone = child.left_alone((layer for layer in stack if layer.about.scope is core.Scope.USER), off=False)
@@ -226,7 +225,7 @@ def _settings(
 
 
 def _prepared(
-    setting: BenchSetting, stack: LayerSet, layers: Iterable[core.Layer], root: Path
+    setting: BenchSetting, stack: layer_set.LayerSet, layers: Iterable[core.Layer], root: Path
 ) -> dict[str, str | None]:
     """Return the variables of a setting below a root, in which a layer without a switch is emptied for its turn."""
     if setting.setting == OFF:
@@ -235,7 +234,7 @@ def _prepared(
     if setting.layer is not None and setting.how == _SWITCHED:
         changes |= child.merged([stack[setting.layer].disable()])
     elif setting.layer is not None:
-        layer = LayerSet(stack.environment.with_variables(changes))[setting.layer]
+        layer = layer_set.LayerSet(stack.environment.with_variables(changes))[setting.layer]
         outcome = layer.clear(layer.plan_clear())
         if outcome.failed:
             raise core.Refused(layer.name, f"cannot be emptied for its turn: {outcome.failed[0].because}")
@@ -262,7 +261,7 @@ def _seconds(
 
 def _entries(layers: Iterable[core.Layer], environment: core.Environment, root: Path) -> dict[str, int]:
     """Count the entries of each layer below a root; those that cannot be read count as none."""
-    moved, counts = LayerSet(child.environment_of(environment, root)), {}
+    moved, counts = layer_set.LayerSet(child.environment_of(environment, root)), {}
     for name in (layer.name for layer in layers):
         counts[name] = 0
         with suppress(*core.FAILURES):
@@ -286,7 +285,7 @@ def run(request: verbs.Request) -> int:
     if options.plot == options.json == stream:
         request.misuse("JSON and the picture cannot both go to standard output; name a FILE")
     kind = output_files.json_kind("cachectl/bench")
-    document, picture = request.output_files((options.json, kind), (options.plot, output_files.PICTURE))
+    document, picture = request.outputs((options.json, kind), (options.plot, output_files.PICTURE))
     try:
         with request.output.progress() as show_step:
             measured = bench(request.stack, request.command, options.rounds, notice=request.notice, show=show_step)

@@ -50,11 +50,10 @@ def run(request: verbs.Request) -> int:
         purged = stack.plan_clear().apply()
         again = measure("after purge --all: cold again", stack.environment)
     numbers = dict.fromkeys(("kernels s", "process s", "entries after"), verbs.count)
-    request.output.say(
-        [verbs.Table({**numbers, "run": str}, rows), "", *lines(report, "/"), "", "cachectl purge --all"]
-    )
     cleared = [(outcome.layer, outcome.removed, outcome.bytes_freed) for outcome in purged.layers if outcome.removed]
-    request.output.say([verbs.Table({"layer": str, "removed": verbs.count, "size": verbs.size}, cleared)])
+    removals = verbs.Table({"layer": str, "removed": verbs.count, "size": verbs.size}, cleared)
+    runs = verbs.Table({**numbers, "run": str}, rows)
+    request.output.say([runs, "", *lines(report, "/"), "", "cachectl purge --all", removals])
     for outcome in purged.layers:
         request.output.warn_notes(f"{outcome.layer}: skipped", outcome.skipped[:_FEW])
     removed = purged.total.removed

@@ -20,7 +20,7 @@ def run(request: verbs.Request) -> int:
     from cachectl.output_files import ARTIFACT
 
     options, layer = request.options, request.stack[request.options.layer]
-    (file,) = request.output_files((options.output, ARTIFACT))
+    (file,) = request.outputs((options.output, ARTIFACT))
     artifact = layer.get(options.key)
     if artifact is None:
         raise core.LayerError(layer.name, f"no entry has the key {options.key!r}; cachectl ls {layer.name} lists keys")

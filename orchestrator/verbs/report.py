@@ -243,7 +243,7 @@ def run(request: verbs.Request) -> Report | int:
 
         if options.html == "-" and request.form != "table":
             request.misuse(f"--html - and --{request.form} both write to standard output; name a FILE for one")
-        (page,) = request.output_files((options.html, PAGE))
+        (page,) = request.outputs((options.html, PAGE))
     with request.working("counting"):
         whole = report(request.stack, options.layers, neighbours=options.neighbours, by_python=options.by == "python")
     if page is not None:

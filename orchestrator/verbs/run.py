@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from cachectl import layer_set, verbs
 from cachectl.layers import core
 from cachectl.switching import child
-from cachectl.switching.child import make_kept_root
 
 if TYPE_CHECKING:
-    from cachectl.exchange.push_pull import StoreUse
+    from cachectl.exchange import push_pull
     from cachectl.watching.proof import Proof
 
 #: How many paths the proof of a layer names.
@@ -80,7 +79,7 @@ def run_with(
     base: str | Path | None = None,
     layers: Sequence[str] = (),
     prove: bool = False,
-    store: StoreUse | None = None,
+    store: push_pull.StoreUse | None = None,
     notice: Callable[[str], None] = layer_set.warn_user,
 ) -> Ran:
     """Run a command with layers off, or on in an empty root (``True``), or in the root ``isolated``.
@@ -149,7 +148,7 @@ def _kept_below(stack: layer_set.LayerSet, root: Path | bool) -> layer_set.Layer
         return stack
     if root is True:
         raise core.BadRequest("an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR")
-    make_kept_root(root, mode=0o700)
+    child.make_kept_root(root, mode=0o700)
     return type(stack)(child.environment_below(stack.environment, str(root)))
 
 
@@ -185,7 +184,7 @@ def run(request: verbs.Request) -> int:
     return ran.status if ran.proof.holds else 1
 
 
-def _store_use(request: verbs.Request) -> StoreUse | None:
+def _store_use(request: verbs.Request) -> push_pull.StoreUse | None:
     """Return the store around the command; ``None`` without one."""
     options, trust = request.options, request.trust()
     if not options.store:
@@ -194,13 +193,13 @@ def _store_use(request: verbs.Request) -> StoreUse | None:
         return None
     if options.no_cache:
         request.misuse("--no-cache leaves nothing to pull or push; drop --store")
-    from cachectl.exchange.push_pull import PATIENCE, StoreUse
+    from cachectl.exchange import push_pull
     from cachectl.exchange.trust import UNTRUSTED
 
     if trust is None:
         request.misuse(UNTRUSTED)
-    wait = PATIENCE if options.store_wait is None else options.store_wait
-    return StoreUse(request.target(options.store), trust, options.store_mode == "rw", options.sign, wait)
+    wait = push_pull.PATIENCE if options.store_wait is None else options.store_wait
+    return push_pull.StoreUse(request.target(options.store), trust, options.store_mode == "rw", options.sign, wait)
 
 
 def _lines(proof: Proof) -> Iterator[str]:

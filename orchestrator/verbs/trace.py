@@ -58,7 +58,7 @@ def run(request: verbs.Request) -> int:
     if options.timeline is not None:
         timeline.check(options.timeline)
     kind = output_files.json_kind("cachectl/trace")
-    document, drawn = request.output_files((options.json, kind), (options.timeline, timeline.TIMELINE))
+    document, drawn = request.outputs((options.json, kind), (options.timeline, timeline.TIMELINE))
     traced = trace(request.stack, request.command, explain=options.explain, notice=request.notice)
     request.write_json(traced, document)
     # Standard output belongs to the command.
