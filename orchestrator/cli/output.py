@@ -35,34 +35,30 @@ _MANY = 3
 # ---------------------------------------------------------------------- JSON
 
 
-def to_json(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and JSON
-    """Return a fact as what :mod:`json` writes."""
-    if fact is None or isinstance(fact, (str, int, float)):
-        return fact
+def json_bytes(fact: object) -> bytes:
+    """Return a fact as the JSON document of a file."""
+    import json
+
+    return json.dumps(fact, indent=2, default=_plain).encode() + b"\n"
+
+
+def _plain(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and what JSON has
+    """Return what JSON has for a fact: its keys, which may hold further facts."""
     if isinstance(fact, Enum):
         return fact.value
     if isinstance(fact, PurePath):
         return str(fact)
     if isinstance(fact, Mapping):
-        return {key: to_json(value) for key, value in fact.items()}
-    if isinstance(fact, (tuple, list)):
-        return [to_json(one) for one in fact]
+        return dict(fact)
     say = core.declared(type(fact))
     document: dict[str, object] = {} if say.schema is None else {"schema": say.schema}
     for attribute, key in core.json_keys(type(fact)).items():
         value = getattr(fact, attribute)
         if attribute in say.flat:
-            document.update(to_json(value))
+            document.update(_plain(value))
         elif value is not None or attribute not in say.optional:
-            document[key] = to_json(value)
+            document[key] = value
     return document
-
-
-def json_bytes(fact: object) -> bytes:
-    """Return a fact as the JSON document of a file."""
-    import json
-
-    return json.dumps(to_json(fact), indent=2).encode() + b"\n"
 
 
 def show_json(fact: object) -> None:

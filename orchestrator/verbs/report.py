@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from cachectl import verbs
-from cachectl.layer_set import LayerSet
+from cachectl import layer_set, verbs
 from cachectl.layers import core
 from cachectl.layers.core import registry
 from cachectl.layers.disk import temporaries
@@ -163,7 +162,9 @@ class Report:
 # ---------------------------------------------------------------------- counting
 
 
-def report(stack: LayerSet, layers: Iterable[str] = (), *, neighbours: bool = False, by_python: bool = False) -> Report:
+def report(
+    stack: layer_set.LayerSet, layers: Iterable[str] = (), *, neighbours: bool = False, by_python: bool = False
+) -> Report:
     """Count the entries of the named layers, or of all, and return whether each is on. Writes nothing into a cache.
 
     ``neighbours`` also measures other caches of compiled code, which belong to no layer; ``by_python`` also sums the
@@ -212,7 +213,7 @@ def _root_report(layer: core.Layer, root: core.Root) -> RootReport:
         return RootReport(root, exists=True, usage=usage)
 
 
-def _by_python(layers: Iterable[core.Layer], stack: LayerSet) -> tuple[PythonShare, ...]:
+def _by_python(layers: Iterable[core.Layer], stack: layer_set.LayerSet) -> tuple[PythonShare, ...]:
     """Sum the entries that name a Python, the largest sum first; entries that cannot be read are left out."""
     from cachectl import listing
     from cachectl.layers.host.pythons import pythons_of
