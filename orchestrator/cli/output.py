@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from itertools import chain
-from pathlib import PurePath
 from typing import Any, TextIO
 
 from cachectl import verbs
@@ -46,8 +45,8 @@ def _plain(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and what JS
     """Return what JSON has for a fact: its keys, which may hold further facts."""
     if isinstance(fact, Enum):
         return fact.value
-    if isinstance(fact, PurePath):
-        return str(fact)
+    if isinstance(fact, os.PathLike):
+        return os.fspath(fact)
     if isinstance(fact, Mapping):
         return dict(fact)
     say = core.declared(type(fact))
