@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from importlib.util import find_spec
-from pathlib import Path
 
 from cachectl import verbs
 from cachectl.layers import core
@@ -68,7 +67,7 @@ def _run(what: str, environment: core.Environment) -> float:
     """Run the demo program, and return the seconds in its kernels."""
     command = [sys.executable, "-m", "cachectl.verbs.demo_kernels", str(_KERNELS)]
     child = subprocess.run(  # noqa: S603 - our own program, by our own interpreter
-        command, env=dict(environment.variables), cwd=Path.cwd(), capture_output=True, text=True, check=False
+        command, env=dict(environment.variables), capture_output=True, text=True, check=False
     )
     if child.returncode:
         reason = (child.stderr.strip().splitlines() or ["no reason given"])[-1]

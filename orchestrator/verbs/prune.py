@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 
 from cachectl import config, layer_set, removal, verbs
@@ -43,12 +44,8 @@ def prune(
             file = core.printable(settings.files[0][0]) if settings.files else "a config file"
             message = f"name a limit: --stale, --older-than or --max-size, or write a limit below [prune] in {file}"
             raise core.BadRequest(message)
-    chosen, required = stack.chosen(layers), limits
-
-    def plan() -> removal.Removal:
-        return plan_prune(chosen, required)
-
-    return removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run)
+    chosen = stack.chosen(layers)
+    return removal.carry_out(stack, chosen, partial(plan_prune, chosen, limits), notice, dry_run=dry_run)
 
 
 def plan_prune(layers: Iterable[core.Layer], limits: config.Limits) -> removal.Removal:
