@@ -223,9 +223,13 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
 
 def _add_to(container: argparse._ActionsContainer, options: Sequence[Any]) -> None:
+    """Add the rows of a verb."""
     for option in options:
-        if isinstance(option, dict):
-            container.add_argument(*option["names"], **{name: option[name] for name in option if name != "names"})
+        if isinstance(option, tuple):
+            names, *texts = option
+            settings = texts.pop() if isinstance(texts[-1], dict) else {}
+            kind: dict[str, Any] = {"metavar": texts[0]} if texts[1:] else {"action": "store_true"}
+            container.add_argument(*names.split(), help=texts[-1], **kind, **settings)
         elif isinstance(option[0], str):
             _add_to(container.add_argument_group(option[0]), option[1:])
         else:

@@ -184,26 +184,14 @@ class Request:
 # ---------------------------------------------------------------------- options
 
 
-#: An option or an argument: its ``names``, and what :meth:`argparse.ArgumentParser.add_argument` takes beside them.
-#: Options of which one can be given stand in a tuple; a tuple that begins with a title is a group of the help.
-Option = dict[str, Any]
+# An option or an argument is a row: its names, separated by blanks, and its help; if it has a value, the name of that
+# between them; and last what else :meth:`argparse.ArgumentParser.add_argument` takes. A list holds options of which one
+# can be given; a list that begins with a title is a group of the help.
 
-
-def value(names: str, metavar: str | None, text: str, **settings: Any) -> Option:  # noqa: ANN401 - argparse's
-    """Return an option with a value, or an argument; ``names`` are separated by blanks."""
-    return {"names": names.split(), "metavar": metavar, "help": text, **settings}
-
-
-def flag(names: str, text: str, **settings: Any) -> Option:  # noqa: ANN401 - argparse's
-    """Return an option without a value; ``names`` are separated by blanks."""
-    return {"names": names.split(), "action": "store_true", "help": text, **settings}
-
-
-def repeated(names: str, metavar: str, text: str, **settings: Any) -> Option:  # noqa: ANN401 - argparse's
-    """Return an option that may be repeated; its value is a list."""
-    return value(names, metavar, text, action="append", default=[], **settings)
-
-
+#: An option that may be repeated; its value is a list.
+REPEATED = {"action": "append", "default": []}
+#: An argument with any number of values. Without a default, argparse calls it required.
+MANY = {"nargs": "*", "default": []}
 #: Stands for the folder of a bare ``--isolated``; no argument of a process can contain it.
 NO_FOLDER = "\0"
 
@@ -242,51 +230,51 @@ def _read_by(function: str) -> Callable[[str], Any]:
 
 
 age_of, size_of = _read_by("parse_age"), _read_by("parse_size")
-# Without a default, argparse calls it required.
-LAYERS = value("layers", "LAYER", "a layer that cachectl layers lists (default: all)", nargs="*", default=[])
-CLEARABLE = LAYERS | {"help": "a layer that cachectl layers lists (default: all but tuning results)"}
-ONE_LAYER = value("layer", "LAYER", "the layer that keeps the entry")
-LAYER = repeated("--layer", "LAYER", "only this one; may be repeated", dest="layers")
-KEY = value("key", "KEY", "the entry's key, as cachectl ls -q prints it")
-DRY_RUN = flag("-n --dry-run", "list what would go, and touch nothing")
+LAYERS = ("layers", "LAYER", "a layer that cachectl layers lists (default: all)", MANY)
+CLEARABLE = ("layers", "LAYER", "a layer that cachectl layers lists (default: all but tuning results)", MANY)
+ONE_LAYER = ("layer", "LAYER", "the layer that keeps the entry")
+LAYER = ("--layer", "LAYER", "only this one; may be repeated", REPEATED | {"dest": "layers"})
+KEY = ("key", "KEY", "the entry's key, as cachectl ls -q prints it")
+DRY_RUN = ("-n --dry-run", "list what would go, and touch nothing")
 #: Of verbs that remove entries.
-VERBOSE = flag("-v --verbose", "list every layer, and with --dry-run every entry")
-FORCE = flag("--force", "replace an existing FILE that cachectl did not write")
-FORCE_BUNDLE = FORCE | {"help": "replace an existing FILE that is not a bundle"}
-JSON = flag("--json", "print JSON")
-CSV = flag("--csv", "print CSV: bytes and seconds as numbers")
-FORM = (JSON, CSV)
-ROOT = value("--root", "DIR", "the layers in the isolated root DIR (run --isolated=DIR)", type=folder, dest="below")
-USER = repeated("--user", "NAME", "as root: this user's caches; may be repeated")
-ALL_USERS = flag("--all-users", "as root: the caches of all users (UID_MIN to UID_MAX of login.defs)")
-PLACES = (ROOT, USER, ALL_USERS)
-PYTHON = repeated(
+VERBOSE = ("-v --verbose", "list every layer, and with --dry-run every entry")
+FORCE = ("--force", "replace an existing FILE that cachectl did not write")
+FORCE_BUNDLE = ("--force", "replace an existing FILE that is not a bundle")
+JSON = ("--json", "print JSON")
+CSV = ("--csv", "print CSV: bytes and seconds as numbers")
+FORM = [JSON, CSV]
+ROOT = ("--root", "DIR", "the layers in the isolated root DIR (run --isolated=DIR)", {"type": folder, "dest": "below"})
+USER = ("--user", "NAME", "as root: this user's caches; may be repeated", REPEATED)
+ALL_USERS = ("--all-users", "as root: the caches of all users (UID_MIN to UID_MAX of login.defs)")
+PLACES = [ROOT, USER, ALL_USERS]
+PYTHON = (
     "--python",
     "PATH",
     "a Python whose entries are not stale; may be repeated. Without it, Pythons are looked for on PATH",
+    REPEATED,
 )
-WAIT = value("--wait", "SECONDS", "how long to wait for a lock of another process (default: 5)", type=seconds)
-SHARED = flag("--shared", "also change a cache that other users can write: you trust them")
+WAIT = ("--wait", "SECONDS", "how long to wait for a lock of another process (default: 5)", {"type": seconds})
+SHARED = ("--shared", "also change a cache that other users can write: you trust them")
 #: Options of purge and prune, of which the second ones are those of verbs that change caches and have a table.
 REMOVING = (DRY_RUN, VERBOSE, PLACES)
 CHANGING = (WAIT, SHARED, FORM)
-SELECTION = (
+SELECTION = [
     "selection",
-    value("--kernel", "GLOB", "entries of kernels whose name matches"),
-    value("--older-than", "AGE", "not changed or used for 30d, 12h, 2w", type=age_of),
-    flag("--stale", "entries that no known Python or driver can hit any more"),
-    value("--key", "KEY", "the entry of this key"),
-)
+    ("--kernel", "GLOB", "entries of kernels whose name matches"),
+    ("--older-than", "AGE", "not changed or used for 30d, 12h, 2w", {"type": age_of}),
+    ("--stale", "entries that no known Python or driver can hit any more"),
+    ("--key", "KEY", "the entry of this key"),
+]
 #: What a store can lie in.
 STORES = "a bundle FILE (.zip), a folder, s3://, ssh:// or oci://"
-TRUST = (
-    value("--allowed-signers", "LIST", "take what a signer of this list has signed (ssh-keygen -Y)"),
-    value("--digest", "HEX", "the SHA-256 of the bundle, or the digest of another store, as store ls prints it"),
-    flag("--trust", "trust it unchecked: it is code that your programs will run"),
-)
-SIGN = value("--sign", "KEY", "sign what is added with a key of OpenSSH")
+TRUST = [
+    ("--allowed-signers", "LIST", "take what a signer of this list has signed (ssh-keygen -Y)"),
+    ("--digest", "HEX", "the SHA-256 of the bundle, or the digest of another store, as store ls prints it"),
+    ("--trust", "trust it unchecked: it is code that your programs will run"),
+]
+SIGN = ("--sign", "KEY", "sign what is added with a key of OpenSSH")
 #: Words before ``--`` that are no option: a command without ``--``, with its own options.
-UNEXPECTED = value("unexpected", None, argparse.SUPPRESS, nargs=argparse.REMAINDER)
+UNEXPECTED = ("unexpected", None, argparse.SUPPRESS, {"nargs": argparse.REMAINDER})
 
 
 # ---------------------------------------------------------------------- tables

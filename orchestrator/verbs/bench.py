@@ -22,12 +22,10 @@ from cachectl.switching import child
 
 OPTIONS = (
     verbs.UNEXPECTED,
-    verbs.value("-n --rounds", "N", "how often each setting is run (default: 3)", type=verbs.number, default=3),
-    verbs.value("--json", "FILE", "write JSON to a file, - for standard output instead of tables"),
-    verbs.value(
-        "--plot", "FILE", "draw it, as PNG or SVG by the ending, - for SVG on standard output (needs matplotlib)"
-    ),
-    verbs.FORCE | {"help": "replace an existing FILE that is not JSON or a picture of bench"},
+    ("-n --rounds", "N", "how often each setting is run (default: 3)", {"type": verbs.number, "default": 3}),
+    ("--json", "FILE", "write JSON to a file, - for standard output instead of tables"),
+    ("--plot", "FILE", "draw it, as PNG or SVG by the ending, - for SVG on standard output (needs matplotlib)"),
+    ("--force", "replace an existing FILE that is not JSON or a picture of bench"),
 )
 USAGE = "cachectl bench [-n N] [--json FILE] [--plot FILE] [--force] -- COMMAND..."
 

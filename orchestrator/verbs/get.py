@@ -8,7 +8,7 @@ from cachectl.layers import core
 OPTIONS = (
     verbs.ONE_LAYER,
     verbs.KEY,
-    verbs.value("-o --output", "FILE", "the file to write (default: standard output)", default="-"),
+    ("-o --output", "FILE", "the file to write (default: standard output)", {"default": "-"}),
     verbs.ROOT,
     verbs.FORCE,
 )

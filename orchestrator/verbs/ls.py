@@ -15,12 +15,12 @@ _ORDERS = {"size": "bytes", "age": "modified", "used": "used"}
 OPTIONS = (
     verbs.LAYERS,
     verbs.SELECTION,
-    verbs.value("--sort", None, "largest, oldest, or longest unused first", choices=tuple(_ORDERS)),
-    verbs.value("--limit", "N", "show no more than N entries", type=int),
+    ("--sort", None, "largest, oldest, or longest unused first", {"choices": tuple(_ORDERS)}),
+    ("--limit", "N", "show no more than N entries", {"type": int}),
     verbs.PYTHON,
     verbs.WAIT,
     verbs.PLACES,
-    (*verbs.FORM, verbs.flag("-q --quiet", "print nothing but keys")),
+    [*verbs.FORM, ("-q --quiet", "print nothing but keys")],
 )
 EPILOG = "On a terminal the table shortens names and keys to fit; elsewhere they are whole."
 

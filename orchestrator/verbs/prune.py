@@ -12,9 +12,9 @@ from cachectl.layers import core
 
 OPTIONS = (
     verbs.CLEARABLE,
-    verbs.flag("--stale", "entries that no known Python or driver can hit any more, and orphans"),
-    verbs.value("--older-than", "AGE", "entries not changed or used for 30d, 12h, 2w", type=verbs.age_of),
-    verbs.value("--max-size", "SIZE", "until the layers together hold no more than 500M, 2GiB", type=verbs.size_of),
+    ("--stale", "entries that no known Python or driver can hit any more, and orphans"),
+    ("--older-than", "AGE", "entries not changed or used for 30d, 12h, 2w", {"type": verbs.age_of}),
+    ("--max-size", "SIZE", "until the layers together hold no more than 500M, 2GiB", {"type": verbs.size_of}),
     *verbs.REMOVING,
     verbs.PYTHON,
     *verbs.CHANGING,

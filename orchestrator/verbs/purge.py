@@ -9,10 +9,10 @@ from cachectl import layer_set, removal, verbs
 from cachectl.layers import core
 
 OPTIONS = (
-    verbs.LAYERS | {"help": "a layer that cachectl layers lists (name one, or use --all)"},
-    verbs.flag("--all", "every user layer that is not precious"),
+    ("layers", "LAYER", "a layer that cachectl layers lists (name one, or use --all)", verbs.MANY),
+    ("--all", "every user layer that is not precious"),
     verbs.SELECTION,
-    verbs.flag("--damaged", "only entries that verify finds damaged, which a run makes again; never results of tuning"),
+    ("--damaged", "only entries that verify finds damaged, which a run makes again; never results of tuning"),
     *verbs.REMOVING,
     *verbs.CHANGING,
 )

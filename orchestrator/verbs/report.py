@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 OPTIONS = (
     verbs.LAYERS,
-    verbs.VERBOSE | {"help": "also every layer, every place, and the reason of every state"},
-    verbs.value("--by", None, "also the sums of each Python that wrote entries", choices=("python",)),
-    verbs.flag("--neighbours", "also other caches of compiled code (Triton, CuPy …), read only"),
-    verbs.value("--html", "FILE", "also draw it with every entry and finding, as one HTML page"),
+    ("-v --verbose", "also every layer, every place, and the reason of every state"),
+    ("--by", None, "also the sums of each Python that wrote entries", {"choices": ("python",)}),
+    ("--neighbours", "also other caches of compiled code (Triton, CuPy …), read only"),
+    ("--html", "FILE", "also draw it with every entry and finding, as one HTML page"),
     verbs.FORCE,
     verbs.PYTHON,
     verbs.PLACES,

@@ -29,34 +29,33 @@ def _folder(text: str) -> str:
 
 
 OPTIONS = (
-    (
-        verbs.flag("--no-cache", "every layer off"),
-        verbs.value(
-            "--isolated", "=DIR", "every layer on, in an empty root or in DIR, which is kept", nargs="?", type=_folder
+    [
+        ("--no-cache", "every layer off"),
+        (
+            "--isolated",
+            "=DIR",
+            "every layer on, in an empty root or in DIR, which is kept",
+            {"nargs": "?", "type": _folder},
         ),
-    ),
-    verbs.value(
-        "--base",
-        "DIR",
-        "every layer on and warm from DIR, which may be read-only; new entries go to a root of your own",
-    ),
+    ],
+    ("--base", "DIR", "every layer on and warm from DIR, which may be read-only; new entries go to a root of your own"),
     verbs.LAYER,
     verbs.UNEXPECTED,
-    verbs.flag("--prove", "attest that no real root was read or written; also without another option"),
-    verbs.value("--store", "SOURCE", "pull from this store before the command, and push what is new after it"),
-    verbs.value("--store-mode", None, "ro: only pull; rw: pull and push (default)", choices=("rw", "ro"), default="rw"),
-    verbs.value(
+    ("--prove", "attest that no real root was read or written; also without another option"),
+    ("--store", "SOURCE", "pull from this store before the command, and push what is new after it"),
+    ("--store-mode", None, "ro: only pull; rw: pull and push (default)", {"choices": ("rw", "ro"), "default": "rw"}),
+    (
         "--store-wait",
         "SECONDS",
         "how long the store may delay the command; then it runs without (default: 30)",
-        type=verbs.seconds,
+        {"type": verbs.seconds},
     ),
-    (
-        verbs.value("--allowed-signers", "LIST", "pull what a signer of this list has signed"),
-        verbs.value("--digest", "HEX", "pull if the store is exactly the one with this digest"),
-        verbs.flag("--trust", "pull unchecked: it is code that the command will run"),
-    ),
-    verbs.SIGN | {"help": "sign what is pushed with a key of OpenSSH"},
+    [
+        ("--allowed-signers", "LIST", "pull what a signer of this list has signed"),
+        ("--digest", "HEX", "pull if the store is exactly the one with this digest"),
+        ("--trust", "pull unchecked: it is code that the command will run"),
+    ],
+    ("--sign", "KEY", "sign what is pushed with a key of OpenSSH"),
 )
 USAGE = """\
 cachectl run (--no-cache | --base DIR | --isolated[=DIR] | --prove | --store SOURCE)

@@ -21,8 +21,8 @@ from cachectl.layers import core
 
 KINDS = ("systemd", "cron", "slurm-epilog")
 OPTIONS = (
-    verbs.value("kind", "|".join(KINDS), "daily, or when a job of Slurm ends", choices=KINDS),
-    verbs.flag("--all-users", "systemd, cron: as root, for the caches of all users", dest="everybody"),
+    ("kind", "|".join(KINDS), "daily, or when a job of Slurm ends", {"choices": KINDS}),
+    ("--all-users", "systemd, cron: as root, for the caches of all users", {"dest": "everybody"}),
 )
 
 _SYSTEMD = """\

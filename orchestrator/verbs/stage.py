@@ -14,19 +14,17 @@ if TYPE_CHECKING:
     from cachectl.switching import child
 
 OPTIONS = (
-    verbs.value(
+    (
         "source",
         "SOURCE",
         "what pull takes: a bundle, a folder, a URL or an isolated root (default: empty caches)",
-        nargs="?",
+        {"nargs": "?"},
     ),
     verbs.TRUST,
-    verbs.value("--out", "TARGET", "push what the nodes have at the end to this bundle or store"),
+    ("--out", "TARGET", "push what the nodes have at the end to this bundle or store"),
     verbs.SIGN,
     verbs.FORCE_BUNDLE,
-    verbs.value(
-        "--scratch", "DIR", "on each node's own disk: your folder of mode 700, or its parent (default: TMPDIR)"
-    ),
+    ("--scratch", "DIR", "on each node's own disk: your folder of mode 700, or its parent (default: TMPDIR)"),
 )
 USAGE = """\
 mpiexec -n N cachectl stage

@@ -27,20 +27,20 @@ _SKEW = GRACE / 4
 _AGAIN = 5
 
 OPTIONS = (
-    verbs.value(
+    (
         "action",
         "ls|gc|verify",
         "ls: what it holds, and its digest; gc: remove old entries, and what nothing lists; verify: check all",
-        choices=("ls", "gc", "verify"),
+        {"choices": ("ls", "gc", "verify")},
     ),
-    verbs.value("target", "TARGET", verbs.STORES),
-    (
+    ("target", "TARGET", verbs.STORES),
+    [
         "gc",
-        verbs.value("--older-than", "AGE", "remove what was pushed more than 30d, 12h, 2w ago", type=verbs.age_of),
-        verbs.value("--max-size", "SIZE", "then remove the oldest until at most 500M, 2GiB stay", type=verbs.size_of),
-        verbs.DRY_RUN | {"help": "list what would be removed, and touch nothing"},
-    ),
-    verbs.value("--allowed-signers", "LIST", "verify: all must be signed by a signer of this list"),
+        ("--older-than", "AGE", "remove what was pushed more than 30d, 12h, 2w ago", {"type": verbs.age_of}),
+        ("--max-size", "SIZE", "then remove the oldest until at most 500M, 2GiB stay", {"type": verbs.size_of}),
+        ("-n --dry-run", "list what would be removed, and touch nothing"),
+    ],
+    ("--allowed-signers", "LIST", "verify: all must be signed by a signer of this list"),
     verbs.JSON,
 )
 

@@ -13,14 +13,14 @@ from cachectl.watching.trace import KernelTrace, Trace, Tracer
 
 OPTIONS = (
     verbs.UNEXPECTED,
-    verbs.flag("--explain", "also list builds and entries, and explain every miss"),
-    verbs.value("--json", "FILE", "write JSON to a file, - for standard output"),
-    verbs.value(
+    ("--explain", "also list builds and entries, and explain every miss"),
+    ("--json", "FILE", "write JSON to a file, - for standard output"),
+    (
         "--timeline",
         "FILE",
         "write where the time went: .json in the Chrome trace format, which Perfetto opens, .html as a page",
     ),
-    verbs.FORCE | {"help": "replace an existing FILE that is not JSON or a timeline of trace"},
+    ("--force", "replace an existing FILE that is not JSON or a timeline of trace"),
 )
 USAGE = """\
 cachectl trace [--explain] [--json FILE] [--timeline FILE.json|FILE.html] [--force]
