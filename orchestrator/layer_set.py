@@ -39,10 +39,10 @@ class LayerSet:
         layers: dict[str, core.Layer] = {}
         broken: list[registry.Broken] = []
         for layer in registry.plugged_in(self.environment) if self._plugins else ():
-            if isinstance(layer, registry.Broken):
+            if not isinstance(layer, core.Layer):
                 broken.append(layer)
             elif layer.name in layers:
-                broken.append(registry.Broken(layer.name, f"two plug-ins offer the layer {layer.name}"))
+                broken.append({"name": layer.name, "why": f"two plug-ins offer the layer {layer.name}"})
             else:
                 layers[layer.name] = layer
         return layers, tuple(broken)
@@ -69,7 +69,7 @@ class LayerSet:
             return self._made[name]
         if name in self._plugged[0]:
             return self._plugged[0][name]
-        if why := "; ".join(plugin.why for plugin in self.broken if plugin.name == name):
+        if why := "; ".join(plugin["why"] for plugin in self.broken if plugin["name"] == name):
             raise core.BadRequest(f"the plug-in {name} was left out: {why}")
         names = [*registry.BUILT_IN, *self._plugged[0]]
         advice = core.did_you_mean(name, names) or f"; there are {', '.join(names)}"

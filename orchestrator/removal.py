@@ -99,10 +99,13 @@ def carry_out(
         # The plan of a layer names its failure. Stores are loaded where there is something.
         with suppress(*core.FAILURES):
             roots = existing_roots(layer)
-            for root in roots if roots and layer.abilities()[core.Ability.CLEAR] is None else ():
+            recover: Callable[[core.Root], None] | None = getattr(layer.store, "recover", None) if roots else None
+            if recover is None or layer.abilities()[core.Ability.CLEAR] is not None:
+                continue
+            for root in roots:
                 with suppress(*core.FAILURES):
                     core.require_changeable(layer, root)
-                    layer.store.recover(root)
+                    recover(root)
     result = plan().apply()
     from cachectl.layers.disk.temporaries import remove_abandoned
 

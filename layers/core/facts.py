@@ -66,12 +66,8 @@ class Ability(Enum):
     KERNELS = "kernels"
 
 
-class When(Enum):
-    """The moment when a switch takes effect."""
-
-    NOW = "now"
-    NEXT_IMPORT = "at the next import"
-    NEXT_START = "at the next driver start"
+#: The moments when a switch takes effect.
+NOW, NEXT_IMPORT, NEXT_START = "now", "at the next import", "at the next driver start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +215,11 @@ class Usage:
     of 0.
     """
 
-    entries: int | None = 0
-    files: int | None = 0
-    bytes: int | None = 0
-    orphan_files: int | None = 0
-    orphan_bytes: int | None = 0
+    entries: int | None = None
+    files: int | None = None
+    bytes: int | None = None
+    orphan_files: int | None = None
+    orphan_bytes: int | None = None
     stale_entries: int | None = None
     stale_bytes: int | None = None
     oldest: float | None = None
@@ -336,17 +332,9 @@ def _plus(left: _T, right: _T) -> _T:
     return replace(left, **sums)  # type: ignore[type-var]
 
 
-class Patch(NamedTuple):
-    """A method to be replaced while a layer is off, for a library that has no switch of its own.
-
-    ``owner`` is the class, ``None`` for a function of the module.
-    """
-
-    module: str
-    owner: str | None
-    method: str
-    #: Makes the replacement from the original method.
-    replacement: Callable[[Callable[..., object]], Callable[..., object]]
+#: A method to be replaced while a layer is off, for a library that has no switch of its own: the module, the class
+#: (``None`` for a function of the module), the name, and what makes the replacement from the original.
+Patch = tuple[str, str | None, str, Callable[[Callable[..., object]], Callable[..., object]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +363,7 @@ class Switch:
     read_at_load: tuple[str, ...] = ()
     read_at_import: tuple[str, ...] = ()
     makes: tuple[Path, ...] = ()
-    takes_effect: When = When.NEXT_START
+    takes_effect: str = NEXT_START
 
 
 @dataclass(frozen=True, slots=True)

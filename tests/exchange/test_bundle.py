@@ -30,7 +30,7 @@ from cachectl.exchange import place, portability, trust
 from cachectl.exchange.bundle import BundlePlace
 from cachectl.layers.core import errors, facts
 from cachectl.layers.core.layer import Layer, put_many
-from cachectl.layers.cuda import CudaPortability
+from cachectl.layers.cuda import CudaComputeCache
 from cachectl.stack import Stack
 
 # ---------------------------------------------------------------------- warm elsewhere
@@ -97,7 +97,7 @@ def test_misses_in_another_virtual_environment_are_those_foreseen(packed: Path, 
 
 
 def test_another_driver_decides_and_an_unknown_one_does_not(home: Home) -> None:
-    environment, cuda = home.environment(), CudaPortability()
+    environment, cuda = home.environment(), CudaComputeCache.about.portability
     version = environment.processes / "driver/nvidia/version"
     version.parent.mkdir(parents=True)
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n")
