@@ -17,12 +17,14 @@ files. So nothing is opened for writing where another user could place or replac
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
+from operator import eq
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -54,7 +56,8 @@ class Schema(NamedTuple):
     """One table: its ``create`` statements, key columns and value columns.
 
     ``key`` and ``values`` are column names; ``size`` is the SQL expression of a row's bytes. ``table`` may be a query
-    if rows are only read. ``others`` are further ``create`` statements of the library, of any version.
+    if rows are only read. ``others`` are further ``create`` statements of the library, of any version. ``same`` returns
+    whether present values mean the same as new ones.
     """
 
     table: str
@@ -63,6 +66,7 @@ class Schema(NamedTuple):
     values: tuple[str, ...]
     size: str
     others: tuple[str, ...] = ()
+    same: Callable[[Values, Values], bool] = eq
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -158,10 +162,6 @@ class RowFile:
 
     # ------------------------------------------------------------------ writing
 
-    def same(self, standing: Values, new: Values) -> bool:
-        """Return whether present values mean the same as new ones."""
-        return standing == new
-
     def insert(
         self, rows: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
     ) -> list[bool | core.LayerError]:
@@ -185,12 +185,12 @@ class RowFile:
                     message = "the key holds characters that a database cannot store"
                     results.append(core.Damaged(self.layer, message, self.path))
                     continue
-                is_free = key not in present or (replace and not self.same(present[key], values))
+                is_free = key not in present or (replace and not self.schema.same(present[key], values))
                 is_new = is_free and connection.execute(insertion, (*key, *values)).rowcount == 1
                 # A row inserted just now may be in the way, if the table considers two keys equal.
                 standing = values if is_new else present.get(key) or self._rows_in(connection, [key]).get(key, ())
                 present[key] = standing
-                if is_new or self.same(standing, values):
+                if is_new or self.schema.same(standing, values):
                     results.append(is_new)
                 else:
                     results.append(core.EntryExists(self.layer, self.path))
@@ -354,12 +354,12 @@ class RowFile:
             if database.has_log(self.path) and not in_use:
                 raise self._pending()
             unlocked = not in_use and (database.is_wal(header) or database.size_of(log) is not None)
-            before = self._version()
+            before = database.file_stamp(self.path) if unlocked else ()
             try:
                 with self._connected("mode=ro&immutable=1" if unlocked else "mode=ro") as connection:
                     yield connection
             except sqlite3.DatabaseError as error:
-                if unlocked and (database.has_log(self.path) or self._version() != before):
+                if unlocked and (database.has_log(self.path) or database.file_stamp(self.path) != before):
                     raise core.Busy(
                         self.layer, "was written to while it was read; try again later", self.path
                     ) from error
@@ -416,10 +416,6 @@ class RowFile:
             message = f"not opened for writing: {reason}; close it to them first, or use --shared if you trust them"
             raise core.Unreachable(self.layer, message, self.path)
 
-    def _version(self) -> tuple[int, ...] | None:
-        status = plain.status_at(self.path)
-        return None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
-
     # ------------------------------------------------------------------ errors
 
     @contextmanager
@@ -433,8 +429,11 @@ class RowFile:
         except sqlite3.DatabaseError as error:
             raise self._damaged(f"not a usable database: {error}") from error
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise core.Refused(self.layer, "a link is not followed", self.path) from error
             message = f"cannot {verb}: {error.strerror or error}"
-            if error.errno in handles.NO_ROOM:
+            # A file that is too large to be read has one of these, too.
+            if error.errno in handles.NO_ROOM and verb != "read":
                 raise core.NoRoom(self.layer, message + _MAKE_ROOM, self.path) from error
             raise core.Unreachable(self.layer, message, self.path) from error
 
