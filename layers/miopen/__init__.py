@@ -231,13 +231,12 @@ class MIOpenLayer(core.Layer):
     def state(self) -> core.State:
         """Read the switch. In a temporary folder only a database shows that MIOpen was there."""
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
-        if value is not None and not (self.switch.is_off(value) or self.switch.is_fine(value)):
-            return core.State(
-                core.Condition.DISABLED, f"{variable}={value!r} {self.switch.outcome}; use 1, or unset it"
-            )
         if self.switch.is_off(value):
             hint = "" if value in _ALWAYS_KNOWN else " (MIOpen before ROCm 6.1 ignores this value; use 1)"
             return core.State(core.Condition.DISABLED, f"{variable}={value}{hint}")
+        if value is not None and not self.switch.is_fine(value):
+            why = f"{variable}={value!r} {self.switch.outcome}; use 1, or unset it"
+            return core.State(core.Condition.DISABLED, why)
         used = (
             root.exists and (root.role != TEMPORARY or (root.may_exist and any(self.store.databases(root))))
             for root in self.roots()

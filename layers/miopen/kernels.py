@@ -126,7 +126,7 @@ class KernelDatabases(databases.MIOpenDatabases):
         place, path = (self.name, root.path, file), root.path / file
         if self._is_ignored(root, file):
             message = "is smaller than 512 bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
-            yield core.Finding(*place, core.Severity.RECOMPILES, "too-small", message, self.fix(path, ""))
+            yield self.owned(core.Finding(*place, core.Severity.RECOMPILES, "too-small", message, ""))
             return
         # The header decides whether MIOpen and other users can open a file of a package; an unreadable one has a
         # finding.
@@ -157,9 +157,7 @@ class KernelDatabases(databases.MIOpenDatabases):
             except ValueError as error:
                 flaws.append(("content", str(error)))
             for flaw in flaws:
-                finding = self.row_finding(_entry(template, row), *flaw)
-                thing = None if self.asked_first else finding.thing
-                yield replace(finding, fix=self.fix(root.path / file, finding.fix), thing=thing)
+                yield self.owned(self.row_finding(_entry(template, row), *flaw))
 
     # ------------------------------------------------------------------ files of single kernels
 

@@ -103,7 +103,7 @@ class TuningDatabases(databases.MIOpenDatabases):
                 if code == "newline":
                     fix = f"while nothing uses MIOpen: echo >> {shlex.quote(str(path))}"
                 place, told = (self.name, root.path, file, _FAULTS[code]), f"line {number}: {message}"
-                yield core.Finding(*place, code, told, self.fix(path, fix))
+                yield self.owned(core.Finding(*place, code, told, fix))
 
     def file_finding(self, root: core.Root, file: str, error: core.LayerError) -> core.Finding:
         """Return the finding of a file that could not be read."""
