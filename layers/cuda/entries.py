@@ -91,7 +91,6 @@ class ComputeCache(files.Files):
 
     def described(self, tree: Tree, leaf: Leaf, selection: core.Selection, *, contents: bool) -> Iterator[core.Found]:
         """Describe an entry by its key; one of another format version is opaque."""
-        del selection
         entry, size = leaf.entry, stated_size(leaf.head)
         if not contents or (size is None and len(leaf.head) == HEADER.size):
             yield replace(entry, detail={"format": "unknown"}) if contents else entry
@@ -114,7 +113,6 @@ class ComputeCache(files.Files):
 
     def require_whole(self, key: str, files: Mapping[str, bytes], path: Path | str) -> None:
         """Check version and lengths; the checksum takes longer than reading, and is checked before a put."""
-        del key
         if (wrong := form_complaint(files[""])) is not None:
             raise core.Damaged(self.name, wrong, path)
 

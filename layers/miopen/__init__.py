@@ -104,7 +104,6 @@ class UserPlace(core.Places):
 
     def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
         """Return MIOpen's own variable; MIOpen makes the folder."""
-        del layer
         return {self.variable: str(folder / self.below)}
 
 

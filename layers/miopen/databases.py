@@ -177,7 +177,6 @@ class MIOpenDatabases(row_store.Rows):
 
     def kind_of(self, root: core.Root, path: str) -> str:
         """Compare with the names of databases, which the parts of an entry follow, of files beside, and of folders."""
-        del root
         relative, *parts = path.split(SEPARATOR, self.parts)
         if parts:
             file = self.named(relative)

@@ -90,7 +90,6 @@ class KernelDatabases(databases.MIOpenDatabases):
         self, root: core.Root, file: str, template: core.Entry, *, part: bytes, contents: bool
     ) -> Iterator[core.Found]:
         """Yield the rows of a file that MIOpen does not ignore. Their keys say everything, so no content is read."""
-        del part, contents
         for row in () if self._is_ignored(root, file) else self.opened(root, file).rows():
             name, args = row.key
             detail = {**template.detail, "kernel_name": name, "kernel_args": args}
@@ -169,7 +168,6 @@ class KernelDatabases(databases.MIOpenDatabases):
         self, tree: tree.Tree, leaf: tree.Leaf, selection: core.Selection, *, contents: bool
     ) -> Iterator[core.Found]:
         """Yield the entry of an object file."""
-        del selection, contents
         if not leaf.head.startswith(CODE):
             yield core.Problem(tree.root / leaf.entry.key, "unrecognised", _NO_CODE)
             return
@@ -178,18 +176,15 @@ class KernelDatabases(databases.MIOpenDatabases):
 
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
         """Yield that an object file is no code."""
-        del key
         if not files[""].startswith(CODE):
             yield core.Damage(core.Severity.HARMLESS, "is no code object")
 
     def foreign(self, files: Mapping[str, bytes]) -> str | None:
         """Return that a file without code may be of another program."""
-        del files
         return _NO_CODE
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return that nothing more is known of an object file."""
-        del key, files
         return {"kernels": "", "device": ""}
 
 

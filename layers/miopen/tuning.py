@@ -78,7 +78,6 @@ class TuningDatabases(databases.MIOpenDatabases):
         self, root: core.Root, file: str, template: core.Entry, *, part: bytes, contents: bool
     ) -> Iterator[core.Found]:
         """Yield the records of a file, and its faults."""
-        del part, contents
         path = root.path / file
         for found in self._found(root, file):
             if isinstance(found, rows.Row):

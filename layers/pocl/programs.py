@@ -161,7 +161,6 @@ class Programs(Files):
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the names of the kernels."""
-        del key
         names = kernel_names(files, files.get)
         return {"kernels": " ".join(sorted(name or folder for folder, name in names.items()))}
 
@@ -169,7 +168,6 @@ class Programs(Files):
         """Yield damaged files: PoCL checks nothing, and fails with one, but for an object that it links itself."""
         from cachectl.layers.formats import bitcode, elf
 
-        del key
         for path in filter(self.is_checked, files):
             message = (bitcode.complaint if path == BITCODE else elf.complaint)(files[path])
             if message is not None and path.endswith(OBJECT):

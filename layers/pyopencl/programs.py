@@ -72,16 +72,14 @@ class ProgramFolders(files.Files):
 
     # ------------------------------------------------------------------ listing
 
-    def scan(
-        self, root: core.Root, selection: core.Selection = core.ALL, *, contents: bool = True
-    ) -> Iterator[core.Found]:
+    def leaves(self, root: core.Root) -> Iterator[trees.Leaf | core.Problem]:
         """Add locks without a holder."""
-        yield from super().scan(root, selection, contents=contents)
+        yield from super().leaves(root)
         for key, lock, status in self._locks(root):
             if locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
                 why, disk = "a lock that nobody holds any more", handles.blocks_of(status)
                 entry = core.Entry(self.name, key, root.path, status.st_size, 1, modified=status.st_mtime, disk=disk)
-                yield core.orphan(entry, why)
+                yield trees.Leaf(core.orphan(entry, why), {}, self.shapes[0])
 
     @staticmethod
     def _locks(root: core.Root) -> Iterator[tuple[str, Path, os.stat_result]]:
@@ -95,7 +93,6 @@ class ProgramFolders(files.Files):
         self, tree: trees.Tree, leaf: trees.Leaf, selection: core.Selection, *, contents: bool
     ) -> Iterator[core.Found]:
         """Yield a program, with a problem for each missing or empty half."""
-        del selection
         key, path = leaf.entry.key, tree.root / leaf.entry.key
         for half in ("info", "binary"):
             status = leaf.members.get(half)
@@ -118,7 +115,6 @@ class ProgramFolders(files.Files):
 
     def kind_of(self, root: core.Root, path: str) -> str:
         """Compare with the name of the folders of each Python."""
-        del root
         if trees.entry_shape(self.shapes, path) is not None:
             return core.ENTRY
         return core.OWN if _BASE.fullmatch(path.partition("/")[0]) else core.FOREIGN
@@ -127,7 +123,6 @@ class ProgramFolders(files.Files):
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the version of Python."""
-        del files
         return {"python": _python_of(key)}
 
     def is_checked(self, path: str) -> bool:
@@ -138,7 +133,6 @@ class ProgramFolders(files.Files):
         """Yield damage of the binary, if its kind is known, and an info that PyOpenCL has not stored."""
         from cachectl.layers.formats import device_binaries
 
-        del key
         binary, info = files.get("binary"), files.get("info")
         wrong = device_binaries.complaint(binary) if binary else "is missing or empty"
         if binary and wrong is None and not device_binaries.is_known(binary):
@@ -151,8 +145,8 @@ class ProgramFolders(files.Files):
             yield core.Damage(core.Severity.FAILS, f"binary: {wrong}")
         if not info:
             yield core.Damage(core.Severity.HEALS, "info is missing or empty: PyOpenCL builds the program again")
-        elif (complaint := opencl_source.info_complaint(info)) is not None:
-            yield core.Damage(core.Severity.FAILS, complaint)
+        elif opencl_source.source_info(info) is None:
+            yield core.Damage(core.Severity.FAILS, "info is not the pickle that PyOpenCL stores")
 
     # ------------------------------------------------------------------ locks
 
