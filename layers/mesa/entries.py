@@ -17,8 +17,8 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
 
 from cachectl.layers import core
 from cachectl.layers.formats import details, device_binaries, elf
@@ -28,18 +28,17 @@ HEAD = 512
 #: The driver, or the device, in entries that Rusticl itself stored.
 RUSTICL = "rusticl"
 
-_VERSION = 1
 #: Why something of an unknown version is left alone.
 FOREIGN = "is of a version of Mesa's format that cachectl does not know; left alone"
-_NAMES = core.regex(rb"([\x21-\x7e][\x20-\x7e]{0,199})\0([\x21-\x7e][\x20-\x7e]{0,199})\0")
-_FIXED = struct.Struct("<BQI")
+#: After the version: driver and device.
+_NAMES = rb"([\x21-\x7e][\x20-\x7e]{0,199})\0([\x21-\x7e][\x20-\x7e]{0,199})\0"
+#: Other versions than the known one, and other bytes than zeros.
+_FOREIGN = core.regex(rb"[^\0\x01]" + _NAMES, re.DOTALL)
+#: Then the size of a pointer, a number of the driver, and the kind of the entry: 1 if GL's own compiler has made it.
+_HEAD = core.regex(rb"\x01" + _NAMES + rb"[\x04\x08].{8}([\0\x01])\0{3}", re.DOTALL)
 _COUNT = struct.Struct("<I")
 _CHECKED = struct.Struct("<II")
 _KEY = 20
-_POINTERS = (4, 8)
-#: The kind of an entry that GL's own compiler has made, and of every other.
-_GLSL = 1
-_KINDS = (0, _GLSL)
 #: More than any program needs, in bytes.
 _LARGEST = 1 << 26
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -54,8 +53,7 @@ _UNKNOWN = "cannot be distinguished from what GL and Vulkan keep in the same fol
 NEVER = "Mesa compiles it again in every run, and never replaces it"
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """The owner of an entry: driver (a hash of its build), device, and whether GL's compiler made it.
 
     ``payload`` is the offset of the packed bytes, ``None`` where more must be read to know it.
@@ -76,17 +74,11 @@ class Header:
 
 def read_header(data: bytes) -> Header | None:
     """Read the header from an entry, or from its first :data:`HEAD` bytes; ``None`` where there is none."""
-    names = _NAMES.match(data, 1)
-    if data[:1] != bytes([_VERSION]) or names is None:
+    head = _HEAD.match(data)
+    if head is None:
         return None
-    driver, device = names[1].decode("ascii"), names[2].decode("ascii")
-    at = names.end() + _FIXED.size
-    if len(data) < at:
-        return None
-    pointer, _, kind = _FIXED.unpack_from(data, names.end())
-    if pointer not in _POINTERS or kind not in _KINDS:
-        return None
-    graphics = kind == _GLSL
+    driver, device, kind = (part.decode("ascii") for part in head.groups())
+    at, graphics = head.end(), kind == "\1"
     try:
         if graphics:
             at += _COUNT.size + details.fields(_COUNT, data, at)[0] * _KEY
@@ -111,7 +103,7 @@ def complaint(data: bytes, whole: int = 0) -> str | None:
 
 def is_foreign(data: bytes) -> bool:
     """Return whether an entry has the names of a header, but an unknown version before them."""
-    return data[:1] not in (b"\0", bytes([_VERSION])) and _NAMES.match(data, 1) is not None
+    return _FOREIGN.match(data) is not None
 
 
 def inflate(data: bytes) -> bytes:

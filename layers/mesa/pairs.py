@@ -9,7 +9,6 @@ Sources: ``src/util/fossilize_db.c`` and ``.h`` (single file), ``src/util/mesa_c
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
 import time
@@ -135,7 +134,7 @@ class Pair(ABC):
     def _content(self, blob: Blob, limit: int = -1) -> bytes:
         length, _ = blob.stamp
         if limit < 0 and length > core.LARGEST_ENTRY:
-            raise OSError(errno.EFBIG, f"the entry {core.too_large(length, core.LARGEST_ENTRY)}")
+            raise core.Unreachable(self.layer, f"an entry {core.too_large(length, core.LARGEST_ENTRY)}", self.path)
         return os.pread(self.data, length if limit < 0 else min(limit, length), blob.start)
 
     def _complaint(self) -> str | None:
@@ -146,7 +145,7 @@ class Pair(ABC):
             return {}, why
         end, size = self._sizes()
         if size > core.LARGEST_INDEX:
-            raise OSError(errno.EFBIG, f"the index {core.too_large(size, core.LARGEST_INDEX)}")
+            raise core.Unreachable(self.layer, f"the index {core.too_large(size, core.LARGEST_INDEX)}", self.path)
         found: dict[str, Blob] = {}
         names = set()
         for name, blob in self.indexed(os.pread(self.index, size, 0)):

@@ -135,8 +135,7 @@ class KernelDatabases(databases.MIOpenDatabases):
                 fix = f"as its owner: sqlite3 {shlex.quote(str(path))} 'pragma journal_mode=delete'"
                 yield core.Finding(*place, core.Severity.FAILS, "wal", message, fix)
         opened = self.opened(root, file)
-        opened.require_sound()
-        if opened.columns():
+        if opened.require_sound():
             yield from self._check_rows(root, file, opened)
         elif self.asked_first:
             raise core.Damaged(self.name, "has no table kern_db", path)

@@ -6,7 +6,6 @@ Both are text records; the perf-db of builds that keep it in sqlite is only coun
 
 from __future__ import annotations
 
-import errno
 import os
 import shlex
 import time
@@ -160,7 +159,7 @@ class TuningDatabases(databases.MIOpenDatabases):
             if is_new:
                 os.fchmod(handle, _OPEN_TO_ALL)
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENOTDIR) and folder.is_symlink():
+            if folder.is_symlink():
                 message = "a link in the place of MIOpen's lock folder is not followed"
                 raise core.Refused(self.name, message, folder) from error
             raise core.Unreachable(self.name, f"cannot make the lock folder: {error.strerror}", folder) from error

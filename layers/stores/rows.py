@@ -55,9 +55,8 @@ Values = tuple[object, ...]
 class Schema(NamedTuple):
     """One table: its ``create`` statements, key columns and value columns.
 
-    ``key`` and ``values`` are column names; ``size`` is the SQL expression of a row's bytes. ``table`` may be a query
-    if rows are only read. ``others`` are further ``create`` statements of the library, of any version. ``same`` returns
-    whether present values mean the same as new ones.
+    ``key`` and ``values`` are column names; ``size`` is the SQL expression of a row's bytes. ``same`` returns whether
+    present values mean the same as new ones.
     """
 
     table: str
@@ -65,7 +64,6 @@ class Schema(NamedTuple):
     key: tuple[str, ...]
     values: tuple[str, ...]
     size: str
-    others: tuple[str, ...] = ()
     same: Callable[[Values, Values], bool] = eq
 
     @property
@@ -143,13 +141,8 @@ class RowFile:
             found = {} if _is_new(connection) else self._rows_in(connection, list(filter(_spellable, keys)))
             return [found.get(tuple(key)) for key in keys]
 
-    def columns(self) -> frozenset[str]:
-        """Return the names of the table's columns; none if there is no such table."""
-        with self._reading() as connection:
-            return frozenset(str(row[1]) for row in connection.execute(f"pragma table_info({self.schema.table})"))
-
-    def require_sound(self) -> None:
-        """Raise :class:`Damaged` for a file that sqlite's own check complains about."""
+    def require_sound(self) -> bool:
+        """Return whether a file has the table. Raises :class:`Damaged` if sqlite's own check complains about it."""
         with self._reading() as connection:
             (page_size,) = connection.execute("pragma page_size").fetchone()
             # Sqlite fills the rest of the last page with zeros.
@@ -157,8 +150,10 @@ class RowFile:
                 message = f"{size} bytes are no whole number of pages: the file was cut"
                 raise core.Damaged(self.layer, message, self.path)
             (verdict,) = connection.execute("pragma quick_check(1)").fetchone()
+            has_table = not _is_new(connection)
         if verdict != "ok":
             raise self._damaged(str(verdict))
+        return has_table
 
     # ------------------------------------------------------------------ writing
 
@@ -349,11 +344,11 @@ class RowFile:
             header = plain.read_locked(self.path, limit=_HEADER)
             if header and not header.startswith(_MAGIC):
                 raise sqlite3.DatabaseError("file is not a database")
-            log = database.companion(self.path, "-wal")
-            in_use = database.has_log(self.path) and database.is_open_elsewhere(self.path)
-            if database.has_log(self.path) and not in_use:
+            has_log = database.has_log(self.path)
+            if has_log and not database.is_open_elsewhere(self.path):
                 raise self._pending()
-            unlocked = not in_use and (database.is_wal(header) or database.size_of(log) is not None)
+            log = database.companion(self.path, "-wal")
+            unlocked = not has_log and (database.is_wal(header) or database.size_of(log) is not None)
             before = database.file_stamp(self.path) if unlocked else ()
             try:
                 with self._connected("mode=ro&immutable=1" if unlocked else "mode=ro") as connection:
@@ -397,7 +392,7 @@ class RowFile:
             connection.text_factory = lambda data: data.decode(errors="surrogateescape")
             connection.execute("pragma trusted_schema = off")
             connection.execute("pragma cell_size_check = on")
-            foreign = database.foreign_object(connection, (*self.schema.create, *self.schema.others))
+            foreign = database.foreign_object(connection, self.schema.create)
             if foreign is not None:
                 raise core.Refused(
                     self.layer, f"holds a {foreign} that its library does not make; left alone", self.path
