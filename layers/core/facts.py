@@ -54,6 +54,9 @@ class Condition(Enum):
     UNKNOWN = "unknown"
 
 
+ENABLED, DISABLED, BYPASSED, ABSENT, UNKNOWN = Condition
+
+
 class Ability(Enum):
     """An operation of a layer."""
 
@@ -243,6 +246,9 @@ class Severity(Enum):
     HEALS = "recompiles once"
     WASTES = "wastes space"
     HARMLESS = "harmless"
+
+
+UNSAFE, FAILS, RISKS, RECOMPILES, HEALS, WASTES, HARMLESS = Severity
 
 
 class Hazard(NamedTuple):

@@ -65,11 +65,11 @@ class CudaComputeCache(drivers.DriverLayer):
     title = "CUDA ComputeCache"
     about = core.About(
         on_network=core.Hazard(
-            core.Severity.RISKS,
+            core.RISKS,
             "programs of all nodes wait for one lock on its index, and read entries that are half written",
         ),
         among_ranks=core.Hazard(
-            core.Severity.RISKS,
+            core.RISKS,
             "they wait for one lock on its index, and may miss files that another is just replacing",
         ),
         reveals="source text of your kernels, in keys",

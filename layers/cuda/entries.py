@@ -60,7 +60,7 @@ class ComputeCache(files.Files):
 
     shapes = (_SHAPE, _INDEX)
     forms = ("cuda-entry/65",)
-    unread = core.Damage(core.Severity.HARMLESS, _REWRITES)
+    unread = core.Damage(core.HARMLESS, _REWRITES)
 
     # ------------------------------------------------------------------ entries
 
@@ -119,7 +119,7 @@ class ComputeCache(files.Files):
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
         """Check name and checksum, too."""
         if (wrong := entry_complaint(key, files[""])) is not None:
-            yield core.Damage(core.Severity.HARMLESS, wrong + _REWRITES)
+            yield core.Damage(core.HARMLESS, wrong + _REWRITES)
 
     def foreign(self, files: Mapping[str, bytes]) -> str | None:
         """Return that an entry is of another version."""
@@ -209,7 +209,7 @@ class ComputeCache(files.Files):
             if data[:4] in (bytes(4), VERSION.to_bytes(4, "little")):
                 fix, leaf = (f"cachectl purge --damaged {self.name}", self.tree_of(root).find(INDEX))
                 thing = None if leaf is None else core.orphan(leaf.entry, complaint, idle_only=True)
-        yield core.Finding(self.name, root.path, INDEX, core.Severity.WASTES, "index", complaint, fix, thing)
+        yield core.Finding(self.name, root.path, INDEX, core.WASTES, "index", complaint, fix, thing)
 
 
 def _read_index(root: core.Root) -> bytes:

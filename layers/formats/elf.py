@@ -21,6 +21,7 @@ _NO_BITS = 8
 _STRINGS = 3
 _SYMBOLS = (2, 11)
 _DYNAMIC = 6
+_NOTES = 7
 _INTERPRETER = 3
 #: Tags of dynamic entries: a library that is needed, and folders to look for libraries in.
 NEEDED = 1
@@ -70,17 +71,18 @@ class Elf(NamedTuple):
         """Return the bytes of a section, none for one without bytes in the file."""
         return b"" if section.kind == _NO_BITS else self.data[section.offset : section.offset + section.size]
 
-    def notes(self, section: Section) -> Iterator[tuple[bytes, int, bytes]]:
-        """Yield owner, type and descriptor of each note in a section."""
-        content, at, head = self.content(section), 0, struct.Struct(self.order + _NOTE)
-        while at + head.size <= len(content):
-            owner, described, kind = head.unpack_from(content, at)
-            name = at + head.size
-            begin = name + -(-owner // 4) * 4
-            if begin + described > len(content):
-                return
-            yield content[name : name + owner].rstrip(b"\0"), kind, content[begin : begin + described]
-            at = begin + -(-described // 4) * 4
+    def notes(self) -> Iterator[tuple[bytes, int, bytes]]:
+        """Yield owner, type and descriptor of each note."""
+        head = struct.Struct(self.order + _NOTE)
+        for content in (self.content(section) for section in self.sections if section.kind == _NOTES):
+            at = 0
+            while at + head.size <= len(content):
+                owner, described, kind = head.unpack_from(content, at)
+                name = at + head.size
+                begin = name + -(-owner // 4) * 4
+                at = begin + -(-described // 4) * 4
+                if begin + described <= len(content):
+                    yield content[name : name + owner].rstrip(b"\0"), kind, content[begin : begin + described]
 
     def symbols(self) -> Iterator[str]:
         """Yield the names of all symbols, including those of the dynamic linker."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -249,9 +249,9 @@ class MIOpenDatabases(row_store.Rows):
         for thing in super().scan(root, selection, contents=contents):
             yield thing if isinstance(thing, core.Problem) else _aged(thing, latest)
 
-    def template(self, root: core.Root, file: str) -> core.Entry:
-        """Return what the name of a database says of its entries."""
-        named, entry = self.known(file), core.Entry(self.name, file, root.path, 0, 0)
+    def with_name(self, entry: core.Entry) -> core.Entry:
+        """Add device, version and the other facts."""
+        named = self.known(entry.key)
         return replace(entry, device=named.arch or named.base, versions=named.versions, detail=named.detail)
 
     def owned(self, finding: core.Finding) -> core.Finding:
@@ -273,14 +273,7 @@ class MIOpenDatabases(row_store.Rows):
         finding = super().file_finding(root, file, error)
         return self.owned(replace(finding, code="damaged")) if isinstance(error, core.Damaged) else finding
 
-    # ------------------------------------------------------------------ get and put
-
-    def read_rows(
-        self, root: core.Root, file: str, keys: Sequence[str]
-    ) -> Mapping[str, core.Artifact | core.EntryError]:
-        """Read entries of one database; what stands in the place of one is a miss."""
-        asked = [key for key in keys if self.kind_of(root, key) == core.ENTRY]
-        return super().read_rows(root, file, asked) if asked and self.is_usable(root, file) else {}
+    # ------------------------------------------------------------------ put
 
     def write_rows(
         self, root: core.Root, file: str, artifacts: Sequence[core.Artifact], *, replace: bool

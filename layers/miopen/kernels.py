@@ -62,7 +62,7 @@ class KernelDatabases(databases.MIOpenDatabases):
     parts = 2
     tidies = True
     # If MIOpen cannot open its database, it throws at every lookup and store.
-    when_blocked = core.Severity.FAILS
+    when_blocked = core.FAILS
 
     def __init__(self, asked_first: str = "") -> None:
         super().__init__(asked_first)
@@ -125,7 +125,7 @@ class KernelDatabases(databases.MIOpenDatabases):
         place, path = (self.name, root.path, file), root.path / file
         if self._is_ignored(root, file):
             message = "is smaller than 512 bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
-            yield self.owned(core.Finding(*place, core.Severity.RECOMPILES, "too-small", message, ""))
+            yield self.owned(core.Finding(*place, core.RECOMPILES, "too-small", message, ""))
             return
         # The header decides whether MIOpen and other users can open a file of a package; an unreadable one has a
         # finding.
@@ -133,7 +133,7 @@ class KernelDatabases(databases.MIOpenDatabases):
             if self.asked_first and database.is_wal(plain.read_plain(path, limit=_LEAST)):
                 message = "is in WAL mode: only users who can write beside it can open it"
                 fix = f"as its owner: sqlite3 {shlex.quote(str(path))} 'pragma journal_mode=delete'"
-                yield core.Finding(*place, core.Severity.FAILS, "wal", message, fix)
+                yield core.Finding(*place, core.FAILS, "wal", message, fix)
         opened = self.opened(root, file)
         if opened.require_sound():
             yield from self._check_rows(root, file, opened)
@@ -176,7 +176,7 @@ class KernelDatabases(databases.MIOpenDatabases):
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
         """Yield that an object file is no code."""
         if not files[""].startswith(CODE):
-            yield core.Damage(core.Severity.HARMLESS, "is no code object")
+            yield core.Damage(core.HARMLESS, "is no code object")
 
     def foreign(self, files: Mapping[str, bytes]) -> str | None:
         """Return that a file without code may be of another program."""

@@ -29,9 +29,9 @@ _OPEN_TO_ALL = 0o777
 _THREADS = Lock()
 #: The effect of each fault of a record. The finding of a line that hides another says what that costs.
 _FAULTS = {
-    **dict.fromkeys(("malformed", "newline"), core.Severity.RECOMPILES),
-    **dict.fromkeys(("duplicate", "duplicate-id"), core.Severity.WASTES),
-    **dict.fromkeys(("hidden", "item"), core.Severity.HARMLESS),
+    **dict.fromkeys(("malformed", "newline"), core.RECOMPILES),
+    **dict.fromkeys(("duplicate", "duplicate-id"), core.WASTES),
+    **dict.fromkeys(("hidden", "item"), core.HARMLESS),
 }
 
 
@@ -50,7 +50,7 @@ class TuningDatabases(databases.MIOpenDatabases):
     )
     writers = miopen.LIBRARIES
     # If MIOpen cannot open its database, it tunes again in every run.
-    when_blocked = core.Severity.RECOMPILES
+    when_blocked = core.RECOMPILES
 
     def __init__(self, asked_first: str = "") -> None:
         super().__init__(asked_first)

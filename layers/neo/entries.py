@@ -47,8 +47,7 @@ _SPIRV = 0xFF000009
 _TEXT = ".text."
 #: The section of functions that are no kernels.
 _FUNCTIONS = "Intel_Symbol_Table_Void_Program"
-_COMPATIBILITY = ".note.intelgt.compat"
-#: The types of its notes: product family, graphics core, version of zebin, exact device.
+#: The types of notes about compatibility: product family, graphics core, version of zebin, exact device.
 _FAMILY, _CORE, _VERSION, _DEVICE = 1, 2, 4, 6
 _ARCHIVE = b"!<arch>\n"
 
@@ -69,7 +68,7 @@ class NeoPrograms(files.Files):
     shapes = _SHAPES
     forms = ("neo-entry/1",)
     writers = neo.LIBRARIES
-    unread = core.Damage(core.Severity.RECOMPILES, f"; {_NEVER}")
+    unread = core.Damage(core.RECOMPILES, f"; {_NEVER}")
 
     def describe(self, data: bytes) -> Details:
         """Return kernels, device and versions of a program of any kind."""
@@ -101,9 +100,9 @@ class NeoPrograms(files.Files):
             return None
         is_wrapper = data.startswith(elf.MAGIC) and data[16:18] == _WRAPPER.to_bytes(2, "little")
         if not data or is_wrapper:
-            return core.Damage(core.Severity.RECOMPILES, f"{wrong}; {_NEVER}")
+            return core.Damage(core.RECOMPILES, f"{wrong}; {_NEVER}")
         message = f"{wrong}; the driver takes it for a program, and the build fails"
-        return core.Damage(core.Severity.FAILS, message)
+        return core.Damage(core.FAILS, message)
 
     @contextmanager
     def changing(self, root: core.Root) -> Iterator[bool]:
@@ -150,7 +149,7 @@ class NeoPrograms(files.Files):
             fix = "nothing: the next put or purge in this layer counts again"
             if len(account) != _TOTAL.size:
                 fix = f"rm {shlex.quote(str(root.path / ACCOUNT))}"
-            yield core.Finding(self.name, root.path, ACCOUNT, core.Severity.WASTES, "index", complaint, fix)
+            yield core.Finding(self.name, root.path, ACCOUNT, core.WASTES, "index", complaint, fix)
 
 
 def _zebin(file: elf.Elf | None) -> Details | None:
@@ -158,13 +157,7 @@ def _zebin(file: elf.Elf | None) -> Details | None:
     if file is None or file.kind not in _ZEBIN:
         return None
     named = {one.name.removeprefix(_TEXT) for one in file.sections if one.name.startswith(_TEXT)}
-    notes = {
-        kind: described
-        for section in file.sections
-        if section.name == _COMPATIBILITY
-        for owner, kind, described in file.notes(section)
-        if owner == b"IntelGT"
-    }
+    notes = {kind: described for owner, kind, described in file.notes() if owner == b"IntelGT"}
     version = notes.get(_VERSION, b"").rstrip(b"\0").decode(errors="replace")
     return Details("zebin", names_or_none(named - {_FUNCTIONS}), _device(notes), {"zebin": version} if version else {})
 

@@ -41,7 +41,7 @@ class ProgramFolders(files.Files):
     shapes = (trees.Shape((_BASE, core.regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",)),)
     forms = ("pyopencl-binary/2",)
     beside = frozenset()
-    unread = core.Damage(core.Severity.FAILS, "")
+    unread = core.Damage(core.FAILS, "")
     # PyOpenCL's lock is a file.
     clearing_needs_room = True
 
@@ -52,13 +52,13 @@ class ProgramFolders(files.Files):
             age = self.environment.clock() - status.st_mtime
             if age <= STALE_LOCK:
                 continue
-            severity, fix = core.Severity.FAILS, f"rm {shlex.quote(str(lock))}"
+            severity, fix = core.FAILS, f"rm {shlex.quote(str(lock))}"
             message = f"an abandoned lock, {age:.0f} s old; PyOpenCL holds it for milliseconds"
             if not locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
                 holder = self._holder(lock)
                 message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
-                severity, fix = core.Severity.RISKS, f"end {holder}, then: {fix}"
-            severity = severity if consulted else core.Severity.HARMLESS
+                severity, fix = core.RISKS, f"end {holder}, then: {fix}"
+            severity = severity if consulted else core.HARMLESS
             yield core.Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
 
     def _holder(self, lock: Path) -> str:
@@ -142,11 +142,11 @@ class ProgramFolders(files.Files):
             if used and set(used) <= device_binaries.KNOWN_DRIVERS:
                 wrong = f"is no program of {' or '.join(used)}"
         if wrong is not None:
-            yield core.Damage(core.Severity.FAILS, f"binary: {wrong}")
+            yield core.Damage(core.FAILS, f"binary: {wrong}")
         if not info:
-            yield core.Damage(core.Severity.HEALS, "info is missing or empty: PyOpenCL builds the program again")
+            yield core.Damage(core.HEALS, "info is missing or empty: PyOpenCL builds the program again")
         elif opencl_source.source_info(info) is None:
-            yield core.Damage(core.Severity.FAILS, "info is not the pickle that PyOpenCL stores")
+            yield core.Damage(core.FAILS, "info is not the pickle that PyOpenCL stores")
 
     # ------------------------------------------------------------------ locks
 

@@ -70,18 +70,14 @@ class Dictionaries(row_store.Rows):
 
     # ------------------------------------------------------------------ listing
 
-    def template(self, root: core.Root, file: str) -> core.Entry:
-        """Return what the name of a dictionary says of its rows."""
-        return self._with_name(core.Entry(self.name, file, root.path, 0, 0))
-
     def described(
         self, tree: tree.Tree, leaf: tree.Leaf, selection: core.Selection, *, contents: bool
     ) -> Iterator[core.Found]:
         """Yield an entry of an older dictionary."""
-        yield self._with_name(leaf.entry)
+        yield self.with_name(leaf.entry)
 
-    def _with_name(self, entry: core.Entry) -> core.Entry:
-        """Add what a dictionary's name says of its entries."""
+    def with_name(self, entry: core.Entry) -> core.Entry:
+        """Add the versions in a dictionary's name, and whether a program can still hit its entries."""
         name = self.named(entry.key)
         if name is None:
             return entry
