@@ -158,9 +158,19 @@ class Layer:
     def clear(self, plan: core.Plan) -> core.Outcome:
         """Remove the entries of a plan. Entries that have changed since are skipped."""
         _require(self, core.Ability.CLEAR)
+        outcome = core.Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
         # Listed first: a folder of roots that cannot be listed must not hide what was removed.
-        removals = [(str(root.path), partial(_remove, self, root, plan)) for root in every_root(self)]
-        return core.each_part(core.Outcome(self.name, skipped=plan.skipped, failed=plan.failed), removals)
+        for root in tuple(every_root(self)):
+            entries = tuple(entry for entry in plan.entries if entry.root == root.path)
+            try:
+                if entries:
+                    require_changeable(self, root)
+                    removed = self.store.remove(root, entries)
+                    outcome = outcome.plus(replace(removed, orphans_removed=_gone(root, entries, removed)))
+            except core.FAILURES as error:
+                failure = core.Note(str(root.path), core.reason_of(error))
+                outcome = outcome.plus(core.Outcome(self.name, failed=(failure,)))
+        return outcome
 
 
 def _switched(layer: Layer, *, on: bool) -> core.Switch:
@@ -267,15 +277,11 @@ def _named(layer: Layer) -> Iterator[None]:
         raise core.LayerError(layer.name, f"the layer failed: {core.reason_of(error)}") from error
 
 
-def _remove(layer: Layer, root: core.Root, plan: core.Plan) -> core.Outcome:
-    """Remove the entries of a plan in one root; an orphan counts as removed if it is no longer there."""
-    entries = tuple(entry for entry in plan.entries if entry.root == root.path)
-    if not entries:
-        return core.Outcome(layer.name)
-    require_changeable(layer, root)
-    removed = layer.store.remove(root, entries)
-    orphans = {entry.key for entry in entries if entry.is_orphan} - {note.key for note in removed.skipped}
-    return replace(removed, orphans_removed=sum(not os.path.lexists(root.path / key) for key in orphans))
+def _gone(root: core.Root, entries: Iterable[core.Entry], removed: core.Outcome) -> int:
+    """Count the orphans that are no longer there."""
+    left = {note.key for note in removed.skipped}
+    orphans = {entry.key for entry in entries if entry.is_orphan} - left
+    return sum(not os.path.lexists(root.path / key) for key in orphans)
 
 
 # ---------------------------------------------------------------------- plans

@@ -22,7 +22,6 @@ _STRINGS = 3
 _SYMBOLS = (2, 11)
 _DYNAMIC = 6
 _NOTES = 7
-_INTERPRETER = 3
 #: Tags of dynamic entries: a library that is needed, and folders to look for libraries in.
 NEEDED = 1
 RPATH = 15
@@ -57,15 +56,10 @@ class Elf(NamedTuple):
     width: int
     order: str
     sections: tuple[Section, ...]
-    #: Type and offset of each segment.
-    segments: tuple[tuple[int, int], ...]
+    #: The offset of each segment.
+    segments: tuple[int, ...]
     #: The number of the section that holds the names of sections.
     names: int
-
-    @property
-    def interpreter(self) -> str | None:
-        """The path of the dynamic linker that a program names; ``None`` for a library."""
-        return next((_string(self.data, offset) for kind, offset in self.segments if kind == _INTERPRETER), None)
 
     def content(self, section: Section) -> bytes:
         """Return the bytes of a section, none for one without bytes in the file."""
@@ -154,7 +148,7 @@ def _read(data: bytes, width: int, order: str) -> Elf:
     loaded = _headers(data, segment, load_at, each_load, loads)
     for row in loaded:
         require(data, row[place], row[length])
-    segments = tuple((row[0], row[place]) for row in loaded)
+    segments = tuple(row[place] for row in loaded)
     return Elf(data, kind, machine, width, order, sections, segments, names_at)
 
 

@@ -10,14 +10,12 @@ Sources: ``ocl_icd_loader.c`` of ocl-icd 2.3; ``loader/linux/icd_linux.c`` and `
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shlex
 import sys
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -44,9 +42,14 @@ _SYSTEM = "/etc/OpenCL/vendors"
 _VARIABLES = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES")
 #: The dynamic linker's list of libraries.
 _LINKER_CACHE = "/etc/ld.so.cache"
+#: The folders that dynamic linkers search last; Debian's are those of the architecture first.
+_ARCHITECTURE = getattr(sys.implementation, "_multiarch", "")
+_LINKER_FOLDERS = tuple(f"{top}/{name}" for name in (f"lib/{_ARCHITECTURE}", "lib64", "lib") for top in ("", "/usr"))
 #: A number as ``atoll`` reads it.
 _NUMBER = core.regex(r"\s*[+-]?\d{1,18}", re.ASCII)
 _PLAIN_NUMBER = core.regex(r"\s*[+-]?\d+\s*", re.ASCII)
+#: The bytes above which drivers drop entries unless a variable says otherwise.
+_LIMIT = 1 << 30
 #: The part of a limit above which a library is about to drop entries.
 _NEARLY = 0.9
 
@@ -312,7 +315,7 @@ def find_library(name: str, environment: core.Environment, linked: Folders = (()
         if _is_library(path := f"{folder}/{name}"):
             return path
     try:
-        paths = [*_ending(read_installed(_LINKER_CACHE), f"/{name}"), *(f"{top}{name}" for top in _linker_folders())]
+        paths = [*_ending(read_installed(_LINKER_CACHE), f"/{name}"), *(f"{top}/{name}" for top in _LINKER_FOLDERS)]
     except OSError:
         return name
     return next(filter(_is_library, paths), None)
@@ -351,23 +354,6 @@ def _kind(path: str) -> bytes | None:
     return head[4:6] + head[18:] if head.startswith(b"\x7fELF") else None
 
 
-@lru_cache(maxsize=1)
-def _linker_folders() -> tuple[str, ...]:
-    """Return the folders built into this Python's dynamic linker, each with a slash at its end.
-
-    They differ among distributions: Debian's are those of the architecture first. Raises :class:`OSError`.
-    """
-    from cachectl.layers.formats.elf import read_elf
-
-    elf = read_elf(read_installed(sys.executable))
-    linker = None if elf is None else elf.interpreter
-    texts = () if linker is None else re.findall(rb"\0(/(?:[^\0]*/)?)(?=\0)", read_installed(linker))
-    folders = [os.fsdecode(text) for text in texts]
-    if not folders:
-        raise OSError(errno.ENOENT, "the folders of the dynamic linker are not known", sys.executable)
-    return tuple(dict.fromkeys(folders))
-
-
 # ---------------------------------------------------------------------- layers
 
 
@@ -383,10 +369,8 @@ class DriverLayer(core.Layer):
     switch: ClassVar[core.EnvSwitch]
     #: Further variables whose values have outcomes that few expect.
     others: ClassVar[tuple[core.EnvSwitch, ...]] = ()
-    #: The variable with the bytes above which the driver drops entries, if there is one, its default, and the largest
-    #: limit that can be set.
+    #: The variable with the bytes above which the driver drops entries, if there is one, and the largest limit.
     limit_variable: ClassVar[str] = ""
-    limit_default: ClassVar[int] = 1 << 30
     limit_highest: ClassVar[int | None] = None
     #: Whether the driver stores nothing if the limit is 0, which else is no limit.
     zero_limit_is_off: ClassVar[bool] = False
@@ -465,7 +449,7 @@ class DriverLayer(core.Layer):
 
     def _nearly_full(self) -> Iterator[core.Finding]:
         value = self.environment.get(self.limit_variable)
-        number = self.limit_default if value is None else _leading_number(value)
+        number = _LIMIT if value is None else _leading_number(value)
         if number <= 0 or not (value is None or _PLAIN_NUMBER.fullmatch(value)):
             return
         most, held = min(number, self.limit_highest or number), 0
