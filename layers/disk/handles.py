@@ -152,11 +152,12 @@ def is_left_own(root: int, name: str, status: os.stat_result) -> bool:
         return folder is not None and bool(take_flock(folder, shared=True))
 
 
-def blocks_of(status: os.stat_result) -> int | None:
-    """Return the bytes of the disk blocks that a file takes; ``None`` if the system does not say (Windows)."""
-    blocks = getattr(status, "st_blocks", None)
+def blocks_of(*files: os.stat_result) -> int | None:
+    """Return the bytes of the disk blocks that files take; ``None`` if the system does not say (Windows)."""
+    if not all(hasattr(status, "st_blocks") for status in files):
+        return None
     # POSIX leaves the unit open; Linux, macOS and the BSDs use 512 bytes.
-    return None if blocks is None else 512 * blocks
+    return 512 * sum(status.st_blocks for status in files)
 
 
 # ---------------------------------------------------------------------- locks on open files

@@ -109,8 +109,8 @@ class ShaderCache(Files):
     def _pair_of(self, root: core.Root, key: str) -> pairs.Pair | None:
         """Return the pair of a data file; ``None`` for other files."""
         folder, _, name = key.rpartition("/")
-        form = _FORMATS.get(root.role)
-        return self._pair(root, folder) if form is not None and name == form.data_name else None
+        is_data = root.role in _FORMATS and name == _FORMATS[root.role].data_name
+        return self._pair(root, folder) if is_data else None
 
     def _pair(self, root: core.Root, folder: str = "") -> pairs.Pair:
         return _FORMATS[root.role](self.name, root.path, folder, self.environment)

@@ -159,10 +159,8 @@ class Rows(files.Files):
 
     def explain(self, error: core.EntryError) -> str:
         """Return the message of an error about a file; for damage, with the command that removes it."""
-        if not isinstance(error, core.LayerError):
-            return core.reason_of(error)
         cure = f"; to remove it: cachectl purge --damaged {self.name}" if isinstance(error, core.Damaged) else ""
-        return error.message + cure
+        return core.reason_of(error) + cure
 
     def verify(self, root: core.Root) -> Iterator[core.Finding]:
         """Check every database, and find what is in the way of one; then check what lies next to the databases."""
@@ -193,18 +191,18 @@ class Rows(files.Files):
 
     def file_finding(self, root: core.Root, file: str, error: core.LayerError) -> core.Finding:
         """Return the finding of a file that could not be read; its ``thing`` is the file only if it is damaged."""
-        if isinstance(error, core.Damaged):
-            thing = None
+        severity, code, fix = core.Severity.HARMLESS, "unreadable", "nothing: try again when no program is writing"
+        thing = None
+        if isinstance(error, core.Refused):
+            code, fix = "foreign", "nothing: cachectl does not use it"
+        elif isinstance(error, core.Damaged):
+            severity, code = core.Severity.FAILS, "sqlite"
+            fix = f"end every program that has it open, then: cachectl purge --damaged {self.name}"
             with suppress(OSError):
                 stamp = database.file_stamp(root.path / file)
                 entry = core.Entry(self.name, file, root.path, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
                 thing = core.orphan(entry, error.message)
-            fix = f"end every program that has it open, then: cachectl purge --damaged {self.name}"
-            return core.Finding(self.name, root.path, file, core.Severity.FAILS, "sqlite", error.message, fix, thing)
-        code, fix = "unreadable", "nothing: try again when no program is writing"
-        if isinstance(error, core.Refused):
-            code, fix = "foreign", "nothing: cachectl does not use it"
-        return core.Finding(self.name, root.path, file, core.Severity.HARMLESS, code, error.message, fix)
+        return core.Finding(self.name, root.path, file, severity, code, error.message, fix, thing)
 
     def row_finding(self, thing: core.Entry, code: str, message: str) -> core.Finding:
         """Return the finding of a damaged row."""

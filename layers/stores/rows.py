@@ -23,7 +23,6 @@ import shlex
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from functools import partial
 from operator import eq
 from pathlib import Path
 from typing import NamedTuple
@@ -297,7 +296,7 @@ class RowFile:
             handle = plain.open_plain(self.path, flags=os.O_RDWR)
             try:
                 # Nobody had it open: a program that has locked it has opened it since, and must not be waited for.
-                if not handles.wait_until(partial(handles.try_record_lock, handle, _LOCKED_BYTES, _FIRST_LOCKED), 0):
+                if not handles.wait_until(lambda: handles.try_record_lock(handle, _LOCKED_BYTES, _FIRST_LOCKED), 0):
                     raise self._locked_too_long(0)
                 if database.file_stamp(self.path) != stamp:
                     return CHANGED

@@ -14,7 +14,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -270,7 +270,6 @@ class Tree:
 
     def _entry(self, key: str, members: Mapping[str, os.stat_result], newest: int, shape: Shape) -> core.Entry:
         size = sum(status.st_size for status in members.values())
-        blocks = [handles.blocks_of(status) for status in members.values()]
         entry = core.Entry(
             self.layer,
             key,
@@ -279,7 +278,7 @@ class Tree:
             len(members),
             modified=newest / 1e9,
             stamp=(len(members), size, newest),
-            disk=None if None in blocks else sum(filter(None, blocks)),
+            disk=handles.blocks_of(*members.values()),
             sums=0 if shape.sums else None,
         )
         return entry if shape.because is None else core.orphan(entry, shape.because, idle_only=shape.idle_only)
@@ -399,8 +398,8 @@ class Tree:
         Returns what became of each. An entry that is there is the same if its ``wanted`` files are. ``guard`` makes the
         context of the renames.
         """
-        standing = partial(self._standing, replace=replace, wanted=wanted)
-        done = {key: placed for key, files in entries.items() if (placed := standing(key, files)) is not None}
+        standing = {key: self._standing(key, files, replace, wanted) for key, files in entries.items()}
+        done: Placed = {key: placed for key, placed in standing.items() if placed is not None}
         free = {key: files for key, files in entries.items() if key not in done}
         try:
             if free:
@@ -412,12 +411,12 @@ class Tree:
                     done[key] = core.Unsettled(self.layer, message, self.root / key)
         for key, files in free.items():
             # Another process may just have placed the same.
-            if isinstance(done[key], core.EntryExists) and standing(key, files) is False:
+            if isinstance(done[key], core.EntryExists) and self._standing(key, files, replace, wanted) is False:
                 done[key] = False
         return done
 
     def _standing(
-        self, key: str, files: Members, *, replace: bool, wanted: Callable[[str], bool] | None
+        self, key: str, files: Members, replace: bool, wanted: Callable[[str], bool] | None
     ) -> bool | core.EntryError | None:
         """Return ``False`` if an entry is there already, the error if it cannot be placed, ``None`` if it may be."""
         if entry_shape(self.shapes, key) is None:
@@ -485,18 +484,18 @@ class Tree:
         self, root: int, stage: int, staged: str, key: str, *, replace: bool, tries: int = _TRIES
     ) -> core.LayerError | None:
         """Move a staged entry into its place below the open root; return the error."""
-        parts = key.split("/")
+        parts, wrong = key.split("/"), ""
         try:
             with handles.made_below(root, parts[:-1]) as parent:
                 if handles.status_of(parent, parts[-1]) is not None:
                     if not isinstance(self._recognise(parent, parts), Leaf):
-                        message = "something that is no entry has its name; left alone"
-                        return core.LayerError(self.layer, message, self.root / key)
-                    if not replace:
+                        wrong = "something that is no entry has its name; left alone"
+                    elif not replace:
                         return core.EntryExists(self.layer, self.root / key)
                 elif len(self._files_of(parent, parts)) > 1:
-                    message = "files of an entry that is not there are in its place; cachectl purge removes them"
-                    return core.LayerError(self.layer, message, self.root / key)
+                    wrong = "files of an entry that is not there are in its place; cachectl purge removes them"
+                if wrong:
+                    return core.LayerError(self.layer, wrong, self.root / key)
                 self._exchange(stage, staged, parent, key, replace=replace)
         except OSError as error:
             # Another process may remove an empty folder on the path, or place an entry.
@@ -566,7 +565,7 @@ class Tree:
             with self._opened() as root, ExitStack() as stack:
                 if root is None:
                     return core.Outcome(self.layer, skipped=tuple(core.Note(entry.key, GONE) for entry in entries))
-                trash = lru_cache(partial(self._make_trash, stack, root, freed))
+                trash = lru_cache(lambda: self._make_trash(stack, root, freed))
                 with guard(root):
                     for entry in entries:
                         try:
