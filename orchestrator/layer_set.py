@@ -75,10 +75,6 @@ class LayerSet:
         advice = core.did_you_mean(name, names) or f"; there are {', '.join(names)}"
         raise core.BadRequest(f"unknown layer {name!r}{advice}")
 
-    def portability(self, name: str) -> core.Portability | None:
-        """Return the portability part of a layer; ``None`` if the layer has none, or is not here."""
-        return self[name].about.portability if name in self else None
-
     def named(self, names: Iterable[str]) -> tuple[core.Layer, ...]:
         """Return the layers of these names, each once; all of them where none is named.
 

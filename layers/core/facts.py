@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from cachectl.layers.disk import plain
@@ -26,15 +26,16 @@ class AsJson(NamedTuple):
 
     ``schema`` is the name of a document (``cachectl/report/1``). ``also`` lists properties to include, ``hidden``
     fields to leave out, ``flat`` fields that are replaced by their own keys, ``optional`` those left out if ``None``.
-    ``names`` maps attributes to keys.
+    ``names`` maps attributes to keys. ``sums`` are what :func:`total` sums over layers.
     """
 
     schema: str | None = None
     also: tuple[str, ...] = ()
-    hidden: Container[str] = ()
+    hidden: tuple[str, ...] = ()
     flat: Container[str] = ()
     optional: Container[str] = ()
     names: Mapping[str, str] = MappingProxyType({})
+    sums: tuple[str, ...] = ()
 
 
 class Scope(Enum):
@@ -410,15 +411,11 @@ def _fields(kind: type) -> tuple[str, ...]:
     return names
 
 
-def total(kind: type[_T], parts: Iterable[object]) -> _T:
-    """Return a fact whose fields are the sums of the parts' values for the same JSON keys.
-
-    A tuple or list counts by its length.
-    """
-    sums = dict.fromkeys(_fields(kind), 0)
-    for part in parts:
-        for attribute, key in json_keys(type(part)).items():
-            if key in sums:
-                value: Any = getattr(part, attribute)
-                sums[key] += value if isinstance(value, int) else len(value)
-    return kind(**sums)
+def total(document: Any) -> SimpleNamespace:  # noqa: ANN401 - a fact with layers
+    """Return the sums over the layers of a document, as it declares them; a tuple or list counts by its length."""
+    sums = dict.fromkeys(declared(type(document)).sums, 0)
+    for layer in document.layers:
+        for name in sums:
+            value = getattr(layer, name)
+            sums[name] += value if isinstance(value, int) else len(value)
+    return SimpleNamespace(**sums)

@@ -23,10 +23,14 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Whether a program here can hit an entry: yes, no, or ``None`` for unknown; ``because`` is the reason."""
+    """Whether a program here can hit an entry: yes, no, or ``None`` for unknown; ``because`` is the reason.
+
+    ``entries`` is the number of entries of which it was said.
+    """
 
     hits: bool | None
     because: str = ""
+    entries: int = 0
 
     @property
     def words(self) -> str:

@@ -44,7 +44,8 @@ _VARIABLES = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES")
 _LINKER_CACHE = "/etc/ld.so.cache"
 #: The folders that dynamic linkers search last; Debian's are those of the architecture first.
 _ARCHITECTURE = getattr(sys.implementation, "_multiarch", "")
-_LINKER_FOLDERS = tuple(f"{top}/{name}" for name in (f"lib/{_ARCHITECTURE}", "lib64", "lib") for top in ("", "/usr"))
+_LIBRARIES = (*((f"lib/{_ARCHITECTURE}",) if _ARCHITECTURE else ()), "lib64", "lib")
+_LINKER_FOLDERS = tuple(f"{top}/{name}" for name in _LIBRARIES for top in ("", "/usr"))
 #: A number as ``atoll`` reads it.
 _NUMBER = core.regex(r"\s*[+-]?\d{1,18}", re.ASCII)
 _PLAIN_NUMBER = core.regex(r"\s*[+-]?\d+\s*", re.ASCII)
