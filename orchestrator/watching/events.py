@@ -28,7 +28,7 @@ from cachectl.layers.disk.plain import nearest
 
 # sys/inotify.h
 ACCESS, MODIFY, ATTRIBUTES, CLOSE_WRITE, CLOSE, OPEN, MOVED_FROM, MOVED_TO, CREATE, DELETE, DELETE_SELF, MOVE_SELF = (
-    1 << bit for bit in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
+    1 << bit for bit in range(12)
 )
 UNMOUNTED, _OVERFLOW, _MASK_ADD, FOLDER = 1 << 13, 1 << 14, 1 << 29, 1 << 30
 ARRIVED = CREATE | MOVED_TO
@@ -54,8 +54,6 @@ _EARLY = "an entry was stored in a new folder before that was watched, so that f
 _ABOVE = 2
 #: Bytes that are free on a file system that cannot take another entry.
 _LITTLE = 16 << 20
-#: How many events of entries are recorded, so that memory stays bounded.
-_MOST = 1 << 20
 
 
 def open_queue() -> tuple[Any, int]:
@@ -91,14 +89,9 @@ class FileEvents:
         self._thread = threading.Thread(target=self._drain, name="cachectl-events", daemon=True)
         try:
             self._library, self._queue = open_queue()
-        except OSError as error:
-            self.why_not = error.strerror
-        else:
-            try:
-                self._thread.start()
-            except RuntimeError as error:
-                self.why_not = str(error)
-                os.close(self._queue)
+            self._thread.start()
+        except (OSError, RuntimeError) as error:
+            self.why_not = core.reason_of(error)
 
     def watch(self, path: Path, mask: int) -> str | None:
         """Watch a folder's files, or one file; return why that is not possible, or ``None``."""
@@ -175,7 +168,8 @@ class WatchedPlace:
         """Return the name of a path below the place, "" for the place itself; ``None`` for a path elsewhere."""
         if path == self.path:
             return ""
-        return str(path)[len(str(self.path)) + 1 :] if str(path).startswith(f"{self.path}/") else None
+        below = str(path).removeprefix(f"{self.path}/")
+        return None if below == str(path) else below
 
     def owners(self, relative: str) -> frozenset[str]:
         """Return the names of the layers that recognise a path below the place as theirs, or as leading to theirs."""
@@ -332,7 +326,6 @@ class EntryEvents:
         self._places = [place for place in places if not place.everybodys]
         self._unwatched = [place for place in places if place.everybodys]
         self._histories: dict[Path, History] = {}
-        self._left = _MOST
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -340,7 +333,7 @@ class EntryEvents:
         self._events = FileEvents(self._note)
         self.why_not = self._events.why_not
         try:
-            for place in self._places if self.why_not is None else ():
+            for place in self._places:
                 # Folders above it: all that exist until it does.
                 with suppress(OSError):
                     for folder in {*place.path.parents[:_ABOVE], nearest(place.path)} - {place.path}:
@@ -391,11 +384,7 @@ class EntryEvents:
             if mask & ARRIVED and self._leads(path):
                 self._descend(path, new=bool(mask & CREATE))
         elif path in self._histories or (mask & _USES and self._is_owned(path)):
-            self._left -= 1
-            if self._left < 0:
-                self._events.lost = True
-            else:
-                self._histories.setdefault(path, History()).record(mask, time.time())
+            self._histories.setdefault(path, History()).record(mask, time.time())
 
     def seen(self) -> dict[str, tuple[list[Use], dict[str, None]]]:
         """Return the uses of each layer's files and why some may be missing, when the block has ended.

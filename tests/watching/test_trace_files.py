@@ -172,8 +172,8 @@ def test_openings_at_once_are_doubtful(home: Home, order: str, fewest: int) -> N
                 handles.append(os.open(entry, os.O_RDONLY))
             else:
                 os.close(handles.pop() if step == "c" else os.open(other, os.O_RDONLY))
-    entries = found["comgr"].entries or []
-    hits = sum(not stored for _, stored in entries[0][2].uses) if order else 0
+    used = found["comgr"].used or []
+    hits = used[0].hits if order else 0
     assert fewest <= hits <= order.count("o") * 100
     assert [*found["comgr"].doubts] == {"oc": [], "": [LOST]}.get(order, [events._TOGETHER])
 
