@@ -65,20 +65,6 @@ class Portability:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A function of a library, every call of which is a lookup of the layer, or (``stores``) a store.
-
-    ``function`` is its name in ``module``, with its class and a dot before it if it is a method. A lookup that finds
-    nothing raises ``absent``, an exception of that module, or returns ``None`` if ``absent`` is empty.
-    """
-
-    module: str
-    function: str
-    stores: bool = False
-    absent: str = ""
-
-
 class EntryFiles(NamedTuple):
     """A cache that opens a file for each entry that it hits, and writes or renames one for each that it stores.
 
@@ -98,15 +84,12 @@ Compilation = tuple[str | None, float | None, float]
 class Lookups:
     """How the lookups and stores of a run are observed.
 
-    A library in Python is watched in the interpreter: by ``calls``, or by ``watchers`` if a call is not enough. A
-    driver is listened to while it builds, or counts by itself. A layer with none of these is judged by its entries
-    before and after the run.
+    A library in Python is watched in the interpreter by ``watchers``. A driver is listened to while it builds, or
+    counts by itself. A layer with none of these is judged by its entries before and after the run.
     """
 
     #: Who reports, in words: "pytools", "PoCL's own messages".
     by: str = ""
-    #: Functions whose calls count.
-    calls: tuple[Call, ...] = ()
     #: Modules with the file that watches each: its ``watch(module, notes)`` replaces functions by others that note.
     #: The file imports the standard library alone, and runs on Python 3.8. It may also time functions, by the stages
     #: of a timeline (``notes.timed``, ``notes.span``).
@@ -131,13 +114,14 @@ class Lookups:
     def __init__(
         self,
         by: str = "",
-        calls: tuple[Call, ...] = (),
+        watchers: Mapping[str, Path] | None = None,
         *,
         files: EntryFiles | None = None,
         mapped: tuple[str, ...] = (),
     ) -> None:
         self.by = by or self.by
-        self.calls = calls or self.calls
+        if watchers is not None:
+            self.watchers, self.modules = watchers, tuple(watchers)
         self.files = files or self.files
         self.mapped = mapped or self.mapped
 

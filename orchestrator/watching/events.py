@@ -174,15 +174,15 @@ class WatchedPlace:
     def owners(self, relative: str) -> frozenset[str]:
         """Return the names of the layers that recognise a path below the place as theirs, or as leading to theirs."""
         return frozenset(
-            layer.name for layer, root in self.claims if _kind_of(layer, root, relative) in (core.ENTRY, core.OWN)
+            layer.name for layer, root in self.claims if kind_of(layer, root, relative) in (core.ENTRY, core.OWN)
         )
 
     def is_unclear(self, name: str) -> bool:
         """Return whether a layer cannot say which files here are its own."""
-        return any(layer.name == name and _kind_of(layer, root, "?") is None for layer, root in self.claims)
+        return any(layer.name == name and kind_of(layer, root, "?") is None for layer, root in self.claims)
 
 
-def _kind_of(layer: core.Layer, root: core.Root, path: str) -> str | None:
+def kind_of(layer: core.Layer, root: core.Root, path: str) -> str | None:
     """Ask a layer what a path is to it; a layer that fails to answer counts as unknown."""
     try:
         return layer.store.kind_of(root, path)
@@ -197,8 +197,8 @@ def places_of(layers: Iterable[core.Layer]) -> tuple[list[WatchedPlace], dict[st
     unknown: dict[str, str] = {}
     for layer in layers:
         here = layer.environment
-        folders = (here.home, here.home_folder, here.temporary)
-        common |= {Path(os.path.realpath(folder)) for folder in folders}
+        for folder in map(os.path.realpath, (here.home, here.home_folder, here.temporary)):
+            common |= {Path(folder), *Path(folder).parents}
         try:
             roots = layer.roots()
         except core.FAILURES as error:
@@ -209,11 +209,7 @@ def places_of(layers: Iterable[core.Layer]) -> tuple[list[WatchedPlace], dict[st
             places.setdefault(path, WatchedPlace(path)).claims.append((layer, root))
     for path, place in places.items():
         inside = (other for other in places.values() if path in other.path.parents)
-        place.everybodys = (
-            path == Path(path.anchor)
-            or any(path in (folder, *folder.parents) for folder in common)
-            or any(not other.layers <= place.layers for other in inside)
-        )
+        place.everybodys = path in common or any(not other.layers <= place.layers for other in inside)
     return list(places.values()), unknown
 
 
@@ -307,12 +303,15 @@ class History:
         self._creating = self._writing = self._dirty = self._listed = False
 
 
-#: A file of a layer that was used: the root, the name below it, and its history.
+#: A file in a root of a layer that was used: the root, the name below it, and its history.
 Use = tuple[core.Root, str, History]
 
 
 class EntryEvents:
-    """Watches the files of some layers' entries: :meth:`watching` is the block in which they are used."""
+    """Watches the files of some layers' entries: :meth:`watching` is the block in which they are used.
+
+    ``why_not`` is the reason if nothing could be watched. ``doubts`` says for each layer why uses may be missing.
+    """
 
     _events: FileEvents
 
@@ -320,8 +319,9 @@ class EntryEvents:
         layers = tuple(layers)
         places, unknown = places_of(layers)
         self.why_not: str | None = None
-        #: Why uses of each layer may be missing.
-        self._doubts = {layer.name: {unknown[layer.name]: None} if layer.name in unknown else {} for layer in layers}
+        self.doubts: dict[str, dict[str, None]] = {layer.name: {} for layer in layers}
+        for name, why in unknown.items():
+            self.doubts[name][why] = None
         # Too much happens in a folder where everybody keeps files.
         self._places = [place for place in places if not place.everybodys]
         self._unwatched = [place for place in places if place.everybodys]
@@ -342,6 +342,7 @@ class EntryEvents:
             yield
         finally:
             self._events.stop()
+            self._doubt_places()
 
     def _watch(self, folder: Path, mask: int) -> bool:
         if not folder.is_dir():
@@ -355,7 +356,7 @@ class EntryEvents:
 
     def _doubt(self, place: WatchedPlace, why: str) -> None:
         for name in place.layers:
-            self._doubts[name][why] = None
+            self.doubts[name][why] = None
 
     def _descend(self, folder: Path, *, new: bool) -> None:
         """Watch a folder and those below it; then list it, because files may have been made before it was watched."""
@@ -386,22 +387,12 @@ class EntryEvents:
         elif path in self._histories or (mask & _USES and self._is_owned(path)):
             self._histories.setdefault(path, History()).record(mask, time.time())
 
-    def seen(self) -> dict[str, tuple[list[Use], dict[str, None]]]:
-        """Return the uses of each layer's files and why some may be missing, when the block has ended.
-
-        There is nothing if nothing could be watched.
-        """
-        if self.why_not is not None:
-            return {}
-        self._doubt_places()
-        uses: dict[str, list[Use]] = {name: [] for name in self._doubts}
+    def uses_of(self, name: str) -> Iterator[Use]:
+        """Yield the files that were used in the roots of a layer, when the block has ended."""
         for path, history in self._histories.items():
             for place in self._places if history.uses else ():
                 if key := place.relative(path):
-                    for layer, root in place.claims:
-                        if _kind_of(layer, root, key) in (core.ENTRY, core.OWN):
-                            uses[layer.name].append((root, key, history))
-        return {name: (of_layer, self._doubts[name]) for name, of_layer in uses.items()}
+                    yield from ((root, key, history) for layer, root in place.claims if layer.name == name)
 
     def _doubt_places(self) -> None:
         for place in self._places:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
 from cachectl.layers import core
-from cachectl.watching.events import Use, storing_refused
+from cachectl.watching.events import Use, kind_of, storing_refused
 from cachectl.watching.programs import Event
 
 EXACT = "exact"
@@ -102,8 +102,6 @@ class Evidence:
         self._events: Sequence[Event] = ()
         #: Files that hold many entries, with how often each was opened.
         self._shared: dict[str, int] = {}
-        #: Modules that must be watched for the numbers to be exact.
-        self._modules = {*self.part.modules, *(call.module for call in self.part.calls)}
         self._is_system = layer.about.scope is core.Scope.SYSTEM
         #: Entries before the run, by root and key; ``None`` if they cannot be listed, or the layer is watched.
         self._before = self._list()
@@ -121,10 +119,10 @@ class Evidence:
         self.used, self.doubts = [], {**doubts}
         for use in uses:
             root, key, history = use
-            name = key.rpartition("/")[2]
-            if self.layer.store.kind_of(root, key) == core.ENTRY:
+            name, kind = key.rpartition("/")[2], kind_of(self.layer, root, key)
+            if kind == core.ENTRY:
                 entries.append(use)
-            elif shared is not None and shared.fullmatch(name):
+            elif kind == core.OWN and shared is not None and shared.fullmatch(name):
                 self._shared[name] = self._shared.get(name, 0) + history.openings
             else:
                 continue
@@ -136,12 +134,8 @@ class Evidence:
             if entry is None or entry.guest is None:
                 self.used.append(self._described(use, None if entry is None else entry.bytes))
 
-    def owns(self, event: Event) -> bool:
-        """Return whether a lookup or store that a program noted was the layer's."""
-        return self.part.owns(event, self.layer.name)
-
     def _list(self) -> dict[str, core.Entry] | None:
-        if self._is_system or self._modules:
+        if self._is_system or self.part.modules:
             return None
         try:
             return {
@@ -184,10 +178,12 @@ class Evidence:
 
     def _by_programs(self) -> LayerTrace:
         name, part, wrong = self.layer.name, self.part, misfits(self._events)
-        if unfit := sorted(self._modules & wrong.keys()):
+        if unfit := sorted(wrong.keys() & set(part.modules)):
             return LayerTrace(name, why=wrong[unfit[0]])
-        if self._modules and any(event["event"] == "started" for event in self._events):
-            own = [event for event in self._events if event["event"] in ("hit", "miss", "store") and self.owns(event)]
+        if part.modules and any(event["event"] == "started" for event in self._events):
+            own = [
+                event for event in self._events if event["event"] in ("hit", "miss", "store") and part.owns(event, name)
+            ]
             counts = Counter(str(event["event"]) for event in own)
             sizes = [event["bytes"] for event in own if event.get("bytes") is not None]
             total = sum(sizes) if len(sizes) == counts["store"] else None
@@ -196,7 +192,7 @@ class Evidence:
         builds = [event for event in self._events if event["event"] == "build" and event.get("driver") == name]
         if part.listeners and builds and all(event["heard"] for event in builds):
             return self._by_messages()
-        return LayerTrace(name, why=_NO_PYTHON) if self._modules else self._by_comparison()
+        return LayerTrace(name, why=_NO_PYTHON) if part.modules else self._by_comparison()
 
     def _by_messages(self) -> LayerTrace:
         name = self.layer.name
@@ -326,19 +322,20 @@ def misfits(events: Iterable[Event]) -> dict[str, str]:
     return {event["library"]: f"{event['library']} cannot be watched ({event.get('error')})" for event in failed}
 
 
-def layer_of(event: Event, layers: Mapping[str, Evidence]) -> str:
+def layer_of(event: Event, lookups: Mapping[str, core.Lookups]) -> str:
     """Return the name of the layer that a lookup or store belongs to."""
-    return next((name for name, layer in layers.items() if layer.owns(event)), str(event["layer"]))
+    return next((name for name, part in lookups.items() if part.owns(event, name)), str(event["layer"]))
 
 
 def misses(layers: Mapping[str, Evidence], events: Iterable[Event], entries: Iterable[EntryTrace]) -> Iterator[Miss]:
     """Yield every miss, then those that show by what was stored after them, each with its reason."""
     built: list[Event] = []
+    lookups = {name: layer.part for name, layer in layers.items()}
     for event in events:
         is_build = event["event"] == "build"
         is_compilation = is_build and event.get("compiled") and not event.get("by_files")
         if event["event"] == "miss" or is_compilation:
-            name = str(event.get("driver")) if is_compilation else layer_of(event, layers)
+            name = str(event.get("driver")) if is_compilation else layer_of(event, lookups)
             # A program can note any name.
             if name in layers:
                 yield layers[name].miss(event, _other_build(event, built))
@@ -370,22 +367,22 @@ def _quoted(value: object) -> str:
 # ---------------------------------------------------------------------- builds by drivers that say nothing
 
 
-def with_files(events: Sequence[Event], entries: Sequence[EntryTrace]) -> list[Event]:
-    """Return the events, with what the files of entries say of builds whose driver says nothing."""
-    completed = list(events)
-    silent = ((index, event) for index, event in enumerate(events) if _is_silent(event))
-    begun = sorted(((event.get("at") or 0) - event["seconds"], index) for index, event in silent)
+def complete_builds(events: Iterable[Event], entries: Iterable[EntryTrace]) -> None:
+    """Add to events of builds whose driver says nothing of them what the files of entries say."""
+    silent = sorted(filter(_is_silent, events), key=_start_of)
     for entry in entries:
         names = set() if entry.broken else set(entry.kernels or ())
-        alike = [(start, index) for start, index in begun if names & set(events[index].get("kernels") or ())]
+        alike = [build for build in silent if names & set(build.get("kernels") or ())]
         for at in entry.at:
             # Builds of kernels of one name are distinguished by time: an entry counts for the last that had begun.
-            if indexes := [index for start, index in alike if start <= at + _LATE]:
-                build = completed[indexes[-1]]
+            for build in [build for build in alike if _start_of(build) <= at + _LATE][-1:]:
                 compiled = bool(build.get("compiled") or entry.stores)
-                driver = build.get("driver") or entry.layer
-                completed[indexes[-1]] = {**build, "driver": driver, "compiled": compiled, "by_files": True}
-    return completed
+                build.update(driver=build.get("driver") or entry.layer, compiled=compiled, by_files=True)
+
+
+def _start_of(build: Event) -> float:
+    """Return when a build began, in epoch seconds."""
+    return float((build.get("at") or 0) - build["seconds"])
 
 
 def _is_silent(event: Event) -> bool:

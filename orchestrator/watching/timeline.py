@@ -14,7 +14,8 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -172,16 +173,12 @@ def read_processes(events: Iterable[Event]) -> list[Mapping[str, Any]]:
 
 
 def read_spans(
-    events: Sequence[Event],
-    began: tuple[int, int],
-    wall: float,
-    layer_of: Callable[[Event], str],
-    lookups: Mapping[str, core.Lookups],
+    events: Sequence[Event], began: tuple[int, int], wall: float, lookups: Mapping[str, core.Lookups]
 ) -> list[Span]:
     """Return the spans of a run from the events of its processes, each process's in their order.
 
-    ``began`` is when it did, by :func:`clocks`. ``layer_of`` names the layer that an event belongs to; ``lookups`` know
-    what drivers have stored.
+    ``began`` is when it did, by :func:`clocks`. ``lookups`` of layers know which events are theirs, and what drivers
+    have stored.
     """
     monotonic = began[0]
     latest = monotonic + (wall + _SLACK) * 1e9
@@ -204,7 +201,7 @@ def read_spans(
             spans += [span, *(_compiled_in(span, later) if span.stage == "launch" else ())]
         elif kind in ("hit", "miss", "store"):
             stage, name = "store" if kind == "store" else "lookup", event.get("dictionary") or event.get("key")
-            about = {"layer": layer_of(event), "outcome": kind, "bytes": event.get("bytes")}
+            about = {"layer": evidence.layer_of(event, lookups), "outcome": kind, "bytes": event.get("bytes")}
             spans.append(_span(event, stage, name or event["layer"], monotonic, **about))
         elif kind == "build":
             name, binary = event.get("kind") or kind, event.get("binary")
@@ -289,20 +286,20 @@ def own_times(spans: Sequence[Span]) -> list[tuple[Span, float, str | None]]:
 
 def summarize(spans: Sequence[Span]) -> Summary:
     """Sum spans up, which must be in order."""
-    stages = {stage: [0.0, 0.0, 0.0] for stage in STAGES}
-    kernels: dict[str, dict[str, float]] = {}
-    outcomes: dict[str, set[str | None]] = {}
-    threads: dict[tuple[int, int], list[Span]] = {}
+    times: dict[tuple[str, str | None], float] = defaultdict(float)
+    kernels: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    outcomes: dict[str, set[str | None]] = defaultdict(set)
+    threads: dict[tuple[int, int], list[Span]] = defaultdict(list)
     for span, seconds, name in own_times(spans):
-        times = stages[span.stage]
-        times[0] += seconds
-        times[1] += seconds * (span.outcome == "hit")
-        times[2] += seconds * (span.outcome == "miss")
-        threads.setdefault((span.process, span.thread), []).append(span)
+        times[span.stage, span.outcome] += seconds
+        threads[span.process, span.thread].append(span)
         if name is not None:
-            by_stage = kernels.setdefault(name, {})
-            by_stage[span.stage] = by_stage.get(span.stage, 0.0) + seconds
-            outcomes.setdefault(name, set()).add(span.outcome)
+            kernels[name][span.stage] += seconds
+            outcomes[name].add(span.outcome)
+    totals: dict[str, float] = defaultdict(float)
+    for (stage, _), seconds in times.items():
+        totals[stage] += seconds
+    stages = [stage for stage in STAGES if totals[stage]]
     slowest = [
         KernelTime(
             name,
@@ -313,7 +310,7 @@ def summarize(spans: Sequence[Span]) -> Summary:
         for name, by_stage in kernels.items()
     ]
     return Summary(
-        tuple(StageTime(stage, *times) for stage, times in stages.items() if times[0]),
+        tuple(StageTime(stage, totals[stage], times[stage, "hit"], times[stage, "miss"]) for stage in stages),
         max(map(_missed, threads.values()), default=0.0),
         any(span.stage == "compile" and span.outcome is None for span in spans),
         tuple(sorted(slowest, key=lambda kernel: -kernel.seconds)[:_SLOWEST]),
@@ -375,13 +372,12 @@ def _metadata(trace: Trace) -> Iterator[dict[str, object]]:
     for index, process in enumerate(trace.processes):
         number, rank = process["process"], process["rank"]
         title = process["command"] if rank is None else f"rank {rank}: {process['command']}"
-        about = {"process_name": {"name": title}, "process_sort_index": {"sort_index": index}}
-        about |= {"process_labels": {"labels": process["host"]}} if process["host"] else {}
-        for name, arguments in about.items():
-            yield {"name": name, "ph": "M", "pid": number, "tid": 0, "args": arguments}
+        rows = [(0, "process_name", {"name": title}), (0, "process_sort_index", {"sort_index": index})]
+        rows.append((0, "process_labels", {"labels": process["host"]}))
         for place, thread in enumerate(threads.get(number, ())):
-            title = "main" if thread == number else f"thread {place}"
-            yield {"name": "thread_name", "ph": "M", "pid": number, "tid": thread, "args": {"name": title}}
+            rows.append((thread, "thread_name", {"name": "main" if thread == number else f"thread {place}"}))
+        for thread, name, arguments in rows:
+            yield {"name": name, "ph": "M", "pid": number, "tid": thread, "args": arguments}
 
 
 def _complete(span: Span) -> dict[str, object]:

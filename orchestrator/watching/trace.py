@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 
 from cachectl.layer_set import LayerSet, warn_user
@@ -81,16 +80,16 @@ def tracing(
             finally:
                 trace.wall_seconds = (time.monotonic_ns() - began[0]) / 1e9
     finally:
-        seen, unwatched = files.seen(), processes.unwatched()
-        noted, unread = programs.read_events(notes)
+        unwatched = processes.unwatched()
+        events, unread = programs.read_events(notes)
         for name, layer in layers.items():
             layer.unread, layer.commands = unread, [program for program, names in unwatched.items() if name in names]
-            if name in seen:
-                layer.take(*seen[name])
+            if name in files.doubts and files.why_not is None:
+                layer.take(files.uses_of(name), files.doubts[name])
             if others := ", ".join(sorted(processes.strangers.get(name, ()))):
                 layer.doubts[f"another program that may use the cache ran meanwhile: {others}"] = None
         trace.entries = tuple(entry for layer in layers.values() for entry in layer.used or ())
-        events = evidence.with_files(noted, trace.entries)
+        evidence.complete_builds(events, trace.entries)
         trace.layers = tuple(layer.trace(events) for layer in layers.values())
         trace.kernels = tuple(_kernel(event) for event in events if event["event"] == "build")
         if explain:
@@ -99,16 +98,14 @@ def tracing(
             {"command": program, "layers": tuple(sorted(names))} for program, names in unwatched.items()
         )
         # The process ended in the build, and so did not pass it on itself.
-        for heard in programs.messages_after(notes, noted):
+        for heard in programs.messages_after(notes, events):
             other = heard
             for part in parts.values():
                 other = part.other_output(other)
             trace.passed_on += other
         trace.started, trace.processes = began[1] / 1e9, timeline.read_processes(events)
         if trace.processes:
-            trace.spans = timeline.read_spans(
-                events, began, trace.wall_seconds, lambda event: evidence.layer_of(event, layers), parts
-            )
+            trace.spans = timeline.read_spans(events, began, trace.wall_seconds, parts)
             trace.summary = timeline.summarize(trace.spans)
         for line in evidence.misfits(events).values():
             notice(f"{line}, and was left alone")
@@ -126,15 +123,13 @@ def _make_site(site: Path, parts: Mapping[str, core.Lookups]) -> None:
     for path in site.glob("*.py"):
         with suppress(OSError):
             py_compile.compile(str(path), doraise=False)
-    calls: list[dict[str, object]] = []
     watchers: set[tuple[str, str]] = set()
     listeners: dict[str, tuple[str, str]] = {}
     for name, part in parts.items():
-        calls += ({"layer": name, **asdict(call)} for call in part.calls)
         watchers.update((module, copies[file]) for module, file in part.watchers.items())
         listeners.update({platform: (name, copies[file]) for platform, file in part.listeners.items()})
     imports = sorted({package for part in parts.values() for package in part.imports})
-    table = {"calls": calls, "watchers": sorted(watchers), "imports": imports, "listeners": listeners}
+    table = {"watchers": sorted(watchers), "imports": imports, "listeners": listeners}
     (site / observer.TABLE).write_text(json.dumps(table))
 
 

@@ -7,9 +7,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.core.parts import Compilation, Lookups
 from cachectl.layers.inside import observer
 from cachectl.watching import timeline as timelines
-from cachectl.watching.evidence import EntryTrace, with_files
+from cachectl.watching.evidence import EntryTrace, complete_builds
 from cachectl.watching.timeline import STAGES, Span, Trace, own_times, read_spans, summarize
 
 SECOND = 1_000_000_000
@@ -114,7 +113,7 @@ def test_code_run_in_programs_needs_the_standard_library_alone() -> None:
 # ---------------------------------------------------------------------- events
 
 
-def read(events: Sequence[Mapping[str, Any]], *compilations: Compilation) -> list[Span]:
+def read(events: Sequence[dict[str, Any]], *compilations: Compilation) -> list[Span]:
     """Read events of a run that began at 100 s of the monotonic clock, and 1000 s of the epoch."""
 
     class Driver(Lookups):
@@ -123,8 +122,7 @@ def read(events: Sequence[Mapping[str, Any]], *compilations: Compilation) -> lis
             return compilations
 
     started = {"pid": 1, "event": "started", "program": ["program"], "host": "here"}
-    began, layer_of = (100 * SECOND, 1000 * SECOND), itemgetter("layer")
-    return read_spans([started, *events], began, 50.0, layer_of, {"drv": Driver()})
+    return read_spans([started, *events], (100 * SECOND, 1000 * SECOND), 50.0, {"drv": Driver()})
 
 
 def event(kind: str, start: float, end: float, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
@@ -161,7 +159,8 @@ def test_a_build_by_a_driver_that_says_nothing(*, compiled: bool | None) -> None
     build = event("build", 100, 110, compiles=[[101 * SECOND, 109 * SECOND]], **about)
     stores = int(compiled is True)
     entry = EntryTrace("drv", "key", 1 - stores, stores, None, ("k",), "gpu", at=(1005.0,))
-    spans = read(with_files([build], [] if compiled is None else [entry]))
+    complete_builds([build], [] if compiled is None else [entry])
+    spans = read([build])
     (span,) = [span for span in spans if span.name == "driver"]
     stage, outcome = {True: ("compile", "miss"), False: ("lookup", "hit"), None: ("compile", None)}[compiled]
     assert (span.stage, span.outcome, span.layer) == (stage, outcome, "drv" if compiled is not None else None)

@@ -131,8 +131,8 @@ def watched(home: Home, *, lost: bool = False) -> Iterator[dict[str, Evidence]]:
         yield seen
         if lost:
             watching._events.lost = True
-    for name, what in watching.seen().items():
-        seen[name].take(*what)
+    for name, what in seen.items():
+        what.take(watching.uses_of(name), watching.doubts[name])
 
 
 WRITING = (events.OPEN, events.MODIFY, events.CLOSE_WRITE)
