@@ -59,8 +59,8 @@ def patches(tagger: Any) -> tuple[core.Patch, ...]:
     a reference to the program that was built.
     """
     return (
-        *(core.Patch("pyopencl", "Program", name, partial(_once, _tagged_build, tagger)) for name in _BUILDS),
-        core.Patch("pyopencl", None, "link_program", partial(_once, _tagged_link, tagger)),
+        *(("pyopencl", "Program", name, partial(_once, _tagged_build, tagger)) for name in _BUILDS),
+        ("pyopencl", None, "link_program", partial(_once, _tagged_link, tagger)),
     )
 
 

@@ -122,9 +122,10 @@ class Salting:
             yield built
         except BaseException as error:
             failure = error
-            parts = (layer.about.tagging for layer, _ in self._roots.values())
-            patterns = {part.failure_trace for part in parts if part is not None and part.failure_trace is not None}
-            built.traces = frozenset(found[0] for pattern in patterns for found in pattern.finditer(str(error)))
+            patterns = {layer.about.failure_trace for layer, _ in self._roots.values()}
+            built.traces = frozenset(
+                found[0] for pattern in patterns if pattern is not None for found in pattern.finditer(str(error))
+            )
             # A failed build has no binary, and stores no program.
             built.whole = True
             built.due.clear()

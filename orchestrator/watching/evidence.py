@@ -114,8 +114,7 @@ class Evidence:
 
     def take(self, uses: Iterable[Use], doubts: Mapping[str, None]) -> None:
         """Take over what file events showed: the uses of the layer's files, and why some may be missing."""
-        shared = None if self.part.files is None else self.part.files.shared
-        entries = []
+        shared, entries = self.part.shared, []
         self.used, self.doubts = [], {**doubts}
         for use in uses:
             root, key, history = use
@@ -257,8 +256,8 @@ class Evidence:
 
         A lookup that finds nothing touches no file: a miss is counted when its entry is stored.
         """
-        name, files, used = self.layer.name, self.part.files, self.used
-        if files is None or used is None or (self._before is None and not self._is_system):
+        name, part, used = self.layer.name, self.part, self.used
+        if used is None or (self._before is None and not self._is_system):
             return None
         doubts = [*self.doubts]
         if self._shared:
@@ -267,8 +266,8 @@ class Evidence:
                 entry.bytes for key, entry in after.items() if key not in (self._before or {}) and entry.guest is None
             ]
             openings = sum(self._shared.values())
-            hits, misses = self.part.by_openings(openings, len(new), self.layer.environment) or (None, None)
-            shown = f"opened {openings} times; {files.otherwise}; stores are the entries that appeared"
+            hits, misses = part.by_openings(openings, len(new), self.layer.environment) or (None, None)
+            shown = f"opened {openings} times; {part.otherwise}; stores are the entries that appeared"
             why = "; ".join([f"{', '.join(sorted(self._shared))}: {shown}", *doubts])
             return LayerTrace(name, hits, misses, len(new), sum(new), INFERRED, why)
         stores = sum(entry.stores for entry in used)
@@ -288,8 +287,7 @@ class Evidence:
         builds = [event for event in self._events if _is_silent(event) or event.get("by_files")]
         if used and any(event["failed"] for event in builds):
             yield "a build failed, which stores nothing, so that its misses do not show"
-        tagging = self.layer.about.tagging
-        platforms = () if tagging is None else tagging.platforms
+        platforms = self.layer.about.platforms
         lost = (event for event in builds if not event.get("by_files") and not event["failed"] and event.get("kernels"))
         if all(entry.kernels for entry in used) and any(event.get("platform") in platforms for event in lost):
             yield "a build used no entry, so that it may have missed and stored nothing"

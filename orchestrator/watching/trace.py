@@ -61,7 +61,7 @@ def tracing(
     site, notes = folder / "site", folder / "events"
     layers = {layer.name: evidence.Evidence(layer, explain=explain) for layer in stack}
     parts = {name: layer.part for name, layer in layers.items()}
-    files = EntryEvents(seen.layer for seen in layers.values() if seen.part.files is not None)
+    files = EntryEvents(seen.layer for seen in layers.values() if seen.part.files)
     processes = programs.Processes(notes, parts)
     notes.mkdir()
     _make_site(site, parts)

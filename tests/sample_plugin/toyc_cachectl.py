@@ -31,5 +31,5 @@ class Toyc(core.Layer):
     about = core.About(
         reveals="names of your kernels",
         portability=core.Portability(),
-        lookups=core.Lookups("toyc", {"toyc": Path(__file__).with_name("toyc_watcher.py")}),
+        lookups=core.Lookups("toyc", {"toyc": Path(__file__).with_name("toyc_watcher.py")}, ("toyc",)),
     )

@@ -116,13 +116,13 @@ def test_code_run_in_programs_needs_the_standard_library_alone() -> None:
 def read(events: Sequence[dict[str, Any]], *compilations: Compilation) -> list[Span]:
     """Read events of a run that began at 100 s of the monotonic clock, and 1000 s of the epoch."""
 
-    class Driver(Lookups):
-        def compilations(self, path: str) -> tuple[Compilation, ...]:
-            assert path == "/program"
-            return compilations
+    def read_times(path: str) -> tuple[Compilation, ...]:
+        assert path == "/program"
+        return compilations
 
+    driver = Lookups(compilations=read_times)
     started = {"pid": 1, "event": "started", "program": ["program"], "host": "here"}
-    return read_spans([started, *events], (100 * SECOND, 1000 * SECOND), 50.0, {"drv": Driver()})
+    return read_spans([started, *events], (100 * SECOND, 1000 * SECOND), 50.0, {"drv": driver})
 
 
 def event(kind: str, start: float, end: float, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
