@@ -29,6 +29,9 @@ class Removal:
         sums=("removed", "orphans_removed", "bytes_freed", "skipped", "failed"),
     )
 
+    def __repr__(self) -> str:
+        return f"Removal(dry_run={self.dry_run}, total={vars(self.total)})"
+
     @property
     def plans(self) -> tuple[core.Plan, ...]:
         """Return the plan of each layer."""
