@@ -12,14 +12,14 @@ from cachectl.watching.trace import tracing
 
 OPTIONS = (
     verbs.UNEXPECTED,
-    verbs.flag("--explain", "also list builds and entries, and explain every miss"),
-    verbs.value("--json", "FILE", "write JSON to a file, - for standard output"),
-    verbs.value(
+    ("--explain", "also list builds and entries, and explain every miss"),
+    ("--json", "FILE", "write JSON to a file, - for standard output"),
+    (
         "--timeline",
         "FILE",
         "write where the time went: .json in the Chrome trace format, which Perfetto opens, .html as a page",
     ),
-    verbs.FORCE.having("replace an existing FILE that is not JSON or a timeline of trace"),
+    ("--force", "replace an existing FILE that is not JSON or a timeline of trace"),
 )
 USAGE = """\
 cachectl trace [--explain] [--json FILE] [--timeline FILE.json|FILE.html] [--force]
@@ -50,17 +50,14 @@ def trace(
 
 def run(request: verbs.Request) -> int:
     """Carry out ``cachectl trace``."""
-    options, document, drawn = request.options, None, None
+    options = request.options
     request.demand_command()
     if options.timeline is not None:
         timeline.check(options.timeline)
-        drawn = request.output_file(options.timeline, timeline.TIMELINE)
-    if options.json is not None:
-        document = request.output_file(options.json, output_files.json_kind("cachectl/trace"))
-    output_files.demand_targets(document, drawn)
+    kind = output_files.json_kind("cachectl/trace")
+    document, drawn = request.outputs((options.json, kind), (options.timeline, timeline.TIMELINE))
     traced = trace(request.stack, request.command, explain=options.explain, notice=request.notice)
-    if document is not None:
-        request.write_json(traced, document)
+    request.write_json(traced, document)
     # Standard output belongs to the command.
     request.output.say_on_stderr(show(traced))
     if drawn is not None and not traced.processes:
@@ -108,10 +105,8 @@ def _stages(stages: Iterable[timeline.StageTime]) -> verbs.Table:
 
 
 def _slowest(kernels: Iterable[timeline.KernelTime]) -> verbs.Table:
-    rows = []
-    for kernel in kernels:
-        state = {True: "warm", False: "cold", None: verbs.DASH}[kernel.warm]
-        rows.append((f"{kernel.seconds:.3f}", kernel.slowest_stage, state, kernel.kernel))
+    states = {True: "warm", False: "cold", None: verbs.DASH}
+    rows = [(f"{one.seconds:.3f}", one.slowest_stage, states[one.warm], one.kernel) for one in kernels]
     return verbs.Table({"seconds": verbs.count, "most in": str, "state": str, "slowest kernels": str}, rows)
 
 
