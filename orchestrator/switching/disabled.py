@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
-from importlib import import_module, reload
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -165,10 +164,10 @@ def _misfit(switch: core.Switch) -> str | None:
     Libraries whose methods are replaced are imported.
     """
     for module, owner, method, _ in switch.patches:
-        if module not in sys.modules and find_spec(module.partition(".")[0]) is None:
+        if module not in sys.modules and importlib.util.find_spec(module.partition(".")[0]) is None:
             continue
         try:
-            import_module(module)
+            importlib.import_module(module)
         except ImportError as error:
             return str(error)
         if not callable(getattr(overlay.owner_of(module, owner), method, None)):
@@ -281,4 +280,4 @@ def _reload_modules(switch: core.Switch) -> None:
     for module, attribute in switch.reloads:
         loaded = sys.modules.get(module)
         if loaded is not None and overlay.read((module, None, attribute)) is overlay.MISSING:
-            reload(loaded)
+            importlib.reload(loaded)
