@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-from cachectl.layers.core.facts import Artifact, Problem, Severity
-from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.facts import Artifact
 from support.layers import environment_of as environment_of  # noqa: PLC0414 - for its users
 
 TABLE_2_3 = (
@@ -68,11 +67,3 @@ def key_of(file: str = f"{VERSION}/gfx90a6e.ukdb", name: str = NAME, args: str =
 
 
 KEY = key_of()
-
-
-def problems(layer: Layer) -> list[str]:
-    return [found.code for root in layer.roots() for found in layer.store.scan(root) if isinstance(found, Problem)]
-
-
-def findings(layer: Layer) -> list[tuple[str, Severity]]:
-    return [(finding.code, finding.severity) for root in layer.roots() for finding in layer.store.verify(root)]

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from homes import Home
-from support.layers import assigned, clear, got, python, running
-from support.mesa import FOLDERS, RUSTICL, STORES, listed, rusticl
+from support.layers import assigned, clear, got, listed, python, running
+from support.mesa import FOLDERS, RUSTICL, STORES, rusticl
 
 from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.core.facts import Condition
