@@ -15,11 +15,7 @@ import pytest
 from support.layers import clear, got, root_of, usage_of, verified, write
 from support.products import PRODUCTS
 
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.errors import Damaged, LayerError, Unsettled
-from cachectl.layers.core.facts import Artifact
-from cachectl.layers.core.layer import Layer
-from cachectl.layers.core.selection import Selection
+from cachectl.layers.core import Artifact, Damaged, Environment, Layer, LayerError, Selection, Unsettled
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.cuda import entries as form
 from cachectl.layers.disk.locks import record_lock

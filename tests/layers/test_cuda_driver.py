@@ -10,7 +10,7 @@ import pytest
 from homes import Home
 from support.layers import clear, got, root_of, usage_of, verified
 
-from cachectl.layers.core.selection import Selection
+from cachectl.layers.core import Selection
 from cachectl.layers.cuda import CudaComputeCache
 
 pytestmark = [

@@ -16,9 +16,7 @@ from support.products import BARE, DEEP, PRODUCTS, SPIRV, WRAPPED, comgr_key, fi
 from support.tracing import no_file_events
 
 from cachectl.layers.comgr import policy_complaint
-from cachectl.layers.core.facts import Severity
-from cachectl.layers.core.layer import Layer
-from cachectl.layers.core.selection import Selection
+from cachectl.layers.core import Layer, Selection, Severity
 from cachectl.layers.neo.entries import NeoPrograms
 
 

@@ -10,7 +10,7 @@ from homes import Home
 from support.layers import got
 from tiers import needing
 
-from cachectl.layers.core.selection import Selection
+from cachectl.layers.core import Selection
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pocl import programs as pocl_programs
 

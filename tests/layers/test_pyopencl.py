@@ -28,9 +28,7 @@ from support.layers import (
     write,
 )
 
-from cachectl.layers.core.errors import Busy
-from cachectl.layers.core.facts import Condition, Severity
-from cachectl.layers.core.selection import Selection
+from cachectl.layers.core import Busy, Condition, Selection, Severity
 from cachectl.layers.host import drivers
 from cachectl.layers.pyopencl import PyOpenCLBinaries
 from cachectl.layers.stores.archive import pack, unpack

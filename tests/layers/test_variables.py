@@ -15,8 +15,7 @@ from support import layers
 from support.dictionaries import dictionary
 from support.layers import assigned
 
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.facts import Condition, Finding, Severity
+from cachectl.layers.core import Condition, Environment, Finding, Severity
 from cachectl.layers.core.registry import built_in_layer
 from cachectl.stack import Stack
 from cachectl.verbs.doctor import diagnosis
@@ -217,14 +216,14 @@ def examine(folder: Path, name: str, variables: dict[str, str]) -> list[Finding]
     return list(diagnosis(Stack(environment, plugins=False).named([name])).findings)
 
 
-@pytest.mark.parametrize("row", cases(), ids=lambda row: f"{row[0]} {row[1]}")
+@pytest.mark.parametrize("row", list(cases()), ids=lambda row: f"{row[0]} {row[1]}")
 def test_a_value_has_a_state_and_a_wrong_one_a_finding_whose_fix_works(tmp_path: Path, row: tuple[Any, ...]) -> None:
-    layer, variables, condition, words, *finding = row
-    expected = [(layer, *(*finding, RECOMPILES)[:2])] if finding else []
+    layer, variables, condition, words, *what = row
+    expected = [(layer, *(*what, RECOMPILES)[:2])] if what else []
     programs = tmp_path / "home/.cache/neo_compiler_cache"
     programs.mkdir(parents=True)
     (tmp_path / "cwd").mkdir()
-    if "cap" in finding:
+    if "cap" in what:
         (programs / "0123456789abcdef.cl_cache").write_bytes(b"!<arch>\n" + bytes(29_000))
     set_to = {key: value.format(tmp=tmp_path) for key, value in assigned(variables).items()}
     if layer in DRIVERS:

@@ -67,6 +67,12 @@ def sql(path: Path, script: str) -> None:
         connection.commit()
 
 
+def select(path: Path, query: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a query of a database of sqlite."""
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(f"SELECT {query}").fetchall()
+
+
 def orphans(layer: Layer) -> dict[str, str]:
     """Return the orphans of the first root, with why each is one."""
     found = (thing for thing in layer.store.scan(layer.roots()[0]) if isinstance(thing, Entry))

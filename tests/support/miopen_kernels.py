@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cachectl.layers.core.facts import Artifact
 from support.layers import environment_of as environment_of  # noqa: PLC0414 - for its users
+from support.layers import select
 
 TABLE_2_3 = (
     "CREATE TABLE `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"
@@ -50,8 +51,7 @@ def store(path: Path, rows: Mapping[tuple[str, str], tuple[object, ...]], *, wal
 
 
 def stored(path: Path) -> list[tuple[object, ...]]:
-    with closing(sqlite3.connect(path)) as connection:
-        return connection.execute(f"SELECT {COLUMNS} FROM kern_db ORDER BY id").fetchall()
+    return select(path, f"{COLUMNS} FROM kern_db ORDER BY id")
 
 
 def user_file(home: Path, base: str = "gfx90a6e", version: str = VERSION) -> Path:

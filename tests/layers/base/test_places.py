@@ -12,7 +12,7 @@ from homes import Home
 from support.layers import assigned, keys_of
 from tiers import thorough
 
-from cachectl.layers.core.environment import Environment, user_cache_folder, user_state_folder
+from cachectl.layers.core import Environment, user_cache_folder, user_state_folder
 from cachectl.layers.core.registry import built_in_layer
 
 ODD = [

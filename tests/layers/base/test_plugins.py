@@ -20,13 +20,9 @@ from plugin.cachectl_test_plugin import Notes, NotesCodec
 from support.layers import got, root_of, verified, write
 from tiers import thorough
 
+from cachectl.layers.core import Damage, Damaged, Environment, Layer, Severity, Store
 from cachectl.layers.core.conformance import LayerConformance
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.errors import Damaged
-from cachectl.layers.core.facts import Severity
-from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.registry import Broken, plugged_in
-from cachectl.layers.core.store import Damage, Store
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.files import Files

@@ -13,7 +13,7 @@ import pytest
 from homes import Home
 from support.layers import register_driver, write
 
-from cachectl.layers.core.environment import Environment
+from cachectl.layers.core import Environment
 from cachectl.layers.host.drivers import driver_files, driver_libraries, only_library, opencl_drivers
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pyopencl import BinaryPortability

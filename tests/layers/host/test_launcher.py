@@ -11,7 +11,7 @@ import pytest
 from homes import Home
 from support.layers import assigned
 
-from cachectl.layers.core.environment import Environment
+from cachectl.layers.core import Environment
 from cachectl.layers.host.launcher import Launch, launched
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ import pytest
 from support.layers import python, write
 from tiers import absent, needing
 
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.facts import Condition
+from cachectl.layers.core import Condition, Environment
 from cachectl.layers.formats.elf import RPATH, read_elf
 from cachectl.layers.host.drivers import find_drivers, find_library, find_loaders, read_linked
 from cachectl.layers.pocl import PoclKernels

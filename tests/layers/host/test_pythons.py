@@ -17,7 +17,7 @@ from homes import Home
 from support.dictionaries import NONE, dictionary
 from support.layers import write
 
-from cachectl.layers.core.environment import Environment, user_state_folder
+from cachectl.layers.core import Environment, user_state_folder
 from cachectl.layers.host.pythons import RECORD, Python, PythonRecord, candidates, look
 from cachectl.stack import Stack
 

@@ -17,14 +17,12 @@ from support.mesa import OPENCL, STORES, contents, crc, entry, fill, graphics, k
 from tiers import amount, thorough
 
 from cachectl.config import Limits
+from cachectl.layers.core import Artifact, Damaged, EntryExists, Severity
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.errors import Damaged, EntryExists
-from cachectl.layers.core.facts import Artifact, Severity
 from cachectl.layers.formats import zstd
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.cache import MesaShaderCache, read_limit
 from cachectl.verbs.prune import plan_prune
-
 
 CONTENTS = contents()
 EVERYTHING = {**CONTENTS, **graphics()}

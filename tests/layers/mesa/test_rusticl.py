@@ -18,8 +18,8 @@ from homes import Home
 from support.layers import assigned, clear, got, listed, python, running
 from support.mesa import FOLDERS, RUSTICL, STORES, rusticl
 
+from cachectl.layers.core import Condition
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.facts import Condition
 from cachectl.layers.mesa.cache import MesaShaderCache
 
 pytestmark = pytest.mark.real

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from support.layers import assigned, write
 
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.facts import Condition, Scope
+from cachectl.layers.core import Condition, Environment, Scope
 from cachectl.layers.miopen import (
     MIOpenKernels,
     MIOpenLayer,

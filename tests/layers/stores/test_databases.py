@@ -17,9 +17,8 @@ from support.databases import CREATE, FILE, dictionary, interrupted, purge, rows
 from support.layers import keys_of, python, running, sql, usage_of, verified
 from tiers import amount
 
+from cachectl.layers.core import Busy, LayerError, Refused, Unreachable, plan_removal
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.errors import Busy, LayerError, Refused, Unreachable
-from cachectl.layers.core.layer import plan_removal
 from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.pytools import PytoolsDictionaries
 from cachectl.layers.pytools.dictionaries import SCHEMA

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachectl.layers.core.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
+from cachectl.layers.core import Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.stores.records import Fault, Record, RecordFile
 

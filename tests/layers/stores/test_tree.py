@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from support.layers import python, running, write
 from tiers import amount
 
+from cachectl.layers.core import Damaged, Entry, EntryExists, LayerError, Problem, Unreachable
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.errors import Damaged, EntryExists, LayerError, Unreachable
-from cachectl.layers.core.facts import Entry, Problem
 from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, always
 
