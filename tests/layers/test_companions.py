@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support.layers import clear, got
+from support.layers import clear, got, listed, orphans, root_of
 
 from cachectl.layers import core
 from cachectl.layers.core.conformance import LayerConformance
@@ -68,7 +68,7 @@ class TestNumba(LayerConformance):
     def test_an_entry_is_its_files_together(self, tmp_path: Path) -> None:
         layer = self.seeded(tmp_path)
         folder = tmp_path / "home/.cache/numba" / FOLDER
-        entries = {entry.key: entry for entry in layer.entries()}
+        entries = listed(layer)
         key = f"{FOLDER}/k.f-2.py311.nbi"
         assert {entry.files for entry in entries.values()} == {1, 2, 3}
         assert (entries[key].files, entries[key].kernels) == (3, ("f",))
@@ -85,8 +85,7 @@ class TestNumba(LayerConformance):
     ) -> None:
         layer = self.seeded(tmp_path)
         key = f"{FOLDER}/k.f-2.py311.nbi"
-        one, place_new, placed = layer.get(key), atomic.place_new, list[str]()
-        assert one is not None
+        one, place_new, placed = got(layer, key), atomic.place_new, list[str]()
 
         def fails(source: str, target: str, **folders: int) -> None:
             if target.endswith(".nbi") and target not in placed:
@@ -102,30 +101,22 @@ class TestNumba(LayerConformance):
         layer.put(key, replace(one, data=pack(other)), replace=True)
         assert {entry.files for entry in layer.entries(core.Selection(key=key))} == {3}
 
-    def test_files_without_their_entry_are_said_when_it_is_put(self, tmp_path: Path) -> None:
+    def test_a_file_without_its_entry_is_an_orphan_and_said_when_that_is_put(self, tmp_path: Path) -> None:
         layer = self.seeded(tmp_path)
         key = f"{FOLDER}/k.g-9.py311.nbi"
         artifact = got(layer, key)
-        (tmp_path / "home/.cache/numba" / key).unlink()
+        (root_of(layer) / key).unlink()
         with pytest.raises(core.LayerError, match="files of an entry that is not there"):
             layer.put(key, artifact)
-        clear(layer)
-        layer.put(key, artifact)
-        assert layer.get(key) == artifact
-
-    def test_a_file_without_its_entry_is_an_orphan(self, tmp_path: Path) -> None:
-        layer = self.seeded(tmp_path)
-        folder = tmp_path / "home/.cache/numba" / FOLDER
-        (folder / "k.g-9.py311.nbi").unlink()
+        folder = root_of(layer) / FOLDER
         (folder / "k.h-1.py311.1.nbc").mkdir()
         (folder / "k.h-1.py311.1.nbc/mine").write_text("not Numba's")
-        found = [thing for root in layer.roots() for thing in layer.store.scan(root)]
-        assert [thing.key for thing in found if isinstance(thing, core.Entry) and thing.is_orphan] == [
-            f"{FOLDER}/k.g-9.py311.1.nbc"
-        ]
+        assert list(orphans(layer)) == [f"{FOLDER}/k.g-9.py311.1.nbc"]
         outcome = clear(layer)
         assert (outcome.removed, outcome.orphans_removed) == (2, 1)
         assert [path.name for path in folder.rglob("*")] == ["k.h-1.py311.1.nbc", "mine"]
+        layer.put(key, artifact)
+        assert layer.get(key) == artifact
 
 
 PROGRAM = """

@@ -188,16 +188,9 @@ DAMAGE: list[Damage] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "key", "file", "damage", "words", "severity"), DAMAGE)
-def test_damage_is_reported_with_its_effect_neither_put_nor_got_and_removed_alone(  # noqa: PLR0917 - a table
-    tmp_path: Path,
-    name: str,
-    key: str,
-    file: str,
-    damage: Callable[[bytes], bytes],
-    words: str,
-    severity: core.Severity,
-) -> None:
+@pytest.mark.parametrize("row", DAMAGE)
+def test_damage_is_reported_with_its_effect_neither_put_nor_got_and_removed_alone(tmp_path: Path, row: Damage) -> None:
+    name, key, file, damage, words, severity = row
     layer = PRODUCTS[name].filled(tmp_path)
     keys = keys_of(layer)
     key = key or keys[0]

@@ -7,10 +7,9 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from homes import Home
+from homes import Driver, Home
 from support.layers import clear, got, orphans, problems, programs, root_of, usage_of, verified, write
 from support.products import BITCODE, NATIVE
 from support.products import POCL_KEY as NAME
@@ -19,9 +18,6 @@ from support.products import place as lay_out
 from cachectl.layers.core import Artifact, Severity, put_many
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.stores.archive import pack, unpack
-
-if TYPE_CHECKING:
-    from conftest import Driver
 
 
 def place(layer: PoclKernels, name: str, files: dict[str, bytes]) -> Path:

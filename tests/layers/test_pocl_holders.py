@@ -10,18 +10,14 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from homes import Home
+from homes import Driver, Home
 from support.layers import assigned, clear, programs, python, root_of, running, write
 from tiers import needing
 
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pocl import programs as pocl_kernels
-
-if TYPE_CHECKING:
-    from conftest import Driver
 
 
 def holding(home: Home, variables: Mapping[str, str], *numbers: str) -> AbstractContextManager[subprocess.Popen[str]]:

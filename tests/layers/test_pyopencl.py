@@ -10,10 +10,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from threading import Timer
-from typing import TYPE_CHECKING
 
 import pytest
-from homes import Home
+from homes import Driver, Home
 from support.layers import (
     clear,
     got,
@@ -32,9 +31,6 @@ from cachectl.layers.core import Busy, Condition, Selection, Severity
 from cachectl.layers.host import drivers
 from cachectl.layers.pyopencl import PyOpenCLBinaries
 from cachectl.layers.stores.archive import pack, unpack
-
-if TYPE_CHECKING:
-    import conftest
 
 pytestmark = pytest.mark.real
 
@@ -285,7 +281,7 @@ print(cl.Program(context, "__kernel void k(__global int *a) { a[get_global_id(0)
 
 
 @pytest.mark.parametrize("damage", ["cut in half", "random"])
-def test_a_broken_binary_of_intels_driver_is_found(home: Home, intel_driver: conftest.Driver, damage: str) -> None:
+def test_a_broken_binary_of_intels_driver_is_found(home: Home, intel_driver: Driver, damage: str) -> None:
     """PyOpenCL reads no byte of it, and every run fails."""
     home.run(sys.executable, "-c", INTEL, check=True, **intel_driver.variables)
     layer = PyOpenCLBinaries(home.environment(**intel_driver.variables))

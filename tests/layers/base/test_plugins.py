@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from homes import Home
@@ -21,7 +20,6 @@ from support.layers import got, root_of, verified, write
 from tiers import thorough
 
 from cachectl.layers.core import Damage, Damaged, Environment, Layer, Severity, Store
-from cachectl.layers.core.conformance import LayerConformance
 from cachectl.layers.core.registry import Broken, plugged_in
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.archive import pack, unpack
@@ -180,7 +178,9 @@ def test_an_installed_plug_in_is_part_of_every_verb(sampled: Home) -> None:
     assert "export TOYC_CACHE=0" in sampled.cachectl("env --disable --shell sh").stdout
 
 
-def test_it_is_switched_carried_fixed_and_purged(sampled: Home) -> None:
+def test_it_is_switched_carried_fixed_and_purged(
+    sampled: Home, installed: Path, tmp_path: Path, new_home: Callable[[Path], Home]
+) -> None:
     sampled.run(*TOYC, "axpy", "dot")
     assert sampled.cachectl("run --isolated --", *TOYC, "axpy").stdout == "axpy made\n"
     assert sampled.cachectl("run --no-cache --prove --", *TOYC, "axpy").stdout == "axpy made\n"
@@ -195,9 +195,7 @@ def test_it_is_switched_carried_fixed_and_purged(sampled: Home) -> None:
     assert purged["toyc"] == 2
     assert sampled.run(*TOYC, "axpy", "dot").stdout == "axpy made\ndot made\n"
 
-
-def test_it_travels(sampled: Home, installed: Path, tmp_path: Path, new_home: Callable[[Path], Home]) -> None:
-    sampled.run(*TOYC, "axpy", "dot")
+    # What was made again travels.
     bundle = str(tmp_path / "bundle.zip")
     pushed = {layer["layer"]: layer for layer in sampled.json("push", bundle)["layers"]}
     assert (pushed["toyc"]["placed"], pushed["toyc"]["sensitive"]) == (2, "names of your kernels")
@@ -206,9 +204,6 @@ def test_it_travels(sampled: Home, installed: Path, tmp_path: Path, new_home: Ca
     assert not (elsewhere.path / ".cache").exists()
     elsewhere.cachectl("pull --trust", bundle)
     assert elsewhere.run(*TOYC, "axpy", "dot").stdout == "axpy found\ndot found\n"
-    # Without the plug-in it is named, and nothing else is lost.
-    plain = new_home(tmp_path / "plain")
-    assert "no layer of this name exists here" in plain.cachectl("pull --trust", bundle).stdout
 
 
 class FolderCodec(NotesCodec):
@@ -221,36 +216,28 @@ class FolderCodec(NotesCodec):
         return None if "a" in unpack(data) else Damage(Severity.RECOMPILES, "has no file a")
 
 
-class TestFoldersOfTwo(LayerConformance):
-    """The same with entries of two files each: an artifact cut in half ends between them."""
+class InFolders(Notes):
+    """The same with entries of two files each."""
 
-    store: ClassVar[Store] = Files(
-        Shape((re.compile(r"[0-9a-f]{8}\.note"),), folders=True, members=re.compile("[ab]")), codec=FolderCodec()
-    )
+    shape = Shape((re.compile(r"[0-9a-f]{8}\.note"),), folders=True, members=re.compile("[ab]"))
+    store = Files(shape, codec=FolderCodec())
 
-    def make(self, environment: Environment) -> Layer:
-        layer: Layer = type("InFolders", (Notes,), {"store": self.store})(environment)
-        return layer
 
-    def seed(self, environment: Environment) -> None:
-        for name in NOTES:
-            for file in "ab":
-                write(environment.home / ".cache/notes" / name / file, f"{name} {file}")
-
-    def test_the_codec_reads_the_tar_of_a_folder(self, tmp_path: Path) -> None:
-        seeded = self.seeded(tmp_path)
-        assert [entry.kernels for entry in seeded.entries()] == [("a", "b")] * 2
-        artifact = got(seeded, NOTES[0])
-        for wrong, message in ((pack({"b": b""}), "has no file a"), (pack({"a": b"", "c": b""}), "'c' is no file")):
-            with pytest.raises(Damaged, match=message):
-                seeded.put(NOTES[0], replace(artifact, data=wrong), replace=True)
-        (root_of(seeded) / NOTES[0] / "a").unlink()
-        (finding,) = verified(seeded)
-        assert (finding.key, finding.message) == (NOTES[0], "has no file a")
-
-    def test_a_store_of_four_methods_takes_any_key_and_finds_what_its_scan_finds(self, tmp_path: Path) -> None:
-        seeded = self.seeded(tmp_path)
-        root = seeded.roots()[0]
-        (root.path / "00000003.note").symlink_to(tmp_path)
-        assert [finding.code for finding in Store.verify(seeded.store, root)] == ["link"]
-        assert Store.kind_of(seeded.store, root, "any") is None
+def test_the_codec_reads_the_tar_of_a_folder_and_a_store_of_four_methods_takes_any_key(home: Home) -> None:
+    layer = InFolders(home.environment())
+    for name in NOTES:
+        for file in "ab":
+            write(root_of(layer) / name / file, f"{name} {file}")
+    assert [entry.kernels for entry in layer.entries()] == [("a", "b")] * 2
+    artifact = got(layer, NOTES[0])
+    for wrong, message in ((pack({"b": b""}), "has no file a"), (pack({"a": b"", "c": b""}), "'c' is no file")):
+        with pytest.raises(Damaged, match=message):
+            layer.put(NOTES[0], replace(artifact, data=wrong), replace=True)
+    (root_of(layer) / NOTES[0] / "a").unlink()
+    (finding,) = verified(layer)
+    assert (finding.key, finding.message) == (NOTES[0], "has no file a")
+    write(root_of(layer) / NOTES[0] / "a", "another")
+    (root_of(layer) / "00000003.note").symlink_to(home.path)
+    root = layer.roots()[0]
+    assert [finding.code for finding in Store.verify(layer.store, root)] == ["link"]
+    assert Store.kind_of(layer.store, root, "any") is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 import struct
 import sys
 import tracemalloc
@@ -11,10 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from injector import Injector
 from support.layers import clear, clear_damaged, environment_of, got, listed, usage_of, verified
 from support.mesa import OPENCL, STORES, contents, crc, entry, fill, graphics, key, layer_of
-from tiers import amount, thorough
 
 from cachectl.config import Limits
 from cachectl.layers.core import Artifact, Damaged, EntryExists, Severity
@@ -248,35 +245,3 @@ def test_an_index_of_one_length_is_no_ground_for_removing_entries(store: str, tm
     assert plan_prune([layer], Limits(bytes=held)).plans[0].entries == ()
     assert len(plan_prune([layer], Limits(bytes=held - 1)).plans[0].entries) == 1
     assert usage_of(layer).bytes == held + 1310728
-
-
-@pytest.mark.parametrize(("store", "arguments"), [("single-file", ("--kernel", "rk0")), *thorough(("multi-file", ()))])
-def test_the_next_purge_completes_a_killed_one(
-    store: str, arguments: tuple[str, ...], tmp_path: Path, injector: Injector
-) -> None:
-    from injector import KILL, WRITES, Fault
-
-    home = tmp_path / "home"
-    command = ("purge", "mesa", *arguments)
-    orphans = 0
-    for nth in range(1, 100, amount(3, 1)):
-        shutil.rmtree(home, ignore_errors=True)
-        root = fill(home / ".cache", store, CONTENTS)
-        variables = STORES[store]
-        done = injector.run(*command, home=home, fault=Fault(WRITES, nth, KILL), variables=variables)
-        if done.status == 0:
-            break
-        stages = list(root.rglob(".cachectl-stage-*"))
-        seen = injector.run("report", "mesa", "--json", home=home, fault=Fault(0), variables=variables)
-        files = sum(path.is_file() for stage in stages for path in stage.rglob("*"))
-        assert sum(one["orphan_files"] for one in seen.json["layers"][0]["roots"]) == files
-        orphans += files
-        again = injector.run("purge", "mesa", home=home, fault=Fault(0), variables=variables)
-        assert again.status == 0, again
-        assert list(root.rglob(".cachectl-*")) == []
-        assert list(layer_of(home, store).entries()) == []
-        assert not list(root.glob("??/*"))
-    else:
-        pytest.fail("the purge never ends")
-    assert nth > 3
-    assert orphans > 0 or store == "multi-file"
