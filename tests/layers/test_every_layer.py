@@ -41,19 +41,11 @@ from support.products import (
 
 from cachectl.layers import core
 from cachectl.layers.core.conformance import LayerConformance, snapshot
-from cachectl.layers.pocl import PoclKernels
-from cachectl.layers.pyopencl import PyOpenCLBinaries, PyOpenCLInvoker
-from cachectl.layers.pytools import LoopyDictionaries, PytoolsDictionaries
+from cachectl.layers.core.registry import built_in_layer
 from cachectl.layers.stores.archive import pack, unpack
 
 #: Layers whose library runs here, and the fixture that fills a home with what it stores.
-REAL = {
-    LoopyDictionaries: "fill",
-    PyOpenCLInvoker: "fill",
-    PyOpenCLBinaries: "fill",
-    PoclKernels: "fill",
-    PytoolsDictionaries: "fill_sumpy",
-}
+REAL = {"loopy": "fill", "pyopencl-invoker": "fill", "pyopencl": "fill", "pocl": "fill", "pytools": "fill_sumpy"}
 
 
 class TestConformance(LayerConformance):
@@ -62,16 +54,17 @@ class TestConformance(LayerConformance):
     @pytest.fixture(
         autouse=True,
         params=[
-            *(name for name in PRODUCTS if name not in {"pocl", "pytools"}),
-            *(pytest.param(layer, marks=pytest.mark.real, id=f"real {layer.name}") for layer in REAL),
+            *(name for name in PRODUCTS if name not in REAL),
+            *(pytest.param(name, marks=pytest.mark.real, id=f"real {name}") for name in REAL),
         ],
     )
     def _product(self, request: pytest.FixtureRequest) -> None:
-        if isinstance(request.param, str):
-            self.product = PRODUCTS[request.param]
+        name = request.param
+        if name in REAL:
+            fill = request.getfixturevalue(REAL[name])
+            self.product = Product(name, lambda home: fill(self.environment(home)))
         else:
-            fill = request.getfixturevalue(REAL[request.param])
-            self.product = Product(request.param, lambda home: fill(self.environment(home)))
+            self.product = PRODUCTS[name]
 
     def environment(self, home: Path) -> core.Environment:
         environment = super().environment(home)
@@ -79,7 +72,7 @@ class TestConformance(LayerConformance):
         return replace(environment, topology=home / "no-gpus").with_variables(variables)
 
     def make(self, environment: core.Environment) -> core.Layer:
-        return self.product.layer(environment)
+        return built_in_layer(self.product.layer, environment)
 
     def seed(self, environment: core.Environment) -> None:
         self.product.fill(environment.home)
@@ -168,35 +161,36 @@ def flipped(at: int) -> Callable[[bytes], bytes]:
     return flip
 
 
-#: A product, a key ("" for the first), a file of the entry if it has several, how that is damaged, what verify says of
-#: it, and the effect on the library.
-Damage = tuple[str, str, str, Callable[[bytes], bytes], str, core.Severity]
-DAMAGE: list[Damage] = [
-    ("cuda", "", "", flipped(-1), "checksum", core.Severity.HARMLESS),
-    ("cuda", "", "", flipped(40), "hash of its key", core.Severity.HARMLESS),
-    ("neo", DEEP, "", lambda data: data[:900], "", COMPILES),
-    ("neo", f"{BARE[0]}.ocloc_cache", "", lambda data: data[:900], "", FAILS),
-    ("neo", f"{SPIRV[0]}.ocloc_cache", "", lambda _: b"", "", COMPILES),
-    ("comgr", comgr_key("axpy.bc"), "", lambda data: data[:-1], "", COMPILES),
-    ("comgr", comgr_key("axpy-gfx906.o"), "", lambda _: comgr_entry(compiled()["axpy-gfx906.o"][:-100]), "", FAILS),
-    ("comgr", comgr_key("spirv"), "", lambda _: b"", "", COMPILES),
-    ("pocl", POCL_KEY, "program.bc", lambda _: b"", "program.bc: is empty", FAILS),
-    ("pocl", POCL_KEY, "program.bc", lambda _: b"junk", "program.bc: is not LLVM bitcode", FAILS),
-    ("pocl", POCL_KEY, "k/0-0-0/k.so", lambda _: b"junk", "is not an ELF file", FAILS),
+#: A product, a file of an entry ("" for the first of all), how that is damaged, the effect on the library, and what
+#: verify says of it.
+Row = tuple[str, str, Callable[[bytes], bytes], core.Severity, str]
+DAMAGE: list[Row] = [
+    ("cuda", "", flipped(-1), core.Severity.HARMLESS, "checksum"),
+    ("cuda", "", flipped(40), core.Severity.HARMLESS, "hash of its key"),
+    ("neo", DEEP, lambda data: data[:900], COMPILES, ""),
+    ("neo", f"{BARE[0]}.ocloc_cache", lambda data: data[:900], FAILS, ""),
+    ("neo", f"{SPIRV[0]}.ocloc_cache", lambda _: b"", COMPILES, ""),
+    ("comgr", comgr_key("axpy.bc"), lambda data: data[:-1], COMPILES, ""),
+    ("comgr", comgr_key("axpy-gfx906.o"), lambda _: comgr_entry(compiled()["axpy-gfx906.o"][:-100]), FAILS, ""),
+    ("comgr", comgr_key("spirv"), lambda _: b"", COMPILES, ""),
+    ("pocl", f"{POCL_KEY}/program.bc", lambda _: b"", FAILS, "program.bc: is empty"),
+    ("pocl", f"{POCL_KEY}/program.bc", lambda _: b"junk", FAILS, "program.bc: is not LLVM bitcode"),
+    ("pocl", f"{POCL_KEY}/k/0-0-0/k.so", lambda _: b"junk", FAILS, "is not an ELF file"),
     # PoCL links it itself.
-    ("pocl", POCL_KEY, "k/0-0-0/k.so.o", lambda _: b"", "PoCL compiles the kernel again", core.Severity.HEALS),
+    ("pocl", f"{POCL_KEY}/k/0-0-0/k.so.o", lambda _: b"", core.Severity.HEALS, "PoCL compiles the kernel again"),
 ]
 
 
 @pytest.mark.parametrize("row", DAMAGE)
-def test_damage_is_reported_with_its_effect_neither_put_nor_got_and_removed_alone(tmp_path: Path, row: Damage) -> None:
-    name, key, file, damage, words, severity = row
+def test_damage_is_reported_with_its_effect_neither_put_nor_got_and_removed_alone(tmp_path: Path, row: Row) -> None:
+    name, file, damage, severity, words = row
     layer = PRODUCTS[name].filled(tmp_path)
     keys = keys_of(layer)
-    key = key or keys[0]
-    artifact, path = got(layer, key), root_of(layer) / key / file
+    path = root_of(layer) / (file or keys[0])
+    key = POCL_KEY if name == "pocl" else file or keys[0]
+    artifact = got(layer, key)
     damaged = damage(path.read_bytes() if path.exists() else b"")
-    data = pack({**unpack(artifact.data), file: damaged}) if file else damaged
+    data = pack({**unpack(artifact.data), file[len(key) + 1 :]: damaged}) if name == "pocl" else damaged
     with pytest.raises(core.Damaged):
         layer.put(key, replace(artifact, data=data), replace=True)
     assert got(layer, key) == artifact

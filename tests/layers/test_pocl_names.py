@@ -10,7 +10,6 @@ from support.layers import got
 from tiers import needing
 
 from cachectl.layers.core import Selection
-from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pocl import programs as pocl_programs
 
 LONG = "long_kernel_of_" + "x" * 60
@@ -64,7 +63,7 @@ def _shorten(home: Home) -> None:
 
 
 def _expect_names(home: Home) -> None:
-    layer = PoclKernels(home.environment())
+    layer = home.stack["pocl"]
     assert {folder.name for folder in _program(home).iterdir()} >= {*SHORTENED.values(), "brief", "k" * 59}
     (entry,) = home.json("ls", "pocl")["entries"]
     assert entry["kernels"] == sorted(NAMES)

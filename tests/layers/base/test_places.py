@@ -126,11 +126,7 @@ PLACES: dict[tuple[str, str], dict[str, str | None]] = {
         "": None,
     },
     ("cuda", "win32"): {"APPDATA=C:/R": "C:/R/NVIDIA/ComputeCache"},
-    ("pocl", "win32"): {
-        "LOCALAPPDATA=C:/L": "C:/L/pocl",
-        "TEMP=C:/T": "C:/T/pocl",
-        "": None,
-    },
+    ("pocl", "win32"): {"LOCALAPPDATA=C:/L": "C:/L/pocl", "TEMP=C:/T": "C:/T/pocl", "": None},
     ("comgr", "linux"): {"LOCALAPPDATA=/l": "/account/.cache/comgr"},
     ("comgr", "darwin"): {"LOCALAPPDATA=/l": None},
     ("comgr", "win32"): {"LOCALAPPDATA=/l": "/l/comgr"},

@@ -62,6 +62,10 @@ def test_rusticl_runs_what_a_base_keeps(store: str, cold: Home, tmp_path: Path) 
     assert snapshot(Path(base), times=True) == before
 
 
+def without(home: Home, *names: str) -> Home:
+    return replace(home, variables={name: value for name, value in home.variables.items() if name not in names})
+
+
 def own_keys(home: Home, *root: str) -> set[str]:
     return {one["key"] for one in home.json("ls", "mesa", *root)["entries"]}
 
@@ -184,8 +188,7 @@ def test_rusticl_reads_the_switch_as_we_do(value: str, cold: Home) -> None:
 )
 def test_rusticl_keeps_its_cache_where_we_say(variables: str, gone: Iterable[str], cold: Home) -> None:
     changes = assigned(variables.format(home=cold.path))
-    kept = {name: value for name, value in cold.variables.items() if name not in gone}
-    home = replace(cold, variables=kept)
+    home = without(cold, *gone)
     rusticl(home, 1, **changes)
     layer = MesaShaderCache(home.environment(**changes))
     filled = {path.parent.parent for path in cold.path.glob("**/mesa_shader_cache/??/*")}
@@ -204,9 +207,7 @@ def test_a_home_that_is_not_the_account_s_is_one_of_two_places(cold: Home, tmp_p
     inside = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/passwd && exec "$@"', str(tmp_path / "passwd"))
     if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode:
         pytest.skip("this user cannot put another password file in the place of the system's")
-    home = replace(
-        cold, variables={name: value for name, value in cold.variables.items() if name != "MESA_SHADER_CACHE_DIR"}
-    )
+    home = without(cold, "MESA_SHADER_CACHE_DIR")
     program = (sys.executable, str(cold.programs / "rusticl.py"), "1")
     home.run(*inside, *program, **RUSTICL, POCL_CACHE_DIR=str(tmp_path / "pocl"))
     filled = {path.parent.parent for path in tmp_path.glob("*/.cache/mesa_shader_cache/??/*")}

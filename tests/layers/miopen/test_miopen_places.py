@@ -55,47 +55,35 @@ def test_default_places(variables: str, folders: str) -> None:
 
 
 #: Platform and variables, and the places with their sources: of the user's kernels and tuning, or of the system's.
-NAMED: list[tuple[str, str, list[tuple[str, str]]]] = [
-    (
-        "linux",
-        "HOME=/home/u MIOPEN_CUSTOM_CACHE_DIR=~/c MIOPEN_USER_DB_PATH=d",
-        [("/home/u/c", "MIOPEN_CUSTOM_CACHE_DIR"), ("/here/d", "MIOPEN_USER_DB_PATH")],
-    ),
-    (
-        "linux",
-        "MIOPEN_CUSTOM_CACHE_DIR=~/c MIOPEN_USER_DB_PATH=/d/~",
-        [("/spare/c", "MIOPEN_CUSTOM_CACHE_DIR"), ("/d/spare", "MIOPEN_USER_DB_PATH")],
-    ),
-    (
-        "win32",
-        "USERPROFILE=/profile",
-        [(f"/profile/.miopen/{name}", "default (USERPROFILE)") for name in ("cache", "db")],
-    ),
-    (
-        "linux",
-        "HOME=/home/u MIOPEN_SYSTEM_DB_PATH=~/db",
-        [
-            ("/home/u/db", "MIOPEN_SYSTEM_DB_PATH"),
-            ("/here/~/db", "MIOPEN_SYSTEM_DB_PATH (its ~ is taken as it stands)"),
-        ],
-    ),
-]
+NAMED = {
+    "linux HOME=/home/u MIOPEN_CUSTOM_CACHE_DIR=~/c MIOPEN_USER_DB_PATH=d": {
+        "/home/u/c": "MIOPEN_CUSTOM_CACHE_DIR",
+        "/here/d": "MIOPEN_USER_DB_PATH",
+    },
+    "linux MIOPEN_CUSTOM_CACHE_DIR=~/c MIOPEN_USER_DB_PATH=/d/~": {
+        "/spare/c": "MIOPEN_CUSTOM_CACHE_DIR",
+        "/d/spare": "MIOPEN_USER_DB_PATH",
+    },
+    "win32 USERPROFILE=/profile": {f"/profile/.miopen/{name}": "default (USERPROFILE)" for name in ("cache", "db")},
+    "linux HOME=/home/u MIOPEN_SYSTEM_DB_PATH=~/db": {
+        "/home/u/db": "MIOPEN_SYSTEM_DB_PATH",
+        "/here/~/db": "MIOPEN_SYSTEM_DB_PATH (its ~ is taken as it stands)",
+    },
+}
 
 
-@pytest.mark.parametrize(("platform", "variables", "places"), NAMED)
-def test_named_places(platform: str, variables: str, places: list[tuple[str, str]]) -> None:
+@pytest.mark.parametrize("where", NAMED)
+def test_named_places(where: str) -> None:
+    platform, _, variables = where.partition(" ")
     environment = environment_of(platform, **assigned(variables))
     system = "MIOPEN_SYSTEM_DB_PATH" in variables
     layers = (MIOpenSystemKernels, MIOpenSystemTuning) if system else (MIOpenKernels, MIOpenTuning)
     roots = [root for made in layers for root in made(environment).roots()]
-    assert [(str(root.path), root.source) for root in roots] == places
+    assert [(str(root.path), root.source) for root in roots] == list(NAMED[where].items())
 
 
 def library(prefix: Path, name: str = "libMIOpen.so.1.0") -> Path:
-    path = prefix / "lib" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    return path
+    return write(prefix / "lib" / name, "")
 
 
 @no_miopen
@@ -121,8 +109,7 @@ def test_old_versions_are_not_stale_where_several_miopens_are_installed(tmp_path
     library(tmp_path / "rocm")
     library(tmp_path / "site/torch")
     for version in ("2.2.1", "3.3.0.x"):
-        path = tmp_path / ".cache/miopen" / version / ("a" * 32) / "k.s.o"
-        write(path, b"\x7fELF code")
+        write(tmp_path / ".cache/miopen" / version / ("a" * 32) / "k.s.o", b"\x7fELF code")
     variables = {"HOME": str(tmp_path), "ROCM_PATH": str(tmp_path / "rocm")}
     environment = Environment(variables, home=tmp_path, site=(tmp_path / "site",), temporary=tmp_path / "tmp")
     assert [entry.stale for entry in MIOpenKernels(environment).entries()] == [None, None]
