@@ -139,7 +139,10 @@ def test_an_entry_that_changed_since_the_plan_is_skipped(tmp_path: Path, name: s
     layer = PRODUCTS[name].filled(tmp_path)
     plan = layer.plan_clear()
     home, change = tmp_path / "home", CHANGES[name]
-    write_again(min(home.glob(change))) if isinstance(change, str) else change(home)
+    if isinstance(change, str):
+        write_again(min(home.glob(change)))
+    else:
+        change(home)
     outcome = layer.clear(plan)
     (note,) = outcome.skipped
     assert (note.because, outcome.removed) == ("changed since it was planned", len(plan.entries) - 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import struct
@@ -13,7 +12,7 @@ import pytest
 from homes import Home
 from support.layers import clear, got, keys_of, root_of, usage_of, verified
 from support.products import BARE, DEEP, PRODUCTS, SPIRV, WRAPPED, comgr_key, fill_neo, held
-from support.tracing import layer_of, no_file_events, numbers
+from support.tracing import layer_of, no_file_events, numbers, trace
 
 from cachectl.layers.comgr import policy_complaint
 from cachectl.layers.core import Layer, Selection, Severity
@@ -201,6 +200,5 @@ def test_a_trace_reads_what_the_driver_counts(home: Home, monkeypatch: pytest.Mo
     """Where file events cannot be had."""
     monkeypatch.setattr("cachectl.watching.events.open_queue", no_file_events)
     fill_neo(home.path)
-    home.cachectl("trace", "--json", "trace.json", "--", "python3", "-I", "-S", "-c", DRIVER)
-    document = json.loads((home.path / "trace.json").read_text())
+    document = trace(home, "python3", "-I", "-S", "-c", DRIVER)
     assert (numbers(document, "neo"), layer_of(document, "neo")["evidence"]) == ((3, 1, 1), "inferred")

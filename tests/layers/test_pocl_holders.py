@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from homes import Driver, Home
-from support.layers import assigned, clear, programs, python, root_of, running, write
+from support.layers import assigned, clear, keys_of, programs, python, root_of, running, write
 from tiers import needing
 
 from cachectl.layers.pocl import PoclKernels
@@ -60,8 +60,7 @@ def test_a_purge_leaves_what_programs_hold(
         pass
     grow_old(home)
     layer = layer_of(home)
-    before = {entry.key for entry in layer.entries()}
-    assert len(before) == 7
+    assert len(keys_of(layer)) == 7
     # Built before and hit now, and built now.
     with holding(home, pocl, "0", "6", "7") as program:
         held = {entry.key for entry in layer.entries() if (entry.used or 0) > time.time() - 3600}
@@ -74,7 +73,7 @@ def test_a_purge_leaves_what_programs_hold(
         assert all(named in reason and "purge again after its end" in reason for reason in because.values())
         outcome = layer.clear(plan)
         assert (outcome.removed, outcome.failed) == (6, ())
-        assert {entry.key for entry in layer.entries()} == held
+        assert set(keys_of(layer)) == held
         output, _ = program.communicate("go on\n", timeout=300)
         assert program.returncode == 0
         assert output.splitlines()[-1] == '{"results": [0, 6, 7]}'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -17,6 +16,7 @@ import pytest
 from homes import Home
 from plugin.cachectl_test_plugin import Notes, NotesCodec
 from support.layers import got, root_of, verified, write
+from support.tracing import layer_of, trace
 from tiers import thorough
 
 from cachectl.layers.core import Damage, Damaged, Environment, Layer, Severity, Store
@@ -165,16 +165,14 @@ def test_the_sample_is_what_the_page_says() -> None:
 
 def test_an_installed_plug_in_is_part_of_every_verb(sampled: Home) -> None:
     for kernels, counted in ((("axpy", "dot"), [0, 2, 2, "exact"]), (("axpy", "other"), [1, 1, 1, "exact"])):
-        sampled.cachectl("trace --json trace.json --", *TOYC, *kernels)
-        layers = {layer["layer"]: layer for layer in json.loads((sampled.path / "trace.json").read_text())["layers"]}
-        assert [layers["toyc"][name] for name in ("hits", "misses", "stores", "evidence")] == counted
+        toyc = layer_of(trace(sampled, *TOYC, *kernels), "toyc")
+        assert [toyc[name] for name in ("hits", "misses", "stores", "evidence")] == counted
     sampled.cachectl("purge toyc --kernel other")
     (reported,) = sampled.json("report", "toyc")["layers"]
     assert (reported["state"], reported["entries"], reported["title"]) == ("enabled", 2, "toyc kernels")
-    assert "toyc" in {layer["layer"] for layer in sampled.json("report")["layers"]}
+    assert layer_of(sampled.json("report"), "toyc")
     assert {kernel for one in sampled.json("ls", "toyc")["entries"] for kernel in one["kernels"]} == {"axpy", "dot"}
-    (able,) = (layer for layer in sampled.json("layers")["layers"] if layer["layer"] == "toyc")
-    assert set(able["abilities"].values()) == {None}
+    assert set(layer_of(sampled.json("layers"), "toyc")["abilities"].values()) == {None}
     assert "export TOYC_CACHE=0" in sampled.cachectl("env --disable --shell sh").stdout
 
 
@@ -191,14 +189,13 @@ def test_it_is_switched_carried_fixed_and_purged(
     sampled.cachectl("purge toyc --damaged")
     sampled.cachectl("put toyc", key, "entry")
     assert sampled.run(*TOYC, "axpy").stdout == "axpy found\n"
-    purged = {layer["layer"]: layer["removed"] for layer in sampled.json("purge", "--all")["layers"]}
-    assert purged["toyc"] == 2
+    assert layer_of(sampled.json("purge", "--all"), "toyc")["removed"] == 2
     assert sampled.run(*TOYC, "axpy", "dot").stdout == "axpy made\ndot made\n"
 
     # What was made again travels.
     bundle = str(tmp_path / "bundle.zip")
-    pushed = {layer["layer"]: layer for layer in sampled.json("push", bundle)["layers"]}
-    assert (pushed["toyc"]["placed"], pushed["toyc"]["sensitive"]) == (2, "names of your kernels")
+    pushed = layer_of(sampled.json("push", bundle), "toyc")
+    assert (pushed["placed"], pushed["sensitive"]) == (2, "names of your kernels")
     elsewhere = beside(new_home(tmp_path / "elsewhere"), installed)
     assert "toyc: 2 will hit" in elsewhere.cachectl("pull --trust --dry-run", bundle).stdout
     assert not (elsewhere.path / ".cache").exists()

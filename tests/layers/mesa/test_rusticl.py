@@ -17,6 +17,7 @@ import pytest
 from homes import Home
 from support.layers import assigned, clear, got, listed, python, running
 from support.mesa import FOLDERS, RUSTICL, STORES, rusticl
+from support.tracing import layer_of
 
 from cachectl.layers.core import Condition
 from cachectl.layers.core.conformance import snapshot
@@ -254,8 +255,7 @@ def test_purge_of_everything_leaves_what_gl_itself_has_stored(cold: Home) -> Non
     rusticl(cold, 1)
     assert cold.json("report", "mesa")["layers"][0]["entries"] == 2
     assert len(cold.json("ls", "mesa")["entries"]) == 2 + len(desktop)
-    purged = cold.json("purge", "--all")
-    (mesa,) = (layer for layer in purged["layers"] if layer["layer"] == "mesa")
+    mesa = layer_of(cold.json("purge", "--all"), "mesa")
     assert (mesa["removed"], len(mesa["skipped"])) == (2, 1)
     assert {path: path.read_bytes() for path in (cold.path / ".cache").glob("mesa_shader_cache/??/*")} == desktop
     name = "/".join(next(iter(desktop)).parts[-2:])

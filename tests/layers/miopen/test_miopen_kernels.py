@@ -50,7 +50,7 @@ from support.products import fill_kernels as fill
 from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.core.errors import Damaged, EntryExists, LayerError, Refused
 from cachectl.layers.core.facts import Artifact, Entry, Severity
-from cachectl.layers.core.layer import Layer, get_many, put_many
+from cachectl.layers.core.layer import Layer, put_many
 from cachectl.layers.core.selection import Selection
 from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenTuning
 from cachectl.layers.miopen.kernels import encode, kernel_key, split_kernel_key
@@ -231,7 +231,7 @@ def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path, layer: M
     path = store(user_file(tmp_path), odd)
     entries = {entry.detail["kernel_name"]: entry.key for entry in layer.entries()}
     assert entries["ns::name.cl.o"] == key_of(name="ns%3A%3Aname.cl.o")
-    artifacts = [one for one in get_many(layer, list(entries.values())).values() if isinstance(one, Artifact)]
+    artifacts = [got(layer, key) for key in entries.values()]
     assert {one.detail["kernel_name"]: one.data for one in artifacts} == {name: CODE + name.encode() for name in NAMES}
     assert clear(layer, key=entries["ns::name.cl.o"]).removed == 1
     assert len(stored(path)) == len(NAMES) - 1

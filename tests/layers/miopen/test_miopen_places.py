@@ -145,22 +145,22 @@ def test_the_state_is_absent_until_a_library_or_a_file_is_here(tmp_path: Path) -
     assert {made(found).state().condition for made in LAYERS} == {Condition.ENABLED}
 
 
-#: The base in a name; architecture, device and compute units.
-BASES: dict[str, tuple[str | None, str | None, int | None]] = {
-    "gfx906_60": ("gfx906", "gfx906", 60),
-    "gfx90878": ("gfx908", "gfx908", 120),
-    "gfx90a6e": ("gfx90a", "gfx90a", 110),
-    "gfx942130": ("gfx942", "gfx942", 304),
-    "gfx942e4": ("gfx942", "gfx942", 228),
-    "gfx110136": ("gfx1101", "gfx1101", 54),
-    "gfx115128": ("gfx1151", "gfx1151", 40),
-    "gfx120020": ("gfx1200", "gfx1200", 32),
-    "gfx950100": ("gfx950", "gfx950", 256),
-    "gfx1030_36": ("gfx1030", "gfx1030", 36),
-    "gfx906_nosramecc_60": ("gfx906", "gfx906_nosramecc", 60),
-    "gfx90a_xnack6e": ("gfx90a", "gfx90a_xnack", 110),
-    "gfx90a": ("gfx90a", "gfx90a", None),
-    "gfx7777": (None, None, None),
+#: The base in a name; device, which begins with the architecture, and compute units.
+BASES: dict[str, tuple[str | None, int | None]] = {
+    "gfx906_60": ("gfx906", 60),
+    "gfx90878": ("gfx908", 120),
+    "gfx90a6e": ("gfx90a", 110),
+    "gfx942130": ("gfx942", 304),
+    "gfx942e4": ("gfx942", 228),
+    "gfx110136": ("gfx1101", 54),
+    "gfx115128": ("gfx1151", 40),
+    "gfx120020": ("gfx1200", 32),
+    "gfx950100": ("gfx950", 256),
+    "gfx1030_36": ("gfx1030", 36),
+    "gfx906_nosramecc_60": ("gfx906_nosramecc", 60),
+    "gfx90a_xnack6e": ("gfx90a_xnack", 110),
+    "gfx90a": ("gfx90a", None),
+    "gfx7777": (None, None),
 }
 #: A file; its kind, base, backend and version.
 NAMES: dict[str, tuple[str, str, str | None, str | None]] = {
@@ -182,8 +182,9 @@ OTHERS = ("notes.ukdb", "gfx90a6e.ukdb-wal", "gfx90a6e.txt", "gfx90a.kdb.bz2", "
 def test_names_of_files() -> None:
     named = {file: name for file in NAMES if (name := parse_name(file)) is not None}
     assert {file: (name.kind, name.base, name.backend, name.version) for file, name in named.items()} == NAMES
-    of_base = {name.base: (name.arch, name.device, name.units) for name in named.values() if name.kind == "ukdb"}
+    of_base = {name.base: (name.device, name.units) for name in named.values() if name.kind == "ukdb"}
     assert of_base == BASES
+    assert all(name.arch == (name.device and name.device.split("_")[0]) for name in named.values())
     assert [parse_name(file) for file in OTHERS] == [None] * len(OTHERS)
     assert (newest(["2.20.0.x", "2.9.0", "3.0.0."]), newest([])) == ("3.0.0.", None)
     assert program_names("Conv_Winograd_v21_1_3.s.o") == ("Conv_Winograd_v21_1_3.s", "Conv_Winograd_v21_1_3")

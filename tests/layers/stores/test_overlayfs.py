@@ -6,10 +6,8 @@ The mounts are real, in a file system of their own, and need the superuser.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 from homes import Home
 from injector import KILL, WRITES, Fault, Injector
 from support.layers import got, keys_of, root_of
+from support.tracing import layer_of, trace
 from worlds import leftovers
 
 Mounter = Callable[[Path], None]
@@ -57,9 +56,7 @@ def keys(home: Home, layer: str) -> set[str]:
 def built(home: Home, layer: str) -> int:
     """Run a part of the programs that filled the home again; return how many entries of a layer they stored."""
     program, number = {"pocl": ("kernels.py", "2"), "pyopencl": ("binaries.py", "3")}[layer]
-    home.cachectl("trace --json trace.json --force --", sys.executable, str(home.programs / program), number)
-    layers = json.loads((home.path / "trace.json").read_text())["layers"]
-    return next(int(part["stores"]) for part in layers if part["layer"] == layer)
+    return int(layer_of(trace(home, program, number), layer)["stores"])
 
 
 @pytest.mark.real
