@@ -139,7 +139,7 @@ def test_the_state_depends_on_release_and_drivers(
 ) -> None:
     assert "PoCL" in layer.state().why
     release, *makers = installed.split()
-    found = [drivers.Driver(maker, "", "") for maker in makers]
+    found = [(maker, "", "") for maker in makers]
     monkeypatch.setattr(drivers, "find_drivers", lambda _environment: found)
     there = PyOpenCLBinaries(replace(layer.environment, installed={"pyopencl": release}.get))
     assert there.state().condition is STATES[installed]
