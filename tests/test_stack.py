@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from typing import Any
 
 import pytest
 from documents import validated
 from homes import Home
 
 import cachectl
-from cachectl.cli.output import to_json
+from cachectl.cli.output import json_bytes
 from cachectl.config import Limits
 from cachectl.layers.core import errors as errors_of_layers
 from cachectl.layers.core.selection import Selection
@@ -20,6 +22,10 @@ real = pytest.mark.real
 ENDING_WITH_3 = (sys.executable, "-c", "raise SystemExit(3)")
 
 
+def as_json(fact: object) -> Any:  # noqa: ANN401 - JSON
+    return json.loads(json_bytes(fact))
+
+
 @real
 def test_looking_returns_the_documents_of_the_command_line(warm: Home) -> None:
     stack = warm.stack
@@ -28,8 +34,8 @@ def test_looking_returns_the_documents_of_the_command_line(warm: Home) -> None:
         ("verify loopy pocl", stack.verify(layers=["loopy", "pocl"])),
         ("doctor pocl", stack.doctor(layers=["pocl"])),
     ):
-        assert validated(to_json(facts)) == warm.json(line)
-    report = validated(to_json(stack.report(layers=["pocl"], neighbours=True)))
+        assert validated(as_json(facts)) == warm.json(line)
+    report = validated(as_json(stack.report(layers=["pocl"], neighbours=True)))
     printed = warm.json("report pocl --neighbours")
     assert (report["total"], report["layers"]) == (printed["total"], printed["layers"])
     assert {one["name"] for one in report["neighbours"]} >= {"Triton", "CuPy"}
@@ -40,7 +46,7 @@ def test_clearing_returns_what_it_did_and_says_what_killed_commands_left(warm: H
     stack = warm.stack
     held = len(stack.ls(layers=["loopy"]).entries)
     foreseen = stack.purge(Selection(kernel="lk0"), layers=["loopy"], dry_run=True)
-    assert validated(to_json(foreseen))["layers"][0]["entries"]
+    assert validated(as_json(foreseen))["layers"][0]["entries"]
     # Names may come from an iterator, which is read once.
     done = stack.purge(Selection(kernel="lk0"), layers=iter(["loopy"]))
     assert [(one.layer, one.removed) for one in done.layers] == [("loopy", foreseen.total.removed)]

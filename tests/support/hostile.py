@@ -17,7 +17,7 @@ from typing import Any
 
 from homes import run_as
 
-from cachectl.cli.output import to_json
+from cachectl.cli.output import json_bytes
 from cachectl.config import Limits
 from cachectl.layers.core.conformance import nobody
 from cachectl.layers.core.environment import Environment
@@ -249,7 +249,7 @@ def applied(planned: Removal) -> int:
 
 
 def require_json(said: object) -> None:
-    document = to_json(said)
+    document = json.loads(json_bytes(said))
     assert json.loads(json.dumps(document, allow_nan=False)) == document
 
 
