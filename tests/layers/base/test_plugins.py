@@ -200,6 +200,9 @@ def test_it_is_switched_carried_fixed_and_purged(
     assert not (elsewhere.path / ".cache").exists()
     elsewhere.cachectl("pull --trust", bundle)
     assert elsewhere.run(*TOYC, "axpy", "dot").stdout == "axpy found\ndot found\n"
+    # Without the plug-in it is named, and nothing else is lost.
+    plain = new_home(tmp_path / "plain")
+    assert "no layer of this name exists here" in plain.cachectl("pull --trust", bundle).stdout
 
 
 class FolderCodec(NotesCodec):
@@ -220,6 +223,8 @@ class InFolders(Notes):
 
 
 def test_the_codec_reads_the_tar_of_a_folder_and_a_store_of_four_methods_takes_any_key(home: Home) -> None:
+    for value, why in (("0", "on unless NOTES_OFF=1"), ("1", "NOTES_OFF=1")):
+        assert InFolders(home.environment(NOTES_OFF=value)).state().why == why
     layer = InFolders(home.environment())
     for name in NOTES:
         for file in "ab":
