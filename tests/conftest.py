@@ -10,15 +10,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import tiers
-from homes import Home, made_once, make_home, unpack_compute_cache
+from homes import Driver, Home, OtherMpi, made_once, make_home, unpack_compute_cache
 from hypothesis import HealthCheck, settings
 from tiers import ELSEWHERE, TIERS, absent
 
@@ -168,13 +167,6 @@ def mpiexec() -> str:
     return found
 
 
-@dataclass(frozen=True)
-class Driver:
-    """Another OpenCL driver than the wheel's PoCL: the variables that make PyOpenCL load it alone."""
-
-    variables: Mapping[str, Any]
-
-
 def _driver(name: str, library: Path, folder: Path, **variables: str) -> Driver:
     # A folder would be read beside the one in PyOpenCL's wheel, and two PoCLs in one process crash.
     file = folder / f"{name}.icd"
@@ -222,14 +214,6 @@ def schedulers() -> None:
         absent("needs cron and systemd: apt-get install cron systemd")
     if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
         pytest.skip("needs the superuser, who may mount")
-
-
-@dataclass(frozen=True)
-class OtherMpi:
-    """Another MPI than the one that mpi4py loads by default: its launcher, and variables that make mpi4py load it."""
-
-    mpiexec: str
-    variables: Mapping[str, str]
 
 
 @pytest.fixture(scope="session")

@@ -123,6 +123,21 @@ def _standing_in(variables: Mapping[str, str], cwd: Path) -> Iterator[tuple[int,
 
 
 @dataclass(frozen=True)
+class Driver:
+    """Another OpenCL driver than the wheel's PoCL: the variables that make PyOpenCL load it alone."""
+
+    variables: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class OtherMpi:
+    """Another MPI than the one that mpi4py loads by default: its launcher, and variables that make mpi4py load it."""
+
+    mpiexec: str
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Home:
     """A home folder, and programs run in it."""
 

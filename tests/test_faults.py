@@ -39,7 +39,7 @@ FEW_FAULTS = (
 FEW = {
     "filled": ("report", "ls", "verify", "purge", "pull", "purge-damaged"),
     "synthetic": ("report", "ls", "doctor", "purge", "prune", "purge-damaged", "push"),
-    "mesa-single-file": ("ls", "purge"),
+    "mesa-single-file": ("ls", "purge", "purge-key"),
     "mesa-database": ("report", "purge-key"),
 }
 #: Those that the default run tries.

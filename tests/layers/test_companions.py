@@ -12,16 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support.layers import clear, got
+from support.layers import clear, got, listed, orphans, root_of
 
+from cachectl.layers import core
 from cachectl.layers.core.conformance import LayerConformance
-from cachectl.layers.core.declarations import Places, user_cache
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.errors import LayerError, Unreachable
-from cachectl.layers.core.facts import Entry, Severity
-from cachectl.layers.core.layer import Layer, plan_removal
-from cachectl.layers.core.selection import Selection
-from cachectl.layers.core.store import Codec, Damage
 from cachectl.layers.disk import atomic
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.archive import pack, unpack
@@ -29,7 +23,7 @@ from cachectl.layers.stores.files import Files
 from cachectl.layers.stores.tree import Shape
 
 
-class FunctionCodec(Codec):
+class FunctionCodec(core.Codec):
     """An index, NAME.nbi, which begins with Numba's version, and the machine code of each signature."""
 
     form = "numba-function/1"
@@ -38,9 +32,9 @@ class FunctionCodec(Codec):
         index = next(name for name in unpack(data) if name.endswith(".nbi"))
         return Details(kernels=(index.split("-")[0].rpartition(".")[2],))
 
-    def check(self, data: bytes) -> Damage | None:
+    def check(self, data: bytes) -> core.Damage | None:
         heads = (content[:1] == b"\x80" for name, content in unpack(data).items() if name.endswith(".nbi"))
-        return None if any(heads) else Damage(Severity.RECOMPILES, "its index is no pickle")
+        return None if any(heads) else core.Damage(core.Severity.RECOMPILES, "its index is no pickle")
 
 
 FUNCTIONS = Shape(
@@ -48,11 +42,11 @@ FUNCTIONS = Shape(
 )
 
 
-class Numba(Layer):
+class Numba(core.Layer):
     """Functions that Numba compiled with ``cache=True``."""
 
     name, title = "numba", "Numba functions"
-    places = Places("NUMBA_CACHE_DIR", default=user_cache("numba"))
+    places = core.Places("NUMBA_CACHE_DIR", default=core.user_cache("numba"))
     store = Files(FUNCTIONS, codec=FunctionCodec())
 
 
@@ -60,10 +54,10 @@ FOLDER = f"nb_{'0' * 40}"
 
 
 class TestNumba(LayerConformance):
-    def make(self, environment: Environment) -> Layer:
+    def make(self, environment: core.Environment) -> core.Layer:
         return Numba(environment)
 
-    def seed(self, environment: Environment) -> None:
+    def seed(self, environment: core.Environment) -> None:
         folder = environment.home / ".cache/numba" / FOLDER
         folder.mkdir(parents=True)
         for name, signatures in (("k.f-2.py311", 2), ("k.g-9.py311", 1), ("k.f-2.py312", 0)):
@@ -74,25 +68,22 @@ class TestNumba(LayerConformance):
     def test_an_entry_is_its_files_together(self, tmp_path: Path) -> None:
         layer = self.seeded(tmp_path)
         folder = tmp_path / "home/.cache/numba" / FOLDER
-        entries = {entry.key: entry for entry in layer.entries()}
+        entries = listed(layer)
         key = f"{FOLDER}/k.f-2.py311.nbi"
         assert {entry.files for entry in entries.values()} == {1, 2, 3}
         assert (entries[key].files, entries[key].kernels) == (3, ("f",))
         artifact = got(layer, key)
         assert sorted(unpack(artifact.data)) == ["k.f-2.py311.1.nbc", "k.f-2.py311.2.nbc", "k.f-2.py311.nbi"]
-        removed = layer.clear(plan_removal(layer, [entries[key]]))
+        removed = layer.clear(core.plan_removal(layer, [entries[key]]))
         assert (removed.removed, removed.bytes_freed) == (1, entries[key].bytes)
         assert not list(folder.glob("k.f-2.py311.*"))
-        layer.put(artifact.key, artifact)
-        assert layer.get(key) == artifact
 
     def test_a_replacement_that_fails_leaves_the_old_entry(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         layer = self.seeded(tmp_path)
         key = f"{FOLDER}/k.f-2.py311.nbi"
-        one, place_new, placed = layer.get(key), atomic.place_new, list[str]()
-        assert one is not None
+        one, place_new, placed = got(layer, key), atomic.place_new, list[str]()
 
         def fails(source: str, target: str, **folders: int) -> None:
             if target.endswith(".nbi") and target not in placed:
@@ -102,36 +93,28 @@ class TestNumba(LayerConformance):
 
         monkeypatch.setattr(atomic, "place_new", fails)
         other = {"k.f-2.py311.nbi": b"\x80other", "k.f-2.py311.1.nbc": b"other", "k.f-2.py311.3.nbc": b"new"}
-        with pytest.raises(Unreachable, match="No space left"):
+        with pytest.raises(core.Unreachable, match="No space left"):
             layer.put(key, replace(one, data=pack(other)), replace=True)
         assert layer.get(key) == one
         layer.put(key, replace(one, data=pack(other)), replace=True)
-        assert {entry.files for entry in layer.entries(Selection(key=key))} == {3}
+        assert {entry.files for entry in layer.entries(core.Selection(key=key))} == {3}
 
-    def test_files_without_their_entry_are_said_when_it_is_put(self, tmp_path: Path) -> None:
+    def test_a_file_without_its_entry_is_an_orphan_and_said_when_that_is_put(self, tmp_path: Path) -> None:
         layer = self.seeded(tmp_path)
         key = f"{FOLDER}/k.g-9.py311.nbi"
         artifact = got(layer, key)
-        (tmp_path / "home/.cache/numba" / key).unlink()
-        with pytest.raises(LayerError, match="files of an entry that is not there"):
+        (root_of(layer) / key).unlink()
+        with pytest.raises(core.LayerError, match="files of an entry that is not there"):
             layer.put(key, artifact)
-        clear(layer)
-        layer.put(key, artifact)
-        assert layer.get(key) == artifact
-
-    def test_a_file_without_its_entry_is_an_orphan(self, tmp_path: Path) -> None:
-        layer = self.seeded(tmp_path)
-        folder = tmp_path / "home/.cache/numba" / FOLDER
-        (folder / "k.g-9.py311.nbi").unlink()
+        folder = root_of(layer) / FOLDER
         (folder / "k.h-1.py311.1.nbc").mkdir()
         (folder / "k.h-1.py311.1.nbc/mine").write_text("not Numba's")
-        found = [thing for root in layer.roots() for thing in layer.store.scan(root)]
-        assert [thing.key for thing in found if isinstance(thing, Entry) and thing.is_orphan] == [
-            f"{FOLDER}/k.g-9.py311.1.nbc"
-        ]
+        assert list(orphans(layer)) == [f"{FOLDER}/k.g-9.py311.1.nbc"]
         outcome = clear(layer)
         assert (outcome.removed, outcome.orphans_removed) == (2, 1)
         assert [path.name for path in folder.rglob("*")] == ["k.h-1.py311.1.nbc", "mine"]
+        layer.put(key, artifact)
+        assert layer.get(key) == artifact
 
 
 PROGRAM = """
@@ -157,9 +140,9 @@ def test_numba_hits_what_put_wrote_and_misses_what_clear_removed(tmp_path: Path)
         return int(run.stdout)
 
     assert (hits(), hits()) == (0, 2)
-    layer = Numba(Environment(variables, home=tmp_path, cwd=tmp_path, temporary=tmp_path))
+    layer = Numba(core.Environment(variables, home=tmp_path, cwd=tmp_path, temporary=tmp_path))
     (entry,) = layer.entries()
-    assert isinstance(entry, Entry)
+    assert isinstance(entry, core.Entry)
     artifact = got(layer, entry.key)
     assert clear(layer).removed == 1
     layer.put(artifact.key, artifact)

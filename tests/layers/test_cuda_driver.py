@@ -8,10 +8,9 @@ import sys
 
 import pytest
 from homes import Home
-from support.layers import clear, got, root_of, usage_of, verified
+from support.layers import clear, got, problems, root_of, verified
 
-from cachectl.layers.core.selection import Selection
-from cachectl.layers.cuda import CudaComputeCache
+from cachectl.layers.core import Layer, Selection
 
 pytestmark = [
     pytest.mark.real,
@@ -25,32 +24,28 @@ COUNT = 6
 
 
 @pytest.fixture
-def layer(home: Home) -> CudaComputeCache:
+def layer(home: Home) -> Layer:
     if home.python("nvidia.py", str(COUNT))["seconds"] is None:
         pytest.skip("PyOpenCL sees no NVIDIA platform here (set OCL_ICD_VENDORS)")
-    return CudaComputeCache(home.environment())
+    return home.stack["cuda"]
 
 
-def files(layer: CudaComputeCache) -> dict[str, tuple[int, int]]:
+def files(layer: Layer) -> dict[str, tuple[int, int]]:
     """Return inode and change time of every entry: a rewritten one has another."""
     root = root_of(layer)
-    return {
-        str(path.relative_to(root)): (path.stat().st_ino, path.stat().st_mtime_ns)
-        for path in root.glob("?/?/*")
-        if path.is_file()
-    }
+    found = {str(path.relative_to(root)): path.stat() for path in root.glob("?/?/*") if path.is_file()}
+    return {key: (status.st_ino, status.st_mtime_ns) for key, status in found.items()}
 
 
-def test_the_drivers_own_entries_are_read(layer: CudaComputeCache) -> None:
+def test_the_drivers_own_entries_are_read(layer: Layer) -> None:
     entries = list(layer.entries())
     named = {kernel for entry in entries for kernel in entry.kernels or ()}
     assert {f"nv{index}" for index in range(COUNT)} <= named
     assert all(entry.device is None or entry.device.startswith("sm_") for entry in entries)
-    assert verified(layer) == []
-    assert usage_of(layer).problems == ()
+    assert (verified(layer), problems(layer)) == ([], [])
 
 
-def test_the_driver_hits_what_put_wrote_and_replaces_damage(home: Home, layer: CudaComputeCache) -> None:
+def test_the_driver_hits_what_put_wrote_and_replaces_damage(home: Home, layer: Layer) -> None:
     kept = [got(layer, entry.key) for entry in layer.entries(Selection(kernel="nv[012]"))]
     everything = files(layer)
     clear(layer)
@@ -78,7 +73,7 @@ def test_the_driver_hits_what_put_wrote_and_replaces_damage(home: Home, layer: C
     assert verified(layer) == []
 
 
-def test_purging_beside_a_compiling_program_costs_it_nothing(home: Home, layer: CudaComputeCache) -> None:
+def test_purging_beside_a_compiling_program_costs_it_nothing(home: Home, layer: Layer) -> None:
     program = [sys.executable, str(home.programs / "nvidia.py"), "60"]
     with subprocess.Popen(program, env=home.variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
         rounds = 0
@@ -93,7 +88,7 @@ def test_purging_beside_a_compiling_program_costs_it_nothing(home: Home, layer: 
 
 
 def test_switched_off_the_driver_writes_nothing(home: Home) -> None:
-    layer = CudaComputeCache(home.environment())
+    layer = home.stack["cuda"]
     home.cachectl("run", "--no-cache", "--", sys.executable, str(home.programs / "nvidia.py"), str(COUNT))
     assert not layer.roots()[0].exists
     off = layer.disable()
@@ -114,5 +109,5 @@ def test_a_started_driver_answers_no_build_of_the_block_and_keeps_none(home: Hom
     assert seen["marked"] == seen["stored"]
     assert seen["left"] == []
     assert seen["same"]
-    layer = CudaComputeCache(home.environment())
+    layer = home.stack["cuda"]
     assert verified(layer) == []

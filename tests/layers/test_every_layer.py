@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support import mesa
-from support.layers import clear, got, keys_of, orphans, python, root_of, running, somebody, verified
+from support.layers import (
+    clear,
+    clear_damaged,
+    got,
+    keys_of,
+    orphans,
+    problems,
+    python,
+    root_of,
+    running,
+    somebody,
+    verified,
+    write,
+)
 from support.miopen_files import FIND
-from support.miopen_kernels import ARGS, CODE, NAME, packed, store, user_file
+from support.miopen_kernels import ARGS, CODE, KEY, NAME, key_of, packed, store, user_file
 from support.products import (
     BARE,
     DEEP,
@@ -27,25 +39,13 @@ from support.products import (
     place,
 )
 
+from cachectl.layers import core
 from cachectl.layers.core.conformance import LayerConformance, snapshot
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.errors import Busy, Damaged, LayerError, Refused
-from cachectl.layers.core.facts import Ability, Artifact, Problem, Severity
-from cachectl.layers.core.layer import Layer
-from cachectl.layers.core.selection import Selection
-from cachectl.layers.pocl import PoclKernels
-from cachectl.layers.pyopencl import PyOpenCLBinaries, PyOpenCLInvoker
-from cachectl.layers.pytools import LoopyDictionaries, PytoolsDictionaries
+from cachectl.layers.core.registry import built_in_layer
 from cachectl.layers.stores.archive import pack, unpack
 
 #: Layers whose library runs here, and the fixture that fills a home with what it stores.
-REAL = {
-    LoopyDictionaries: "fill",
-    PyOpenCLInvoker: "fill",
-    PyOpenCLBinaries: "fill",
-    PoclKernels: "fill",
-    PytoolsDictionaries: "fill_sumpy",
-}
+REAL = {"loopy": "fill", "pyopencl-invoker": "fill", "pyopencl": "fill", "pocl": "fill", "pytools": "fill_sumpy"}
 
 
 class TestConformance(LayerConformance):
@@ -54,26 +54,27 @@ class TestConformance(LayerConformance):
     @pytest.fixture(
         autouse=True,
         params=[
-            *(name for name in PRODUCTS if name not in {"pocl", "pytools"}),
-            *(pytest.param(layer, marks=pytest.mark.real, id=f"real {layer.name}") for layer in REAL),
+            *(name for name in PRODUCTS if name not in REAL),
+            *(pytest.param(name, marks=pytest.mark.real, id=f"real {name}") for name in REAL),
         ],
     )
     def _product(self, request: pytest.FixtureRequest) -> None:
-        if isinstance(request.param, str):
-            self.product = PRODUCTS[request.param]
+        name = request.param
+        if name in REAL:
+            fill = request.getfixturevalue(REAL[name])
+            self.product = Product(name, lambda home: fill(self.environment(home)))
         else:
-            fill = request.getfixturevalue(REAL[request.param])
-            self.product = Product(request.param, lambda home: fill(self.environment(home)))
+            self.product = PRODUCTS[name]
 
-    def environment(self, home: Path) -> Environment:
+    def environment(self, home: Path) -> core.Environment:
         environment = super().environment(home)
         variables = {name: value.format(home=home) for name, value in self.product.variables.items()}
         return replace(environment, topology=home / "no-gpus").with_variables(variables)
 
-    def make(self, environment: Environment) -> Layer:
-        return self.product.layer(environment)
+    def make(self, environment: core.Environment) -> core.Layer:
+        return built_in_layer(self.product.layer, environment)
 
-    def seed(self, environment: Environment) -> None:
+    def seed(self, environment: core.Environment) -> None:
         self.product.fill(environment.home)
 
 
@@ -101,13 +102,13 @@ def test_a_held_lock_is_waited_for_before_anything_goes(tmp_path: Path, name: st
     layer = PRODUCTS[name].filled(tmp_path, lock_timeout=0.1)
     *_, first, second = [got(layer, entry.key) for entry in layer.entries()]
     assert clear(layer, key=first.key).removed == 1
-    plan = layer.plan_clear(Selection(key=second.key))
+    plan = layer.plan_clear(core.Selection(key=second.key))
     (path,) = (tmp_path / "home").glob(file)
     with running(*python(HOLD, kind, path)):
         outcome = layer.clear(plan)
         assert (outcome.removed, outcome.skipped, len(outcome.failed)) == (0, (), 1)
         assert "locked by another process" in outcome.failed[0].because
-        with pytest.raises(Busy):
+        with pytest.raises(core.Busy):
             layer.put(first.key, first)
     assert layer.get(first.key) is None
     assert got(layer, second.key) == second
@@ -116,23 +117,18 @@ def test_a_held_lock_is_waited_for_before_anything_goes(tmp_path: Path, name: st
     assert verified(layer) == []
 
 
-def _write_again(pattern: str) -> Callable[[Path], object]:
-    """Return what writes a file again, as a program does that finds a cache without the entry."""
-
-    def write(home: Path) -> None:
-        path = min(home.glob(pattern))
-        path.write_bytes(path.read_bytes())
-        os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
-
-    return write
+def write_again(path: Path) -> None:
+    """Write a file again, as a program does that finds a cache without the entry."""
+    path.write_bytes(path.read_bytes())
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
 
 
-#: Changes the first entry in a home.
-CHANGES: dict[str, Callable[[Path], object]] = {
-    "cuda": _write_again(".nv/ComputeCache/?/?/*"),
-    "neo": _write_again(".cache/neo_compiler_cache/*.ocloc_cache"),
-    "comgr": _write_again(".cache/comgr/llvmcache-*"),
-    "mesa multi-file": _write_again(".cache/mesa_shader_cache/??/*"),
+#: Changes the first entry in a home: the files to write again, or what is done.
+CHANGES: dict[str, str | Callable[[Path], object]] = {
+    "cuda": ".nv/ComputeCache/?/?/*",
+    "neo": ".cache/neo_compiler_cache/*.ocloc_cache",
+    "comgr": ".cache/comgr/llvmcache-*",
+    "mesa multi-file": ".cache/mesa_shader_cache/??/*",
     "pocl": lambda home: place(home / ".cache/pocl/kcache", POCL_KEY, {"add/0-0-0/add.so": b"\x7fELF"}),
     "miopen": lambda home: store(user_file(home), {(NAME, ARGS): packed(CODE)}),
 }
@@ -142,16 +138,21 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 def test_an_entry_that_changed_since_the_plan_is_skipped(tmp_path: Path, name: str) -> None:
     layer = PRODUCTS[name].filled(tmp_path)
     plan = layer.plan_clear()
-    CHANGES[name](tmp_path / "home")
+    home, change = tmp_path / "home", CHANGES[name]
+    if isinstance(change, str):
+        write_again(min(home.glob(change)))
+    else:
+        change(home)
     outcome = layer.clear(plan)
     (note,) = outcome.skipped
     assert (note.because, outcome.removed) == ("changed since it was planned", len(plan.entries) - 1)
     assert keys_of(layer) == [note.key]
 
 
-# ---------------------------------------------------------------------- damage
+# ---------------------------------------------------------------------- damage and refusals
 
-COMPILES, FAILS = Severity.RECOMPILES, Severity.FAILS
+NEW_KEY = "AB/" + "E" * 37
+COMPILES, FAILS = core.Severity.RECOMPILES, core.Severity.FAILS
 
 
 def flipped(at: int) -> Callable[[bytes], bytes]:
@@ -163,48 +164,91 @@ def flipped(at: int) -> Callable[[bytes], bytes]:
     return flip
 
 
-#: A product, a key ("" for the first), a file of the entry if it has several, how that is damaged, what verify says of
-#: it, and the effect on the library.
-DAMAGE: list[tuple[str, str, str, Callable[[bytes], bytes], str, Severity]] = [
-    ("cuda", "", "", flipped(-1), "checksum", Severity.HARMLESS),
-    ("cuda", "", "", flipped(40), "hash of its key", Severity.HARMLESS),
-    ("neo", DEEP, "", lambda data: data[:900], "", COMPILES),
-    ("neo", f"{BARE[0]}.ocloc_cache", "", lambda data: data[:900], "", FAILS),
-    ("neo", f"{SPIRV[0]}.ocloc_cache", "", lambda _: b"", "", COMPILES),
-    ("comgr", comgr_key("axpy.bc"), "", lambda data: data[:-1], "", COMPILES),
-    ("comgr", comgr_key("axpy-gfx906.o"), "", lambda _: comgr_entry(compiled()["axpy-gfx906.o"][:-100]), "", FAILS),
-    ("comgr", comgr_key("spirv"), "", lambda _: b"", "", COMPILES),
-    ("pocl", POCL_KEY, "program.bc", lambda _: b"", "program.bc: is empty", FAILS),
-    ("pocl", POCL_KEY, "program.bc", lambda _: b"junk", "program.bc: is not LLVM bitcode", FAILS),
-    ("pocl", POCL_KEY, "k/0-0-0/k.so", lambda _: b"junk", "is not an ELF file", FAILS),
+#: A product, a file of an entry ("" for the first of all), how that is damaged, the effect on the library, and what
+#: verify says of it.
+Row = tuple[str, str, Callable[[bytes], bytes], core.Severity, str]
+DAMAGE: list[Row] = [
+    ("cuda", "", flipped(-1), core.Severity.HARMLESS, "checksum"),
+    ("cuda", "", flipped(40), core.Severity.HARMLESS, "hash of its key"),
+    ("neo", DEEP, lambda data: data[:900], COMPILES, ""),
+    ("neo", f"{BARE[0]}.ocloc_cache", lambda data: data[:900], FAILS, ""),
+    ("neo", f"{SPIRV[0]}.ocloc_cache", lambda _: b"", COMPILES, ""),
+    ("comgr", comgr_key("axpy.bc"), lambda data: data[:-1], COMPILES, ""),
+    ("comgr", comgr_key("axpy-gfx906.o"), lambda _: comgr_entry(compiled()["axpy-gfx906.o"][:-100]), FAILS, ""),
+    ("comgr", comgr_key("spirv"), lambda _: b"", COMPILES, ""),
+    ("pocl", f"{POCL_KEY}/program.bc", lambda _: b"", FAILS, "program.bc: is empty"),
+    ("pocl", f"{POCL_KEY}/program.bc", lambda _: b"junk", FAILS, "program.bc: is not LLVM bitcode"),
+    ("pocl", f"{POCL_KEY}/k/0-0-0/k.so", lambda _: b"junk", FAILS, "is not an ELF file"),
     # PoCL links it itself.
-    ("pocl", POCL_KEY, "k/0-0-0/k.so.o", lambda _: b"", "PoCL compiles the kernel again", Severity.HEALS),
+    ("pocl", f"{POCL_KEY}/k/0-0-0/k.so.o", lambda _: b"", core.Severity.HEALS, "PoCL compiles the kernel again"),
 ]
 
 
-@pytest.mark.parametrize(("name", "key", "file", "damage", "words", "severity"), DAMAGE)
-def test_damage_is_reported_with_its_effect_neither_put_nor_got_and_removed_alone(  # noqa: PLR0917 - a table
-    tmp_path: Path, name: str, key: str, file: str, damage: Callable[[bytes], bytes], words: str, severity: Severity
-) -> None:
+@pytest.mark.parametrize("row", DAMAGE)
+def test_damage_is_reported_with_its_effect_neither_put_nor_got_and_removed_alone(tmp_path: Path, row: Row) -> None:
+    name, file, damage, severity, words = row
     layer = PRODUCTS[name].filled(tmp_path)
-    root, count = layer.roots()[0], len(keys_of(layer))
-    key = key or next(layer.entries()).key
-    artifact, path = got(layer, key), root.path / key / file
+    keys = keys_of(layer)
+    path = root_of(layer) / (file or keys[0])
+    key = POCL_KEY if name == "pocl" else file or keys[0]
+    artifact = got(layer, key)
     damaged = damage(path.read_bytes() if path.exists() else b"")
-    data = pack({**unpack(artifact.data), file: damaged}) if file else damaged
-    with pytest.raises(Damaged):
+    data = pack({**unpack(artifact.data), file[len(key) + 1 :]: damaged}) if name == "pocl" else damaged
+    with pytest.raises(core.Damaged):
         layer.put(key, replace(artifact, data=data), replace=True)
     assert got(layer, key) == artifact
     path.write_bytes(damaged)
-    (finding,) = (found for found in layer.store.verify(root) if found.code == "damaged")
+    (finding,) = (found for found in verified(layer) if found.code == "damaged")
     assert (finding.key, finding.severity, words in finding.message) == (key, severity, True)
     assert finding.fix == f"cachectl purge --damaged {layer.name}"
-    if severity is not Severity.HARMLESS:
-        with pytest.raises(Damaged):
+    if severity is not core.Severity.HARMLESS:
+        with pytest.raises(core.Damaged):
             layer.get(key)
-    assert layer.clear(layer.plan_clear(damaged=True)).removed == 1
-    assert list(layer.store.verify(root)) == []
-    assert len(keys_of(layer)) == count - 1
+    assert clear_damaged(layer).removed == 1
+    assert verified(layer) == []
+    assert keys_of(layer) == [other for other in keys if other != key]
+
+
+#: Keys and bytes that cannot be put, with a part of the reason.
+REFUSED = {
+    "miopen": [
+        (key_of(args=" -DX='a'"), CODE, "a quote"),
+        (key_of(name="it's.cl.o"), CODE, "a quote"),
+        (key_of(name="kernel.cl"), CODE, "does not end in .o"),
+        (KEY, b"", "is empty"),
+        (key_of("../gfx90a6e.ukdb"), CODE, "is not a key"),
+        (key_of("gfx90a6e.kdb"), CODE, "is not a key"),
+        (key_of("notes/gfx90a6e.ukdb"), CODE, "is not a key"),
+        (KEY.rpartition("::")[0], CODE, "is not a key"),
+    ],
+    "miopen-tuning": [
+        (f"{FIND}::a", b"b=S:1", "another key"),
+        (f"{FIND}::a=b", b"a=b=S:1,0,A", "another key"),
+        (f"{FIND}::a", b"a=S", "no value has an id"),
+        (f"{FIND}::a", b"a=S:1\n", "more than one line"),
+        *((key, b"x=S:1,0,A", f"^miopen-tuning: '{key}' is not a key") for key in ("bogus::x", FIND)),
+        *((f"{file}::a", b"a=S:1", "is not a key")
+          for file in ("notes.txt", f"../{FIND}", "gfx90a6e.HIP.fdb.txt", "gfx906_60_1.1.0.udb")),
+    ],
+    "pocl": [
+        *((NEW_KEY, pack(files), "holds no program") for files in ({}, {"last_accessed": b""}, {"build.log": b"x"})),
+        *((NEW_KEY, pack({path: b"x"}), "unsafe member") for path in ("../escape", "/etc/passwd", "k/../../x")),
+        (NEW_KEY, pack({"thesis.tex": b"x"}), "is no file of an entry"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "data", "words"), [(name, *row) for name, rows in REFUSED.items() for row in rows]
+)
+def test_what_the_library_could_not_use_is_not_put(
+    tmp_path: Path, name: str, key: str, data: bytes, words: str
+) -> None:
+    layer = PRODUCTS[name].filled(tmp_path)
+    before = snapshot(tmp_path)
+    with pytest.raises(core.LayerError, match=words):
+        layer.put(key, core.Artifact(name, key, layer.store.forms[0], data))
+    assert {path: what for path, what in snapshot(tmp_path).items() if "lock" not in path} == before
 
 
 # ---------------------------------------------------------------------- what is not the layer's own
@@ -230,24 +274,21 @@ STRANGERS = {
 def test_other_files_are_neither_listed_nor_removed(tmp_path: Path, name: str) -> None:
     """A variable may name the home of the user, who has files with such names."""
     layer, (strangers, named) = PRODUCTS[name].filled(tmp_path), STRANGERS[name]
-    root, keys = layer.roots()[0], keys_of(layer)
-    outside = tmp_path / "outside/entry"
-    outside.parent.mkdir()
-    shutil.copyfile(next(path for path in root.path.rglob("*") if path.is_file()), outside)
+    root, keys = root_of(layer), keys_of(layer)
+    outside = write(tmp_path / "outside/entry", next(path for path in root.rglob("*") if path.is_file()).read_bytes())
     for stranger in (*strangers, named):
-        (root.path / stranger).parent.mkdir(parents=True, exist_ok=True)
-    for stranger in strangers:
-        (root.path / stranger).write_text("somebody else's own file, longer than a header")
-    (root.path / named).symlink_to(outside)
-    if not (root.path / "f").exists():
-        (root.path / "f").symlink_to(outside.parent)
+        write(root / stranger, "somebody else's own file, longer than a header")
+    (root / named).unlink()
+    (root / named).symlink_to(outside)
+    if not (root / "f").exists():
+        (root / "f").symlink_to(outside.parent)
     assert keys_of(layer) == keys
-    assert {finding.thing for finding in layer.store.verify(root)} <= {None}
+    assert {finding.thing for finding in verified(layer)} <= {None}
     assert clear(layer).removed == len(keys)
-    assert all((root.path / stranger).read_text().startswith("somebody") for stranger in strangers)
+    assert all((root / stranger).read_text().startswith("somebody") for stranger in strangers)
     assert outside.exists()
-    with pytest.raises(LayerError, match="is not a key"):
-        layer.put("stats", Artifact(layer.name, "stats", layer.store.forms[0], outside.read_bytes()))
+    with pytest.raises(core.LayerError, match="is not a key"):
+        layer.put("stats", core.Artifact(layer.name, "stats", layer.store.forms[0], outside.read_bytes()))
     assert layer.get(strangers[-1]) is None
 
 
@@ -283,7 +324,7 @@ def test_looking_does_not_look_like_use(tmp_path: Path, name: str) -> None:
     for path in paths:
         # Older than the last change: on most file systems the next reading would count.
         os.utime(path, (1, path.stat().st_mtime))
-    assert not [found for found in layer.store.scan(layer.roots()[0]) if isinstance(found, Problem)]
+    assert problems(layer) == []
     verified(layer)
     assert {path.stat().st_atime for path in paths} == {1.0}
 
@@ -294,13 +335,13 @@ def test_what_a_package_installed_is_read_and_never_changed(tmp_path: Path, name
     before = snapshot(tmp_path, times=True)
     artifact = got(layer, next(layer.entries()).key)
     assert artifact.data in (CODE, LINE.encode())
-    assert None not in [layer.abilities()[one] for one in (Ability.PUT, Ability.CLEAR, Ability.RELOCATE)]
+    assert None not in [layer.abilities()[one] for one in (core.Ability.PUT, core.Ability.CLEAR, core.Ability.RELOCATE)]
     own = name.replace("-system", "")
     for words, act in (
         (f"put into the layer {own},", lambda: layer.put(artifact.key, artifact)),
         ("package manager", layer.plan_clear),
         ("MIOPEN_SYSTEM_DB_PATH", lambda: layer.relocate(Path("/elsewhere"))),
     ):
-        with pytest.raises(Refused, match=words):
+        with pytest.raises(core.Refused, match=words):
             act()
     assert snapshot(tmp_path, times=True) == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import struct
@@ -13,12 +12,10 @@ import pytest
 from homes import Home
 from support.layers import clear, got, keys_of, root_of, usage_of, verified
 from support.products import BARE, DEEP, PRODUCTS, SPIRV, WRAPPED, comgr_key, fill_neo, held
-from support.tracing import no_file_events
+from support.tracing import layer_of, no_file_events, numbers, trace
 
 from cachectl.layers.comgr import policy_complaint
-from cachectl.layers.core.facts import Severity
-from cachectl.layers.core.layer import Layer
-from cachectl.layers.core.selection import Selection
+from cachectl.layers.core import Layer, Selection, Severity
 from cachectl.layers.neo.entries import NeoPrograms
 
 
@@ -34,13 +31,11 @@ COUNTS = {"neo": (8, 8, 12), "comgr": (4, 3, 5)}
 @pytest.mark.parametrize("name", COUNTS)
 def test_every_entry_and_file_is_counted_and_one_kernel_goes_from_all_that_name_it(tmp_path: Path, name: str) -> None:
     layer, (entries, named, files) = PRODUCTS[name].filled(tmp_path), COUNTS[name]
-    root = root_of(layer)
     usage = usage_of(layer)
-    assert (usage.entries, usage.files) == (entries, files)
-    assert verified(layer) == []
+    assert (usage.entries, usage.files, verified(layer)) == (entries, files, [])
     assert [entry.kernels for entry in layer.entries() if entry.kernels] == [("axpy", "scale")] * named
     plan = layer.plan_clear(Selection(kernel="axpy"))
-    left = f"{entries - named} entry has no known kernel name and was left, in {root}"
+    left = f"{entries - named} entry has no known kernel name and was left, in {root_of(layer)}"
     assert [note.because for note in plan.skipped] == ([left] if entries > named else [])
     assert layer.clear(plan).removed == named
     assert len(keys_of(layer)) == entries - named
@@ -134,18 +129,16 @@ def test_a_zebin_names_kernels_device_and_version(tmp_path: Path, kind: int, val
 
 
 def accounted(layer: Layer) -> int:
-    (size,) = struct.unpack("=Q", (root_of(layer) / "config.file").read_bytes())
-    assert isinstance(size, int)
-    return size
+    return int.from_bytes((root_of(layer) / "config.file").read_bytes(), "little")
 
 
 def test_put_and_a_purge_set_the_account_right(neo: Layer) -> None:
-    root, key = neo.roots()[0], f"{SPIRV[0]}.ocloc_cache"
+    key = f"{SPIRV[0]}.ocloc_cache"
     artifact = got(neo, key)
     before = accounted(neo)
     outcome = clear(neo, key=DEEP)
-    assert accounted(neo) == held(root.path) == before - outcome.bytes_freed < before
-    assert list(neo.store.verify(root)) == []
+    assert accounted(neo) == held(root_of(neo)) == before - outcome.bytes_freed < before
+    assert verified(neo) == []
     clear(neo)
     assert accounted(neo) == 0
     neo.put(key, artifact)
@@ -207,8 +200,5 @@ def test_a_trace_reads_what_the_driver_counts(home: Home, monkeypatch: pytest.Mo
     """Where file events cannot be had."""
     monkeypatch.setattr("cachectl.watching.events.open_queue", no_file_events)
     fill_neo(home.path)
-    home.cachectl("trace", "--json", "trace.json", "--", "python3", "-I", "-S", "-c", DRIVER)
-    layers = json.loads((home.path / "trace.json").read_text())["layers"]
-    (traced,) = (layer for layer in layers if layer["layer"] == "neo")
-    assert (traced["hits"], traced["misses"], traced["stores"]) == (3, 1, 1)
-    assert traced["evidence"] == "inferred"
+    document = trace(home, "python3", "-I", "-S", "-c", DRIVER)
+    assert (numbers(document, "neo"), layer_of(document, "neo")["evidence"]) == ((3, 1, 1), "inferred")

@@ -10,18 +10,14 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from homes import Home
-from support.layers import assigned, clear, programs, python, root_of, running, write
+from homes import Driver, Home
+from support.layers import assigned, clear, keys_of, programs, python, root_of, running, write
 from tiers import needing
 
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pocl import programs as pocl_kernels
-
-if TYPE_CHECKING:
-    from conftest import Driver
 
 
 def holding(home: Home, variables: Mapping[str, str], *numbers: str) -> AbstractContextManager[subprocess.Popen[str]]:
@@ -64,8 +60,7 @@ def test_a_purge_leaves_what_programs_hold(
         pass
     grow_old(home)
     layer = layer_of(home)
-    before = {entry.key for entry in layer.entries()}
-    assert len(before) == 7
+    assert len(keys_of(layer)) == 7
     # Built before and hit now, and built now.
     with holding(home, pocl, "0", "6", "7") as program:
         held = {entry.key for entry in layer.entries() if (entry.used or 0) > time.time() - 3600}
@@ -78,7 +73,7 @@ def test_a_purge_leaves_what_programs_hold(
         assert all(named in reason and "purge again after its end" in reason for reason in because.values())
         outcome = layer.clear(plan)
         assert (outcome.removed, outcome.failed) == (6, ())
-        assert {entry.key for entry in layer.entries()} == held
+        assert set(keys_of(layer)) == held
         output, _ = program.communicate("go on\n", timeout=300)
         assert program.returncode == 0
         assert output.splitlines()[-1] == '{"results": [0, 6, 7]}'
@@ -118,34 +113,41 @@ sys.stdin.read()
 #: Mounts the first argument over the second, and starts a program.
 MOUNTED = 'mount --bind "$0" "$1" && shift && exec "$@"'
 INSIDE = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
-#: What a program is started with and maps, whether in a container, and whether its entries are spared.
-PROGRAMS: list[tuple[str, str, str, bool, bool]] = [
-    ("another root", "HOME={}/other", "", False, False),
-    ("another root by its variable", "HOME={} POCL_CACHE_DIR={}/pocl", "", False, False),
-    ("this root", "HOME={}", "", False, True),
-    ("this root by its variable", "HOME={}/other XDG_CACHE_HOME={}/.cache", "", False, True),
-    ("this root through a link", "HOME={}/link", "", False, True),
-    ("another root, but a file of this one", "HOME={}/other", PROGRAM, False, True),
-    ("a root in an unknown folder", "HOME={} POCL_CACHE_DIR=pocl", "", False, True),
-    ("no home", "PATH=/bin", "", False, True),
-    ("no variables", "", "", False, True),
-    ("inside, another root", "HOME={}/other", "", True, False),
-    ("inside, another folder under its name", "HOME={}/empty", "", True, False),
-    ("inside, this root", "HOME={}", "", True, True),
-    ("inside, this root under another name", "HOME=/ XDG_CACHE_HOME={}/there", "", True, True),
-    ("inside, a link", "HOME={}/link", "", True, True),
-    ("inside, above one that may be a link", "HOME={}/other/../other", "", True, True),
-    ("inside, a file of this root", "HOME={}/other", PROGRAM.replace(".cache", "there"), True, True),
-]
+#: Programs in a container or not, whose entries are spared or not, by the variables they are started with; MAPS is the
+#: file that one maps.
+PROGRAMS = {
+    ("outside", "goes"): {
+        "another root": "HOME={}/other",
+        "another root by its variable": "HOME={} POCL_CACHE_DIR={}/pocl",
+    },
+    ("outside", "stays"): {
+        "this root": "HOME={}",
+        "this root by its variable": "HOME={}/other XDG_CACHE_HOME={}/.cache",
+        "this root through a link": "HOME={}/link",
+        "another root, but a file of this one": f"HOME={{}}/other MAPS={{}}/{PROGRAM}",
+        "a root in an unknown folder": "HOME={} POCL_CACHE_DIR=pocl",
+        "no home": "PATH=/bin",
+        "no variables": "",
+    },
+    ("inside", "goes"): {
+        "another root": "HOME={}/other",
+        "another folder under its name": "HOME={}/empty",
+    },
+    ("inside", "stays"): {
+        "this root": "HOME={}",
+        "this root under another name": "HOME=/ XDG_CACHE_HOME={}/there",
+        "a link": "HOME={}/link",
+        "above one that may be a link": "HOME={}/other/../other",
+        "a file of this root": f"HOME={{}}/other MAPS={{}}/{PROGRAM.replace('.cache', 'there')}",
+    },
+}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the variables and the mounts of a process")
-@pytest.mark.parametrize(("kind", "variables", "maps", "inside", "spares"), PROGRAMS, ids=[row[0] for row in PROGRAMS])
-def test_what_programs_reach_stays(
-    home: Home, kind: str, variables: str, maps: str, *, inside: bool, spares: bool
-) -> None:
+@pytest.mark.parametrize(("where", "kind"), [(where, kind) for where, kinds in PROGRAMS.items() for kind in kinds])
+def test_what_programs_reach_stays(home: Home, where: tuple[str, str], kind: str) -> None:
     """Purge while a program with these variables runs, which maps a file of the home and a driver."""
-    del kind
+    inside, spares = where[0] == "inside", where[1] == "stays"
     if inside and subprocess.run((*INSIDE, "mount -t tmpfs none /mnt"), capture_output=True, check=False).returncode:
         pytest.skip("user namespaces are closed here")
     layer, library, program = layer_of(home), home.path / "libpocl.so.2", home.path / PROGRAM
@@ -154,11 +156,10 @@ def test_what_programs_reach_stays(
     program.write_bytes(b"BC\xc0\xde")
     library.write_bytes(b"a driver")
     (home.path / "link").symlink_to(home.path)
-    set_to = {name: value.format(home.path) for name, value in assigned(variables).items()} | (
-        {"PATH": os.defpath} if inside else {}
-    )
+    variables = assigned(PROGRAMS[where][kind].replace("{}", str(home.path)))
+    files = [variables.pop("MAPS"), library] if "MAPS" in variables else [library]
+    set_to = variables | ({"PATH": os.defpath} if inside else {})
     before = (*INSIDE, MOUNTED, str(home.path / ".cache"), str(home.path / "there")) if inside else ()
-    files = [*([home.path / maps] if maps else ()), library]
     with running(*before, *python(MAPPING, *files), env=set_to) as process:
         plan = layer.plan_clear()
         spared = [note.key for note in plan.skipped if f"process {process.pid} " in note.because]

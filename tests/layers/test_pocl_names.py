@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from homes import Home
+from homes import Driver, Home
 from support.layers import got
 from tiers import needing
 
-from cachectl.layers.core.selection import Selection
-from cachectl.layers.pocl import PoclKernels
+from cachectl.layers.core import Selection
 from cachectl.layers.pocl import programs as pocl_programs
-
-if TYPE_CHECKING:
-    from conftest import Driver
 
 LONG = "long_kernel_of_" + "x" * 60
 OTHER = LONG + "_two"
@@ -68,7 +63,7 @@ def _shorten(home: Home) -> None:
 
 
 def _expect_names(home: Home) -> None:
-    layer = PoclKernels(home.environment())
+    layer = home.stack["pocl"]
     assert {folder.name for folder in _program(home).iterdir()} >= {*SHORTENED.values(), "brief", "k" * 59}
     (entry,) = home.json("ls", "pocl")["entries"]
     assert entry["kernels"] == sorted(NAMES)

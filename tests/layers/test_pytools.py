@@ -13,14 +13,11 @@ from pathlib import Path
 import pytest
 from homes import Home
 from support.dictionaries import NONE, dictionary, mine
-from support.layers import clear, got, orphans, usage_of, verified, write
+from support.layers import clear, got, keys_of, orphans, problems, select, sql, usage_of, verified, write
 from tiers import thorough
 
+from cachectl.layers.core import Artifact, Busy, Damaged, LayerError, Selection, get_many, put_many
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.errors import Busy, Damaged, LayerError
-from cachectl.layers.core.facts import Artifact, Problem
-from cachectl.layers.core.layer import get_many, put_many
-from cachectl.layers.core.selection import Selection
 from cachectl.layers.formats import pdict
 from cachectl.layers.pyopencl import PyOpenCLInvoker
 from cachectl.layers.pytools import LoopyDictionaries, PytoolsDictionaries
@@ -65,15 +62,11 @@ def test_a_planted_pickle_is_read_and_not_run(tmp_path: Path) -> None:
 @pytest.mark.real
 def test_every_row_of_loopy_names_its_kernel(filled: Home) -> None:
     """At a known place of its key, whether or not its value has names that are derived from it."""
-    seen: dict[str, set[str]] = {}
-    for path in folder_of(filled).glob("pdict-v5-loopy-*.sqlite"):
-        with closing(sqlite3.connect(path)) as connection:
-            for (data,) in connection.execute("select key_value from dict"):
-                names = pdict._names_at_known_places(data)
-                assert names
-                seen.setdefault(path.name, set()).update(names)
-    assert len(seen) >= 5
-    assert set.union(*seen.values()) == {f"lk{number}" for number in range(8)}
+    files = list(folder_of(filled).glob("pdict-v5-loopy-*.sqlite"))
+    assert len(files) >= 5
+    seen = [pdict._names_at_known_places(data) for path in files for (data,) in select(path, "key_value from dict")]
+    assert all(seen)
+    assert {name for names in seen for name in names or ()} == {f"lk{number}" for number in range(8)}
 
 
 def test_each_dictionary_and_what_cachectl_left_has_one_layer(home: Home) -> None:
@@ -89,7 +82,7 @@ def test_each_dictionary_and_what_cachectl_left_has_one_layer(home: Home) -> Non
         "pytools": ["mine", "sumpy-c"],
     }
     assert [list(orphans(layer)) for layer in layers] == [[], [], [left.name]]
-    layers[2].clear(layers[2].plan_clear())
+    clear(layers[2])
     assert not left.exists()
 
 
@@ -151,11 +144,9 @@ def test_rows_that_came_after_the_plan_stay(home: Home, first: bool) -> None:
     plan = layer.plan_clear()
     if first:
         clear(layer)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("insert into dict values (?, ?)", ("b" * 16, b"\x80\x04K\x01."))
-        connection.commit()
+    sql(path, f"insert into dict values ('{'b' * 16}', x'80044b012e')")
     assert layer.clear(plan).removed == (not first)
-    assert [entry.key.rpartition("/")[2] for entry in layer.entries()] == ["b" * 16]
+    assert keys_of(layer) == [f"{path.name}/{'b' * 16}"]
 
 
 def test_a_purge_gives_the_space_back_and_keeps_the_file(home: Home) -> None:
@@ -180,7 +171,7 @@ def test_a_locked_dictionary_fails_alone_and_once(home: Home) -> None:
         other.execute("begin exclusive")
         outcome = layer.clear(plan)
         assert (outcome.removed, len(outcome.failed)) == (1, 1)
-        assert [problem.code for problem in usage_of(layer).problems] == ["busy"]
+        assert problems(layer) == ["busy"]
         read, placed = get_many(layer, keys), put_many(layer, artifacts)
     # One and the same error for all: it was met once.
     for errors in (list(read.values()), list(placed)):
@@ -191,11 +182,14 @@ def test_a_locked_dictionary_fails_alone_and_once(home: Home) -> None:
 # ---------------------------------------------------------------------- damage and foreign files
 
 
-def test_nothing_is_known_of_the_rows_of_a_damaged_file(home: Home) -> None:
+def test_nothing_is_known_of_the_rows_of_a_damaged_file_and_one_just_made_is_no_damage(home: Home) -> None:
     layer, path = mine(home, {"a" * 16: NONE})
     path.write_bytes(b"no database at all" * 99)
     usage = usage_of(layer)
     assert (usage.entries, usage.stale_entries, usage.stale_bytes, usage.files) == (None, None, None, 1)
+    # It is empty until its program makes the table in it.
+    path.write_bytes(b"")
+    assert (problems(layer), verified(layer), layer.plan_clear().failed) == ([], [], ())
 
 
 def test_an_empty_folder_of_an_older_generation_is_left_to_its_program(home: Home) -> None:
@@ -203,16 +197,6 @@ def test_an_empty_folder_of_an_older_generation_is_left_to_its_program(home: Hom
     folder.mkdir(parents=True)
     home.cachectl("prune pytools --stale")
     assert folder.is_dir()
-
-
-def test_a_file_that_was_just_made_is_no_damage(home: Home) -> None:
-    """It is empty until its program makes the table in it."""
-    layer, path = mine(home, {})
-    path.write_bytes(b"")
-    root = layer.roots()[0]
-    assert [thing for thing in layer.store.scan(root) if isinstance(thing, Problem)] == []
-    assert verified(layer) == []
-    assert not layer.plan_clear().failed
 
 
 @pytest.mark.parametrize(
@@ -265,7 +249,7 @@ def test_nothing_is_read_or_written_through_a_link(home: Home) -> None:
     with pytest.raises(LayerError, match="link"):
         layer.put(key, Artifact("pytools", key, "pytools-pdict/5", NONE), replace=True)
     assert len(verified(layer)) == 1
-    assert [problem.code for problem in usage_of(layer).problems] == ["link"]
+    assert problems(layer) == ["link"]
     clear(layer)
     outcome = layer.clear(plan)
     assert (outcome.removed, len(outcome.failed)) == (0, 1)

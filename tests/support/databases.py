@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from homes import CACHECTL
 
 from support import dictionaries
+from support.layers import select
 
 PYTHON = ".".join(str(part) for part in sys.version_info)
 FILE = f"pdict-v5-mine-{PYTHON}.sqlite"
@@ -40,8 +39,8 @@ def interrupted(path: Path) -> Path:
 
 
 def rows_of(path: Path) -> int:
-    with closing(sqlite3.connect(path)) as connection:
-        return int(connection.execute("select count(*) from dict").fetchone()[0])
+    ((count,),) = select(path, "count(*) from dict")
+    return int(count)
 
 
 def purge(home: Path, *arguments: str) -> tuple[int, dict[str, Any]]:

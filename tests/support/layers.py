@@ -16,7 +16,7 @@ import pytest
 
 from cachectl.layers.core.conformance import nobody
 from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.facts import Artifact, Entry, Finding, Outcome, Usage
+from cachectl.layers.core.facts import Artifact, Entry, Finding, Outcome, Problem, Severity, Usage
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.selection import Selection
 
@@ -49,6 +49,10 @@ def keys_of(layer: Layer) -> list[str]:
     return [entry.key for entry in layer.entries()]
 
 
+def listed(layer: Layer) -> dict[str, Entry]:
+    return {entry.key: entry for entry in layer.entries()}
+
+
 def write(path: Path, content: str | bytes) -> Path:
     """Write a file, and make the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,6 +65,12 @@ def sql(path: Path, script: str) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(script)
         connection.commit()
+
+
+def select(path: Path, query: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a query of a database of sqlite."""
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(f"SELECT {query}").fetchall()
 
 
 def orphans(layer: Layer) -> dict[str, str]:
@@ -80,9 +90,23 @@ def verified(layer: Layer) -> list[Finding]:
     return [finding for root in layer.roots() for finding in layer.store.verify(root)]
 
 
+def problems(layer: Layer) -> list[str]:
+    """Return the codes of what a scan cannot read."""
+    return [found.code for root in layer.roots() for found in layer.store.scan(root) if isinstance(found, Problem)]
+
+
+def findings(layer: Layer) -> list[tuple[str, Severity]]:
+    return [(finding.code, finding.severity) for finding in verified(layer)]
+
+
 def clear(layer: Layer, **selection: Any) -> Outcome:  # noqa: ANN401 - fields of a selection
     """Plan a removal, and apply it."""
     return layer.clear(layer.plan_clear(Selection(**selection)))
+
+
+def clear_damaged(layer: Layer) -> Outcome:
+    """Remove the damaged entries that ``verify`` names."""
+    return layer.clear(layer.plan_clear(damaged=True))
 
 
 def root_of(layer: Layer) -> Path:

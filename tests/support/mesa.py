@@ -11,8 +11,6 @@ from typing import Any
 
 from homes import Home
 
-from cachectl.layers.core.facts import Entry
-from cachectl.layers.core.layer import Layer
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.cache import MesaShaderCache
 from support.layers import environment_of
@@ -119,10 +117,6 @@ def fill_db(folder: Path, entries: dict[str, bytes]) -> None:
 def layer_of(home: Path, store: str, **variables: str) -> MesaShaderCache:
     home.mkdir(exist_ok=True)
     return MesaShaderCache(environment_of(home, **STORES[store], **variables))
-
-
-def listed(layer: Layer) -> dict[str, Entry]:
-    return {found.key: found for found in layer.entries()}
 
 
 def rusticl(home: Home, count: int = 2, /, **changes: str) -> Any:  # noqa: ANN401 - JSON

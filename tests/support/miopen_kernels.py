@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-from cachectl.layers.core.facts import Artifact, Problem, Severity
-from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.facts import Artifact
 from support.layers import environment_of as environment_of  # noqa: PLC0414 - for its users
+from support.layers import select
 
 TABLE_2_3 = (
     "CREATE TABLE `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"
@@ -51,8 +51,7 @@ def store(path: Path, rows: Mapping[tuple[str, str], tuple[object, ...]], *, wal
 
 
 def stored(path: Path) -> list[tuple[object, ...]]:
-    with closing(sqlite3.connect(path)) as connection:
-        return connection.execute(f"SELECT {COLUMNS} FROM kern_db ORDER BY id").fetchall()
+    return select(path, f"{COLUMNS} FROM kern_db ORDER BY id")
 
 
 def user_file(home: Path, base: str = "gfx90a6e", version: str = VERSION) -> Path:
@@ -68,11 +67,3 @@ def key_of(file: str = f"{VERSION}/gfx90a6e.ukdb", name: str = NAME, args: str =
 
 
 KEY = key_of()
-
-
-def problems(layer: Layer) -> list[str]:
-    return [found.code for root in layer.roots() for found in layer.store.scan(root) if isinstance(found, Problem)]
-
-
-def findings(layer: Layer) -> list[tuple[str, Severity]]:
-    return [(finding.code, finding.severity) for root in layer.roots() for finding in layer.store.verify(root)]

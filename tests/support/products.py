@@ -14,15 +14,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from benchmarks.trees import native
-from cachectl.layers.comgr import ComgrCache
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.layer import Layer
-from cachectl.layers.cuda import CudaComputeCache
-from cachectl.layers.mesa.cache import MesaShaderCache
-from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenSystemTuning, MIOpenTuning
-from cachectl.layers.neo import NeoCompilerCache
-from cachectl.layers.pocl import PoclKernels
-from cachectl.layers.pytools import PytoolsDictionaries
+from cachectl.layers.core import Environment, Layer
+from cachectl.layers.core.registry import built_in_layer
 from support import mesa
 from support.dictionaries import NONE, dictionary
 from support.layers import environment_of
@@ -165,9 +158,9 @@ def fill_system_tuning(home: Path) -> None:
 
 
 class Product(NamedTuple):
-    """A layer, what fills a home with its content, and the variables under which it is found there."""
+    """The name of a layer, what fills a home with its content, and the variables under which it is found there."""
 
-    layer: type[Layer]
+    layer: str
     fill: Callable[[Path], object]
     variables: Mapping[str, str] = MappingProxyType({})
 
@@ -179,7 +172,7 @@ class Product(NamedTuple):
     def filled(self, folder: Path, **changes: Any) -> Layer:  # noqa: ANN401 - fields of an environment
         """Fill ``folder/home``, and return the layer over it."""
         self.fill(folder / "home")
-        return self.layer(self.environment(folder / "home", **changes))
+        return built_in_layer(self.layer, self.environment(folder / "home", **changes))
 
 
 def _fill_mesa(home: Path, store: str, part: str = "") -> None:
@@ -188,18 +181,18 @@ def _fill_mesa(home: Path, store: str, part: str = "") -> None:
 
 _SYSTEM = {"MIOPEN_SYSTEM_DB_PATH": "{home}/db"}
 PRODUCTS = {
-    "cuda": Product(CudaComputeCache, lambda home: unpack("computecache-h200-opencl", home / ".nv" / "ComputeCache")),
-    "neo": Product(NeoCompilerCache, fill_neo),
-    "comgr": Product(ComgrCache, fill_comgr),
-    **{f"mesa {store}": Product(MesaShaderCache, partial(_fill_mesa, store=store), mesa.STORES[store])
+    "cuda": Product("cuda", lambda home: unpack("computecache-h200-opencl", home / ".nv" / "ComputeCache")),
+    "neo": Product("neo", fill_neo),
+    "comgr": Product("comgr", fill_comgr),
+    **{f"mesa {store}": Product("mesa", partial(_fill_mesa, store=store), mesa.STORES[store])
        for store in mesa.STORES},
     "mesa in parts": Product(
-        MesaShaderCache, partial(_fill_mesa, store="database", part="part3"), mesa.STORES["database"]
+        "mesa", partial(_fill_mesa, store="database", part="part3"), mesa.STORES["database"]
     ),
-    "miopen": Product(MIOpenKernels, fill_kernels),
-    "miopen-system": Product(MIOpenSystemKernels, fill_system_kernels, _SYSTEM),
-    "miopen-tuning": Product(MIOpenTuning, fill_tuning),
-    "miopen-system-tuning": Product(MIOpenSystemTuning, fill_system_tuning, _SYSTEM),
-    "pocl": Product(PoclKernels, fill_pocl),
-    "pytools": Product(PytoolsDictionaries, fill_pytools),
+    "miopen": Product("miopen", fill_kernels),
+    "miopen-system": Product("miopen-system", fill_system_kernels, _SYSTEM),
+    "miopen-tuning": Product("miopen-tuning", fill_tuning),
+    "miopen-system-tuning": Product("miopen-system-tuning", fill_system_tuning, _SYSTEM),
+    "pocl": Product("pocl", fill_pocl),
+    "pytools": Product("pytools", fill_pytools),
 }  # fmt: skip

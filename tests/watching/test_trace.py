@@ -10,16 +10,13 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from homes import CACHECTL, Home
+from homes import CACHECTL, Driver, Home
 from support.databases import rows_of
 from support.tracing import layer_of, numbers, real, trace
 from tiers import thorough, thorough_only
-
-if TYPE_CHECKING:
-    from conftest import Driver
 
 #: A program of two builds, one of them by loopy.
 TWO = ("thirteen.py", "1", "1", "live")

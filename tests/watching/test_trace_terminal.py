@@ -7,18 +7,15 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from homes import CACHECTL, Home
+from homes import CACHECTL, Driver, Home
 from support.tracing import layer_of, numbers, real, trace
 from tiers import needing
 
 from cachectl.layers.inside.pocl_messages import read_messages
 from cachectl.watching.programs import read_events
-
-if TYPE_CHECKING:
-    from conftest import Driver
 
 CHATTY = "chatty.py"
 

@@ -6,29 +6,14 @@ import json
 import os
 import pwd
 from pathlib import Path
-from typing import Any
 
 import pytest
 from homes import Home
 from support.layers import assigned, keys_of
 from tiers import thorough
 
-from cachectl.layers.comgr import ComgrCache
-from cachectl.layers.core.environment import Environment, user_cache_folder, user_state_folder
-from cachectl.layers.core.layer import Layer
-from cachectl.layers.cuda import CudaComputeCache
-from cachectl.layers.mesa.cache import MesaShaderCache
-from cachectl.layers.neo import NeoCompilerCache
-from cachectl.layers.pocl import PoclKernels
-from cachectl.layers.pyopencl import PyOpenCLBinaries, PyOpenCLInvoker
-from cachectl.layers.pytools import LoopyDictionaries
-
-OVERRIDE = "WIN_PD_OVERRIDE_LOCAL_APPDATA"
-
-
-def pytools(environment: Environment) -> Path:
-    return user_cache_folder(environment, "pytools")[0]
-
+from cachectl.layers.core import Environment, user_cache_folder, user_state_folder
+from cachectl.layers.core.registry import built_in_layer
 
 ODD = [
     "XDG_CACHE_HOME={home}/moved POCL_CACHE_DIR='{home}/pocl here'",
@@ -45,7 +30,7 @@ ODD = [
 def test_every_library_writes_where_we_say(home: Home, odd: str) -> None:
     changes = assigned(odd.format(home=home.path))
     environment = home.environment(**changes)
-    layers = [layer(environment) for layer in (LoopyDictionaries, PyOpenCLInvoker, PyOpenCLBinaries, PoclKernels)]
+    layers = [built_in_layer(name, environment) for name in ("loopy", "pyopencl-invoker", "pyopencl", "pocl")]
     before = set(home.path.rglob("*"))
     home.python("kernels.py 1", **changes)
     home.python("binaries.py 1", **changes)
@@ -97,7 +82,7 @@ def test_an_empty_or_missing_home_is_taken_literally_by_pocl(home: Home, home_va
     variables = {name: value for name, value in home.variables.items() if name != "HOME"}
     if home_variable is not None:
         variables["HOME"] = home_variable
-    root = PoclKernels(Environment(variables, home=home.path, cwd=home.path)).roots()[0].path
+    root = built_in_layer("pocl", Environment(variables, home=home.path, cwd=home.path)).roots()[0].path
     made = [folder for folder in (root, *root.parents) if not folder.exists()]
     before = set(root.iterdir()) if root.exists() else set()
     try:
@@ -114,52 +99,58 @@ def test_an_empty_or_missing_home_is_taken_literally_by_pocl(home: Home, home_va
 
 @pytest.mark.real
 def test_an_empty_pocl_cache_dir_leaves_pocl_without_a_device(home: Home) -> None:
-    layer = PoclKernels(home.environment(POCL_CACHE_DIR=""))
+    layer = built_in_layer("pocl", home.environment(POCL_CACHE_DIR=""))
     assert layer.roots() == ()
     assert "unset it" in layer.state().why
     assert home.python("devices.py", POCL_CACHE_DIR="")["devices"] == 0
 
 
-#: A layer, or a function that returns a folder; the platform; its variables; and the place, if there is one.
-PLACES: list[tuple[Any, str, str, str | None]] = [
-    (pytools, "darwin", "HOME=/u", "/u/Library/Caches/pytools"),
-    (pytools, "darwin", "HOME=/u XDG_CACHE_HOME=/x", "/x/pytools"),
-    (pytools, "darwin", "HOME=/u XDG_CACHE_HOME=relative", "/here/relative/pytools"),
-    # pytools tests for None only: an empty value gives a path relative to where the program runs.
-    (pytools, "darwin", "HOME=/u XDG_CACHE_HOME=", "/here/pytools"),
-    (pytools, "win32", "LOCALAPPDATA=C:/L", "C:/L/pytools/pytools/Cache"),
-    (pytools, "win32", f"LOCALAPPDATA=C:/L {OVERRIDE}=D:/O", "D:/O/pytools/pytools/Cache"),
-    (CudaComputeCache, "linux", "HOME=/u", "/u/.nv/ComputeCache"),
-    (CudaComputeCache, "linux", "HOME=/u CUDA_CACHE_PATH=/fast", "/fast"),
-    (CudaComputeCache, "linux", "HOME=/u CUDA_CACHE_PATH=relative", None),
-    (CudaComputeCache, "linux", "HOME=/u CUDA_CACHE_PATH=", None),
-    (CudaComputeCache, "linux", "", None),
-    (CudaComputeCache, "win32", "APPDATA=C:/R", "C:/R/NVIDIA/ComputeCache"),
-    (PoclKernels, "win32", "LOCALAPPDATA=C:/L", "C:/L/pocl"),
-    (PoclKernels, "win32", "TEMP=C:/T", "C:/T/pocl"),
-    (PoclKernels, "win32", "", None),
-    (ComgrCache, "linux", "LOCALAPPDATA=/l", "/account/.cache/comgr"),
-    (ComgrCache, "darwin", "LOCALAPPDATA=/l", None),
-    (ComgrCache, "win32", "LOCALAPPDATA=/l", "/l/comgr"),
-    (NeoCompilerCache, "linux", "LOCALAPPDATA=/l", None),
-    (NeoCompilerCache, "darwin", "LOCALAPPDATA=/l", None),
-    (NeoCompilerCache, "win32", "LOCALAPPDATA=/l", "/l/NEO/neo_compiler_cache"),
-    (MesaShaderCache, "win32", "LOCALAPPDATA=/l", None),
-    (user_state_folder, "linux", "HOME=/h", "/h/.local/state/cachectl"),
-    (user_state_folder, "linux", "HOME=/h XDG_CACHE_HOME=/moved", "/h/.local/state/cachectl"),
-    (user_state_folder, "linux", "HOME=/h XDG_STATE_HOME=relative", "/h/.local/state/cachectl"),
-    (user_state_folder, "linux", "HOME=/h XDG_STATE_HOME=/state", "/state/cachectl"),
-]
+#: Of a layer, or the folder of the user's state, on a platform: its variables, and the place, if there is one.
+PLACES: dict[tuple[str, str], dict[str, str | None]] = {
+    ("loopy", "darwin"): {
+        "HOME=/u": "/u/Library/Caches/pytools",
+        "HOME=/u XDG_CACHE_HOME=/x": "/x/pytools",
+        "HOME=/u XDG_CACHE_HOME=relative": "/here/relative/pytools",
+        # pytools tests for None only: an empty value gives a path relative to where the program runs.
+        "HOME=/u XDG_CACHE_HOME=": "/here/pytools",
+    },
+    ("loopy", "win32"): {
+        "LOCALAPPDATA=C:/L": "C:/L/pytools/pytools/Cache",
+        "LOCALAPPDATA=C:/L WIN_PD_OVERRIDE_LOCAL_APPDATA=D:/O": "D:/O/pytools/pytools/Cache",
+    },
+    ("cuda", "linux"): {
+        "HOME=/u": "/u/.nv/ComputeCache",
+        "HOME=/u CUDA_CACHE_PATH=/fast": "/fast",
+        "HOME=/u CUDA_CACHE_PATH=relative": None,
+        "HOME=/u CUDA_CACHE_PATH=": None,
+        "": None,
+    },
+    ("cuda", "win32"): {"APPDATA=C:/R": "C:/R/NVIDIA/ComputeCache"},
+    ("pocl", "win32"): {"LOCALAPPDATA=C:/L": "C:/L/pocl", "TEMP=C:/T": "C:/T/pocl", "": None},
+    ("comgr", "linux"): {"LOCALAPPDATA=/l": "/account/.cache/comgr"},
+    ("comgr", "darwin"): {"LOCALAPPDATA=/l": None},
+    ("comgr", "win32"): {"LOCALAPPDATA=/l": "/l/comgr"},
+    ("neo", "linux"): {"LOCALAPPDATA=/l": None},
+    ("neo", "darwin"): {"LOCALAPPDATA=/l": None},
+    ("neo", "win32"): {"LOCALAPPDATA=/l": "/l/NEO/neo_compiler_cache"},
+    ("mesa", "win32"): {"LOCALAPPDATA=/l": None},
+    ("state", "linux"): {
+        "HOME=/h": "/h/.local/state/cachectl",
+        "HOME=/h XDG_CACHE_HOME=/moved": "/h/.local/state/cachectl",
+        "HOME=/h XDG_STATE_HOME=relative": "/h/.local/state/cachectl",
+        "HOME=/h XDG_STATE_HOME=/state": "/state/cachectl",
+    },
+}
 
 
-@pytest.mark.parametrize(("what", "platform", "variables", "path"), PLACES)
-def test_a_place_follows_from_the_environment(
-    what: Any,  # noqa: ANN401 - a class, or a function
-    platform: str,
-    variables: str,
-    path: str | None,
-) -> None:
+@pytest.mark.parametrize(
+    ("where", "variables", "path"), [(where, *row) for where, rows in PLACES.items() for row in rows.items()]
+)
+def test_a_place_follows_from_the_environment(where: tuple[str, str], variables: str, path: str | None) -> None:
+    name, platform = where
     environment = Environment(assigned(variables), Path("/account"), platform, cwd=Path("/here"))
-    answer = what(environment)
-    places = [root.path for root in answer.roots()] if isinstance(answer, Layer) else [answer]
+    if name == "state":
+        places = [user_state_folder(environment)]
+    else:
+        places = [root.path for root in built_in_layer(name, environment).roots()]
     assert places == ([] if path is None else [Path(path)])

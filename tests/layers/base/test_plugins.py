@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -12,21 +11,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from homes import Home
 from plugin.cachectl_test_plugin import Notes, NotesCodec
 from support.layers import got, root_of, verified, write
+from support.tracing import layer_of, trace
 from tiers import thorough
 
-from cachectl.layers.core.conformance import LayerConformance
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.errors import Damaged
-from cachectl.layers.core.facts import Severity
-from cachectl.layers.core.layer import Layer
+from cachectl.layers.core import Damage, Damaged, Environment, Layer, Severity, Store
 from cachectl.layers.core.registry import plugged_in
-from cachectl.layers.core.store import Damage, Store
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.files import Files
@@ -170,20 +164,20 @@ def test_the_sample_is_what_the_page_says() -> None:
 
 def test_an_installed_plug_in_is_part_of_every_verb(sampled: Home) -> None:
     for kernels, counted in ((("axpy", "dot"), [0, 2, 2, "exact"]), (("axpy", "other"), [1, 1, 1, "exact"])):
-        sampled.cachectl("trace --json trace.json --", *TOYC, *kernels)
-        layers = {layer["layer"]: layer for layer in json.loads((sampled.path / "trace.json").read_text())["layers"]}
-        assert [layers["toyc"][name] for name in ("hits", "misses", "stores", "evidence")] == counted
+        toyc = layer_of(trace(sampled, *TOYC, *kernels), "toyc")
+        assert [toyc[name] for name in ("hits", "misses", "stores", "evidence")] == counted
     sampled.cachectl("purge toyc --kernel other")
     (reported,) = sampled.json("report", "toyc")["layers"]
     assert (reported["state"], reported["entries"], reported["title"]) == ("enabled", 2, "toyc kernels")
-    assert "toyc" in {layer["layer"] for layer in sampled.json("report")["layers"]}
+    assert layer_of(sampled.json("report"), "toyc")
     assert {kernel for one in sampled.json("ls", "toyc")["entries"] for kernel in one["kernels"]} == {"axpy", "dot"}
-    (able,) = (layer for layer in sampled.json("layers")["layers"] if layer["layer"] == "toyc")
-    assert set(able["abilities"].values()) == {None}
+    assert set(layer_of(sampled.json("layers"), "toyc")["abilities"].values()) == {None}
     assert "export TOYC_CACHE=0" in sampled.cachectl("env --disable --shell sh").stdout
 
 
-def test_it_is_switched_carried_fixed_and_purged(sampled: Home) -> None:
+def test_it_is_switched_carried_fixed_and_purged(
+    sampled: Home, installed: Path, tmp_path: Path, new_home: Callable[[Path], Home]
+) -> None:
     sampled.run(*TOYC, "axpy", "dot")
     assert sampled.cachectl("run --isolated --", *TOYC, "axpy").stdout == "axpy made\n"
     assert sampled.cachectl("run --no-cache --prove --", *TOYC, "axpy").stdout == "axpy made\n"
@@ -194,16 +188,13 @@ def test_it_is_switched_carried_fixed_and_purged(sampled: Home) -> None:
     sampled.cachectl("purge toyc --damaged")
     sampled.cachectl("put toyc", key, "entry")
     assert sampled.run(*TOYC, "axpy").stdout == "axpy found\n"
-    purged = {layer["layer"]: layer["removed"] for layer in sampled.json("purge", "--all")["layers"]}
-    assert purged["toyc"] == 2
+    assert layer_of(sampled.json("purge", "--all"), "toyc")["removed"] == 2
     assert sampled.run(*TOYC, "axpy", "dot").stdout == "axpy made\ndot made\n"
 
-
-def test_it_travels(sampled: Home, installed: Path, tmp_path: Path, new_home: Callable[[Path], Home]) -> None:
-    sampled.run(*TOYC, "axpy", "dot")
+    # What was made again travels.
     bundle = str(tmp_path / "bundle.zip")
-    pushed = {layer["layer"]: layer for layer in sampled.json("push", bundle)["layers"]}
-    assert (pushed["toyc"]["placed"], pushed["toyc"]["sensitive"]) == (2, "names of your kernels")
+    pushed = layer_of(sampled.json("push", bundle), "toyc")
+    assert (pushed["placed"], pushed["sensitive"]) == (2, "names of your kernels")
     elsewhere = beside(new_home(tmp_path / "elsewhere"), installed)
     assert "toyc: 2 will hit" in elsewhere.cachectl("pull --trust --dry-run", bundle).stdout
     assert not (elsewhere.path / ".cache").exists()
@@ -224,36 +215,30 @@ class FolderCodec(NotesCodec):
         return None if "a" in unpack(data) else Damage(Severity.RECOMPILES, "has no file a")
 
 
-class TestFoldersOfTwo(LayerConformance):
-    """The same with entries of two files each: an artifact cut in half ends between them."""
+class InFolders(Notes):
+    """The same with entries of two files each."""
 
-    store: ClassVar[Store] = Files(
-        Shape((re.compile(r"[0-9a-f]{8}\.note"),), folders=True, members=re.compile("[ab]")), codec=FolderCodec()
-    )
+    shape = Shape((re.compile(r"[0-9a-f]{8}\.note"),), folders=True, members=re.compile("[ab]"))
+    store = Files(shape, codec=FolderCodec())
 
-    def make(self, environment: Environment) -> Layer:
-        layer: Layer = type("InFolders", (Notes,), {"store": self.store})(environment)
-        return layer
 
-    def seed(self, environment: Environment) -> None:
-        for name in NOTES:
-            for file in "ab":
-                write(environment.home / ".cache/notes" / name / file, f"{name} {file}")
-
-    def test_the_codec_reads_the_tar_of_a_folder(self, tmp_path: Path) -> None:
-        seeded = self.seeded(tmp_path)
-        assert [entry.kernels for entry in seeded.entries()] == [("a", "b")] * 2
-        artifact = got(seeded, NOTES[0])
-        for wrong, message in ((pack({"b": b""}), "has no file a"), (pack({"a": b"", "c": b""}), "'c' is no file")):
-            with pytest.raises(Damaged, match=message):
-                seeded.put(NOTES[0], replace(artifact, data=wrong), replace=True)
-        (root_of(seeded) / NOTES[0] / "a").unlink()
-        (finding,) = verified(seeded)
-        assert (finding.key, finding.message) == (NOTES[0], "has no file a")
-
-    def test_a_store_of_four_methods_takes_any_key_and_finds_what_its_scan_finds(self, tmp_path: Path) -> None:
-        seeded = self.seeded(tmp_path)
-        root = seeded.roots()[0]
-        (root.path / "00000003.note").symlink_to(tmp_path)
-        assert [finding.code for finding in Store.verify(seeded.store, root)] == ["link"]
-        assert Store.kind_of(seeded.store, root, "any") is None
+def test_the_codec_reads_the_tar_of_a_folder_and_a_store_of_four_methods_takes_any_key(home: Home) -> None:
+    for value, why in (("0", "on unless NOTES_OFF=1"), ("1", "NOTES_OFF=1")):
+        assert InFolders(home.environment(NOTES_OFF=value)).state().why == why
+    layer = InFolders(home.environment())
+    for name in NOTES:
+        for file in "ab":
+            write(root_of(layer) / name / file, f"{name} {file}")
+    assert [entry.kernels for entry in layer.entries()] == [("a", "b")] * 2
+    artifact = got(layer, NOTES[0])
+    for wrong, message in ((pack({"b": b""}), "has no file a"), (pack({"a": b"", "c": b""}), "'c' is no file")):
+        with pytest.raises(Damaged, match=message):
+            layer.put(NOTES[0], replace(artifact, data=wrong), replace=True)
+    (root_of(layer) / NOTES[0] / "a").unlink()
+    (finding,) = verified(layer)
+    assert (finding.key, finding.message) == (NOTES[0], "has no file a")
+    write(root_of(layer) / NOTES[0] / "a", "another")
+    (root_of(layer) / "00000003.note").symlink_to(home.path)
+    root = layer.roots()[0]
+    assert [finding.code for finding in Store.verify(layer.store, root)] == ["link"]
+    assert Store.kind_of(layer.store, root, "any") is None

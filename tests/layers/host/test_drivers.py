@@ -7,19 +7,16 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from homes import Home
+from homes import Driver, Home
 from support.layers import register_driver, write
 
-from cachectl.layers.core.environment import Environment
+from cachectl.layers.core import Environment
 from cachectl.layers.host.drivers import driver_files, driver_libraries, only_library, opencl_drivers
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pyopencl import PyOpenCLBinaries
-
-if TYPE_CHECKING:
-    from conftest import Driver
 
 
 def wheel() -> Path:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from homes import Home
+from homes import Home, OtherMpi
 from support.layers import assigned
 
-from cachectl.layers.core.environment import Environment
+from cachectl.layers.core import Environment
 from cachectl.layers.host.launcher import Launch, launched
-
-if TYPE_CHECKING:
-    from conftest import OtherMpi
 
 STAGE = (sys.executable, "-m", "cachectl", "stage", "--out", "warm.zip", "--")
 #: As srun sets them for a step of four tasks within an allocation of eight.

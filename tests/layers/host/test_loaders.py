@@ -11,20 +11,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Driver
 from support.layers import python, write
 from tiers import absent, needing
 
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.facts import Condition
+from cachectl.layers.core import Condition, Environment
 from cachectl.layers.formats.elf import RPATH, read_elf
 from cachectl.layers.host.drivers import find_drivers, find_library, find_loaders, read_linked
 from cachectl.layers.pocl import PoclKernels
-
-if TYPE_CHECKING:
-    from conftest import Driver
 
 pytestmark = pytest.mark.real
 

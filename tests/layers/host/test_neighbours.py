@@ -10,7 +10,7 @@ import pytest
 from homes import Home
 from support.layers import write
 
-from cachectl.layers.core.environment import Environment
+from cachectl.layers.core import Environment
 from cachectl.layers.host.neighbours import neighbours
 
 DEFAULTS = {

@@ -14,7 +14,7 @@ import pytest
 from homes import Home
 from tiers import thorough
 
-from cachectl.layers.core.errors import CachectlError
+from cachectl.layers.core import CachectlError
 from cachectl.layers.disk.temporaries import private_folder, temporary_parent
 from cachectl.stage import NodeRoot
 

@@ -17,7 +17,7 @@ from homes import Home
 from support.dictionaries import NONE, dictionary
 from support.layers import write
 
-from cachectl.layers.core.environment import Environment, user_state_folder
+from cachectl.layers.core import Environment, user_state_folder
 from cachectl.layers.host.pythons import RECORD, Python, PythonRecord, candidates, look
 from cachectl.stack import Stack
 
@@ -134,14 +134,8 @@ def test_folders_of_packages_are_those_on_its_path(tmp_path: Path, base: str, op
         (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
         for name in ("named", "commented"):
             (tmp_path / name / "site-packages").mkdir(parents=True)
-        lines = (
-            "{0}/named/site-packages",
-            "{0}/not there/site-packages",
-            "../elsewhere",
-            "",
-            "#{0}/commented/site-packages",
-        )
-        (site / "parent.pth").write_text("\n".join(lines).format(tmp_path))
+        lines = "{0}/named/site-packages;{0}/not there/site-packages;../elsewhere;;#{0}/commented/site-packages"
+        (site / "parent.pth").write_text(lines.replace(";", "\n").format(tmp_path))
     records: dict[str, PythonRecord] = {}
     asked(python, records)
     folders = [os.path.normpath(folder) for folder in records[str(python)].folders if os.path.isdir(folder)]

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 from homes import Home
-from support.layers import assigned, clear, got, python, running
-from support.mesa import FOLDERS, RUSTICL, STORES, listed, rusticl
+from support.layers import assigned, clear, got, listed, python, running
+from support.mesa import FOLDERS, RUSTICL, STORES, rusticl
+from support.tracing import layer_of
 
+from cachectl.layers.core import Condition
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.facts import Condition
 from cachectl.layers.mesa.cache import MesaShaderCache
 
 pytestmark = pytest.mark.real
@@ -60,6 +61,10 @@ def test_rusticl_runs_what_a_base_keeps(store: str, cold: Home, tmp_path: Path) 
         assert len(keys - kept) == 2
         assert kept <= keys
     assert snapshot(Path(base), times=True) == before
+
+
+def without(home: Home, *names: str) -> Home:
+    return replace(home, variables={name: value for name, value in home.variables.items() if name not in names})
 
 
 def own_keys(home: Home, *root: str) -> set[str]:
@@ -184,8 +189,7 @@ def test_rusticl_reads_the_switch_as_we_do(value: str, cold: Home) -> None:
 )
 def test_rusticl_keeps_its_cache_where_we_say(variables: str, gone: Iterable[str], cold: Home) -> None:
     changes = assigned(variables.format(home=cold.path))
-    kept = {name: value for name, value in cold.variables.items() if name not in gone}
-    home = replace(cold, variables=kept)
+    home = without(cold, *gone)
     rusticl(home, 1, **changes)
     layer = MesaShaderCache(home.environment(**changes))
     filled = {path.parent.parent for path in cold.path.glob("**/mesa_shader_cache/??/*")}
@@ -204,9 +208,7 @@ def test_a_home_that_is_not_the_account_s_is_one_of_two_places(cold: Home, tmp_p
     inside = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/passwd && exec "$@"', str(tmp_path / "passwd"))
     if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode:
         pytest.skip("this user cannot put another password file in the place of the system's")
-    home = replace(
-        cold, variables={name: value for name, value in cold.variables.items() if name != "MESA_SHADER_CACHE_DIR"}
-    )
+    home = without(cold, "MESA_SHADER_CACHE_DIR")
     program = (sys.executable, str(cold.programs / "rusticl.py"), "1")
     home.run(*inside, *program, **RUSTICL, POCL_CACHE_DIR=str(tmp_path / "pocl"))
     filled = {path.parent.parent for path in tmp_path.glob("*/.cache/mesa_shader_cache/??/*")}
@@ -253,8 +255,7 @@ def test_purge_of_everything_leaves_what_gl_itself_has_stored(cold: Home) -> Non
     rusticl(cold, 1)
     assert cold.json("report", "mesa")["layers"][0]["entries"] == 2
     assert len(cold.json("ls", "mesa")["entries"]) == 2 + len(desktop)
-    purged = cold.json("purge", "--all")
-    (mesa,) = (layer for layer in purged["layers"] if layer["layer"] == "mesa")
+    mesa = layer_of(cold.json("purge", "--all"), "mesa")
     assert (mesa["removed"], len(mesa["skipped"])) == (2, 1)
     assert {path: path.read_bytes() for path in (cold.path / ".cache").glob("mesa_shader_cache/??/*")} == desktop
     name = "/".join(next(iter(desktop)).parts[-2:])

@@ -11,7 +11,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.layers import clear, environment_of, got, keys_of, python, root_of, running, sql, verified
+from support.layers import (
+    clear,
+    environment_of,
+    findings,
+    got,
+    keys_of,
+    listed,
+    problems,
+    python,
+    root_of,
+    running,
+    select,
+    sql,
+    usage_of,
+    verified,
+)
 from support.miopen_files import FIND
 from support.miopen_kernels import (
     ARGS,
@@ -23,21 +38,19 @@ from support.miopen_kernels import (
     TABLE_2_3,
     VERSION,
     artifact,
-    findings,
     key_of,
     packed,
-    problems,
     store,
     stored,
     user_file,
 )
-from support.products import OBJECT, OTHER
+from support.products import OBJECT, OTHER, fill_tuning
 from support.products import fill_kernels as fill
 
 from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.core.errors import Damaged, EntryExists, LayerError, Refused
-from cachectl.layers.core.facts import Artifact, Entry, Problem, Root, Severity
-from cachectl.layers.core.layer import Layer, get_many, put_many
+from cachectl.layers.core.facts import Artifact, Entry, Severity
+from cachectl.layers.core.layer import Layer, put_many
 from cachectl.layers.core.selection import Selection
 from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenTuning
 from cachectl.layers.miopen.kernels import encode, kernel_key, split_kernel_key
@@ -51,7 +64,7 @@ def layer(tmp_path: Path) -> MIOpenKernels:
 
 def test_both_generations_are_listed(tmp_path: Path, layer: MIOpenKernels) -> None:
     fill(tmp_path)
-    entries = {entry.key: entry for entry in layer.entries()}
+    entries = listed(layer)
     old = "3.2.0.x/gfx906_60.ukdb"
     assert set(entries) == {KEY, key_of(f"{VERSION}/gfx90a6e.ukdb", *OTHER), key_of(old), OBJECT}
     new = entries[KEY]
@@ -74,50 +87,18 @@ def test_both_generations_are_listed(tmp_path: Path, layer: MIOpenKernels) -> No
 
 @pytest.mark.parametrize("wal", [None, True])
 @pytest.mark.parametrize("code", [CODE, os.urandom(4096), b"abc"], ids=["packs", "does not pack", "three bytes"])
-def test_put_writes_what_miopen_would_have_written(tmp_path: Path, code: bytes, wal: bool | None) -> None:
+def test_put_writes_what_miopen_would_have_written(
+    tmp_path: Path, layer: MIOpenKernels, code: bytes, wal: bool | None
+) -> None:
     """And it leaves the rows and the mode of a file that exists."""
-    layer, path = MIOpenKernels(environment_of(tmp_path)), user_file(tmp_path)
+    path = user_file(tmp_path)
     before = stored(store(path, {OTHER: packed(CODE)}, wal=True)) if wal else []
     layer.put(KEY, artifact(KEY, code))
     assert stored(path) == [*before, (NAME, ARGS, *packed(code))]
     assert os.listdir(path.parent) == ["gfx90a6e.ukdb"]
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA index_info(idx_kern_db)").fetchall() != []
+    assert select(path, "* FROM pragma_index_info('idx_kern_db')") != []
     assert path.read_bytes()[18:20] == (b"\x02\x02" if wal else b"\x01\x01")
-    read = got(layer, KEY)
-    assert (read.data, findings(layer)) == (code, [])
-
-
-def test_equal_bytes_are_not_put_again_however_they_are_packed(tmp_path: Path, layer: MIOpenKernels) -> None:
-    store(user_file(tmp_path), {(NAME, ARGS): packed(CODE, level=1)})
-    before = snapshot(tmp_path)
-    layer.put(KEY, artifact(KEY))
-    with pytest.raises(EntryExists):
-        layer.put(KEY, artifact(KEY, b"another kernel"))
-    assert snapshot(tmp_path) == before
-
-
-@pytest.mark.parametrize(
-    ("key", "data", "sentence"),
-    [
-        (key_of(args=" -DX='a'"), CODE, "a quote"),
-        (key_of(name="it's.cl.o"), CODE, "a quote"),
-        (key_of(name="kernel.cl"), CODE, "does not end in .o"),
-        (KEY, b"", "is empty"),
-        (key_of("../gfx90a6e.ukdb"), CODE, "is not a key"),
-        (key_of("gfx90a6e.kdb"), CODE, "is not a key"),
-        (key_of("notes/gfx90a6e.ukdb"), CODE, "is not a key"),
-        (f"{VERSION}/gfx90a6e.ukdb::{NAME}", CODE, "is not a key"),
-    ],
-)
-def test_put_refuses_what_miopen_could_not_use(tmp_path: Path, key: str, data: bytes, sentence: str) -> None:
-    home = tmp_path / "home"
-    fill(home)
-    layer = MIOpenKernels(environment_of(home))
-    before = snapshot(tmp_path)
-    with pytest.raises(LayerError, match=sentence):
-        layer.put(key, artifact(key, data))
-    assert snapshot(tmp_path) == before
+    assert (got(layer, KEY).data, findings(layer)) == (code, [])
 
 
 def test_nothing_is_read_or_written_through_a_link_for_a_versions_folder(tmp_path: Path, layer: MIOpenKernels) -> None:
@@ -164,9 +145,9 @@ def test_a_database_that_a_program_writes_all_the_time_is_read_and_cleared(tmp_p
     inode = path.stat().st_ino
     layer = MIOpenKernels(replace(environment_of(tmp_path), lock_timeout=60.0))
     with running(*python(WRITER, path)) as program:
-        assert KEY in {entry.key for entry in layer.entries()}
+        assert KEY in listed(layer)
         assert clear(layer).removed >= 4
-        assert KEY not in {entry.key for entry in layer.entries()}
+        assert KEY not in listed(layer)
         assert program.poll() is None
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA wal_autocheckpoint=0")
@@ -207,11 +188,15 @@ REJECTED = {
 
 
 @pytest.mark.parametrize("values", ACCEPTED.values(), ids=ACCEPTED)
-def test_rows_that_miopen_accepts_are_read_and_put_alike(tmp_path: Path, values: tuple[object, ...]) -> None:
+def test_rows_that_miopen_accepts_are_read_and_put_alike(
+    tmp_path: Path, layer: MIOpenKernels, values: tuple[object, ...]
+) -> None:
     path = store(user_file(tmp_path), {(NAME, ARGS): values})
-    layer = MIOpenKernels(environment_of(tmp_path))
-    read = got(layer, KEY)
+    read, rows = got(layer, KEY), stored(path)
     assert (problems(layer), findings(layer)) == ([], [])
+    # Equal bytes are not put again, however they are packed.
+    layer.put(KEY, read)
+    assert stored(path) == rows
     assert clear(layer).removed == 1
     layer.put(KEY, read)
     assert stored(path) == [(NAME, ARGS, *encode(read.data))]
@@ -227,8 +212,10 @@ def test_rows_that_miopen_rejects_are_damaged(tmp_path: Path, layer: MIOpenKerne
     assert (finding.key, finding.severity, finding.code) == (KEY, Severity.FAILS, "content")
     assert finding.fix == f"cachectl purge miopen --key '{KEY}'"
     # A damaged row is cleared, or replaced, like any other.
+    before = stored(user_file(tmp_path))
     with pytest.raises(EntryExists):
         layer.put(KEY, artifact(KEY))
+    assert stored(user_file(tmp_path)) == before
     layer.put(KEY, artifact(KEY), replace=True)
     assert findings(layer) == []
 
@@ -244,7 +231,7 @@ def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path, layer: M
     path = store(user_file(tmp_path), odd)
     entries = {entry.detail["kernel_name"]: entry.key for entry in layer.entries()}
     assert entries["ns::name.cl.o"] == key_of(name="ns%3A%3Aname.cl.o")
-    artifacts = [one for one in get_many(layer, list(entries.values())).values() if isinstance(one, Artifact)]
+    artifacts = [got(layer, key) for key in entries.values()]
     assert {one.detail["kernel_name"]: one.data for one in artifacts} == {name: CODE + name.encode() for name in NAMES}
     assert clear(layer, key=entries["ns::name.cl.o"]).removed == 1
     assert len(stored(path)) == len(NAMES) - 1
@@ -324,9 +311,10 @@ def test_unusable_files_are_problems(tmp_path: Path, layer: MIOpenKernels) -> No
     (folder / "gfx90a6e.ukdb").write_bytes(b"garbage" * 1000)
     store(folder / "gfx1030_36.ukdb", {(f"k{n}.s.o", ""): (os.urandom(5000), "0", 0) for n in range(9)})
     os.truncate(folder / "gfx1030_36.ukdb", 20_000)
-    found = [thing for thing in layer.store.scan(layer.roots()[0]) if isinstance(thing, Problem)]
-    codes = {problem.path.stem: problem.code for problem in found}
-    assert codes == {**dict.fromkeys(tables, "unreadable"), **dict.fromkeys(("gfx90a6e", "gfx1030_36"), "sqlite")}
+    assert {problem.path.stem: problem.code for problem in usage_of(layer).problems} == {
+        **dict.fromkeys(tables, "unreadable"),
+        **dict.fromkeys(("gfx90a6e", "gfx1030_36"), "sqlite"),
+    }
     judged = {Path(finding.key or "").stem: finding for finding in verified(layer)}
     assert {name: (finding.code, finding.thing is not None) for name, finding in judged.items()} == {
         **dict.fromkeys(tables, ("foreign", False)),
@@ -353,7 +341,7 @@ def test_system_files_are_judged_by_their_header(tmp_path: Path) -> None:
     assert "journal_mode=delete" in fixes["wal"]
     assert "reinstall the package" in fixes["no-file"]
     assert keys_of(system) == [key_of("gfx90a.kdb")]
-    assert sorted(os.listdir(tmp_path / "db")) == ["gfx900.kdb", "gfx906.kdb", "gfx908.kdb", "gfx90a.kdb"]
+    assert len(os.listdir(tmp_path / "db")) == 4
 
 
 def test_a_custom_folder_is_searched_with_and_without_version_folders(tmp_path: Path) -> None:
@@ -365,37 +353,33 @@ def test_a_custom_folder_is_searched_with_and_without_version_folders(tmp_path: 
     assert clear(layer).removed == 2
 
 
-def test_roots_in_a_temporary_folder_show_their_owners_files_alone(tmp_path: Path) -> None:
-    environment = environment_of(tmp_path)
+def test_roots_in_a_temporary_folder_show_their_owners_files_alone(tmp_path: Path, layer: MIOpenKernels) -> None:
     mine = store(tmp_path / "tmp/gfx906_60.ukdb", {(NAME, ARGS): GOOD})
     theirs = store(tmp_path / "tmp/gfx90a6e.ukdb", {(NAME, ARGS): GOOD})
     if os.getuid() == 0:
         os.chown(theirs, 12345, 12345)
     else:
         theirs.unlink()
-    layer = MIOpenKernels(environment)
-    roots: dict[Path, Root] = {root.path: root for root in layer.roots()}
-    assert roots[tmp_path / "tmp"].role == "temporary"
+    assert {root.path: root.role for root in layer.roots()}[tmp_path / "tmp"] == "temporary"
     assert keys_of(layer) == [key_of("gfx906_60.ukdb")]
     assert layer.get(key_of("gfx90a6e.ukdb")) is None
     assert clear(layer).removed == 1
     assert stored(mine) == []
 
 
-def test_a_folder_that_cannot_be_read_is_one_problem(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_read_is_one_problem(tmp_path: Path, layer: MIOpenKernels) -> None:
     """It is read as databases and as object files."""
     root = tmp_path / ".cache/miopen"
     root.parent.mkdir()
     root.symlink_to(root)
-    assert problems(MIOpenKernels(environment_of(tmp_path))) == ["unreadable"]
+    assert problems(layer) == ["unreadable"]
 
 
 def test_a_purge_of_all_layers_leaves_tuning_and_the_files_of_the_package(tmp_path: Path) -> None:
     home, database = tmp_path / "home", tmp_path / "rocm/share/miopen/db/gfx90a.kdb"
     fill(home)
     store(database, {(NAME, ARGS): packed(CODE)}).with_name("gfx90a6e.HIP.fdb.txt").write_text("k=S:1,0,A\n")
-    (home / ".config/miopen").mkdir(parents=True)
-    (home / ".config/miopen/gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt").write_text("k=S:1,0,A\n")
+    fill_tuning(home)
     (home / ".cache/miopen/notes.ukdb").write_text("not MIOpen's")
     before = {**snapshot(tmp_path / "rocm"), **snapshot(home / ".config")}
     total = Stack(environment_of(home, MIOPEN_SYSTEM_DB_PATH=str(database.parent))).purge().total

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from support.layers import assigned, write
 
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.facts import Condition, Scope
+from cachectl.layers.core import Condition, Environment, Scope
 from cachectl.layers.miopen import (
     MIOpenKernels,
     MIOpenLayer,
@@ -56,47 +55,35 @@ def test_default_places(variables: str, folders: str) -> None:
 
 
 #: Platform and variables, and the places with their sources: of the user's kernels and tuning, or of the system's.
-NAMED: list[tuple[str, str, list[tuple[str, str]]]] = [
-    (
-        "linux",
-        "HOME=/home/u MIOPEN_CUSTOM_CACHE_DIR=~/c MIOPEN_USER_DB_PATH=d",
-        [("/home/u/c", "MIOPEN_CUSTOM_CACHE_DIR"), ("/here/d", "MIOPEN_USER_DB_PATH")],
-    ),
-    (
-        "linux",
-        "MIOPEN_CUSTOM_CACHE_DIR=~/c MIOPEN_USER_DB_PATH=/d/~",
-        [("/spare/c", "MIOPEN_CUSTOM_CACHE_DIR"), ("/d/spare", "MIOPEN_USER_DB_PATH")],
-    ),
-    (
-        "win32",
-        "USERPROFILE=/profile",
-        [(f"/profile/.miopen/{name}", "default (USERPROFILE)") for name in ("cache", "db")],
-    ),
-    (
-        "linux",
-        "HOME=/home/u MIOPEN_SYSTEM_DB_PATH=~/db",
-        [
-            ("/home/u/db", "MIOPEN_SYSTEM_DB_PATH"),
-            ("/here/~/db", "MIOPEN_SYSTEM_DB_PATH (its ~ is taken as it stands)"),
-        ],
-    ),
-]
+NAMED = {
+    "linux HOME=/home/u MIOPEN_CUSTOM_CACHE_DIR=~/c MIOPEN_USER_DB_PATH=d": {
+        "/home/u/c": "MIOPEN_CUSTOM_CACHE_DIR",
+        "/here/d": "MIOPEN_USER_DB_PATH",
+    },
+    "linux MIOPEN_CUSTOM_CACHE_DIR=~/c MIOPEN_USER_DB_PATH=/d/~": {
+        "/spare/c": "MIOPEN_CUSTOM_CACHE_DIR",
+        "/d/spare": "MIOPEN_USER_DB_PATH",
+    },
+    "win32 USERPROFILE=/profile": {f"/profile/.miopen/{name}": "default (USERPROFILE)" for name in ("cache", "db")},
+    "linux HOME=/home/u MIOPEN_SYSTEM_DB_PATH=~/db": {
+        "/home/u/db": "MIOPEN_SYSTEM_DB_PATH",
+        "/here/~/db": "MIOPEN_SYSTEM_DB_PATH (its ~ is taken as it stands)",
+    },
+}
 
 
-@pytest.mark.parametrize(("platform", "variables", "places"), NAMED)
-def test_named_places(platform: str, variables: str, places: list[tuple[str, str]]) -> None:
+@pytest.mark.parametrize("where", NAMED)
+def test_named_places(where: str) -> None:
+    platform, _, variables = where.partition(" ")
     environment = environment_of(platform, **assigned(variables))
     system = "MIOPEN_SYSTEM_DB_PATH" in variables
     layers = (MIOpenSystemKernels, MIOpenSystemTuning) if system else (MIOpenKernels, MIOpenTuning)
     roots = [root for made in layers for root in made(environment).roots()]
-    assert [(str(root.path), root.source) for root in roots] == places
+    assert [(str(root.path), root.source) for root in roots] == list(NAMED[where].items())
 
 
 def library(prefix: Path, name: str = "libMIOpen.so.1.0") -> Path:
-    path = prefix / "lib" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    return path
+    return write(prefix / "lib" / name, "")
 
 
 @no_miopen
@@ -122,8 +109,7 @@ def test_old_versions_are_not_stale_where_several_miopens_are_installed(tmp_path
     library(tmp_path / "rocm")
     library(tmp_path / "site/torch")
     for version in ("2.2.1", "3.3.0.x"):
-        path = tmp_path / ".cache/miopen" / version / ("a" * 32) / "k.s.o"
-        write(path, b"\x7fELF code")
+        write(tmp_path / ".cache/miopen" / version / ("a" * 32) / "k.s.o", b"\x7fELF code")
     variables = {"HOME": str(tmp_path), "ROCM_PATH": str(tmp_path / "rocm")}
     environment = Environment(variables, home=tmp_path, site=(tmp_path / "site",), temporary=tmp_path / "tmp")
     assert [entry.stale for entry in MIOpenKernels(environment).entries()] == [None, None]
@@ -159,22 +145,22 @@ def test_the_state_is_absent_until_a_library_or_a_file_is_here(tmp_path: Path) -
     assert {made(found).state().condition for made in LAYERS} == {Condition.ENABLED}
 
 
-#: The base in a name; architecture, device and compute units.
-BASES: dict[str, tuple[str | None, str | None, int | None]] = {
-    "gfx906_60": ("gfx906", "gfx906", 60),
-    "gfx90878": ("gfx908", "gfx908", 120),
-    "gfx90a6e": ("gfx90a", "gfx90a", 110),
-    "gfx942130": ("gfx942", "gfx942", 304),
-    "gfx942e4": ("gfx942", "gfx942", 228),
-    "gfx110136": ("gfx1101", "gfx1101", 54),
-    "gfx115128": ("gfx1151", "gfx1151", 40),
-    "gfx120020": ("gfx1200", "gfx1200", 32),
-    "gfx950100": ("gfx950", "gfx950", 256),
-    "gfx1030_36": ("gfx1030", "gfx1030", 36),
-    "gfx906_nosramecc_60": ("gfx906", "gfx906_nosramecc", 60),
-    "gfx90a_xnack6e": ("gfx90a", "gfx90a_xnack", 110),
-    "gfx90a": ("gfx90a", "gfx90a", None),
-    "gfx7777": (None, None, None),
+#: The base in a name; device, which begins with the architecture, and compute units.
+BASES: dict[str, tuple[str | None, int | None]] = {
+    "gfx906_60": ("gfx906", 60),
+    "gfx90878": ("gfx908", 120),
+    "gfx90a6e": ("gfx90a", 110),
+    "gfx942130": ("gfx942", 304),
+    "gfx942e4": ("gfx942", 228),
+    "gfx110136": ("gfx1101", 54),
+    "gfx115128": ("gfx1151", 40),
+    "gfx120020": ("gfx1200", 32),
+    "gfx950100": ("gfx950", 256),
+    "gfx1030_36": ("gfx1030", 36),
+    "gfx906_nosramecc_60": ("gfx906_nosramecc", 60),
+    "gfx90a_xnack6e": ("gfx90a_xnack", 110),
+    "gfx90a": ("gfx90a", None),
+    "gfx7777": (None, None),
 }
 #: A file; its kind, base, backend and version.
 NAMES: dict[str, tuple[str, str, str | None, str | None]] = {
@@ -196,8 +182,9 @@ OTHERS = ("notes.ukdb", "gfx90a6e.ukdb-wal", "gfx90a6e.txt", "gfx90a.kdb.bz2", "
 def test_names_of_files() -> None:
     named = {file: name for file in NAMES if (name := parse_name(file)) is not None}
     assert {file: (name.kind, name.base, name.backend, name.version) for file, name in named.items()} == NAMES
-    of_base = {name.base: (name.arch, name.device, name.units) for name in named.values() if name.kind == "ukdb"}
+    of_base = {name.base: (name.device, name.units) for name in named.values() if name.kind == "ukdb"}
     assert of_base == BASES
+    assert all(name.arch == (name.device and name.device.split("_")[0]) for name in named.values())
     assert [parse_name(file) for file in OTHERS] == [None] * len(OTHERS)
     assert max(["2.20.0.x", "2.9.0", "3.0.0."], key=version_numbers) == "3.0.0."
     assert program_names("Conv_Winograd_v21_1_3.s.o") == ("Conv_Winograd_v21_1_3.s", "Conv_Winograd_v21_1_3")

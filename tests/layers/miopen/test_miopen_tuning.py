@@ -9,16 +9,12 @@ from dataclasses import replace as changed
 from pathlib import Path
 
 import pytest
-from support.layers import clear, environment_of, got, usage_of, verified
+from support.layers import clear, environment_of, got, listed, problems, usage_of, verified, write
 from support.miopen_files import FIND
 from support.products import LINE, PERF, PROBLEM, TUNED, fill_system_tuning
 from support.products import fill_tuning as fill
 
-from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.errors import Damaged, EntryExists, LayerError
-from cachectl.layers.core.facts import Ability, Artifact, Problem, Severity
-from cachectl.layers.core.layer import get_many, put_many
-from cachectl.layers.core.selection import Selection
+from cachectl.layers.core import Ability, Artifact, Damaged, EntryExists, Selection, Severity, get_many, put_many
 from cachectl.layers.miopen import MIOpenSystemTuning, MIOpenTuning
 from cachectl.stack import Stack
 
@@ -40,7 +36,7 @@ def layer(tmp_path: Path) -> MIOpenTuning:
 
 def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path, layer: MIOpenTuning) -> None:
     folder = fill(tmp_path)
-    entries = {entry.key: entry for entry in layer.entries()}
+    entries = listed(layer)
     assert set(entries) == {f"{FIND}::{PROBLEM}", f"{FIND}::other", f"{PERF}::{TUNED}"}
     entry = entries[f"{FIND}::{PROBLEM}"]
     assert (entry.bytes, entry.device, entry.kernels) == (len(LINE) + 1, "gfx90a", None)
@@ -67,8 +63,7 @@ def test_tuning_is_precious_and_knows_no_kernels(tmp_path: Path, layer: MIOpenTu
 
 
 def test_many_records_are_placed_where_their_keys_are_free(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "one")
-    (folder / FIND).write_text("a=S:1.5,0,A\nb=S:2,0,A\nbroken\ncut=nothing\n")
+    write(tmp_path / "one/.config/miopen" / FIND, "a=S:1.5,0,A\nb=S:2,0,A\nbroken\ncut=nothing\n")
     keys = [f"{FIND}::{key}" for key in ("a", "b", "cut", "none")]
     read = dict(get_many(MIOpenTuning(environment_of(tmp_path / "one")), keys))
     assert isinstance(read.pop(f"{FIND}::cut"), Damaged)
@@ -117,30 +112,6 @@ def test_locks_lie_where_every_miopen_takes_them_for_every_spelling_of_the_folde
         assert lock.read_bytes() == b""
 
 
-@pytest.mark.parametrize(
-    ("key", "line", "sentence"),
-    [
-        (f"{FIND}::a", "b=S:1", "another key"),
-        (f"{FIND}::a=b", "a=b=S:1,0,A", "another key"),
-        ("bogus::x", "x=S:1,0,A", "^miopen-tuning: 'bogus::x' is not a key"),
-        (FIND, "x=S:1,0,A", f"^miopen-tuning: '{FIND}' is not a key"),
-        (f"{FIND}::a", "a=S", "no value has an id"),
-        (f"{FIND}::a", "a=S:1\n", "more than one line"),
-        ("notes.txt::a", "a=S:1", "is not a key"),
-        (f"../{FIND}::a", "a=S:1", "is not a key"),
-        ("gfx90a6e.HIP.fdb.txt::a", "a=S:1", "is not a key"),
-        ("gfx906_60_1.1.0.udb::a", "a=S:1", "is not a key"),
-    ],
-)
-def test_put_refuses_what_is_no_record_of_a_user_file(tmp_path: Path, key: str, line: str, sentence: str) -> None:
-    fill(tmp_path / "home")
-    layer = MIOpenTuning(environment_of(tmp_path / "home"))
-    before = snapshot(tmp_path)
-    with pytest.raises(LayerError, match=sentence):
-        layer.put(key, artifact(key, line))
-    assert {path: what for path, what in snapshot(tmp_path).items() if "lock" not in path} == before
-
-
 def test_results_in_sqlite_are_counted_and_left(tmp_path: Path, layer: MIOpenTuning) -> None:
     path = folder_of(tmp_path) / "gfx906_60_1.1.0.udb"
     path.write_bytes(b"SQLite format 3\0" + bytes(4080))
@@ -153,14 +124,10 @@ def test_results_in_sqlite_are_counted_and_left(tmp_path: Path, layer: MIOpenTun
 def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) -> None:
     folder = folder_of(tmp_path)
     (folder / FIND).write_text("good=S:1,0,A\nno equals\ngood=S:2,0,A\nlast=S:1")
-    found = [thing for thing in layer.store.scan(layer.roots()[0]) if isinstance(thing, Problem)]
-    assert sorted(problem.code for problem in found) == ["duplicate", "malformed", "newline"]
+    assert sorted(problems(layer)) == ["duplicate", "malformed", "newline"]
     findings = {finding.code: finding for finding in verified(layer)}
-    assert {code: finding.severity for code, finding in findings.items()} == {
-        "malformed": Severity.RECOMPILES,
-        "duplicate": Severity.WASTES,
-        "newline": Severity.RECOMPILES,
-    }
+    severities = {"malformed": Severity.RECOMPILES, "duplicate": Severity.WASTES, "newline": Severity.RECOMPILES}
+    assert {code: finding.severity for code, finding in findings.items()} == severities
     assert "line 2" in findings["malformed"].fix
     # Results of tuning are never removed as damaged.
     assert {finding.thing for finding in findings.values()} == {None}
@@ -174,9 +141,6 @@ def test_system_results_of_every_form_are_listed_and_damage_is_the_packages(tmp_
     (tmp_path / "db/gfx906_60.db").write_bytes(b"SQLite format 3\0")
     (tmp_path / "db/gfx90a6e.db.txt").write_text(f"{TUNED}=S:1\nbroken\n")
     layer = MIOpenSystemTuning(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
-    assert {entry.key for entry in layer.entries()} >= {
-        f"gfx906_60.HIP.fdb.txt::{PROBLEM}",
-        f"gfx90a6e.db.txt::{TUNED}",
-    }
+    assert listed(layer).keys() >= {f"gfx906_60.HIP.fdb.txt::{PROBLEM}", f"gfx90a6e.db.txt::{TUNED}"}
     (finding,) = verified(layer)
     assert "reinstall the package" in finding.fix

@@ -14,14 +14,12 @@ from pathlib import Path
 import pytest
 from homes import Home
 from support.databases import CREATE, FILE, dictionary, interrupted, purge, rows_of
-from support.layers import keys_of, python, running, sql, usage_of, verified
+from support.layers import clear_damaged, keys_of, python, running, sql, usage_of, verified
 from tiers import amount
 
+from cachectl.layers.core import Busy, LayerError, Refused, Unreachable
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.errors import Busy, LayerError, Refused, Unreachable
-from cachectl.layers.core.layer import plan_removal
 from cachectl.layers.disk.trust import shared_because
-from cachectl.layers.pytools import PytoolsDictionaries
 from cachectl.layers.pytools.dictionaries import SCHEMA
 from cachectl.layers.stores.database import file_stamp
 from cachectl.layers.stores.rows import CHANGED, RowFile
@@ -97,10 +95,8 @@ def test_many_rows_are_read_and_placed_as_one_is(tmp_path: Path) -> None:
     rows, keys = rows_in(path), ["ABC", "abc", "a", "a ", "12", "012", "12.0", "x\0y", "x", "\udcff", "0", "Z", "z"]
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute(CREATE)
-        connection.executemany(
-            "insert into dict values (?, ?)", [("ABC", b"1"), ("a ", b"2"), ("12", b"3"), ("x\0y", b"4")]
-        )
-        before = set(connection.execute("select * from dict"))
+        before = {("ABC", b"1"), ("a ", b"2"), ("12", b"3"), ("x\0y", b"4")}
+        connection.executemany("insert into dict values (?, ?)", before)
 
         def read_each() -> list[object]:
             return [rows.read_many([(key,)])[0] for key in keys]
@@ -114,17 +110,15 @@ def test_many_rows_are_read_and_placed_as_one_is(tmp_path: Path) -> None:
 def test_every_truncation_is_found_and_none_ends_in_an_error(home: Home) -> None:
     path = dictionary(home.path / ".cache/pytools" / FILE, rows=60)
     whole = path.read_bytes()
-    layer = PytoolsDictionaries(home.environment())
+    layer = home.stack["pytools"]
     for size in range(1, len(whole), amount(1999, 211)):
         path.write_bytes(whole[:size])
         keys_of(layer)
         usage_of(layer)
         (finding,) = verified(layer)
         assert (finding.code, finding.key) == ("sqlite", FILE), size
-        assert finding.thing is not None
-        outcome = layer.clear(plan_removal(layer, [finding.thing]))
-        assert (outcome.skipped, outcome.failed) == ((), ())
-        assert not path.exists()
+        outcome = clear_damaged(layer)
+        assert (outcome.skipped, outcome.failed, path.exists()) == ((), (), False)
 
 
 def test_a_damaged_file_goes_only_whole_unchanged_and_used_by_nobody(tmp_path: Path) -> None:
@@ -150,7 +144,7 @@ def test_a_damaged_file_goes_only_whole_unchanged_and_used_by_nobody(tmp_path: P
 def test_an_interrupted_write_is_unknown_and_finished_by_a_purge(home: Home) -> None:
     path = interrupted(home.path / ".cache/pytools" / FILE)
     before = snapshot(home.path, times=True)
-    layer = PytoolsDictionaries(home.environment())
+    layer = home.stack["pytools"]
     (finding,) = verified(layer)
     assert (finding.severity.value, finding.thing) == ("harmless", None)
     assert "interrupted write is pending, which the next program that opens it finishes" in finding.message
@@ -177,8 +171,8 @@ def test_a_file_that_its_interrupted_write_repairs_is_not_removed_as_damaged(hom
     else:
         interrupted(path)
     path.write_bytes(bytes(4096) + path.read_bytes()[4096:])
-    layer = PytoolsDictionaries(home.environment())
-    outcome = layer.clear(layer.plan_clear(damaged=True))
+    layer = home.stack["pytools"]
+    outcome = clear_damaged(layer)
     assert (outcome.removed, outcome.orphans_removed, outcome.failed) == (0, 0, ())
     assert rows_of(path) == 20
 

@@ -7,18 +7,17 @@ import os
 import pickle
 import shutil
 import signal
-import sqlite3
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from homes import Home
-from support.layers import python, running, sql, write
+from support.layers import python, running, select, sql, write
 from tiers import thorough
 
 from cachectl.layers.disk.room import left_of_quota
@@ -99,11 +98,8 @@ def purged(home: Path, *arguments: str, command: tuple[str, ...] = ("-m", "cache
 
 def state(file: Path) -> tuple[str, int]:
     """Return what sqlite's own check says of a database, and the number of rows."""
-    with closing(sqlite3.connect(file)) as connection:
-        (verdict,), (rows,) = (
-            connection.execute(query).fetchone() for query in ("pragma integrity_check", "select count(*) from dict")
-        )
-        return verdict, rows
+    ((verdict, rows),) = select(file, "integrity_check, (select count(*) from dict) from pragma_integrity_check")
+    return verdict, rows
 
 
 def test_a_disk_with_dictionaries_alone_is_cleared_without_a_free_byte(disk: Path) -> None:
@@ -179,9 +175,8 @@ def test_a_disk_without_inodes_is_cleared(mount: Callable[..., Path], tmp_path: 
 def test_rows_of_which_some_stay_need_room_and_say_so(disk: Path) -> None:
     """Where nothing else can go, nothing is lost, and one line says what to do."""
     file = fill_dictionary(disk, "a", rows=1)
-    with closing(sqlite3.connect(file)) as connection, connection:
-        ((key,),) = connection.execute("select keyhash from dict")
-        connection.execute("insert into dict values ('small', ?)", (pickle.dumps(1),))
+    ((key,),) = select(file, "keyhash from dict")
+    sql(file, f"insert into dict values ('small', x'{pickle.dumps(1).hex()}')")
     fill_up(disk)
     before = file.read_bytes()
     status, said = purged(disk, "pytools", "--key", f"{file.name}/{key}")

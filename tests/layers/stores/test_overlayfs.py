@@ -6,10 +6,8 @@ The mounts are real, in a file system of their own, and need the superuser.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +15,11 @@ from pathlib import Path
 import pytest
 from homes import Home
 from injector import KILL, WRITES, Fault, Injector
-from support.layers import got, root_of
+from support.layers import got, keys_of, root_of
+from support.tracing import layer_of, trace
 from worlds import leftovers
 
-from cachectl.layers.pocl import PoclKernels
-from cachectl.layers.pyopencl import PyOpenCLBinaries
-
 Mounter = Callable[[Path], None]
-LAYERS = {"pocl": PoclKernels, "pyopencl": PyOpenCLBinaries}
 
 
 @pytest.fixture
@@ -48,22 +43,20 @@ def mounted(mount: Callable[..., Path], tmp_path: Path) -> Mounter:
 def image(warm: Home, mounted: Mounter) -> Home:
     """Return a filled home all of whose files lie in a lower layer."""
     mounted(warm.path)
-    entry = next(iter(PoclKernels(warm.environment()).entries()))
+    entry = next(warm.stack["pocl"].entries())
     with pytest.raises(OSError, match="cross-device"):
         os.rename(entry.root / entry.key, warm.path / "elsewhere")
     return warm
 
 
 def keys(home: Home, layer: str) -> set[str]:
-    return {entry.key for entry in LAYERS[layer](home.environment()).entries()}
+    return set(keys_of(home.stack[layer]))
 
 
 def built(home: Home, layer: str) -> int:
     """Run a part of the programs that filled the home again; return how many entries of a layer they stored."""
     program, number = {"pocl": ("kernels.py", "2"), "pyopencl": ("binaries.py", "3")}[layer]
-    home.cachectl("trace --json trace.json --force --", sys.executable, str(home.programs / program), number)
-    layers = json.loads((home.path / "trace.json").read_text())["layers"]
-    return next(int(part["stores"]) for part in layers if part["layer"] == layer)
+    return int(layer_of(trace(home, program, number), layer)["stores"])
 
 
 @pytest.mark.real
@@ -71,7 +64,7 @@ def built(home: Home, layer: str) -> int:
 @pytest.mark.parametrize("layer", ["pocl", "pyopencl"])
 def test_entries_of_an_image_are_replaced_and_removed(image: Home, layer: str) -> None:
     """Removed one by one (damage, a selection) and at once, then real programs miss, and hit again."""
-    adapter = LAYERS[layer](image.environment())
+    adapter = image.stack[layer]
     assert built(image, layer) == 0
     here, there, *others = sorted(keys(image, layer))
     other = got(adapter, there)
@@ -99,7 +92,7 @@ def test_a_killed_purge_leaves_all_or_a_miss(
     # Of those that the program stores again: PyOpenCL makes each build for its own cache a new program to PoCL.
     found = [
         entry
-        for entry in LAYERS[layer](image.environment()).entries()
+        for entry in image.stack[layer].entries()
         if layer == "pyopencl" or not {"lk0", "lk1"}.isdisjoint(entry.kernels or ())
     ]
     entry = max(found, key=lambda entry: entry.files)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachectl.layers.core.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
+from cachectl.layers.core import Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.stores.records import RecordFile
 from cachectl.layers.stores.rows import Row
@@ -21,6 +21,11 @@ from cachectl.layers.stores.rows import Row
 PART = st.text(st.characters(blacklist_characters="=:;\n", blacklist_categories=["Cs"]), min_size=1, max_size=12)
 CONTENTS = st.dictionaries(PART, PART, min_size=1, max_size=4)
 DATABASES = st.dictionaries(PART, CONTENTS, max_size=8)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "records.txt"
 
 
 def store(path: Path) -> RecordFile:
@@ -82,8 +87,7 @@ def test_neighbours_of_what_is_deleted_stay(database: dict[str, dict[str, str]],
             assert path.read_bytes() == kept
 
 
-def test_the_readers_rules(tmp_path: Path) -> None:
-    path = tmp_path / "records.txt"
+def test_the_readers_rules(path: Path) -> None:
     path.write_bytes(b"a=S:1\n\nno equals\n=S:1\nb=\nc=S\nd=S:1;T\na=S:2\ne=S:1;S:2\nc=S:3\nf=S:1,x:y")
     assert set(records(path)) == {"a", "d", "e", "f"}
     assert records(path)["a"] == b"a=S:1"
@@ -113,8 +117,8 @@ def test_the_readers_rules(tmp_path: Path) -> None:
         (b"", ["malformed"]),
     ],
 )
-def test_records_as_miopen_reads_them(tmp_path: Path, contents: bytes, codes: list[str]) -> None:
-    path, copy = tmp_path / "records.txt", tmp_path / "copy.txt"
+def test_records_as_miopen_reads_them(path: Path, contents: bytes, codes: list[str]) -> None:
+    copy = path.with_name("copy.txt")
     path.write_bytes(b"k=" + contents + b"\n")
     assert [code for _, code in faults(path)] == codes
     line = lines_of(path, "k")["k"]
@@ -128,8 +132,7 @@ def test_records_as_miopen_reads_them(tmp_path: Path, contents: bytes, codes: li
     assert copy.read_bytes() == path.read_bytes()
 
 
-def test_another_record_is_replaced_only_on_request_and_in_its_place(tmp_path: Path) -> None:
-    path = tmp_path / "records.txt"
+def test_another_record_is_replaced_only_on_request_and_in_its_place(path: Path) -> None:
     path.write_bytes(b"a=S:1")
     # It is not glued to an unfinished line.
     put(path, b"b=S:1")
@@ -144,11 +147,10 @@ def test_another_record_is_replaced_only_on_request_and_in_its_place(tmp_path: P
     put(path, b"a=S:2", replace=True)
     assert path.read_bytes() == b"a=S:2\nb=S:1\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert os.listdir(tmp_path) == ["records.txt"]
+    assert os.listdir(path.parent) == [path.name]
 
 
-def test_a_record_is_deleted_as_it_was_planned(tmp_path: Path) -> None:
-    path = tmp_path / "records.txt"
+def test_a_record_is_deleted_as_it_was_planned(path: Path) -> None:
     path.write_bytes(b"a=S:1\nb=S:1\na=S:2\nc=S:2\n")
     # One that the record hid does not come back; another has changed.
     planned = [row_of(line[:1].decode(), line) for line in (b"a=S:1", b"c=S:1", b"d=S:1")]
@@ -157,16 +159,15 @@ def test_a_record_is_deleted_as_it_was_planned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [b"", b"a", b"=S:1", b"a=", b"a=S", b"a=S:1\nb=S:1", b"a=S:1\n"])
-def test_an_artifact_that_is_not_a_record_is_refused(tmp_path: Path, line: bytes) -> None:
+def test_an_artifact_that_is_not_a_record_is_refused(path: Path, line: bytes) -> None:
     with pytest.raises(Damaged):
-        put(tmp_path / "records.txt", line, replace=True)
-    assert os.listdir(tmp_path) == []
+        put(path, line, replace=True)
+    assert os.listdir(path.parent) == []
 
 
-def test_a_link_is_neither_read_nor_written_through(tmp_path: Path) -> None:
-    target = tmp_path / "elsewhere.txt"
+def test_a_link_is_neither_read_nor_written_through(path: Path) -> None:
+    target = path.with_name("elsewhere.txt")
     target.write_bytes(b"a=S:1\n")
-    path = tmp_path / "records.txt"
     path.symlink_to(target)
     planned = [row_of("a", b"a=S:1")]
     for use in (lambda: records(path), lambda: put(path, b"b=S:1", replace=True), lambda: store(path).delete(planned)):

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from support.layers import python, running, write
 from tiers import amount
 
+from cachectl.layers.core import Damaged, Entry, EntryExists, LayerError, Outcome, Problem, Unreachable
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.errors import Damaged, EntryExists, LayerError, Unreachable
-from cachectl.layers.core.facts import Entry, Problem
 from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, always
 
@@ -38,12 +37,20 @@ def fill(tree: Tree, key: str = "ab/0001", **files: bytes) -> Path:
     return folder
 
 
-def leaves(tree: Tree) -> list[Leaf]:
-    return [leaf for leaf in tree.scan() if isinstance(leaf, Leaf)]
+def entries(tree: Tree) -> list[Entry]:
+    return [leaf.entry for leaf in tree.scan() if isinstance(leaf, Leaf)]
 
 
-def targets(tree: Tree) -> list[Entry]:
-    return [leaf.entry for leaf in leaves(tree)]
+def keys(tree: Tree) -> list[str]:
+    return [entry.key for entry in entries(tree)]
+
+
+def problems(tree: Tree) -> dict[str, str]:
+    return {problem.path.name: problem.code for problem in tree.scan() if isinstance(problem, Problem)}
+
+
+def clear(tree: Tree) -> Outcome:
+    return tree.remove(entries(tree))
 
 
 def test_links_are_listed_as_problems_and_never_followed(tree: Tree, tmp_path: Path) -> None:
@@ -52,22 +59,21 @@ def test_links_are_listed_as_problems_and_never_followed(tree: Tree, tmp_path: P
     fill(tree)
     for name, target in (("cd", outside.parent), ("ab/0002", outside), ("ab/0003", "0003"), ("ab/0001/inner", outside)):
         (tree.root / name).symlink_to(target)
-    found = list(tree.scan())
-    assert [leaf.entry.key for leaf in found if isinstance(leaf, Leaf)] == ["ab/0001"]
-    assert sorted(problem.path.name for problem in found if isinstance(problem, Problem)) == ["0002", "0003", "cd"]
-    assert tree.remove(targets(tree)).removed == 1
+    assert keys(tree) == ["ab/0001"]
+    assert problems(tree) == dict.fromkeys(("0002", "0003", "cd"), "link")
+    assert clear(tree).removed == 1
     assert (outside / "file").read_text() == "precious"
     assert (tree.root / "cd").is_symlink()
     # A root that is a link is resolved once.
     linked = Tree("test", tmp_path / "link", SHAPE)
     linked.root.symlink_to(tree.root)
     fill(tree, "ef/0001")
-    assert linked.remove(targets(linked)).removed == 1
+    assert clear(linked).removed == 1
 
 
 def test_a_folder_swapped_for_a_link_after_the_plan_does_no_harm(tree: Tree, tmp_path: Path) -> None:
     fill(tree)
-    planned = targets(tree)
+    planned = entries(tree)
     outside = tmp_path / "outside"
     (tree.root / "ab").rename(outside)
     (tree.root / "ab").symlink_to(outside)
@@ -78,10 +84,10 @@ def test_a_folder_swapped_for_a_link_after_the_plan_does_no_harm(tree: Tree, tmp
 
 def test_files_left_by_an_interrupted_removal_are_cleared_later(tree: Tree) -> None:
     write(tree.root / f".cachectl-trash-{'0' * 32}/0/file", "half removed")
-    (leaf,) = leaves(tree)
-    assert leaf.entry.is_orphan
+    (entry,) = entries(tree)
+    assert entry.is_orphan
     fill(tree)
-    outcome = tree.remove(targets(tree), tidy=always)
+    outcome = tree.remove(entries(tree), tidy=always)
     assert (outcome.removed, outcome.failed) == (1, ())
     assert os.listdir(tree.root) == []
 
@@ -141,9 +147,9 @@ def test_only_leaves_of_the_shape_ever_go(tmp_path_factory: pytest.TempPathFacto
     tree = Tree("test", tmp_path_factory.mktemp("tree") / "root", SHAPE)
     build(tree.root, content)
     before = snapshot(tree.root)
-    own = [leaf.entry.key for leaf in leaves(tree)]
+    own = keys(tree)
     assert all(SHAPE.accepts(key) or key.startswith(".cachectl-trash-") for key in own)
-    assert tree.remove(targets(tree)).failed == ()
+    assert clear(tree).failed == ()
     assert snapshot(tree.root) == {
         path: what for path, what in before.items() if not any(f"{path}/".startswith(f"{key}/") for key in own)
     }
@@ -154,8 +160,8 @@ def test_the_stage_of_a_running_cachectl_is_not_an_orphan(tree: Tree) -> None:
     stage.mkdir(parents=True)
     program = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), 2); print(1, flush=True); input()"
     with running(*python(program, stage)):
-        assert leaves(tree) == []
-    assert [leaf.entry.key for leaf in leaves(tree)] == [stage.name]
+        assert entries(tree) == []
+    assert keys(tree) == [stage.name]
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("file", path)], ids=["pipe", "link"])
@@ -183,7 +189,7 @@ def test_special_files_are_neither_read_nor_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "ab")
     (tmp_path / "cd").symlink_to("/etc/hostname")
     os.truncate(os.open(tmp_path / "ef", os.O_CREAT | os.O_WRONLY), 1 << 41)
-    assert [leaf.entry.key for leaf in leaves(files)] == ["ef"]
+    assert keys(files) == ["ef"]
     assert (files.read_members("ab"), files.read_members("cd")) == (None, None)
     with pytest.raises(Damaged, match="has more than 1,073,741,824 bytes"):
         files.read_members("ef")
@@ -191,36 +197,36 @@ def test_special_files_are_neither_read_nor_waited_for(tmp_path: Path) -> None:
 
 def test_a_folder_nested_without_end_is_a_problem(tree: Tree) -> None:
     (tree.root / "ab/0001").joinpath(*60 * ["d"]).mkdir(parents=True)
-    assert [problem.code for problem in tree.scan() if isinstance(problem, Problem)] == ["unrecognised"]
+    assert list(problems(tree).values()) == ["unrecognised"]
 
 
 def test_only_what_left_the_disk_is_counted_as_freed(tree: Tree, tmp_path: Path) -> None:
     folder = fill(tree, file=b"x" * 1000, other=b"y" * 10)
     os.link(folder / "file", tmp_path / "another name")
-    assert tree.remove(targets(tree)).bytes_freed == 10
+    assert clear(tree).bytes_freed == 10
 
 
 def test_a_full_disk_can_be_cleared_and_loses_nothing_to_put(mount: Callable[..., Path], tmp_path: Path) -> None:
     disk = mount("-t", "tmpfs", "-o", "nr_inodes=12,size=1m", "tmpfs", on=tmp_path / "disk")
     tree = Tree("test", disk / "root", SHAPE)
-    fill(tree, "ab/0001")
+    fill(tree)
     with contextlib.suppress(OSError):
         for number in range(100):
             (disk / str(number)).touch()
     with pytest.raises(LayerError, match="No space left"):
         place(tree, "ab/0001", {"file": b"other"}, replace=True)
     assert tree.read_members("ab/0001") == {"file": b"content"}
-    outcome = tree.remove(targets(tree))
+    outcome = clear(tree)
     assert (outcome.removed, outcome.bytes_freed, outcome.failed) == (1, 7, ())
 
 
 def test_what_is_no_entry_is_neither_listed_removed_nor_replaced(tmp_path: Path) -> None:
     tree = Tree("test", tmp_path, Shape(SHAPE.levels, folders=True, members=re.compile("file")))
-    fill(tree, "ab/0001", file=b"1", thesis=b"years")
+    fill(tree, file=b"1", thesis=b"years")
     (tmp_path / "ab/0002").write_text("a file where a folder is due")
     (tmp_path / "cd").write_text("another")
     before = snapshot(tmp_path)
-    assert leaves(tree) == []
+    assert entries(tree) == []
     assert tree.find("ab/0001") is None
     assert tree.remove([Entry("test", "ab/0001", tree.root, 6, 2, stamp=(2, 6, 0))]).removed == 0
     for key, reason in (("ab/0001", "left alone"), ("ab/0002", "left alone"), ("cd/0001", "cannot write")):
@@ -287,7 +293,7 @@ def test_without_room_for_a_trash_nothing_beside_a_folder_goes(
     write(entry / "docs/thesis.tex", "of the entry")
     write(entry.with_name("file"), "the user's own")
     entry.with_name("docs").symlink_to(tmp_path / "outside")
-    outcome = tree.remove(targets(tree))
+    outcome = clear(tree)
     assert (outcome.removed, outcome.bytes_freed, entry.exists()) == (1, 23, False)
     assert entry.with_name("file").read_text() == "the user's own"
     assert (tmp_path / "outside/thesis.tex").read_text() == "precious"
