@@ -241,32 +241,6 @@ def test_users_share_a_folder_whatever_their_umask_is(cheap: Home, tmp_path: Pat
     assert modes == {(True, 0o644), (False, 0o2775)}
 
 
-@pytest.mark.parametrize(
-    ("line", "status", "words"),
-    [
-        *((f"{verb} miopen", 2, "layer") for verb in ("push", "store ls", "pull --trust")),
-        *((f"{verb} s3://", 2, "names no store") for verb in ("push", "store ls", "pull --trust")),
-        *((f"{verb} file", 1, "is not a bundle") for verb in ("push", "store ls", "pull --trust")),
-        *((f"push {file} miopen", 2, "is no plain file") for file in ("/dev/null", "pipe.zip")),
-        ("pull --trust photographs", 1, "there is no store"),
-        ("pull photographs", 2, "--trust"),
-        ("run --store - --trust -- true", 2, "the standard streams are the command's"),
-        ("run --store store -- true", 2, "--trust"),
-        ("run --no-cache --store store --trust -- true", 2, "--store"),
-        *((f"run --prove {more} -- true", 2, "--store") for more in ("--trust", "--sign key")),
-        *((f"run {more} --isolated=file -- true", 1, "cannot make the root") for more in ("", "--base photographs")),
-    ],
-)
-def test_an_address_that_is_no_store_is_one_line(cheap: Home, line: str, status: int, words: str) -> None:
-    (cheap.path / "file").write_text("x")
-    (cheap.path / "photographs").mkdir()
-    os.mkfifo(cheap.path / "pipe.zip")
-    before = set(os.listdir(cheap.path))
-    done = cheap.cachectl(line, check=False)
-    assert (done.returncode, done.stderr.count("\n"), words in done.stderr) == (status, 1, True), done.stderr
-    assert set(os.listdir(cheap.path)) - {".local"} == before
-
-
 def test_entries_of_a_base_are_neither_pulled_nor_pushed(cheap: Home, other: Home, tmp_path: Path) -> None:
     store, base, own = (str(tmp_path / name) for name in ("store", "base", "own"))
     trusting = f"run --store {store} --trust"
