@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 #: Fixtures that several test files of one subject share.
 pytest_plugins = ("support.browser", "support.bundles", "support.servers")
 
-HERE = Path(__file__).parent
-
 
 def _missing() -> str | None:
     missing = [name for name in ("loopy", "pyopencl") if importlib.util.find_spec(name) is None]
@@ -112,12 +110,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Say which tests are left out by default, and how they are run."""
     if not (tiers.every_tier or config.getoption("-m")):
         terminalreporter.write_line(f"without the tests of longer tiers ({', '.join(TIERS)}): pytest --all runs them")
-
-
-@pytest.fixture(scope="session")
-def moments() -> int:
-    """Return at how many moments a command is killed: five, or a hundred with ``--all``."""
-    return tiers.amount(5, 100)
 
 
 @pytest.fixture(scope="session")
@@ -278,15 +270,6 @@ def warm(filled: Home, tmp_path: Path) -> Home:
 
 
 @pytest.fixture(scope="session")
-def fill(filled: Home) -> Callable[[Environment], None]:
-    return lambda environment: _copy(filled, environment)
-
-
-def _copy(home: Home, environment: Environment) -> None:
-    shutil.copytree(home.path, environment.home, symlinks=True, dirs_exist_ok=True)
-
-
-@pytest.fixture(scope="session")
 def compute_cache() -> Callable[[Path], None]:
     return unpack_compute_cache
 
@@ -323,8 +306,8 @@ def disk(mount: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def fill_sumpy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Environment], None]:
+def fill_sumpy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Environment], object]:
     """Return a way to fill a home with a dictionary that is neither loopy's nor PyOpenCL's."""
     home = make_home(tmp_path_factory.mktemp("dictionary") / "home")
     home.python("dictionary.py 4")
-    return lambda environment: _copy(home, environment)
+    return lambda environment: shutil.copytree(home.path, environment.home, symlinks=True, dirs_exist_ok=True)

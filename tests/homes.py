@@ -1,7 +1,5 @@
 """Homes in which tests run programs and commands; a command runs inside the test's process unless it needs its own."""
 
-from __future__ import annotations
-
 import fcntl
 import importlib.util
 import json
@@ -257,9 +255,8 @@ class Home:
         while using(("libpocl",)) and time.monotonic() < deadline:
             time.sleep(0.1)
 
-    def json(self, *arguments: str, check: bool = True, process: bool = False, **changes: str) -> Any:  # noqa: ANN401 - JSON
-        run = self.process if process else self.cachectl
-        return json.loads(run(*arguments, "--json", check=check, **changes).stdout)
+    def json(self, *arguments: str, check: bool = True, **changes: str) -> Any:  # noqa: ANN401 - JSON
+        return json.loads(self.cachectl(*arguments, "--json", check=check, **changes).stdout)
 
 
 def _checked(done: subprocess.CompletedProcess[str], *, check: bool) -> subprocess.CompletedProcess[str]:

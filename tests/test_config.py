@@ -1,7 +1,5 @@
 """Config files: which value counts, what is wrong with one, and which files are refused."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The layer on the page about adding layers passes the suite, and generated tables are complete."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import types

@@ -4,8 +4,6 @@ The rules are those of ``tests/faults/sweep.py``. By default one call is tried u
 ``CACHECTL_HAZARD=N`` every command meets all faults, at every Nth call; ``CACHECTL_HAZARD=1`` tries them all.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

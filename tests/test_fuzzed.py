@@ -3,8 +3,6 @@
 A parser may answer, or raise what its callers expect. The first byte of an input chooses the parser.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The oldest ones are installed by pip into an environment of their own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -18,8 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 from homes import Home
 from support.databases import rows_of
-from support.tracing import numbers, real
-from tiers import absent
+from support.tracing import numbers
+from tiers import absent, real
 
 import cachectl
 from cachectl import layers

@@ -1,12 +1,10 @@
 """Every verb is a method of the stack, with the words of the command line, and returns what ``--json`` prints."""
 
-from __future__ import annotations
-
 import sys
 
-import pytest
 from documents import validated
 from homes import Home
+from tiers import real
 
 import cachectl
 from cachectl.cli.output import to_json
@@ -16,7 +14,6 @@ from cachectl.layers.core.selection import Selection
 from cachectl.stack import Stack
 from cachectl.watching.proof import HOLDS
 
-real = pytest.mark.real
 ENDING_WITH_3 = (sys.executable, "-c", "raise SystemExit(3)")
 
 

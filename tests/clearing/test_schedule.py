@@ -1,7 +1,5 @@
 """Schedules: what is printed, and that the real systemd and cron take it and run it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

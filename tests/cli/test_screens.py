@@ -3,8 +3,6 @@
 ``CACHECTL_SCREENS=write pytest tests/cli/test_screens.py`` writes the screens again. Look at them before they are kept.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -27,6 +25,8 @@ LINES = (
     "report neo",
     "dir",
     "ls --sort size --limit 8",
+    "ls cuda --older-than 37d --sort age -q",
+    *(f"env --disable --layer pocl --layer loopy --shell {shell}" for shell in ("sh", "fish", "csh", "powershell")),
     "purge cuda --kernel 'ka1?' --dry-run",
     "prune --older-than 30d --max-size 130K --dry-run",
     "verify cuda",

@@ -1,7 +1,5 @@
 """What the superuser may do to the caches of other users, and what others may do to a user's."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import replace

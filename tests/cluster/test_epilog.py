@@ -1,7 +1,5 @@
 """The epilog of ``cachectl schedule slurm-epilog``, run as slurmd runs it."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import secrets

@@ -1,7 +1,5 @@
 """``run --base``: warm from a folder that nobody may write, new entries in a root of one's own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

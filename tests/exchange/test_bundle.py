@@ -1,7 +1,5 @@
 """Bundles: what another home and another environment hit, and what a changed one does."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import importlib.util
@@ -23,7 +21,7 @@ from threading import Thread
 import pytest
 from homes import CACHECTL, Home, make_home
 from support.bundles import TRUSTED, count, listed, programs, refused
-from support.kernels import add_kernels
+from support.miopen_kernels import add_kernels
 from tiers import real, thorough
 
 from cachectl.exchange import place, portability, trust

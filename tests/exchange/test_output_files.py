@@ -1,7 +1,5 @@
 """Files that commands write: nothing replaced that cachectl did not write, standard streams."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess
@@ -39,7 +37,7 @@ def cachectl(home: Home, line: str, data: bytes | None = None) -> subprocess.Com
     "line",
     [
         *("push thesis.tex pocl", "get pocl KEY -o thesis.tex"),
-        *("trace --json thesis.tex -- true", "bench -n 1 --json thesis.tex -- true"),
+        *("trace --json thesis.tex -- true", "bench -n 1 --json thesis.tex -- true", "report --html thesis.tex"),
     ],
 )
 def test_files_that_cachectl_did_not_write_stay(warm: Home, thesis: Path, line: str) -> None:

@@ -1,14 +1,12 @@
 """Shared stores on real servers: what is asked for, how many bytes travel, and what crowds of writers lose: nothing."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 import pytest
 from homes import Home
 from support.bundles import TRUSTED
-from support.kernels import add_kernels, kernels_in
+from support.miopen_kernels import add_kernels, kernels_in
 from support.servers import BUCKET, S3
 from tiers import amount, thorough_only
 

@@ -1,7 +1,5 @@
 """Staging in MPI jobs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

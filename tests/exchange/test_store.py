@@ -1,7 +1,5 @@
 """Shared stores: what another home pulls, what a push adds, and what gc and verify do."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform
@@ -16,7 +14,7 @@ from typing import Any
 import pytest
 from homes import CACHECTL, Home, make_home
 from support.bundles import TRUSTED, count, files, keys, programs
-from support.kernels import add_kernels
+from support.miopen_kernels import add_kernels
 from support.tracing import numbers, trace
 from tiers import thorough, thorough_only
 

@@ -25,8 +25,6 @@ have gone, nothing shows whose it is. A ``prune`` after an interrupted one finds
 limit holds.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import shutil

@@ -1,7 +1,5 @@
 """The doctor: what it says of a home, of what a root holds, and what fails stops nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The doctor: variables, places and ranks; roots that cannot be used or read, or that others can write."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

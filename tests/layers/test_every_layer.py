@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from support import mesa
 from support.layers import clear, got, keys_of, orphans, python, root_of, running, somebody, verified
-from support.miopen_files import FIND
-from support.miopen_kernels import ARGS, CODE, NAME, packed, store, user_file
+from support.miopen_kernels import ARGS, CODE, FIND, NAME, packed, store, user_file
 from support.products import (
     BARE,
     DEEP,

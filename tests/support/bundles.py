@@ -1,7 +1,5 @@
 """Helpers shared by the tests of stores."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections import Counter

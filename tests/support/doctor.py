@@ -1,7 +1,5 @@
 """Helpers shared by the tests of doctor."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

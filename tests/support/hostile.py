@@ -1,7 +1,5 @@
 """Homes full of deceptive files, links and real entries, for the tests of hostile homes."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

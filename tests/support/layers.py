@@ -1,7 +1,5 @@
 """Helpers shared by the tests of all layers."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sqlite3

@@ -1,7 +1,5 @@
 """``cachectl.disabled()`` and ``isolated()`` in real programs, also after a driver has started: builds are salted."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

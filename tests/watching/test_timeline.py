@@ -1,7 +1,5 @@
 """Where a start goes: spans of real programs on one clock, their sums, and the files they are written to."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -15,8 +13,9 @@ from typing import Any
 
 import pytest
 from homes import Home
-from support.timelines import make_timeline, read_timeline_file
-from support.tracing import real, trace
+from support.pages import make_timeline, read_timeline_file
+from support.tracing import trace
+from tiers import real
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.core.parts import Compilation, Lookups

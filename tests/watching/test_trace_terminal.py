@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from homes import CACHECTL, Home
-from support.tracing import layer_of, numbers, real, trace
-from tiers import needing
+from support.tracing import layer_of, numbers, trace
+from tiers import needing, real
 
 from cachectl.layers.inside.pocl_messages import read_messages
 from cachectl.watching.programs import read_events

@@ -5,8 +5,6 @@ archive, which is fetched from the index. Each run has a home of its own. A test
 runs says nothing about cachectl.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

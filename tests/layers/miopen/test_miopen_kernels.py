@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from support.layers import clear, environment_of, got, keys_of, python, root_of, running, sql, verified
-from support.miopen_files import FIND
 from support.miopen_kernels import (
     ARGS,
     CODE,
     COLUMNS,
+    FIND,
     INSERT,
     KEY,
     NAME,
