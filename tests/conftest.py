@@ -20,7 +20,7 @@ import pytest
 import tiers
 from homes import Home, made_once, make_home, unpack_compute_cache
 from hypothesis import HealthCheck, settings
-from tiers import ELSEWHERE, TIERS, absent
+from tiers import ELSEWHERE, TIERS, absent, needing
 
 from cachectl.layers.core.conformance import LayerConformance
 from cachectl.layers.core.environment import Environment
@@ -190,6 +190,12 @@ def built_pocl(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     if not library:
         pytest.skip("needs a PoCL built from source: CACHECTL_TEST_POCL names its libpocl.so")
     return _driver("built-pocl", Path(library), tmp_path_factory.mktemp("built-pocl"))
+
+
+@pytest.fixture(scope="session", params=["wheel", *needing("debian_pocl", "built_pocl")])
+def any_pocl(request: pytest.FixtureRequest) -> Mapping[str, Any]:
+    """Return the variables of a PoCL: 7.2 and newer erase globals that nothing uses before they store the program."""
+    return {} if request.param == "wheel" else request.getfixturevalue(request.param).variables
 
 
 @pytest.fixture(scope="session")

@@ -255,6 +255,12 @@ class Home:
         while using(("libpocl",)) and time.monotonic() < deadline:
             time.sleep(0.1)
 
+    def refused(self, line: str, *words: str, says: str, status: int = 1, **changes: str) -> str:
+        """Run a command that is to fail with a status, and to say something; return all that it said."""
+        done = self.cachectl(line, *words, check=False, **changes)
+        assert (done.returncode, says in done.stderr) == (status, True), (line, done.stderr)
+        return done.stderr
+
     def json(self, *arguments: str, check: bool = True, **changes: str) -> Any:  # noqa: ANN401 - JSON
         return json.loads(self.cachectl(*arguments, "--json", check=check, **changes).stdout)
 

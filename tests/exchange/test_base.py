@@ -178,8 +178,6 @@ def test_a_base_without_entries_and_one_that_others_can_write_say_so(home: Home,
     done = home.cachectl(f"run --base {base} -- true")
     assert f"base: {base} has no entry of any layer" in done.stderr
     assert f"other users can write to {base}" in done.stderr
-    for line in ("run --base nowhere -- true", f"run --base {base} --no-cache -- true"):
-        assert home.cachectl(line, check=False).returncode == 2
 
 
 @pytest.mark.parametrize("planted", ["folder", "link"])

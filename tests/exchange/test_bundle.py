@@ -270,7 +270,7 @@ def test_what_was_placed_before_a_failure_is_counted(small: Path, home: Home, mo
         put(layer, artifacts[:2], **more)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("cachectl.exchange.copying.put_many", fails)
+    monkeypatch.setattr("cachectl.layers.core.put_many", fails)
     done = Stack(home.environment()).pull(small, TRUSTED)
     assert (done.total.placed, done.total.failed) == (2, 1)
     assert len(list(Stack(home.environment()).entries(layers=["miopen"]))) == 2

@@ -126,9 +126,8 @@ def test_a_database_that_a_program_has_open_is_not_replaced(home: Home, tmp_path
         program.execute("delete from kern_db")
         program.commit()
         before = file.read_bytes()
-        done = home.cachectl(f"push {file} miopen", check=False)
-        assert (done.returncode, file.read_bytes()) == (1, before)
-        assert "end the program, or push to a new FILE" in done.stderr
+        home.refused(f"push {file} miopen", says="end the program, or push to a new FILE")
+        assert file.read_bytes() == before
     home.cachectl(f"push {file} miopen")
     assert home.stack.pull(str(file), TRUSTED).total.there == 2
 
@@ -149,7 +148,7 @@ def test_databases_of_ranks_are_pulled(home: Home, tmp_path: Path, open_folder: 
     assert (done["total"]["placed"], done["total"]["there"]) == (3, 1)
     assert len(kernels_in(home)) == 4
     files[0].parent.chmod(0o777)
-    assert "another user can write it" in home.cachectl(f"pull {files[0]}", check=False).stderr
+    home.refused(f"pull {files[0]}", says="another user can write it")
 
 
 def test_results_of_tuning_become_a_file_and_come_back(tmp_path: Path) -> None:

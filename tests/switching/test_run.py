@@ -70,8 +70,7 @@ def test_the_status_is_the_childs_and_a_double_dash_may_be(home: Home) -> None:
 @real
 def test_a_layer_without_a_switch_is_not_silently_left_on(home: Home) -> None:
     command = [sys.executable, f"{home.programs}/dictionary.py", "3"]
-    done = home.cachectl("run --no-cache --layer pytools --", *command, check=False)
-    assert (done.returncode, "pytools: has no switch" in done.stderr) == (1, True)
+    home.refused("run --no-cache --layer pytools --", *command, says="pytools: has no switch")
     assert not (home.path / ".cache").exists()
     home.cachectl("run --no-cache --", *command)
     assert not (home.path / ".cache/pytools").exists()

@@ -232,7 +232,7 @@ def test_a_file_is_in_the_chrome_trace_format(tmp_path: Path) -> None:
 
 
 def test_a_page_can_be_written_of_a_run_with_a_process(home: Home) -> None:
-    assert home.cachectl("trace --timeline c.json -- true", check=False).returncode == 1
+    home.refused("trace --timeline c.json -- true", says="cachectl: ")
     assert not (home.path / "c.json").exists()
     program = "from pytools.persistent_dict import WriteOncePersistentDict"
     home.cachectl("trace --timeline a.html --", sys.executable, "-c", program)
