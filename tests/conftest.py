@@ -22,8 +22,8 @@ from homes import Home, made_once, make_home, unpack_compute_cache
 from hypothesis import HealthCheck, settings
 from tiers import ELSEWHERE, TIERS, absent, needing
 
+from cachectl.layers.core import Environment
 from cachectl.layers.core.conformance import LayerConformance
-from cachectl.layers.core.environment import Environment
 
 if TYPE_CHECKING:
     from injector import Injector

@@ -24,8 +24,8 @@ import pytest
 from documents import validate_output
 
 from cachectl.cli.main import main
+from cachectl.layers.core import Environment
 from cachectl.layers.core.conformance import nobody
-from cachectl.layers.core.environment import Environment
 from cachectl.layers.host.processes import using
 from cachectl.stack import Stack
 

@@ -8,8 +8,7 @@ import pytest
 from homes import Home, make_home
 
 from cachectl.config import load, with_interpreters
-from cachectl.layers.core.environment import Environment, config_paths
-from cachectl.layers.core.errors import BadRequest, CachectlError
+from cachectl.layers.core import BadRequest, CachectlError, Environment, config_paths
 
 
 def test_the_users_file_counts_more_than_a_sites(home: Home, tmp_path: Path) -> None:

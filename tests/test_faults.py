@@ -23,7 +23,7 @@ from sweep import CASES, FAULTS, Sweep, put_cases
 from tiers import thorough
 from worlds import WORLDS, World, filled_world
 
-from cachectl.layers.core.environment import Environment, own_roots_folder
+from cachectl.layers.core import Environment, own_roots_folder
 
 #: Each how many calls; ``None`` for one call.
 EVERY = int(os.environ["CACHECTL_HAZARD"]) if os.environ.get("CACHECTL_HAZARD") else None

@@ -15,7 +15,7 @@ import pytest
 from homes import CACHECTL, Home, make_home, unpack_compute_cache
 from tiers import thorough
 
-from cachectl.layers.core.environment import Environment
+from cachectl.layers.core import Environment
 
 SCREENS = Path(__file__).parent / "screens"
 #: What is typed, in the order of a first hour. The numbers of a home are the same on every machine.

@@ -11,8 +11,8 @@ from homes import Home, make_home, unpack_compute_cache
 from support import mesa
 from support.products import fill_kernels, fill_tuning
 
+from cachectl.layers.core import Environment
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.environment import Environment
 from cachectl.stack import Stack
 
 KEY = "3/f/433a72c95049e7"

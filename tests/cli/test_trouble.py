@@ -19,9 +19,8 @@ from support.hostile import put_binary, put_dictionary, put_object, put_program
 from support.layers import environment_of
 from tiers import real, thorough
 
+from cachectl.layers.core import ALL, Environment
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.selection import ALL
 from cachectl.listing import damage
 from cachectl.stack import Stack
 

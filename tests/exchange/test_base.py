@@ -14,9 +14,8 @@ from homes import CACHECTL, PROGRAMS, Home, make_home
 from tiers import needing, real, thorough_only
 
 from cachectl.exchange.copying import own_root, start_from
+from cachectl.layers.core import BadRequest, Environment
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.errors import BadRequest
 
 #: The loopy kernels that the filled home has, and all its programs in PoCL's cache.
 KNOWN, FILLED = 8, 11

@@ -26,8 +26,7 @@ from tiers import real, thorough
 
 from cachectl.exchange import place, portability, trust
 from cachectl.exchange.bundle import BundlePlace
-from cachectl.layers.core import errors, facts
-from cachectl.layers.core.layer import Layer, put_many
+from cachectl.layers.core import Layer, errors, facts, put_many
 from cachectl.layers.cuda import CudaPortability
 from cachectl.stack import Stack
 

@@ -15,8 +15,8 @@ from support.miopen_kernels import ARGS, CODE, FIND, add_kernels, kernels_in, pa
 from support.tracing import numbers
 
 from cachectl.exchange.trust import Untrusted
+from cachectl.layers.core import BadRequest
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.errors import BadRequest
 from cachectl.layers.miopen import MIOpenSystemKernels
 from cachectl.layers.miopen.databases import SEPARATOR
 from cachectl.layers.miopen.kernels import kernel_key

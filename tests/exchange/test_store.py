@@ -20,8 +20,7 @@ from tiers import thorough, thorough_only
 
 from cachectl.exchange import place, push_pull, trust, wire
 from cachectl.exchange.store import StoreCollection
-from cachectl.layers.core import errors, facts
-from cachectl.layers.core.environment import Environment
+from cachectl.layers.core import Environment, errors, facts
 from cachectl.stack import Stack
 from cachectl.transfer import Moved
 

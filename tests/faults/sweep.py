@@ -39,7 +39,7 @@ from worlds import World, bystanders, damage, disk_bytes, leftovers
 
 from cachectl.exchange.bundle import BundlePlace
 from cachectl.exchange.store import StoreCollection
-from cachectl.layers.core.environment import Environment
+from cachectl.layers.core import Environment
 
 #: What can go wrong, by the kind of call.
 FAULTS = (

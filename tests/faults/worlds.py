@@ -17,9 +17,7 @@ from support import mesa
 from support.layers import got
 from support.products import PRODUCTS
 
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.errors import CachectlError
-from cachectl.layers.core.layer import get_many
+from cachectl.layers.core import CachectlError, Environment, get_many
 from cachectl.layers.host.pythons import RECORD
 from cachectl.stack import Stack
 

@@ -28,8 +28,7 @@ from support.doctor import (
 from support.layers import register_driver
 from tiers import thorough
 
-from cachectl.layers.core.environment import user_name
-from cachectl.layers.core.facts import Severity
+from cachectl.layers.core import Severity, user_name
 from cachectl.listing import damage
 from cachectl.stack import Stack
 from cachectl.verbs.doctor import job_of

@@ -73,7 +73,11 @@ def test_the_page_has_what_report_and_ls_and_doctor_print(warm: Home) -> None:
     assert [row[4] for row in data["findings"]] == [one["fix"] for one in findings]
 
 
-def test_a_page_of_an_empty_home_goes_to_standard_output(home: Home) -> None:
+def test_a_report_replaces_only_its_own_pages_and_goes_to_standard_output(home: Home) -> None:
+    mine = home.path / "notes.html"
+    mine.write_text("<!doctype html>\n<html lang='en'>mine")
+    home.refused("report --html notes.html", says="--force")
+    assert mine.read_text().endswith("mine")
     shown = home.cachectl("report --html -").stdout
     assert (shown.startswith("<!doctype html>"), data_of(shown)["entries"]) == (True, [])
     # It has one user to itself.

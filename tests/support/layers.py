@@ -12,11 +12,8 @@ from typing import Any
 
 import pytest
 
+from cachectl.layers.core import Artifact, Entry, Environment, Finding, Layer, Outcome, Selection, Usage
 from cachectl.layers.core.conformance import nobody
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.facts import Artifact, Entry, Finding, Outcome, Usage
-from cachectl.layers.core.layer import Layer
-from cachectl.layers.core.selection import Selection
 
 
 def environment_of(home: Path, **variables: str) -> Environment:

@@ -9,8 +9,7 @@ from typing import Any
 
 from homes import Home
 
-from cachectl.layers.core.facts import Entry
-from cachectl.layers.core.layer import Layer
+from cachectl.layers.core import Entry, Layer
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.cache import MesaShaderCache
 from support.layers import environment_of

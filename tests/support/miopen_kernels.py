@@ -10,8 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cachectl.layers.core.facts import Artifact, Problem, Severity
-from cachectl.layers.core.layer import Layer, get_many
+from cachectl.layers.core import Artifact, Layer, Problem, Severity, get_many
 from support.layers import environment_of as environment_of  # noqa: PLC0414 - for its users
 
 if TYPE_CHECKING:

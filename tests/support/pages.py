@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cachectl.layers.core.facts import Condition, Entry, Finding, Root, Scope, Severity, State, Usage
+from cachectl.layers.core import Condition, Entry, Finding, Root, Scope, Severity, State, Usage
 from cachectl.listing import Listing
 from cachectl.verbs.report import LayerReport, Report, RootReport
 from cachectl.watching.timeline import Process, Span, Timeline

@@ -12,8 +12,8 @@ from support.miopen_kernels import add_kernels
 from support.products import fill_tuning
 from tiers import amount, real, thorough, thorough_only
 
+from cachectl.layers.core import Environment
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.environment import Environment
 from cachectl.watching import events
 from cachectl.watching.proof import FAILS, UNKNOWN, Proof
 
