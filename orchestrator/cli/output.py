@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from itertools import chain
 from pathlib import PurePath
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from cachectl.layers import core
@@ -46,6 +47,8 @@ def to_json(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and JSON
         return fact.value
     if isinstance(fact, PurePath):
         return str(fact)
+    if isinstance(fact, SimpleNamespace):
+        fact = vars(fact)
     if isinstance(fact, Mapping):
         return {key: to_json(value) for key, value in fact.items()}
     if isinstance(fact, (tuple, list)):
