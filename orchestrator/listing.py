@@ -166,6 +166,6 @@ def findings_lines(result: Findings, nothing: str) -> Iterator[object]:
     for finding in result.findings:
         where = finding.key if finding.key is not None else str(finding.root)
         yield f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})"
-        yield verbs.Whole(f"  fix: {finding.fix}")
+        yield [f"  fix: {finding.fix}"]
     if not result.findings:
         yield nothing

@@ -11,14 +11,14 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers import core
 
 if TYPE_CHECKING:
-    from cachectl.listing import Findings, Listing
+    from cachectl import listing
     from cachectl.removal import Removal
     from cachectl.transfer import Transfer
     from cachectl.verbs.bench import Bench
     from cachectl.verbs.report import Report
     from cachectl.verbs.run import Ran
     from cachectl.verbs.store import SharedStore
-    from cachectl.watching.trace import Trace
+    from cachectl.watching.timeline import Trace
 
 T = TypeVar("T")
 
@@ -61,14 +61,14 @@ class Stack(LayerSet):
         **options: Any,  # noqa: ANN401
     ) -> Iterator[core.Entry]:
         """Yield the selected entries, layer by layer: :func:`cachectl.listing.listed`."""
-        from cachectl.listing import listed
+        from cachectl import listing
 
-        return listed(self.named(layers), selection, **options)
+        return listing.listed(self.named(layers), selection, **options)
 
     report: _Verb[Report] = _Verb("cachectl.verbs.report.report")
-    ls: _Verb[Listing] = _Verb("cachectl.verbs.ls.ls")
-    verify: _Verb[Findings] = _Verb("cachectl.verbs.verify.verify")
-    doctor: _Verb[Findings] = _Verb("cachectl.verbs.doctor.doctor")
+    ls: _Verb[listing.Listing] = _Verb("cachectl.verbs.ls.ls")
+    verify: _Verb[listing.Findings] = _Verb("cachectl.verbs.verify.verify")
+    doctor: _Verb[listing.Findings] = _Verb("cachectl.verbs.doctor.doctor")
     plan_clear: _Verb[Removal] = _Verb("cachectl.verbs.purge.plan_purge")
     purge: _Verb[Removal] = _Verb("cachectl.verbs.purge.purge")
     prune: _Verb[Removal] = _Verb("cachectl.verbs.prune.prune")

@@ -129,18 +129,18 @@ def show(done: Transfer, request: verbs.Request) -> Iterator[object]:
         verb = request.options.verb
         request.notice(f"no entry to {verb} in {', '.join(layer.layer for layer in done.layers) or 'the layers here'}")
     yield ""
-    yield verbs.Whole(f"{done.url}: {verbs.size(done.moved)} moved")
+    yield [f"{done.url}: {verbs.size(done.moved)} moved"]
     if done.digest is not None:
-        yield verbs.Whole(f"digest {done.digest}")
+        yield [f"digest {done.digest}"]
     for why in done.trusted:
-        yield verbs.Whole(f"trusted: {why}")
+        yield [f"trusted: {why}"]
     for layer in done.layers:
         for seen in layer.foreseen:
-            yield verbs.Whole(f"{layer.layer}: {verbs.count(seen.entries)} {seen.words}")
+            yield [f"{layer.layer}: {verbs.count(seen.entries)} {seen.words}"]
         if layer.sensitive is not None:
             request.notice(f"{layer.layer}: it now holds {layer.sensitive}")
         for what, notes in (("skipped", layer.skipped), ("kept", layer.kept), ("failed", layer.failed)):
             request.output.warn_notes(f"{layer.layer}: {what}:", notes)
     for note in done.unread:
-        yield verbs.Whole(f"{note.key}: {note.because}")
+        yield [f"{note.key}: {note.because}"]
     request.output.warn_notes("not trusted:", done.left_out)

@@ -19,10 +19,10 @@ SHELLS = ("bash", "zsh", "fish")
 _WORDS = {"LAYER": "layers", "KEY": "keys", "GLOB": "kernels"}
 _FILES = ("FILE", "LIST", "PATH", "BUNDLE")
 OPTIONS = (
-    (
-        verbs.value("shell", None, "the shell to print a script for", nargs="?", choices=SHELLS),
-        verbs.value("--words", None, argparse.SUPPRESS, choices=tuple(_WORDS.values())),
-    ),
+    [
+        ("shell", None, "the shell to print a script for", {"nargs": "?", "choices": SHELLS}),
+        ("--words", None, argparse.SUPPRESS, {"choices": tuple(_WORDS.values())}),
+    ],
 )
 
 

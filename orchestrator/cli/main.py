@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from cachectl import __version__, verbs
+from cachectl.cli import output
 from cachectl.layers import core
 
 #: Every verb in the order of the help, and what it does.
@@ -80,8 +81,6 @@ def main(arguments: Sequence[str] | None = None, *, environment: core.Environmen
         # The reader has closed the pipe: the status of a program that SIGPIPE ends.
         return 141
     except Exception as error:
-        from cachectl.cli import output
-
         known = _explained(error)
         if known is None:
             raise
@@ -96,8 +95,6 @@ def _parsed(words: list[str], environment: core.Environment | None) -> tuple[ver
     # For other verbs argparse gives -- its usual meaning.
     at = words.index("--") if words[0] in _RUNNING and "--" in words else len(words)
     options = _parse(words[:at])
-    from cachectl.cli import output
-
     request = verbs.Request(output, options, words, words[at + 1 :], environment)
     if getattr(options, "user", None) or getattr(options, "all_users", False):
         from cachectl.cli import users
@@ -109,8 +106,6 @@ def _parsed(words: list[str], environment: core.Environment | None) -> tuple[ver
 
 def _shown(result: Any, verb: Any, request: verbs.Request) -> int:  # noqa: ANN401 - of any verb
     """Print what a verb returned, in the form that was asked for, and return the exit status."""
-    from cachectl.cli import output
-
     if isinstance(result, int):
         pass
     elif request.form == "json":
@@ -174,9 +169,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error and end the program with status 2."""
-        from cachectl.cli.output import warn
-
-        warn(message if message.endswith("?") else f"{message}; try {self.prog} --help", self.prog)
+        output.warn(message if message.endswith("?") else f"{message}; try {self.prog} --help", self.prog)
         raise SystemExit(2)
 
     #: Without a width, every option that is added makes argparse import shutil to find it.
@@ -230,9 +223,13 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
 
 def _add_to(container: argparse._ActionsContainer, options: Sequence[Any]) -> None:
+    """Add the rows of a verb."""
     for option in options:
-        if isinstance(option, verbs.Option):
-            container.add_argument(*option.names, **option.settings)
+        if isinstance(option, tuple):
+            names, *texts = option
+            settings = texts.pop() if isinstance(texts[-1], dict) else {}
+            kind: dict[str, Any] = {"metavar": texts[0]} if texts[1:] else {"action": "store_true"}
+            container.add_argument(*names.split(), help=texts[-1], **kind, **settings)
         elif isinstance(option[0], str):
             _add_to(container.add_argument_group(option[0]), option[1:])
         else:

@@ -12,15 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from itertools import chain
-from pathlib import PurePath
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+from cachectl import verbs
 from cachectl.layers import core
-from cachectl.verbs import DASH, Table, Whole
-
-if TYPE_CHECKING:
-    from cachectl.verbs import Progress
 
 #: The width of a line where nothing is to be cut.
 _ENDLESS = 1 << 30
@@ -39,36 +35,32 @@ _MANY = 3
 # ---------------------------------------------------------------------- JSON
 
 
-def to_json(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and JSON
-    """Return a fact as what :mod:`json` writes."""
-    if fact is None or isinstance(fact, (str, int, float)):
-        return fact
+def json_bytes(fact: object) -> bytes:
+    """Return a fact as the JSON document of a file."""
+    import json
+
+    return json.dumps(fact, indent=2, default=_plain).encode() + b"\n"
+
+
+def _plain(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and what JSON has
+    """Return what JSON has for a fact: its keys, which may hold further facts."""
     if isinstance(fact, Enum):
         return fact.value
-    if isinstance(fact, PurePath):
-        return str(fact)
+    if isinstance(fact, os.PathLike):
+        return os.fspath(fact)
     if isinstance(fact, SimpleNamespace):
-        fact = vars(fact)
+        return vars(fact)
     if isinstance(fact, Mapping):
-        return {key: to_json(value) for key, value in fact.items()}
-    if isinstance(fact, (tuple, list)):
-        return [to_json(one) for one in fact]
+        return dict(fact)
     say = core.declared(type(fact))
     document: dict[str, object] = {} if say.schema is None else {"schema": say.schema}
     for attribute, key in core.json_keys(type(fact)).items():
         value = getattr(fact, attribute)
         if attribute in say.flat:
-            document.update(to_json(value))
+            document.update(_plain(value))
         elif value is not None or attribute not in say.optional:
-            document[key] = to_json(value)
+            document[key] = value
     return document
-
-
-def json_bytes(fact: object) -> bytes:
-    """Return a fact as the JSON document of a file."""
-    import json
-
-    return json.dumps(to_json(fact), indent=2).encode() + b"\n"
 
 
 def show_json(fact: object) -> None:
@@ -113,19 +105,19 @@ def _show_lines(lines: Iterable[str]) -> None:
         _write(f"{core.printable(line)}\n")
 
 
-def say(parts: Iterable[object]) -> None:
-    """Print what a verb shows: tables, lines, and lines that stay whole; on a terminal other lines are wrapped."""
+def say(parts: Iterable[Any]) -> None:
+    """Print what a verb shows: tables, lines, which are wrapped on a terminal, and lists of lines, which are not."""
     terminal = sys.stdout.isatty()
     for part in parts:
-        if isinstance(part, Table):
+        if isinstance(part, verbs.Table):
             rows = _rows(part, width(sys.stdout))
             if terminal and not core.process_variable("NO_COLOR") and core.process_variable("TERM") != "dumb":
                 _write("".join(f"\x1b[1m{core.printable(title)}\x1b[0m\n" for title in rows.pop(0)))
             _show_lines(chain.from_iterable(rows))
-        elif isinstance(part, Whole) or not terminal:
-            _show_lines([str(part)])
+        elif isinstance(part, str):
+            _show_lines(_wrapped(core.printable(part)) if terminal else [part])
         else:
-            _show_lines(_wrapped(core.printable(str(part))))
+            _show_lines(part)
 
 
 def _wrapped(line: str) -> list[str]:
@@ -138,7 +130,7 @@ def _wrapped(line: str) -> list[str]:
     return wrapped or [""]
 
 
-def say_on_stderr(parts: Iterable[object]) -> None:
+def say_on_stderr(parts: Iterable[Any]) -> None:
     """Print tables and lines on standard error, and bytes as they are; a stream that is closed is no failure."""
     with suppress(OSError):
         for part in parts:
@@ -148,7 +140,8 @@ def say_on_stderr(parts: Iterable[object]) -> None:
                 sys.stderr.flush()
                 os.write(2, part)
                 continue
-            for line in plain_table(part, width(sys.stderr)) if isinstance(part, Table) else [str(part)]:
+            lines = plain_table(part, width(sys.stderr)) if isinstance(part, verbs.Table) else part
+            for line in [lines] if isinstance(lines, str) else lines:
                 print(core.printable(line), file=sys.stderr)
 
 
@@ -192,7 +185,7 @@ def shorten(text: str, width: int) -> str:
     return text[: room - tail] + mark[:width] + text[len(text) - tail :]
 
 
-def show_csv(table: Table) -> None:
+def show_csv(table: verbs.Table) -> None:
     """Print a table as CSV: sizes in bytes, ages in seconds, and nothing for what is unknown."""
     import csv
     import io
@@ -201,12 +194,12 @@ def show_csv(table: Table) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.columns)
     for row in table.rows:
-        cells = [None if cell == DASH else cell for cell in row]
+        cells = [None if cell == verbs.DASH else cell for cell in row]
         writer.writerow([core.printable(cell) if isinstance(cell, str) else cell for cell in cells])
     _write(text.getvalue())
 
 
-def plain_table(table: Table, width: int = _ENDLESS) -> list[str]:
+def plain_table(table: verbs.Table, width: int = _ENDLESS) -> list[str]:
     """Return the lines of a table of at most ``width`` columns.
 
     Text that does not fit is shortened in the middle, in the widest column first. Numbers are never shortened, and
@@ -216,36 +209,39 @@ def plain_table(table: Table, width: int = _ENDLESS) -> list[str]:
     return list(chain.from_iterable(_rows(table, width)))
 
 
-class _Shown:
-    """The cells of a column, title included, with their width and the least width that keeps them readable."""
-
-    def __init__(self, title: str, shown: Callable[[Any], str], cells: Iterable[Any], *, first: bool) -> None:
-        self.right = shown is not str
-        self.cells = [title, *(core.printable(cell if isinstance(cell, str) else shown(cell)) for cell in cells)]
-        self.width = max(map(len, self.cells))
-        self.least = self.width if self.right else min(self.width, _READABLE)
-        names = set(self.cells)
-        while first and len({shorten(name, self.least) for name in names}) < len(names):
-            self.least += 1
+#: The cells of a column, title included, and the least width that keeps them readable; numbers are padded to theirs.
+_Column = tuple[list[str], int]
 
 
-def _rows(table: Table, width: int) -> list[tuple[str, ...]]:
+def _column(title: str, shown: Callable[[Any], str], cells: Iterable[Any], *, first: bool) -> _Column:
+    texts = [title, *(core.printable(cell if isinstance(cell, str) else shown(cell)) for cell in cells)]
+    widest = max(map(len, texts))
+    if shown is not str:
+        return [text.rjust(widest) for text in texts], widest
+    least, names = min(widest, _READABLE), set(texts)
+    while first and len({shorten(name, least) for name in names}) < len(names):
+        least += 1
+    return texts, least
+
+
+def _rows(table: verbs.Table, width: int) -> list[tuple[str, ...]]:
     """Return the lines of each row, that of the titles first."""
-    cells = [*table.rows, *([table.last] if table.last else [])]
+    rows = [*table.rows, *([table.last] if table.last else [])]
     columns = [
-        _Shown(title, shown, [row[number] for row in cells], first=not number)
+        _column(title, shown, [row[number] for row in rows], first=not number)
         for number, (title, shown) in enumerate(table.columns.items())
     ]
-    columns = [column for column in columns if column.width]
+    columns = [column for column in columns if any(column[0])]
     for gap in (2, 1):
-        if sum(column.least + gap for column in columns) - gap <= width:
+        if sum(least + gap for _, least in columns) - gap <= width:
             return [(line,) for line in _side_by_side(columns, width, gap)]
     # There is room for whole names.
-    columns[0].least = min(columns[0].width, width)
-    groups: list[list[_Shown]] = [[]]
+    names = columns[0][0]
+    columns[0] = (names, min(max(map(len, names)), width))
+    groups: list[list[_Column]] = [[]]
     for column in columns:
         room = width - 2 * (len(groups) > 1)
-        if groups[-1] and sum(other.least + 2 for other in groups[-1]) + column.least > room:
+        if groups[-1] and sum(least + 2 for _, least in groups[-1]) + column[1] > room:
             groups.append([])
         groups[-1].append(column)
     parts = [_side_by_side(groups[0], width, 2)]
@@ -253,21 +249,18 @@ def _rows(table: Table, width: int) -> list[tuple[str, ...]]:
     return list(zip(*parts, strict=True))
 
 
-def _side_by_side(columns: Sequence[_Shown], width: int, gap: int) -> list[str]:
+def _side_by_side(columns: Sequence[_Column], width: int, gap: int) -> list[str]:
     """Return a line for each row of some columns, with the widest columns shortened to the width."""
     cut = width < _ENDLESS // 2
-    widths = [column.width if cut else min(column.width, _PADDED) for column in columns]
+    widths = [min(max(map(len, cells)), _ENDLESS if cut else _PADDED) for cells, _ in columns]
     while sum(widths) + gap * (len(columns) - 1) > width:
-        longer = [place for place, column in enumerate(columns) if widths[place] > column.least]
+        longer = [place for place, (_, least) in enumerate(columns) if widths[place] > least]
         # A column on a line of its own is shortened to the line.
         place = max(longer or range(len(widths)), key=widths.__getitem__)
         widths[place] -= 1
     lines = []
-    for row in zip(*(column.cells for column in columns), strict=True):
-        cells = []
-        for column, cell, most in zip(columns, row, widths, strict=True):
-            text = shorten(cell, most) if cut else cell
-            cells.append(text.rjust(most) if column.right else text.ljust(most))
+    for row in zip(*(cells for cells, _ in columns), strict=True):
+        cells = [(shorten(cell, most) if cut else cell).ljust(most) for cell, most in zip(row, widths, strict=True)]
         lines.append((" " * gap).join(cells).rstrip())
     return lines
 
@@ -276,7 +269,7 @@ def _side_by_side(columns: Sequence[_Shown], width: int, gap: int) -> list[str]:
 
 
 @contextmanager
-def progress() -> Iterator[Progress]:
+def progress() -> Iterator[verbs.Progress]:
     """Yield a function to call with what is done now, which has a bar for long work; it shows that on a terminal."""
     if not sys.stderr.isatty() or core.process_variable("TERM") == "dumb":
         yield lambda *_: None

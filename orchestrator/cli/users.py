@@ -18,14 +18,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from cachectl import verbs
 from cachectl.cli import output
 from cachectl.layers import core
 
 if TYPE_CHECKING:
-    from pwd import struct_passwd
+    import pwd
 
 #: Bytes that a child may write, seconds that it may take, and lines of its standard error that are shown.
 _MOST_OUTPUT = 32 << 20
@@ -49,14 +49,9 @@ _SHOWN: Mapping[str, tuple[str, Sequence[str], Sequence[str]]] = {
 }
 
 
-class _Answer(NamedTuple):
-    """What a child said: its status, the document of its verb or the error, and other lines. Its user wrote them."""
-
-    user: str
-    status: int
-    document: Mapping[str, Any]
-    error: str | None
-    notes: Sequence[str]
+#: What a child said: the document of its verb with ``user`` and ``error``, its status, and other lines. Its user wrote
+#: them.
+_Answer = tuple[Mapping[str, Any], int, Sequence[str]]
 
 
 def _number(item: Mapping[str, Any], name: str) -> int | None:
@@ -82,28 +77,28 @@ def run(request: verbs.Request) -> int:
         for user in _users(options["user"]):
             show(f"reading the caches of {user.pw_name}")
             answers.append(_ask(user, words))
-    if answers and all(answer.status == 2 and answer.error == answers[0].error for answer in answers):  # noqa: PLR2004
-        raise core.BadRequest(str(answers[0].error))
-    _show(request, answers)
-    for answer in answers:
-        for line in (answer.error, *answer.notes):
+    documents = [document for document, _, _ in answers]
+    failures = [document["error"] for document in documents]
+    if answers and len(set(failures)) == 1 and all(status == 2 for _, status, _ in answers):  # noqa: PLR2004
+        raise core.BadRequest(str(failures[0]))
+    _show(request, documents)
+    for document, _, notes in answers:
+        for line in (document["error"], *notes):
             if line:
-                output.warn(f"{answer.user}: {line}")
-    return 1 if any(answer.error or answer.status for answer in answers) else 0
+                output.warn(f"{document['user']}: {line}")
+    return int(any(failures) or any(status for _, status, _ in answers))
 
 
-def _show(request: verbs.Request, answers: Sequence[_Answer]) -> None:
+def _show(request: verbs.Request, documents: Sequence[Mapping[str, Any]]) -> None:
     """Print all answers in the form that was asked for."""
     items, texts, numbers = _SHOWN[request.options.verb]
-    found = [{**item, "user": answer.user} for answer in answers for item in answer.document.get(items, ())]
+    found = [{**item, "user": document["user"]} for document in documents for item in document.get(items, ())]
     found = [item for item in found if not numbers or any(_number(item, name) for name in numbers)]
     total = {name: sum(_number(item, name) or 0 for item in found) for name in numbers}
-    totals = [answer.document.get("total") for answer in answers if answer.error is None]
-    counted = [not isinstance(total, dict) or total.get("complete", True) is True for total in totals]
-    complete = len(totals) == len(answers) and all(counted)
+    totals = [document.get("total") if document["error"] is None else {"complete": False} for document in documents]
+    complete = all(not isinstance(sums, dict) or sums.get("complete", True) is True for sums in totals)
     if request.form == "json":
-        users = [{**answer.document, "user": answer.user, "error": answer.error} for answer in answers]
-        output.show_json({"users": users, "total": total, "complete": complete})
+        output.show_json({"users": documents, "total": total, "complete": complete})
         return
     columns: dict[str, Callable[[Any], str]] = dict.fromkeys(("user", *texts), str)
     sums: list[str] = []
@@ -135,7 +130,7 @@ def _words(typed: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def _users(names: Sequence[str]) -> list[struct_passwd]:
+def _users(names: Sequence[str]) -> list[pwd.struct_passwd]:
     """Return the accounts of these names, or of all people: ``UID_MIN`` to ``UID_MAX`` of login.defs(5)."""
     import pwd
 
@@ -149,7 +144,7 @@ def _users(names: Sequence[str]) -> list[struct_passwd]:
     return [user for user in reversed(found.values()) if os.path.isdir(user.pw_dir)]
 
 
-def _account(name: str) -> struct_passwd:
+def _account(name: str) -> pwd.struct_passwd:
     import pwd
 
     try:
@@ -158,7 +153,7 @@ def _account(name: str) -> struct_passwd:
         raise core.BadRequest(f"unknown user {name!r}; getent passwd lists accounts") from error
 
 
-def _ask(user: struct_passwd, words: Sequence[str]) -> _Answer:
+def _ask(user: pwd.struct_passwd, words: Sequence[str]) -> _Answer:
     """Run a verb as a user, and return what it wrote."""
     status, data, said, error = _run(user, words)
     document: dict[str, Any] = {}
@@ -177,7 +172,7 @@ def _ask(user: struct_passwd, words: Sequence[str]) -> _Answer:
             document[_SHOWN[words[0]][0]] = [{**item} for item in document[_SHOWN[words[0]][0]]]
         except (ValueError, RecursionError, KeyError, TypeError):
             document, error = {}, f"wrote no valid document of {words[0]}"
-    return _Answer(user.pw_name, status, document, error, [] if error else notes[:_MOST_NOTES])
+    return {**document, "user": user.pw_name, "error": error}, status, [] if error else notes[:_MOST_NOTES]
 
 
 def _escaped(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
@@ -192,7 +187,7 @@ def _escaped(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
     return value
 
 
-def _run(user: struct_passwd, words: Sequence[str]) -> tuple[int, bytes, bytes, str | None]:
+def _run(user: pwd.struct_passwd, words: Sequence[str]) -> tuple[int, bytes, bytes, str | None]:
     """Return the status of a child, its output and its errors, and why it could not be heard to its end."""
     own = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
     try:

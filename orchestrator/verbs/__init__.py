@@ -13,10 +13,10 @@ from cachectl.layers import core
 
 # Layers are imported when they are asked for: --help and --version need none.
 if TYPE_CHECKING:
+    from cachectl import output_files
     from cachectl.config import Config
     from cachectl.exchange.trust import Trust
     from cachectl.layer_set import LayerSet
-    from cachectl.output_files import Kind, OutputFile
 
 
 #: Shows what is being done; of long work also how many runs are done, and how many there are in all if that is known.
@@ -152,11 +152,17 @@ class Request:
             self.misuse(f"{name!r} is a layer: write what to read or write before the layers, or ./{name}")
         return name
 
-    def output_file(self, name: str, kind: Kind) -> OutputFile:
-        """Return a file to write, which no layer's name may be."""
-        from cachectl.output_files import OutputFile
+    def outputs(self, *named: tuple[str | None, output_files.Kind]) -> list[Any]:
+        """Return each :class:`OutputFile`, checked before a long run; ``None`` for a name that was not given."""
+        from cachectl import output_files
 
-        return OutputFile(name, kind, self.stack, self.options.force)
+        options = self.options
+        files = [
+            None if name is None else output_files.OutputFile(name, kind, self.stack, options.force)
+            for name, kind in named
+        ]
+        output_files.demand_targets(*files)
+        return files
 
     # ------------------------------------------------------------------ what comes out
 
@@ -167,46 +173,25 @@ class Request:
             show(what)
             yield
 
-    def write_json(self, fact: object, file: OutputFile) -> None:
-        """Write a fact to a file as a JSON document."""
-        if file.name == "-":
+    def write_json(self, fact: object, file: output_files.OutputFile | None) -> None:
+        """Write a fact to a file, if one was named, as a JSON document."""
+        if file is not None and file.name == "-":
             self.output.show_json(fact)
-        else:
+        elif file is not None:
             file.write((self.output.json_bytes(fact),))
 
 
 # ---------------------------------------------------------------------- options
 
 
-class Option(NamedTuple):
-    """An option or an argument: its names, and what :meth:`argparse.ArgumentParser.add_argument` takes.
+# An option or an argument is a row: its names, separated by blanks, and its help; if it has a value, the name of that
+# between them; and last what else :meth:`argparse.ArgumentParser.add_argument` takes. A list holds options of which one
+# can be given; a list that begins with a title is a group of the help.
 
-    Options of which one can be given stand in a tuple; a tuple that begins with a title is a group of the help.
-    """
-
-    names: Sequence[str]
-    settings: dict[str, Any]
-
-    def having(self, text: str) -> Option:
-        """Return the same option with another help."""
-        return Option(self.names, {**self.settings, "help": text})
-
-
-def flag(names: str, text: str, **settings: Any) -> Option:  # noqa: ANN401 - argparse's
-    """Return an option without a value; ``names`` are separated by blanks."""
-    return Option(names.split(), {"action": "store_true", "help": text, **settings})
-
-
-def value(names: str, metavar: str | None, text: str, **settings: Any) -> Option:  # noqa: ANN401 - argparse's
-    """Return an option with a value, or an argument; ``names`` are separated by blanks."""
-    return Option(names.split(), {"metavar": metavar, "help": text, **settings})
-
-
-def repeated(names: str, metavar: str, text: str, **settings: Any) -> Option:  # noqa: ANN401 - argparse's
-    """Return an option that may be repeated; its value is a list."""
-    return value(names, metavar, text, action="append", default=[], **settings)
-
-
+#: An option that may be repeated; its value is a list.
+REPEATED = {"action": "append", "default": []}
+#: An argument with any number of values. Without a default, argparse calls it required.
+MANY = {"nargs": "*", "default": []}
 #: Stands for the folder of a bare ``--isolated``; no argument of a process can contain it.
 NO_FOLDER = "\0"
 
@@ -218,31 +203,24 @@ def folder(text: str) -> str:
     return text
 
 
-def positive(text: str) -> int:
-    """Parse a number of at least 1."""
-    number = int(text)
-    if number < 1:
+def number(text: str) -> int:
+    """Parse a number of at least 1. argparse prints the function's name in its errors."""
+    if (parsed := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than one")
-    return number
-
-
-# argparse prints this name in its errors.
-positive.__name__ = "number"
+    return parsed
 
 
 def seconds(text: str) -> float:
     """Parse seconds, at most a day."""
-    number = float(text)
-    if not 0 <= number <= 86400:  # noqa: PLR2004
+    if not 0 <= (parsed := float(text)) <= 86400:  # noqa: PLR2004
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 86400")
-    return number
+    return parsed
 
 
 def _read_by(function: str) -> Callable[[str], Any]:
-    """Return the type of an option that a function of the selection reads, which is imported when it is typed."""
+    """Return the type of an option that a function of the selection reads, which is loaded when it is typed."""
 
     def read(text: str) -> Any:  # noqa: ANN401 - a number
-
         try:
             return getattr(core, function)(text)
         except core.BadRequest as error:
@@ -252,51 +230,51 @@ def _read_by(function: str) -> Callable[[str], Any]:
 
 
 age_of, size_of = _read_by("parse_age"), _read_by("parse_size")
-# Without a default, argparse calls it required.
-LAYERS = value("layers", "LAYER", "a layer that cachectl layers lists (default: all)", nargs="*", default=[])
-CLEARABLE = LAYERS.having("a layer that cachectl layers lists (default: all but tuning results)")
-ONE_LAYER = value("layer", "LAYER", "the layer that keeps the entry")
-LAYER = repeated("--layer", "LAYER", "only this one; may be repeated", dest="layers")
-KEY = value("key", "KEY", "the entry's key, as cachectl ls -q prints it")
-DRY_RUN = flag("-n --dry-run", "list what would go, and touch nothing")
+LAYERS = ("layers", "LAYER", "a layer that cachectl layers lists (default: all)", MANY)
+CLEARABLE = ("layers", "LAYER", "a layer that cachectl layers lists (default: all but tuning results)", MANY)
+ONE_LAYER = ("layer", "LAYER", "the layer that keeps the entry")
+LAYER = ("--layer", "LAYER", "only this one; may be repeated", REPEATED | {"dest": "layers"})
+KEY = ("key", "KEY", "the entry's key, as cachectl ls -q prints it")
+DRY_RUN = ("-n --dry-run", "list what would go, and touch nothing")
 #: Of verbs that remove entries.
-VERBOSE = flag("-v --verbose", "list every layer, and with --dry-run every entry")
-FORCE = flag("--force", "replace an existing FILE that cachectl did not write")
-FORCE_BUNDLE = FORCE.having("replace an existing FILE that is not a bundle")
-JSON = flag("--json", "print JSON")
-CSV = flag("--csv", "print CSV: bytes and seconds as numbers")
-FORM = (JSON, CSV)
-ROOT = value("--root", "DIR", "the layers in the isolated root DIR (run --isolated=DIR)", type=folder, dest="below")
-USER = repeated("--user", "NAME", "as root: this user's caches; may be repeated")
-ALL_USERS = flag("--all-users", "as root: the caches of all users (UID_MIN to UID_MAX of login.defs)")
-PLACES = (ROOT, USER, ALL_USERS)
-PYTHON = repeated(
+VERBOSE = ("-v --verbose", "list every layer, and with --dry-run every entry")
+FORCE = ("--force", "replace an existing FILE that cachectl did not write")
+FORCE_BUNDLE = ("--force", "replace an existing FILE that is not a bundle")
+JSON = ("--json", "print JSON")
+CSV = ("--csv", "print CSV: bytes and seconds as numbers")
+FORM = [JSON, CSV]
+ROOT = ("--root", "DIR", "the layers in the isolated root DIR (run --isolated=DIR)", {"type": folder, "dest": "below"})
+USER = ("--user", "NAME", "as root: this user's caches; may be repeated", REPEATED)
+ALL_USERS = ("--all-users", "as root: the caches of all users (UID_MIN to UID_MAX of login.defs)")
+PLACES = [ROOT, USER, ALL_USERS]
+PYTHON = (
     "--python",
     "PATH",
     "a Python whose entries are not stale; may be repeated. Without it, Pythons are looked for on PATH",
+    REPEATED,
 )
-WAIT = value("--wait", "SECONDS", "how long to wait for a lock of another process (default: 5)", type=seconds)
-SHARED = flag("--shared", "also change a cache that other users can write: you trust them")
+WAIT = ("--wait", "SECONDS", "how long to wait for a lock of another process (default: 5)", {"type": seconds})
+SHARED = ("--shared", "also change a cache that other users can write: you trust them")
 #: Options of purge and prune, of which the second ones are those of verbs that change caches and have a table.
 REMOVING = (DRY_RUN, VERBOSE, PLACES)
 CHANGING = (WAIT, SHARED, FORM)
-SELECTION = (
+SELECTION = [
     "selection",
-    value("--kernel", "GLOB", "entries of kernels whose name matches"),
-    value("--older-than", "AGE", "not changed or used for 30d, 12h, 2w", type=age_of),
-    flag("--stale", "entries that no known Python or driver can hit any more"),
-    value("--key", "KEY", "the entry of this key"),
-)
+    ("--kernel", "GLOB", "entries of kernels whose name matches"),
+    ("--older-than", "AGE", "not changed or used for 30d, 12h, 2w", {"type": age_of}),
+    ("--stale", "entries that no known Python or driver can hit any more"),
+    ("--key", "KEY", "the entry of this key"),
+]
 #: What a store can lie in.
 STORES = "a bundle FILE (.zip), a folder, s3://, ssh:// or oci://"
-TRUST = (
-    value("--allowed-signers", "LIST", "take what a signer of this list has signed (ssh-keygen -Y)"),
-    value("--digest", "HEX", "the SHA-256 of the bundle, or the digest of another store, as store ls prints it"),
-    flag("--trust", "trust it unchecked: it is code that your programs will run"),
-)
-SIGN = value("--sign", "KEY", "sign what is added with a key of OpenSSH")
+TRUST = [
+    ("--allowed-signers", "LIST", "take what a signer of this list has signed (ssh-keygen -Y)"),
+    ("--digest", "HEX", "the SHA-256 of the bundle, or the digest of another store, as store ls prints it"),
+    ("--trust", "trust it unchecked: it is code that your programs will run"),
+]
+SIGN = ("--sign", "KEY", "sign what is added with a key of OpenSSH")
 #: Words before ``--`` that are no option: a command without ``--``, with its own options.
-UNEXPECTED = value("unexpected", None, argparse.SUPPRESS, nargs=argparse.REMAINDER)
+UNEXPECTED = ("unexpected", None, argparse.SUPPRESS, {"nargs": argparse.REMAINDER})
 
 
 # ---------------------------------------------------------------------- tables
@@ -313,12 +291,6 @@ class Table(NamedTuple):
     columns: Columns
     rows: Sequence[Sequence[Any]]
     last: Sequence[Any] = ()
-
-
-class Whole(str):
-    """A line that is never wrapped, such as a command to copy."""
-
-    __slots__ = ()
 
 
 def size(amount: int | None) -> str:

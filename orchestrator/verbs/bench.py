@@ -9,26 +9,23 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import ClassVar
 
-from cachectl import output_files, verbs
-from cachectl.layer_set import LayerSet, warn_user
+from cachectl import layer_set, output_files, verbs
 from cachectl.layers import core
 from cachectl.layers.host import drivers, hardware
 from cachectl.switching import child
 
 OPTIONS = (
     verbs.UNEXPECTED,
-    verbs.value("-n --rounds", "N", "how often each setting is run (default: 3)", type=verbs.positive, default=3),
-    verbs.value("--json", "FILE", "write JSON to a file, - for standard output instead of tables"),
-    verbs.value(
-        "--plot", "FILE", "draw it, as PNG or SVG by the ending, - for SVG on standard output (needs matplotlib)"
-    ),
-    verbs.FORCE.having("replace an existing FILE that is not JSON or a picture of bench"),
+    ("-n --rounds", "N", "how often each setting is run (default: 3)", {"type": verbs.number, "default": 3}),
+    ("--json", "FILE", "write JSON to a file, - for standard output instead of tables"),
+    ("--plot", "FILE", "draw it, as PNG or SVG by the ending, - for SVG on standard output (needs matplotlib)"),
+    ("--force", "replace an existing FILE that is not JSON or a picture of bench"),
 )
 USAGE = "cachectl bench [-n N] [--json FILE] [--plot FILE] [--force] -- COMMAND..."
 
@@ -39,12 +36,11 @@ _SWITCHED = "switched off"
 #: Maximum number of runs that fill the caches. PyOpenCL's binary cache makes the driver store again in the second
 #: run; the third run finds that entry.
 _FILLS = 3
-#: Endings of pictures, and matplotlib's names for the formats.
-_FORMS = {".png": "png", ".svg": "svg"}
+#: Endings of pictures: the names of the formats in matplotlib.
+_ENDINGS = (".png", ".svg")
 #: Colours that differ in print and for colour-blind readers: warm, without one layer, without any.
-_WARM, _ONE_OFF, _NONE, _INK = "#2a9d8f", "#e9a03b", "#9aa5b1", "#1f2933"
-#: How many settings, the last ones, have no cache.
-_WITHOUT_CACHES = 2
+_COLOURS = {WARM: "#2a9d8f", COLD: "#9aa5b1", OFF: "#9aa5b1"}
+_ONE_OFF, _INK = "#e9a03b", "#1f2933"
 #: Length of a command that fits above the bars.
 _TITLE = 58
 #: Limits on the shown end of a failed command's standard error: lines, and bytes to search for them.
@@ -72,7 +68,7 @@ class BenchSetting:
     setting: str
     how: str
     layer: str | None = None
-    seconds: tuple[float, ...] = ()
+    seconds: list[float] = field(default_factory=list)
     as_json: ClassVar[core.AsJson] = core.AsJson(also=("median",))
 
     @property
@@ -143,11 +139,11 @@ class Bench:
 
 
 def bench(
-    stack: LayerSet,
+    stack: layer_set.LayerSet,
     command: Sequence[str],
     rounds: int = 3,
     *,
-    notice: Callable[[str], None] = warn_user,
+    notice: Callable[[str], None] = layer_set.warn_user,
     show: verbs.Progress = lambda *_: None,
 ) -> Bench:
     """Run a command in every setting, ``rounds`` times, the settings interleaved; return the measured times.
@@ -155,28 +151,49 @@ def bench(
     ``notice`` gets lines that a reader of the figures must know, ``show`` the progress. The user's own caches are
     neither read nor written. Raises :class:`Ended` if the command fails, and :class:`~.child.CannotStart`.
     """
+    environment = stack.environment
     layers = tuple(layer for layer in stack if layer.abilities()[core.Ability.RELOCATE] is None)
-    with child.signals_held() as signals, child.isolated_root(stack.environment, notice=notice) as full:
-        work = _Work(tuple(command), stack, layers, signals, notice, full)
-        entries = work.fill(show)
+    with child.signals_held() as signals, child.isolated_root(environment, notice=notice) as full:
+
+        def measure(name: str, root: Path, changes: Mapping[str, str | None]) -> tuple[float, dict[str, int]]:
+            """Run the command below a root; return its wall seconds, and how many entries each layer has then."""
+            child.link_cache_home(environment, layers, root)
+            return _seconds(name, command, changes, environment, signals), _entries(layers, environment, root)
+
+        changes, before, entries = child.variables_isolated(layers, full), None, dict[str, int]()
+        for number in range(_FILLS):
+            show("filling the caches", number)
+            before, (_, entries) = entries, measure("first", full, changes)
+            if entries == before:
+                break
+        else:
+            notice(f"still storing new entries after {_FILLS} runs; warm timings may be too high")
         settings, unused = _settings(stack, layers, entries)
-        taken: dict[str, list[float]] = {setting.setting: [] for setting in settings}
         for number in range(rounds * len(settings)):
             # Each round begins with another setting, so that none is always first.
             setting = settings[(number // len(settings) + number) % len(settings)]
             show(setting.setting, number, rounds * len(settings))
-            taken[setting.setting].append(work.measure(setting))
-    measured = [replace(setting, seconds=tuple(taken[setting.setting])) for setting in settings]
-    warm, saved = measured[0], []
-    for off in measured:
+            # A root of its own keeps a run from affecting the next.
+            with child.isolated_root(environment, notice=notice) as root:
+                if setting.setting not in (COLD, OFF):
+                    child.copy_isolated_root(full, root)
+                changes = _prepared(setting, stack, layers, root)
+                before = _entries(layers, environment, root)
+                seconds, after = measure(setting.setting, root, changes)
+            setting.seconds.append(seconds)
+            grown = ", ".join(name for name, count in after.items() if count > before[name])
+            if grown and setting.setting == WARM:
+                notice(f"a warm run stored new entries in {grown}; warm timings may be too high")
+    warm, saved = settings[0], []
+    for off in settings:
         if off.layer is not None:
             by_round = tuple(cold - hot for cold, hot in zip(off.seconds, warm.seconds, strict=True))
             saved.append(Saved(off.layer, off.median - warm.median, by_round, entries[off.layer]))
-    return Bench(tuple(command), tuple(measured), tuple(saved), unused, machine(stack.environment))
+    return Bench(tuple(command), tuple(settings), tuple(saved), unused, machine(environment))
 
 
 def _settings(
-    stack: LayerSet, layers: Iterable[core.Layer], entries: Mapping[str, int]
+    stack: layer_set.LayerSet, layers: Iterable[core.Layer], entries: Mapping[str, int]
 ) -> tuple[list[BenchSetting], dict[str, str]]:
     """Return the settings, one for each layer that the command filled, and the layers that cannot be turned off."""
     left_alone = child.left_alone((layer for layer in stack if layer.about.scope is core.Scope.USER), off=False)
@@ -205,82 +222,50 @@ def _settings(
     return [*settings, BenchSetting(COLD, "every cache empty"), BenchSetting(OFF, "all off")], unused
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """The command and everything that its runs have in common; ``full`` is the root that is kept warm."""
+def _prepared(
+    setting: BenchSetting, stack: layer_set.LayerSet, layers: Iterable[core.Layer], root: Path
+) -> dict[str, str | None]:
+    """Return the variables of a setting below a root, in which a layer without a switch is emptied for its turn."""
+    if setting.setting == OFF:
+        return child.variables_off(layers, stack, root)
+    changes = child.variables_isolated(layers, root)
+    if setting.layer is not None and setting.how == _SWITCHED:
+        changes |= child.merged([stack[setting.layer].disable()])
+    elif setting.layer is not None:
+        layer = layer_set.LayerSet(stack.environment.with_variables(changes))[setting.layer]
+        outcome = layer.clear(layer.plan_clear())
+        if outcome.failed:
+            raise core.Refused(layer.name, f"cannot be emptied for its turn: {outcome.failed[0].because}")
+    return changes
 
-    command: tuple[str, ...]
-    stack: LayerSet
-    layers: tuple[core.Layer, ...]
-    signals: child.Signals
-    notice: Callable[[str], None]
-    full: Path
 
-    def fill(self, show: verbs.Progress) -> dict[str, int]:
-        """Run until no new entry is stored; return the number of entries of each layer."""
-        changes = child.variables_isolated(self.layers, self.full)
-        before: dict[str, int] = {}
-        for number in range(_FILLS):
-            show("filling the caches", number)
-            self._seconds("first", self.full, changes)
-            after = self._entries(self.full)
-            if after == before:
-                return after
-            before = after
-        self.notice(f"still storing new entries after {_FILLS} runs; warm timings may be too high")
-        return before
+def _seconds(
+    setting: str,
+    command: Sequence[str],
+    changes: Mapping[str, str | None],
+    environment: core.Environment,
+    signals: child.Signals,
+) -> float:
+    """Run the command once with its output hidden; return its wall seconds, or raise :class:`Ended`."""
+    with TemporaryFile() as said:
+        started = time.perf_counter()
+        status = child.run(command, changes, environment, signals, quiet=said)
+        seconds = time.perf_counter() - started
+        if status := status or signals.ending():
+            said.seek(max(0, said.seek(0, os.SEEK_END) - _BYTES))
+            raise Ended(setting, status, said.read().decode(errors="replace").splitlines()[-_LINES:])
+    return seconds
 
-    def measure(self, setting: BenchSetting) -> float:
-        """Run the command in a copy of the full root, so that a run does not affect the next; return its seconds."""
-        with child.isolated_root(self.stack.environment, notice=self.notice) as root:
-            if setting.setting not in (COLD, OFF):
-                child.copy_isolated_root(self.full, root)
-            if setting.setting == OFF:
-                changes = child.variables_off(self.layers, self.stack, root)
-            else:
-                changes = child.variables_isolated(self.layers, root)
-            if setting.layer is not None and setting.how == _SWITCHED:
-                changes |= child.merged([self.stack[setting.layer].disable()])
-            elif setting.layer is not None:
-                layer = self._moved(root)[setting.layer]
-                outcome = layer.clear(layer.plan_clear())
-                if outcome.failed:
-                    raise core.Refused(layer.name, f"cannot be emptied for its turn: {outcome.failed[0].because}")
-            before = self._entries(root)
-            seconds = self._seconds(setting.setting, root, changes)
-            after = self._entries(root)
-            grown = ", ".join(name for name, count in after.items() if count > before[name])
-            if grown and setting.setting == WARM:
-                self.notice(f"a warm run stored new entries in {grown}; warm timings may be too high")
-            return seconds
 
-    def _seconds(self, setting: str, root: Path, changes: Mapping[str, str | None]) -> float:
-        """Run the command once with its output hidden; return its wall seconds, or raise :class:`Ended`."""
-        environment = self.stack.environment
-        child.link_cache_home(environment, self.layers, root)
-        with TemporaryFile() as said:
-            started = time.perf_counter()
-            status = child.run(self.command, changes, environment, self.signals, quiet=said)
-            seconds = time.perf_counter() - started
-            if status := status or self.signals.ending():
-                said.seek(max(0, said.seek(0, os.SEEK_END) - _BYTES))
-                raise Ended(setting, status, said.read().decode(errors="replace").splitlines()[-_LINES:])
-        return seconds
-
-    def _moved(self, root: Path) -> LayerSet:
-        """Return the layers as they are under a root."""
-        return LayerSet(self.stack.environment.with_variables(child.variables_isolated(self.layers, root)))
-
-    def _entries(self, root: Path) -> dict[str, int]:
-        """Count the entries of each layer below a root; those that cannot be read count as none."""
-        moved = self._moved(root)
-        counts = {}
-        for layer in (moved[layer.name] for layer in self.layers if layer.about.scope is core.Scope.USER):
-            counts[layer.name] = 0
-            with suppress(*core.FAILURES):
-                places = [place for place in layer.roots() if root in place.path.parents]
-                counts[layer.name] = sum(layer.store.usage(place).entries or 0 for place in places)
-        return counts
+def _entries(layers: Iterable[core.Layer], environment: core.Environment, root: Path) -> dict[str, int]:
+    """Count the entries of each layer below a root; those that cannot be read count as none."""
+    moved, counts = layer_set.LayerSet(child.environment_of(environment, root)), {}
+    for name in (layer.name for layer in layers):
+        counts[name] = 0
+        with suppress(*core.FAILURES):
+            places = [place for place in moved[name].roots() if root in place.path.parents]
+            counts[name] = sum(moved[name].store.usage(place).entries or 0 for place in places)
+    return counts
 
 
 # ---------------------------------------------------------------------- the command line
@@ -290,19 +275,15 @@ def run(request: verbs.Request) -> int:
     """Carry out ``cachectl bench``."""
     options, stream = request.options, output_files.STREAM
     request.demand_command()
-    document = picture = None
-    if options.plot is not None:
-        form = "svg" if options.plot == stream else _FORMS.get(os.path.splitext(options.plot)[1].lower())
-        if form is None:
-            raise core.BadRequest(f"--plot {options.plot!r}: the file name must end in {' or '.join(_FORMS)}")
-        if find_spec("matplotlib") is None:
-            raise core.CachectlError("--plot needs matplotlib, the extra plot: pip install 'opencl-cachectl[plot]'")
-        if options.plot == options.json == stream:
-            request.misuse("JSON and the picture cannot both go to standard output; name a FILE")
-        picture = request.output_file(options.plot, output_files.PICTURE)
-    if options.json is not None:
-        document = request.output_file(options.json, output_files.json_kind("cachectl/bench"))
-    output_files.demand_targets(document, picture)
+    ending = ".svg" if options.plot in (None, stream) else os.path.splitext(options.plot)[1].lower()
+    if ending not in _ENDINGS:
+        raise core.BadRequest(f"--plot {options.plot!r}: the file name must end in {' or '.join(_ENDINGS)}")
+    if options.plot is not None and find_spec("matplotlib") is None:
+        raise core.CachectlError("--plot needs matplotlib, the extra plot: pip install 'opencl-cachectl[plot]'")
+    if options.plot == options.json == stream:
+        request.misuse("JSON and the picture cannot both go to standard output; name a FILE")
+    kind = output_files.json_kind("cachectl/bench")
+    document, picture = request.outputs((options.json, kind), (options.plot, output_files.PICTURE))
     try:
         with request.output.progress() as show_step:
             measured = bench(request.stack, request.command, options.rounds, notice=request.notice, show=show_step)
@@ -313,36 +294,30 @@ def run(request: verbs.Request) -> int:
         # Standard output may belong to the picture.
         say = request.output.say_on_stderr if options.plot == stream else request.output.say
         say(show(measured))
-    if document is not None:
-        request.write_json(measured, document)
-    if picture is not None and form is not None:
-        picture.write((_draw(measured, form),))
+    request.write_json(measured, document)
+    if picture is not None:
+        picture.write((_draw(measured, ending[1:]),))
     return 0
 
 
 def show(measured: Bench) -> Iterator[str | verbs.Table]:
     """Yield the times of each setting, then what each layer saves."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for setting in measured.settings:
         numbers = (setting.median, min(setting.seconds), max(setting.seconds))
         rows.append((*(f"{number:.2f}" for number in numbers), setting.setting, setting.how))
-    yield verbs.Table({**_numbers("median s", "fastest", "slowest"), "setting": str, "how": str}, rows)
-    yield ""
+    numeric = dict.fromkeys(("median s", "fastest", "slowest"), verbs.count)
+    yield from (verbs.Table({**numeric, "setting": str, "how": str}, rows), "")
     if measured.saved:
         rows = [
             (*map(_difference, (saved.seconds, min(saved.by_round), max(saved.by_round))), saved.layer)
             for saved in measured.saved
         ]
-        yield verbs.Table({**_numbers("saves s", "least", "most"), "layer": str}, rows)
+        yield verbs.Table({**dict.fromkeys(("saves s", "least", "most"), verbs.count), "layer": str}, rows)
     else:
         yield "the command fills no cache"
     if measured.unused:
-        yield ""
-        yield f"not used: {', '.join(measured.unused)}"
-
-
-def _numbers(*titles: str) -> verbs.Columns:
-    return dict.fromkeys(titles, verbs.count)
+        yield from ("", f"not used: {', '.join(measured.unused)}")
 
 
 def _difference(seconds: float) -> str:
@@ -361,9 +336,8 @@ def _draw(measured: Bench, form: str) -> bytes:
     from matplotlib.figure import Figure
 
     titles = [f"without {one.layer}" if one.layer else f"all caches {one.setting}" for one in measured.settings]
-    # The first setting has all caches, and the last ones have none.
     medians = [setting.median for setting in measured.settings]
-    colours = [_WARM, *[_ONE_OFF] * (len(medians) - _WITHOUT_CACHES - 1), *[_NONE] * _WITHOUT_CACHES]
+    colours = [_ONE_OFF if one.layer else _COLOURS[one.setting] for one in measured.settings]
     # Text stays text in an SVG, so that a slide can be searched.
     with mpl.rc_context({"font.size": 13, "svg.fonttype": "none", "text.parse_math": False}):
         figure = Figure(figsize=(10, 2 + 0.52 * len(medians)), layout="constrained")

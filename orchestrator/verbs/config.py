@@ -35,4 +35,4 @@ def show(document: _Document, request: verbs.Request) -> Iterator[object]:
     yield table(document, request) if document["settings"] else "nothing is set"
     yield ""
     for file in document["files"]:
-        yield verbs.Whole(f"{file['origin']}: {file['path']}{'' if file['exists'] else ' (missing)'}")
+        yield [f"{file['origin']}: {file['path']}{'' if file['exists'] else ' (missing)'}"]

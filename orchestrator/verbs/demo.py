@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from importlib.util import find_spec
-from pathlib import Path
 
 from cachectl import verbs
 from cachectl.layers import core
@@ -42,7 +41,7 @@ def run(request: verbs.Request) -> int:
             rows.append((f"{in_kernels:.2f}", f"{time.perf_counter() - started:.2f}", entries, what))
             return entries
 
-        request.output.say([verbs.Whole(f"{_KERNELS} loopy kernels on PoCL; every cache under {root}"), ""])
+        request.output.say([[f"{_KERNELS} loopy kernels on PoCL; every cache under {root}"], ""])
         cold = measure("cold: every cache empty", stack.environment)
         warm = measure("warm: every cache full", stack.environment)
         without = measure("caches off", off)
@@ -50,11 +49,10 @@ def run(request: verbs.Request) -> int:
         purged = stack.plan_clear().apply()
         again = measure("after purge --all: cold again", stack.environment)
     numbers = dict.fromkeys(("kernels s", "process s", "entries after"), verbs.count)
-    request.output.say(
-        [verbs.Table({**numbers, "run": str}, rows), "", *lines(report, "/"), "", "cachectl purge --all"]
-    )
     cleared = [(outcome.layer, outcome.removed, outcome.bytes_freed) for outcome in purged.layers if outcome.removed]
-    request.output.say([verbs.Table({"layer": str, "removed": verbs.count, "size": verbs.size}, cleared)])
+    removals = verbs.Table({"layer": str, "removed": verbs.count, "size": verbs.size}, cleared)
+    runs = verbs.Table({**numbers, "run": str}, rows)
+    request.output.say([runs, "", *lines(report, "/"), "", "cachectl purge --all", removals])
     for outcome in purged.layers:
         request.output.warn_notes(f"{outcome.layer}: skipped", outcome.skipped[:_FEW])
     removed = purged.total.removed
@@ -69,7 +67,7 @@ def _run(what: str, environment: core.Environment) -> float:
     """Run the demo program, and return the seconds in its kernels."""
     command = [sys.executable, "-m", "cachectl.verbs.demo_kernels", str(_KERNELS)]
     child = subprocess.run(  # noqa: S603 - our own program, by our own interpreter
-        command, env=dict(environment.variables), cwd=Path.cwd(), capture_output=True, text=True, check=False
+        command, env=dict(environment.variables), capture_output=True, text=True, check=False
     )
     if child.returncode:
         reason = (child.stderr.strip().splitlines() or ["no reason given"])[-1]

@@ -21,13 +21,13 @@ _SYNTAXES = {
 #: Shells by the names of login shells; the others are like sh.
 _LOGIN = {"csh": "csh", "tcsh": "csh", "fish": "fish", "pwsh": "powershell"}
 OPTIONS = (
-    (
-        verbs.flag("--disable", "switch layers off"),
-        verbs.flag("--enable", "switch layers on"),
-        verbs.value("--root", "DIR", "keep every layer under one folder (moves XDG_CACHE_HOME, for every program)"),
-    ),
+    [
+        ("--disable", "switch layers off"),
+        ("--enable", "switch layers on"),
+        ("--root", "DIR", "keep every layer under one folder (moves XDG_CACHE_HOME, for every program)"),
+    ],
     verbs.LAYER,
-    verbs.value("--shell", None, "whose commands to print (default: the login shell's)", choices=tuple(_SYNTAXES)),
+    ("--shell", None, "whose commands to print (default: the login shell's)", {"choices": tuple(_SYNTAXES)}),
 )
 
 

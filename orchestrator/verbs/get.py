@@ -8,7 +8,7 @@ from cachectl.layers import core
 OPTIONS = (
     verbs.ONE_LAYER,
     verbs.KEY,
-    verbs.value("-o --output", "FILE", "the file to write (default: standard output)", default="-"),
+    ("-o --output", "FILE", "the file to write (default: standard output)", {"default": "-"}),
     verbs.ROOT,
     verbs.FORCE,
 )
@@ -20,8 +20,7 @@ def run(request: verbs.Request) -> int:
     from cachectl.output_files import ARTIFACT
 
     options, layer = request.options, request.stack[request.options.layer]
-    file = request.output_file(options.output, ARTIFACT)
-    file.demand()
+    (file,) = request.outputs((options.output, ARTIFACT))
     artifact = layer.get(options.key)
     if artifact is None:
         raise core.LayerError(layer.name, f"no entry has the key {options.key!r}; cachectl ls {layer.name} lists keys")

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
+from operator import attrgetter
 
 from cachectl import layer_set, listing, verbs
 from cachectl.layers import core
 
-_UNKNOWN = float("inf")
-#: The sort key of each order; an unknown time comes last.
-_ORDERS: dict[str, Callable[[core.Entry], float]] = {
-    "size": lambda entry: -entry.bytes,
-    "age": lambda entry: _UNKNOWN if entry.modified is None else entry.modified,
-    "used": lambda entry: _UNKNOWN if entry.used is None else entry.used,
-}
+#: What each order sorts by.
+_ORDERS = {"size": "bytes", "age": "modified", "used": "used"}
 OPTIONS = (
     verbs.LAYERS,
     verbs.SELECTION,
-    verbs.value("--sort", None, "largest, oldest, or longest unused first", choices=tuple(_ORDERS)),
-    verbs.value("--limit", "N", "show no more than N entries", type=int),
+    ("--sort", None, "largest, oldest, or longest unused first", {"choices": tuple(_ORDERS)}),
+    ("--limit", "N", "show no more than N entries", {"type": int}),
     verbs.PYTHON,
     verbs.WAIT,
     verbs.PLACES,
-    (*verbs.FORM, verbs.flag("-q --quiet", "print nothing but keys")),
+    [*verbs.FORM, ("-q --quiet", "print nothing but keys")],
 )
 EPILOG = "On a terminal the table shortens names and keys to fit; elsewhere they are whole."
 
@@ -46,7 +42,9 @@ def ls(
     troubles: list[listing.Trouble] = []
     entries: Iterable[core.Entry] = listing.listed(stack.named(layers), selection, troubles.append)
     if sort is not None:
-        entries = sorted(entries, key=_ORDERS[sort])
+        place = attrgetter(_ORDERS[sort])
+        # An unknown time comes last.
+        entries = sorted(entries, key=lambda entry: (place(entry) is None, place(entry) or 0), reverse=sort == "size")
     most = None if limit is None else min(limit, sys.maxsize)
     return listing.Listing(tuple(islice(entries, most)), tuple(troubles))
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from operator import itemgetter
 
 from cachectl import config, layer_set, removal, verbs
 from cachectl.layers import core
 
 OPTIONS = (
     verbs.CLEARABLE,
-    verbs.flag("--stale", "entries that no known Python or driver can hit any more, and orphans"),
-    verbs.value("--older-than", "AGE", "entries not changed or used for 30d, 12h, 2w", type=verbs.age_of),
-    verbs.value("--max-size", "SIZE", "until the layers together hold no more than 500M, 2GiB", type=verbs.size_of),
+    ("--stale", "entries that no known Python or driver can hit any more, and orphans"),
+    ("--older-than", "AGE", "entries not changed or used for 30d, 12h, 2w", {"type": verbs.age_of}),
+    ("--max-size", "SIZE", "until the layers together hold no more than 500M, 2GiB", {"type": verbs.size_of}),
     *verbs.REMOVING,
     verbs.PYTHON,
     *verbs.CHANGING,
 )
-_UNKNOWN = float("inf")
 
 
 def prune(
@@ -43,12 +44,8 @@ def prune(
             file = core.printable(settings.files[0][0]) if settings.files else "a config file"
             message = f"name a limit: --stale, --older-than or --max-size, or write a limit below [prune] in {file}"
             raise core.BadRequest(message)
-    chosen, required = stack.chosen(layers), limits
-
-    def plan() -> removal.Removal:
-        return plan_prune(chosen, required)
-
-    return removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run)
+    chosen = stack.chosen(layers)
+    return removal.carry_out(stack, chosen, partial(plan_prune, chosen, limits), notice, dry_run=dry_run)
 
 
 def plan_prune(layers: Iterable[core.Layer], limits: config.Limits) -> removal.Removal:
@@ -58,9 +55,9 @@ def plan_prune(layers: Iterable[core.Layer], limits: config.Limits) -> removal.R
     """
     going: dict[core.Layer, list[core.Entry]] = {}
     failed: dict[core.Layer, list[core.Note]] = {}
-    aged: list[tuple[float, int, core.Layer, core.Entry]] = []
+    aged: list[tuple[float, core.Layer, core.Entry]] = []
     total = 0
-    for number, layer in enumerate(layers):
+    for layer in layers:
         going[layer], failed[layer] = [], []
         for thing in _things(layer, failed[layer], contents=limits.stale):
             is_old = limits.before is not None and thing.latest is not None and thing.latest < limits.before
@@ -71,9 +68,9 @@ def plan_prune(layers: Iterable[core.Layer], limits: config.Limits) -> removal.R
                 going[layer].append(thing)
             else:
                 total += thing.bytes
-                aged.append((_UNKNOWN if thing.latest is None else thing.latest, number, layer, thing))
-    for latest, _, layer, thing in sorted(aged, key=lambda item: item[:2]):
-        if limits.bytes is None or total <= limits.bytes or latest == _UNKNOWN:
+                aged += [] if thing.latest is None else [(thing.latest, layer, thing)]
+    for _, layer, thing in sorted(aged, key=itemgetter(0)):
+        if limits.bytes is None or total <= limits.bytes:
             break
         going[layer].append(thing)
         total -= thing.bytes

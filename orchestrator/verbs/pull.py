@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from cachectl import transfer, verbs
 
+_STORES = "a bundle FILE or - (standard input), a folder, s3://, ssh://, oci://"
 OPTIONS = (
-    verbs.value(
+    (
         "sources",
         "SOURCE",
-        "a bundle FILE or - (standard input), a folder, s3://, ssh://, oci://; an isolated root; or a database file of "
-        "MIOpen. Layers follow",
-        nargs="+",
+        f"{_STORES}; an isolated root; or a database file of MIOpen. Layers follow",
+        {"nargs": "+"},
     ),
     verbs.CLEARABLE,
     verbs.SELECTION,
     verbs.ROOT,
     verbs.TRUST,
-    verbs.DRY_RUN.having("list what would be placed, and touch nothing"),
+    ("-n --dry-run", "list what would be placed, and touch nothing"),
     verbs.WAIT,
     verbs.SHARED,
     verbs.FORM,

@@ -9,10 +9,10 @@ from cachectl import layer_set, removal, verbs
 from cachectl.layers import core
 
 OPTIONS = (
-    verbs.LAYERS.having("a layer that cachectl layers lists (name one, or use --all)"),
-    verbs.flag("--all", "every user layer that is not precious"),
+    ("layers", "LAYER", "a layer that cachectl layers lists (name one, or use --all)", verbs.MANY),
+    ("--all", "every user layer that is not precious"),
     verbs.SELECTION,
-    verbs.flag("--damaged", "only entries that verify finds damaged, which a run makes again; never results of tuning"),
+    ("--damaged", "only entries that verify finds damaged, which a run makes again; never results of tuning"),
     *verbs.REMOVING,
     *verbs.CHANGING,
 )
@@ -26,17 +26,14 @@ def plan_purge(
     damaged: bool = False,
 ) -> removal.Removal:
     """Plan the purge of a selection in each layer, with ``damaged`` only of damaged entries; touches nothing."""
-    return _planned(stack.chosen(layers), selection, damaged=damaged)
 
-
-def _planned(layers: Iterable[core.Layer], selection: core.Selection, *, damaged: bool) -> removal.Removal:
     def plan(layer: core.Layer) -> core.Plan:
         # The store of a layer that has nothing here is not loaded. Others may refuse.
         if selection.kernel is None and layer.about.scope is core.Scope.USER and not removal.existing_roots(layer):
             return core.Plan(layer.name)
         return layer.plan_clear(selection, damaged=damaged)
 
-    return removal.planned(layers, plan)
+    return removal.planned(stack.chosen(layers), plan)
 
 
 def purge(
@@ -49,9 +46,9 @@ def purge(
     notice: Callable[[str], None] = layer_set.warn_user,
 ) -> removal.Removal:
     """Remove the selected entries, and what killed commands left; or return the plan (``dry_run``)."""
-    chosen = stack.chosen(layers)
-    plan = partial(_planned, chosen, selection, damaged=damaged)
-    return removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run)
+    names = tuple(layers)
+    plan = partial(plan_purge, stack, selection, layers=names, damaged=damaged)
+    return removal.carry_out(stack, stack.chosen(names), plan, notice, dry_run=dry_run)
 
 
 show, table = removal.show, removal.table

@@ -5,14 +5,12 @@ from __future__ import annotations
 from cachectl import transfer, verbs
 
 OPTIONS = (
-    verbs.value("target", "TARGET", f"made if missing: {verbs.STORES}; - (standard output); a database file of MIOpen"),
+    ("target", "TARGET", f"made if missing: {verbs.STORES}; - (standard output); a database file of MIOpen"),
     verbs.CLEARABLE,
     verbs.SELECTION,
     verbs.ROOT,
     verbs.SIGN,
-    verbs.value(
-        "--allowed-signers", "LIST", "with --sign, what a signer of this list has pushed counts as present too"
-    ),
+    ("--allowed-signers", "LIST", "with --sign, what a signer of this list has pushed counts as present too"),
     verbs.FORCE_BUNDLE,
     verbs.FORM,
 )

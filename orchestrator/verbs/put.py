@@ -12,8 +12,8 @@ from cachectl.layers import core
 OPTIONS = (
     verbs.ONE_LAYER,
     verbs.KEY,
-    verbs.value("file", "FILE", "a file that get wrote, or - for standard input"),
-    verbs.flag("--replace", "replace a different entry of that key"),
+    ("file", "FILE", "a file that get wrote, or - for standard input"),
+    ("--replace", "replace a different entry of that key"),
     verbs.ROOT,
     verbs.WAIT,
     verbs.SHARED,

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from cachectl import verbs
-from cachectl.layer_set import LayerSet
+from cachectl import layer_set, verbs
 from cachectl.layers import core
 from cachectl.layers.core import registry
 from cachectl.layers.disk import temporaries
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
 
 OPTIONS = (
     verbs.LAYERS,
-    verbs.VERBOSE.having("also every layer, every place, and the reason of every state"),
-    verbs.value("--by", None, "also the sums of each Python that wrote entries", choices=("python",)),
-    verbs.flag("--neighbours", "also other caches of compiled code (Triton, CuPy …), read only"),
-    verbs.value("--html", "FILE", "also draw it with every entry and finding, as one HTML page"),
+    ("-v --verbose", "also every layer, every place, and the reason of every state"),
+    ("--by", None, "also the sums of each Python that wrote entries", {"choices": ("python",)}),
+    ("--neighbours", "also other caches of compiled code (Triton, CuPy …), read only"),
+    ("--html", "FILE", "also draw it with every entry and finding, as one HTML page"),
     verbs.FORCE,
     verbs.PYTHON,
     verbs.PLACES,
@@ -163,7 +162,9 @@ class Report:
 # ---------------------------------------------------------------------- counting
 
 
-def report(stack: LayerSet, layers: Iterable[str] = (), *, neighbours: bool = False, by_python: bool = False) -> Report:
+def report(
+    stack: layer_set.LayerSet, layers: Iterable[str] = (), *, neighbours: bool = False, by_python: bool = False
+) -> Report:
     """Count the entries of the named layers, or of all, and return whether each is on. Writes nothing into a cache.
 
     ``neighbours`` also measures other caches of compiled code, which belong to no layer; ``by_python`` also sums the
@@ -212,23 +213,23 @@ def _root_report(layer: core.Layer, root: core.Root) -> RootReport:
         return RootReport(root, exists=True, usage=usage)
 
 
-def _by_python(layers: Iterable[core.Layer], stack: LayerSet) -> tuple[PythonShare, ...]:
+def _by_python(layers: Iterable[core.Layer], stack: layer_set.LayerSet) -> tuple[PythonShare, ...]:
     """Sum the entries that name a Python, the largest sum first; entries that cannot be read are left out."""
     from cachectl import listing
     from cachectl.layers.host.pythons import pythons_of
 
-    groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[core.Entry]] = {}
+    groups: dict[tuple[tuple[str, str], ...], list[core.Entry]] = {}
     for entry in listing.listed(layers, core.ALL, lambda _: None, contents=False):
-        if python := entry.versions.get("python"):
-            packages = tuple(sorted(item for item in entry.versions.items() if item[0] != "python"))
-            groups.setdefault((python, packages), []).append(entry)
+        if entry.versions.get("python"):
+            groups.setdefault(tuple(sorted(entry.versions.items())), []).append(entry)
     shares = []
-    for (python, packages), entries in groups.items():
+    for versions, entries in groups.items():
+        packages = dict(versions)
+        python = packages.pop("python")
         pythons = [other for other in pythons_of(stack.environment) if other.version == python]
         known = tuple(other.path for other in pythons if other.present is not False)
-        stale = sum(entry.stale is True for entry in entries)
-        size = sum(entry.bytes for entry in entries)
-        shares.append(PythonShare(python, dict(packages), len(entries), size, stale, known))
+        stale, size = sum(entry.stale is True for entry in entries), sum(entry.bytes for entry in entries)
+        shares.append(PythonShare(python, packages, len(entries), size, stale, known))
     return tuple(sorted(shares, key=lambda share: -share.bytes))
 
 
@@ -239,12 +240,11 @@ def run(request: verbs.Request) -> Report | int:
     """Carry out ``cachectl report``."""
     options, page = request.options, None
     if options.html is not None:
-        from cachectl import output_files
+        from cachectl.output_files import PAGE
 
-        page = request.output_file(options.html, output_files.PAGE)
         if options.html == "-" and request.form != "table":
             request.misuse(f"--html - and --{request.form} both write to standard output; name a FILE for one")
-        output_files.demand_targets(page)
+        (page,) = request.outputs((options.html, PAGE))
     with request.working("counting"):
         whole = report(request.stack, options.layers, neighbours=options.neighbours, by_python=options.by == "python")
     if page is not None:
@@ -291,8 +291,7 @@ def draw(whole: Report, listing: Listing, findings: Iterable[core.Finding]) -> b
         "entries": rows,
         "missing": [f"{trouble.layer}: {printable(trouble.message)}" for trouble in listing.problems if trouble.failed],
         "findings": [
-            [one.layer, one.severity.value, printable(one.root), printable(one.message), printable(one.fix)]
-            for one in findings
+            [*map(printable, (one.layer, one.severity.value, one.root, one.message, one.fix))] for one in findings
         ],
         # Texts that repeat stand in the rows by their numbers.
         "words": list(words),
@@ -341,8 +340,7 @@ def lines(whole: Report, home: str, *, verbose: bool = False) -> Iterator[object
     yield summary(whole)
     if shown:
         rows = [(layer.layer, layer.state.condition.value, *_cells(layer.total)) for layer in shown]
-        yield ""
-        yield verbs.Table(_COLUMNS, rows, ("total", "", *_cells(total)[:3], ""))
+        yield from ("", verbs.Table(_COLUMNS, rows, ("total", "", *_cells(total)[:3], "")))
     if hidden := len(whole.layers) - len(shown):
         yield f"{core.plural(hidden, 'more layer' if shown else 'layer')}: nothing here; -v shows all"
     if not total.complete:
@@ -367,8 +365,7 @@ def _others(whole: Report, home: str) -> Iterator[object]:
     for leftover in whole.leftovers:
         held = f"{verbs.size(leftover.bytes)}, {verbs.age(verbs.since(leftover.modified, whole.generated))} old"
         where = _short(leftover.root / leftover.key, home)
-        yield ""
-        yield f"{where}: {leftover.because} ({held}); the next purge or prune removes it"
+        yield from ("", f"{where}: {leftover.because} ({held}); the next purge or prune removes it")
     if whole.pythons is not None:
         numbers = {"entries": verbs.count, "stale": verbs.count, "size": verbs.size}
         rows, places = list[tuple[str | int, ...]](), []
@@ -379,11 +376,11 @@ def _others(whole: Report, home: str) -> Iterator[object]:
             places += [f"  {_short(path, home)}: Python {release}" for path in share.interpreters]
         yield from ("", verbs.Table({"python": str, **numbers, "packages": str}, rows), *places)
     if whole.neighbours is not None:
-        caches = [
+        columns: verbs.Columns = {"neighbours": str, "files": verbs.count, "size": verbs.size, "place": str}
+        caches = (
             (one.name, one.files, one.bytes, f"{_short(one.path, home)} ({one.source})") for one in whole.neighbours
-        ]
-        yield ""
-        yield verbs.Table({"neighbours": str, "files": verbs.count, "size": verbs.size, "place": str}, caches)
+        )
+        yield from ("", verbs.Table(columns, tuple(caches)))
 
 
 def summary(whole: Report) -> str:
@@ -398,10 +395,8 @@ def summary(whole: Report) -> str:
 
 def _details(layer: LayerReport, home: str) -> Iterator[str]:
     """Yield the reason of a layer's state, and its places."""
-    yield ""
-    yield f"{layer.layer}: {layer.state.condition.value}, {layer.state.why}"
-    for file in layer.state.drivers:
-        yield f"  driver: {_short(file, home)}"
+    yield from ("", f"{layer.layer}: {layer.state.condition.value}, {layer.state.why}")
+    yield from (f"  driver: {_short(file, home)}" for file in layer.state.drivers)
     for number, root in enumerate(layer.roots):
         usage, notes = root.usage, [root.root.source]
         if number and not (usage.files or usage.orphan_files or usage.problems):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from cachectl import layer_set, verbs
 from cachectl.layers import core
 from cachectl.switching import child
-from cachectl.switching.child import make_kept_root
 
 if TYPE_CHECKING:
     from cachectl.exchange.trust import Trust
@@ -30,28 +29,27 @@ def _folder(text: str) -> str:
 
 
 OPTIONS = (
-    (
-        verbs.flag("--no-cache", "every layer off"),
-        verbs.value(
-            "--isolated", "=DIR", "every layer on, in an empty root or in DIR, which is kept", nargs="?", type=_folder
+    [
+        ("--no-cache", "every layer off"),
+        (
+            "--isolated",
+            "=DIR",
+            "every layer on, in an empty root or in DIR, which is kept",
+            {"nargs": "?", "type": _folder},
         ),
-    ),
-    verbs.value(
-        "--base",
-        "DIR",
-        "every layer on and warm from DIR, which may be read-only; new entries go to a root of your own",
-    ),
+    ],
+    ("--base", "DIR", "every layer on and warm from DIR, which may be read-only; new entries go to a root of your own"),
     verbs.LAYER,
     verbs.UNEXPECTED,
-    verbs.flag("--prove", "attest that no real root was read or written; also without another option"),
-    verbs.value("--store", "SOURCE", "pull from this store before the command, and push what is new after it"),
-    verbs.value("--store-mode", None, "ro: only pull; rw: pull and push (default)", choices=("rw", "ro"), default="rw"),
-    (
-        verbs.value("--allowed-signers", "LIST", "pull what a signer of this list has signed"),
-        verbs.value("--digest", "HEX", "pull if the store is exactly the one with this digest"),
-        verbs.flag("--trust", "pull unchecked: it is code that the command will run"),
-    ),
-    verbs.SIGN.having("sign what is pushed with a key of OpenSSH"),
+    ("--prove", "attest that no real root was read or written; also without another option"),
+    ("--store", "SOURCE", "pull from this store before the command, and push what is new after it"),
+    ("--store-mode", None, "ro: only pull; rw: pull and push (default)", {"choices": ("rw", "ro"), "default": "rw"}),
+    [
+        ("--allowed-signers", "LIST", "pull what a signer of this list has signed"),
+        ("--digest", "HEX", "pull if the store is exactly the one with this digest"),
+        ("--trust", "pull unchecked: it is code that the command will run"),
+    ],
+    ("--sign", "KEY", "sign what is pushed with a key of OpenSSH"),
 )
 USAGE = """\
 cachectl run (--no-cache | --base DIR | --isolated[=DIR] | --prove | --store SOURCE)
@@ -94,13 +92,15 @@ def run_with(
     with ExitStack() as block:
         place = None
         besides: Mapping[str, frozenset[str]] = {}
-        if base is not None or store is not None:
-            from cachectl.exchange import copying, push_pull
         if base is not None:
+            from cachectl.exchange import copying
+
             place = copying.base_at(here, base)
             isolated = isolated or copying.make_own_root(here, place)
             besides = copying.base_keys(here, place, layers) if store else {}
         if store is not None:
+            from cachectl.exchange import push_pull
+
             isolated = isolated if isinstance(isolated, bool) else here.absolute(isolated)
             kept, writes = _kept_below(stack, isolated), store_mode == "rw"
             around = push_pull.shared_around(
@@ -131,15 +131,12 @@ def run_with(
                 names = tuple(layer.name for layer in moved)
                 copying.start_from(here, place, root, notice, names)
             child.link_cache_home(here, moved, root)
-        proof = _watch(stack, chosen, frozenset(staying)) if prove else None
-        status = child.run(command, changes, here, signals)
-        return Ran(status, None if proof is None else proof.end())
+        if not prove:
+            return Ran(child.run(command, changes, here, signals), None)
+        from cachectl.watching.proof import Proof
 
-
-def _watch(stack: layer_set.LayerSet, layers: Iterable[core.Layer], left_out: frozenset[str]) -> Proof:
-    from cachectl.watching.proof import Proof
-
-    return Proof(stack, layers, left_out=left_out)
+        proof = Proof(stack, chosen, left_out=frozenset(staying))
+        return Ran(child.run(command, changes, here, signals), proof.end())
 
 
 def _kept_below(stack: layer_set.LayerSet, root: Path | bool) -> layer_set.LayerSet:
@@ -151,7 +148,7 @@ def _kept_below(stack: layer_set.LayerSet, root: Path | bool) -> layer_set.Layer
         return stack
     if root is True:
         raise core.BadRequest("an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR")
-    make_kept_root(root, mode=0o700)
+    child.make_kept_root(root, mode=0o700)
     return type(stack)(child.environment_below(stack.environment, str(root)))
 
 

@@ -21,8 +21,8 @@ from cachectl.layers import core
 
 KINDS = ("systemd", "cron", "slurm-epilog")
 OPTIONS = (
-    verbs.value("kind", "|".join(KINDS), "daily, or when a job of Slurm ends", choices=KINDS),
-    verbs.flag("--all-users", "systemd, cron: as root, for the caches of all users", dest="everybody"),
+    ("kind", "|".join(KINDS), "daily, or when a job of Slurm ends", {"choices": KINDS}),
+    ("--all-users", "systemd, cron: as root, for the caches of all users", {"dest": "everybody"}),
 )
 
 _SYSTEMD = """\
@@ -78,7 +78,7 @@ exit 0
 def schedule(layers: LayerSet, kind: str, *, all_users: bool = False) -> str:
     """Return a schedule of a kind in :data:`KINDS`, with the command that installs it; ``all_users`` is for root.
 
-    Raises :class:`BadRequest` for another kind, and for a variable that cannot be written down.
+    Raises :class:`BadRequest` for a variable that cannot be written down.
     """
     if kind == "slurm-epilog" and all_users:
         raise core.BadRequest("slurm-epilog prunes the caches of the job's user; drop --all-users")
@@ -100,9 +100,7 @@ def schedule(layers: LayerSet, kind: str, *, all_users: bool = False) -> str:
         # cron would take % for the end of the line. It mails what a command prints, so that only errors are mailed.
         line = f"{minute} 4 * * * {own} {shlex.join(command)} >/dev/null # cachectl schedule".replace("%", "\\%")
         return _CRON.format(words=words, line=line)
-    if kind == "slurm-epilog":
-        return _EPILOG.format(command=shlex.join(command))
-    raise core.BadRequest(f"unknown schedule {kind!r}; there are {', '.join(KINDS)}")
+    return _EPILOG.format(command=shlex.join(command))
 
 
 def _needed_variables(layers: LayerSet) -> Mapping[str, str]:

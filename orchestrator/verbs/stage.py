@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from cachectl.switching import child
 
 OPTIONS = (
-    verbs.value(
+    (
         "source",
         "SOURCE",
         "what pull takes: a bundle, a folder, a URL or an isolated root (default: empty caches)",
-        nargs="?",
+        {"nargs": "?"},
     ),
     verbs.TRUST,
-    verbs.value("--out", "TARGET", "push what the nodes have at the end to this bundle or store"),
+    ("--out", "TARGET", "push what the nodes have at the end to this bundle or store"),
     verbs.SIGN,
     verbs.FORCE_BUNDLE,
 )

@@ -27,20 +27,20 @@ _SKEW = GRACE / 4
 _AGAIN = 5
 
 OPTIONS = (
-    verbs.value(
+    (
         "action",
         "ls|gc|verify",
         "ls: what it holds, and its digest; gc: remove old entries, and what nothing lists; verify: check all",
-        choices=("ls", "gc", "verify"),
+        {"choices": ("ls", "gc", "verify")},
     ),
-    verbs.value("target", "TARGET", verbs.STORES),
-    (
+    ("target", "TARGET", verbs.STORES),
+    [
         "gc",
-        verbs.value("--older-than", "AGE", "remove what was pushed more than 30d, 12h, 2w ago", type=verbs.age_of),
-        verbs.value("--max-size", "SIZE", "then remove the oldest until at most 500M, 2GiB stay", type=verbs.size_of),
-        verbs.DRY_RUN.having("list what would be removed, and touch nothing"),
-    ),
-    verbs.value("--allowed-signers", "LIST", "verify: all must be signed by a signer of this list"),
+        ("--older-than", "AGE", "remove what was pushed more than 30d, 12h, 2w ago", {"type": verbs.age_of}),
+        ("--max-size", "SIZE", "then remove the oldest until at most 500M, 2GiB stay", {"type": verbs.size_of}),
+        ("-n --dry-run", "list what would be removed, and touch nothing"),
+    ],
+    ("--allowed-signers", "LIST", "verify: all must be signed by a signer of this list"),
     verbs.JSON,
 )
 
@@ -135,29 +135,24 @@ class SharedStore:
         self._environment = stack.environment
         self._place = place_of(url, stack.environment)
 
+    def _index(self, allowed: str | None = None) -> StoreCollection:
+        index = StoreCollection(self._place, self._environment, allowed)
+        index.require_store()
+        return index
+
     def ls(self) -> StoreListing:
         """Return what is in the store, by portability key. Raises :class:`BadStore` and :class:`Missing`."""
-        index = StoreCollection(self._place, self._environment)
-        index.require_store()
-        keys = []
+        index, keys = self._index(), []
         for group in dict.fromkeys(map(wire.key_of, index.parts)):
             names = [name for name in index.parts if wire.key_of(name) == group]
             key, parts = index.key(group), [index.part(name) for name in names]
-            entries = [entry for part in parts for entry in part.entries]
-            keys.append(
-                ListedKey(
-                    key=group,
-                    layer=key.layer,
-                    entries=len(entries),
-                    bytes=sum(entry.bytes for entry in entries),
-                    parts=len(parts),
-                    unsigned=sum(not part.is_signed for part in parts),
-                    newest=None if self._place.is_bundle else wire.made_of(names[-1]),
-                    fingerprint=dict(key.facts),
-                )
-            )
-        index.memory.save(index.files)
+            sizes = [entry.bytes for part in parts for entry in part.entries]
+            unsigned = sum(not part.is_signed for part in parts)
+            newest = None if self._place.is_bundle else wire.made_of(names[-1])
+            counts = (len(sizes), sum(sizes), len(parts), unsigned, newest)
+            keys.append(ListedKey(group, key.layer, *counts, dict(key.facts)))
         keys.sort(key=lambda listed: (listed.layer, listed.key))
+        index.memory.save(index.files)
         return StoreListing(self._place.shown, index.digest, tuple(keys))
 
     def gc(self, *, older_than: float | None = None, max_size: int | None = None, dry_run: bool = False) -> Collection:
@@ -179,8 +174,7 @@ class SharedStore:
         store, now = self._place, self._environment.clock()
         # Before the index: what is listed by then is not taken for unlisted.
         contents = {name: written for folder in place.FOLDERS for name, written in store.names(folder).items()}
-        index = StoreCollection(store, self._environment)
-        index.require_store()
+        index = self._index()
         parts = {name: index.part(name) for name in index.parts}
         uses = Counter(pack for part in parts.values() for pack in part.packs)
         sizes = {name: size or 0 for name, (size, _) in contents.items()}
@@ -204,15 +198,8 @@ class SharedStore:
             store.remove(unlisted)
             store.finish()
             index.memory.save(index.files)
-        return Collection(
-            url=store.shown,
-            dry_run=dry_run,
-            parts=tuple(old),
-            entries=sum(len(parts[name].entries) for name in old),
-            removed=len(unlisted),
-            freed=sum(sizes[name] for name in unlisted),
-            kept=kept,
-        )
+        entries, freed = sum(len(parts[name].entries) for name in old), sum(sizes[name] for name in unlisted)
+        return Collection(store.shown, dry_run, tuple(old), entries, len(unlisted), freed, kept)
 
     def _is_left(self, path: str, modified: float | None, now: float) -> bool:
         """Return whether a pack or a stage is one that no push can still be about to list."""
@@ -248,8 +235,7 @@ class SharedStore:
             for _ in range(_AGAIN):
                 # Before the index: a writer adds packs first.
                 contents = set(filter(wire.is_name, self._place.names("packs")))
-                index = StoreCollection(self._place, self._environment, allowed)
-                index.require_store()
+                index = self._index(allowed)
                 check = self._check(index, contents)
                 # Another gc may have removed it meanwhile.
                 if not any(finding.code == "missing" for finding in check.findings) or not index.refresh():
@@ -300,23 +286,23 @@ def run(request: verbs.Request) -> StoreListing | Collection | StoreCheck:
 
 def show(result: StoreListing | Collection | StoreCheck, request: verbs.Request) -> Iterator[object]:
     """Yield what the store holds, what was removed, or what is wrong with it."""
-    if isinstance(result, StoreListing):
-        yield _listing(result, request.now)
-        yield ""
-        yield verbs.Whole(f"digest {result.digest}")
-    elif isinstance(result, Collection):
+    if isinstance(result, Collection):
         would = "would be " if result.dry_run else ""
         entries = core.plural(result.entries, "entry", "entries")
-        yield verbs.Whole(f"{core.plural(len(result.parts), 'part')} of the index with {entries} {would}removed")
         sizes = f"{verbs.size(result.freed)}; {verbs.size(result.kept)} stay"
-        yield verbs.Whole(f"{core.plural(result.removed, 'pack')} {would}removed: {sizes}")
+        yield [
+            f"{core.plural(len(result.parts), 'part')} of the index with {entries} {would}removed",
+            f"{core.plural(result.removed, 'pack')} {would}removed: {sizes}",
+        ]
+        return
+    if isinstance(result, StoreListing):
+        yield from (_listing(result, request.now), "")
     else:
         for finding in result.findings:
             yield f"{finding.severity}: {finding.name}: {finding.message}"
         entries, parts = core.plural(result.entries, "entry", "entries"), core.plural(result.parts, "part")
-        packs = core.plural(result.packs, "pack")
-        yield verbs.Whole(f"{entries} in {parts} of the index and {packs} checked")
-        yield verbs.Whole(f"digest {result.digest}")
+        yield [f"{entries} in {parts} of the index and {core.plural(result.packs, 'pack')} checked"]
+    yield [f"digest {result.digest}"]
 
 
 def _listing(listing: StoreListing, now: float) -> verbs.Table:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cachectl import layer_set, output_files, verbs
 from cachectl.layers import core
 from cachectl.switching import child
 from cachectl.watching import evidence, timeline
-from cachectl.watching.trace import KernelTrace, Trace, Tracer
+from cachectl.watching.trace import tracing
 
 OPTIONS = (
     verbs.UNEXPECTED,
-    verbs.flag("--explain", "also list builds and entries, and explain every miss"),
-    verbs.value("--json", "FILE", "write JSON to a file, - for standard output"),
-    verbs.value(
+    ("--explain", "also list builds and entries, and explain every miss"),
+    ("--json", "FILE", "write JSON to a file, - for standard output"),
+    (
         "--timeline",
         "FILE",
         "write where the time went: .json in the Chrome trace format, which Perfetto opens, .html as a page",
     ),
-    verbs.FORCE.having("replace an existing FILE that is not JSON or a timeline of trace"),
+    ("--force", "replace an existing FILE that is not JSON or a timeline of trace"),
 )
 USAGE = """\
 cachectl trace [--explain] [--json FILE] [--timeline FILE.json|FILE.html] [--force]
@@ -33,48 +32,43 @@ def trace(
     *,
     explain: bool = False,
     notice: Callable[[str], None] = layer_set.warn_user,
-) -> Trace:
+) -> timeline.Trace:
     """Run a command and return what each layer did; with ``explain`` also why each lookup missed.
 
     ``notice`` gets a line for each thing that went wrong with the temporary folder, and for each library that could not
     be watched. Raises :class:`~cachectl.switching.child.CannotStart`.
     """
-    with child.signals_held() as signals, child.isolated_root(stack.environment, notice=notice) as folder:
-        tracer = Tracer(stack, folder, explain=explain)
-        with tracer.watching():
-            started = time.perf_counter()
-            status = child.run(command, tracer.variables(stack.environment), stack.environment, signals)
-            wall = time.perf_counter() - started
-        traced = tracer.ended(command, status, wall)
-    for line in traced.misfits:
-        notice(line)
+    with (
+        child.signals_held() as signals,
+        child.isolated_root(stack.environment, notice=notice) as folder,
+        tracing(stack, folder, notice, explain=explain) as (traced, variables),
+    ):
+        traced.command = tuple(command)
+        traced.exit_status = child.run(command, variables, stack.environment, signals)
     return traced
 
 
 def run(request: verbs.Request) -> int:
     """Carry out ``cachectl trace``."""
-    options, document, drawn = request.options, None, None
+    options = request.options
     request.demand_command()
     if options.timeline is not None:
         timeline.check(options.timeline)
-        drawn = request.output_file(options.timeline, timeline.TIMELINE)
-    if options.json is not None:
-        document = request.output_file(options.json, output_files.json_kind("cachectl/trace"))
-    output_files.demand_targets(document, drawn)
+    kind = output_files.json_kind("cachectl/trace")
+    document, drawn = request.outputs((options.json, kind), (options.timeline, timeline.TIMELINE))
     traced = trace(request.stack, request.command, explain=options.explain, notice=request.notice)
-    if document is not None:
-        request.write_json(traced, document)
+    request.write_json(traced, document)
     # Standard output belongs to the command.
     request.output.say_on_stderr(show(traced))
-    if drawn is not None and traced.timeline is None:
+    if drawn is not None and not traced.processes:
         request.notice(f"no process of the run could be watched, so {drawn.name} was not written")
         return traced.exit_status or 1
-    if drawn is not None and traced.timeline is not None:
-        drawn.write((timeline.encode(traced.timeline, drawn.name),))
+    if drawn is not None:
+        drawn.write((timeline.encode(traced, drawn.name),))
     return traced.exit_status or 0
 
 
-def show(traced: Trace) -> Iterator[bytes | str | verbs.Table]:
+def show(traced: timeline.Trace) -> Iterator[bytes | str | verbs.Table]:
     """Yield what people see of a trace, after what the run's own C code printed."""
     yield traced.passed_on
     shown = [layer for layer in traced.layers if layer.was_used]
@@ -87,7 +81,7 @@ def show(traced: Trace) -> Iterator[bytes | str | verbs.Table]:
     others = len(traced.layers) - len({layer.layer for layer in (*shown, *stopped)})
     yield f"{core.plural(others, 'more layer' if shown or stopped else 'layer')}: no use seen"
     for program in traced.unwatched:
-        yield f"not counted, could not be watched: {program.command} (it used {', '.join(program.layers)})"
+        yield f"not counted, could not be watched: {program['command']} (it used {', '.join(program['layers'])})"
     summary = traced.summary
     if summary is not None and summary.stages:
         yield from ("", _stages(summary.stages), "", _missed(summary, traced))
@@ -111,14 +105,12 @@ def _stages(stages: Iterable[timeline.StageTime]) -> verbs.Table:
 
 
 def _slowest(kernels: Iterable[timeline.KernelTime]) -> verbs.Table:
-    rows = []
-    for kernel in kernels:
-        state = {True: "warm", False: "cold", None: verbs.DASH}[kernel.warm]
-        rows.append((f"{kernel.seconds:.3f}", kernel.slowest_stage, state, kernel.kernel))
+    states = {True: "warm", False: "cold", None: verbs.DASH}
+    rows = [(f"{one.seconds:.3f}", one.slowest_stage, states[one.warm], one.kernel) for one in kernels]
     return verbs.Table({"seconds": verbs.count, "most in": str, "state": str, "slowest kernels": str}, rows)
 
 
-def _builds(kernels: Iterable[KernelTrace]) -> verbs.Table:
+def _builds(kernels: Iterable[timeline.KernelTrace]) -> verbs.Table:
     """Return a row for the builds of the same kernels that the same layer served."""
     groups: dict[tuple[str, str], list[float]] = {}
     for kernel in kernels:
@@ -138,7 +130,7 @@ def _entries(entries: Iterable[evidence.EntryTrace]) -> verbs.Table:
     return verbs.Table({"entries of": str, **numbers, "device": str, "kernels": str}, rows)
 
 
-def _missed(summary: timeline.Summary, traced: Trace) -> str:
+def _missed(summary: timeline.Summary, traced: timeline.Trace) -> str:
     off = "".join(
         f"; {layer.layer} is {layer.state}" for layer in traced.layers if layer.state in ("disabled", "closed")
     )

@@ -95,7 +95,7 @@ def test_cap_of_cuda(cuda: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.severity, f"{held:,} of at most {at:,} bytes" in found.message) == (Severity.RECOMPILES, True)
     assert found.fix == f"export CUDA_CACHE_MAXSIZE={2 * at}"
     assert after(cuda.path, found.fix, "cuda", CUDA_CACHE_MAXSIZE=str(at)) == []
-    monkeypatch.setattr(CudaComputeCache, "limit_default", at)
+    monkeypatch.setattr("cachectl.layers.host.drivers._LIMIT", at)
     assert "default" in only(examine(cuda.environment(), "cuda"), "cap").message
     monkeypatch.setattr(CudaComputeCache, "limit_highest", 200_000)
     found = only(examine(cuda.environment(CUDA_CACHE_MAXSIZE="200000"), "cuda"), "cap")

@@ -13,7 +13,7 @@ from typing import Any
 
 from homes import run_as
 
-from cachectl.cli.output import to_json
+from cachectl.cli.output import json_bytes
 from cachectl.config import Limits
 from cachectl.layers.core import Environment, Scope
 from cachectl.layers.core.conformance import nobody
@@ -240,7 +240,7 @@ def applied(planned: Removal) -> int:
 
 
 def require_json(said: object) -> None:
-    document = to_json(said)
+    document = json.loads(json_bytes(said))
     assert json.loads(json.dumps(document, allow_nan=False)) == document
 
 
