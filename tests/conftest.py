@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,18 +19,16 @@ import pytest
 import tiers
 from homes import Driver, Home, OtherMpi, made_once, make_home, unpack_compute_cache
 from hypothesis import HealthCheck, settings
-from tiers import ELSEWHERE, TIERS, absent
+from tiers import ELSEWHERE, TIERS, absent, needing
 
+from cachectl.layers.core import Environment
 from cachectl.layers.core.conformance import LayerConformance
-from cachectl.layers.core.environment import Environment
 
 if TYPE_CHECKING:
     from injector import Injector
 
 #: Fixtures that several test files of one subject share.
 pytest_plugins = ("support.browser", "support.bundles", "support.servers")
-
-HERE = Path(__file__).parent
 
 
 def _missing() -> str | None:
@@ -114,12 +112,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @pytest.fixture(scope="session")
-def moments() -> int:
-    """Return at how many moments a command is killed: five, or a hundred with ``--all``."""
-    return tiers.amount(5, 100)
-
-
-@pytest.fixture(scope="session")
 def new_home() -> Callable[[Path], Home]:
     return make_home
 
@@ -192,6 +184,12 @@ def built_pocl(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     return _driver("built-pocl", Path(library), tmp_path_factory.mktemp("built-pocl"))
 
 
+@pytest.fixture(scope="session", params=["wheel", *needing("debian_pocl", "built_pocl")])
+def any_pocl(request: pytest.FixtureRequest) -> Mapping[str, Any]:
+    """Return the variables of a PoCL: 7.2 and newer erase globals that nothing uses before they store the program."""
+    return {} if request.param == "wheel" else request.getfixturevalue(request.param).variables
+
+
 @pytest.fixture(scope="session")
 def intel_driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     """Return Intel's CPU driver from the wheels ``intel-opencl-rt`` and ``intel-cmplr-lib-rt``.
@@ -262,15 +260,6 @@ def warm(filled: Home, tmp_path: Path) -> Home:
 
 
 @pytest.fixture(scope="session")
-def fill(filled: Home) -> Callable[[Environment], None]:
-    return lambda environment: _copy(filled, environment)
-
-
-def _copy(home: Home, environment: Environment) -> None:
-    shutil.copytree(home.path, environment.home, symlinks=True, dirs_exist_ok=True)
-
-
-@pytest.fixture(scope="session")
 def compute_cache() -> Callable[[Path], None]:
     return unpack_compute_cache
 
@@ -307,8 +296,8 @@ def disk(mount: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def fill_sumpy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Environment], None]:
+def fill_sumpy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Environment], object]:
     """Return a way to fill a home with a dictionary that is neither loopy's nor PyOpenCL's."""
     home = make_home(tmp_path_factory.mktemp("dictionary") / "home")
     home.python("dictionary.py 4")
-    return lambda environment: _copy(home, environment)
+    return lambda environment: shutil.copytree(home.path, environment.home, symlinks=True, dirs_exist_ok=True)

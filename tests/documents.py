@@ -1,7 +1,5 @@
 """JSON documents held against the schemas that the documentation publishes."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from contextlib import suppress

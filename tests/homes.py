@@ -1,7 +1,5 @@
 """Homes in which tests run programs and commands; a command runs inside the test's process unless it needs its own."""
 
-from __future__ import annotations
-
 import fcntl
 import importlib.util
 import json
@@ -26,8 +24,8 @@ import pytest
 from documents import validate_output
 
 from cachectl.cli.main import main
+from cachectl.layers.core import Environment
 from cachectl.layers.core.conformance import nobody
-from cachectl.layers.core.environment import Environment
 from cachectl.layers.host.processes import using
 from cachectl.stack import Stack
 
@@ -272,9 +270,14 @@ class Home:
         while using(("libpocl",)) and time.monotonic() < deadline:
             time.sleep(0.1)
 
-    def json(self, *arguments: str, check: bool = True, process: bool = False, **changes: str) -> Any:  # noqa: ANN401 - JSON
-        run = self.process if process else self.cachectl
-        return json.loads(run(*arguments, "--json", check=check, **changes).stdout)
+    def refused(self, line: str, *words: str, says: str, status: int = 1, **changes: str) -> str:
+        """Run a command that is to fail with a status, and to say something; return all that it said."""
+        done = self.cachectl(line, *words, check=False, **changes)
+        assert (done.returncode, says in done.stderr) == (status, True), (line, done.stderr)
+        return done.stderr
+
+    def json(self, *arguments: str, check: bool = True, **changes: str) -> Any:  # noqa: ANN401 - JSON
+        return json.loads(self.cachectl(*arguments, "--json", check=check, **changes).stdout)
 
 
 def _checked(done: subprocess.CompletedProcess[str], *, check: bool) -> subprocess.CompletedProcess[str]:

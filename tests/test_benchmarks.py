@@ -1,7 +1,5 @@
 """The benchmarks measure real work on sound caches; how long it takes is not asserted."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The layer on the page about adding layers passes the suite, and generated tables are complete."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import types
@@ -10,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from cachectl.cli.main import VERBS
+from cachectl.layers.core import Ability, Environment, Layer
 from cachectl.layers.core.conformance import LayerConformance
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.facts import Ability
-from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.registry import BUILT_IN
 
 PAGE = Path(__file__).parents[1] / "docs/adding-a-layer.md"

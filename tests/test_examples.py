@@ -7,8 +7,6 @@ line ``...`` stands for any lines. A command without output in its block need on
 ``CACHECTL_EXAMPLES=write pytest --all tests/test_examples.py`` writes the outputs again. Look at them, then keep them.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

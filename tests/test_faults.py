@@ -4,8 +4,6 @@ The rules are those of ``tests/faults/sweep.py``. By default one call is tried u
 ``CACHECTL_HAZARD=N`` every command meets all faults, at every Nth call; ``CACHECTL_HAZARD=1`` tries them all.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json
@@ -25,7 +23,7 @@ from sweep import CASES, FAULTS, Sweep, put_cases
 from tiers import thorough
 from worlds import WORLDS, World, filled_world
 
-from cachectl.layers.core.environment import Environment, own_roots_folder
+from cachectl.layers.core import Environment, own_roots_folder
 
 #: Each how many calls; ``None`` for one call.
 EVERY = int(os.environ["CACHECTL_HAZARD"]) if os.environ.get("CACHECTL_HAZARD") else None

@@ -3,8 +3,6 @@
 A parser may answer, or raise what its callers expect. The first byte of an input chooses the parser.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from hypothesis import strategies as st
 from support.layers import environment_of
 
 from cachectl.layers import comgr
-from cachectl.layers.core.errors import CachectlError
+from cachectl.layers.core import CachectlError
 from cachectl.layers.cuda import entries as compute_cache
 from cachectl.layers.formats import (
     bitcode,

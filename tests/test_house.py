@@ -1,7 +1,5 @@
 """``python -m benchmarks.house`` counts what it says it counts, and fails above a ceiling."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

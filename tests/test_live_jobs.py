@@ -1,7 +1,5 @@
 """Purges beside programs that are compiling: they lose a recompile at most, where ``rm -rf`` makes them fail."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """What other systems read: the action's steps run by bash, and the recipes, which name what the project needs."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import sys

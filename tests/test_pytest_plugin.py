@@ -1,7 +1,5 @@
 """The pytest plug-in in real pytest sessions: cold tests, sessions without caches, and what it costs others."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

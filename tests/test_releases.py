@@ -1,9 +1,7 @@
-"""trace, disabled() and report with the oldest releases of the libraries that install on this Python, and the newest.
+"""trace, disabled() and report with the oldest releases of the libraries that install on this Python.
 
-The oldest ones are installed by pip into an environment of their own.
+They are installed by pip into an environment of their own. All other tests run the newest ones.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -18,8 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 from homes import Home
 from support.databases import rows_of
-from support.tracing import numbers, real
-from tiers import absent
+from support.tracing import numbers
+from tiers import absent, real
 
 import cachectl
 from cachectl import layers
@@ -79,21 +77,15 @@ class Libraries(NamedTuple):
     keeps_binaries_on_pocl: bool
 
 
-@pytest.fixture(scope="session", params=["oldest", "newest"])
-def libraries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Libraries:
-    """Return the oldest releases, installed now, and those beside the tests."""
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Libraries:
     folder = tmp_path_factory.mktemp("libraries")
     # With a folder, the loader of PyOpenCL's wheel adds the PoCL of its own environment, and no other driver.
     (folder / "vendors").mkdir()
-    paths = [str(PROGRAMS)]
-    if request.param == "newest":
-        python = sys.executable
-    else:
-        python = _install_oldest(folder / "venv")
-        site = folder / "site"
-        shutil.copytree(Path(cachectl.__file__).parent, site / "cachectl")
-        shutil.copytree(Path(layers.__file__).parent, site / "cachectl/layers", dirs_exist_ok=True)
-        paths.append(str(site))
+    python, site = _install_oldest(folder / "venv"), folder / "site"
+    shutil.copytree(Path(cachectl.__file__).parent, site / "cachectl")
+    shutil.copytree(Path(layers.__file__).parent, site / "cachectl/layers", dirs_exist_ok=True)
+    paths = (str(PROGRAMS), str(site))
     variables = {"PYTHONPATH": os.pathsep.join(paths), "OCL_ICD_VENDORS": str(folder / "vendors")}
     asked = (python, "-c", "import importlib.metadata as m; print(m.version('pyopencl'))")
     release = subprocess.check_output(asked, text=True).split(".")

@@ -1,7 +1,5 @@
 """The floor plan: arrows between folders go one way, no module imports in a circle, and no folder is crowded."""
 
-from __future__ import annotations
-
 import ast
 
 from benchmarks.house import circles, folders, imported, modules, parsed, removes

@@ -1,24 +1,21 @@
 """Every verb is a method of the stack, with the words of the command line, and returns what ``--json`` prints."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any
 
-import pytest
 from documents import validated
 from homes import Home
+from tiers import real
 
 import cachectl
 from cachectl.cli.output import json_bytes
 from cachectl.config import Limits
+from cachectl.layers.core import Selection
 from cachectl.layers.core import errors as errors_of_layers
-from cachectl.layers.core.selection import Selection
 from cachectl.stack import Stack
 from cachectl.watching.proof import HOLDS
 
-real = pytest.mark.real
 ENDING_WITH_3 = (sys.executable, "-c", "raise SystemExit(3)")
 
 

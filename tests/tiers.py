@@ -1,7 +1,5 @@
 """The tiers of the tests: what the default run leaves out, and how a test or a case is put there."""
 
-from __future__ import annotations
-
 import os
 from typing import Any, NoReturn, TypeVar
 

@@ -1,7 +1,5 @@
 """Dry runs: the plan, printed. It names every entry, and what stays and why."""
 
-from __future__ import annotations
-
 import pytest
 from homes import Home
 from tiers import thorough

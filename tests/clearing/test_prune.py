@@ -1,7 +1,5 @@
 """``cachectl prune``: the dead, the old, and the longest unused until the rest fits."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -9,6 +7,7 @@ from pathlib import Path
 import pytest
 from homes import Home
 from support.doctor import dictionary, leak
+from support.layers import write
 
 from cachectl.layers.core.conformance import snapshot
 
@@ -76,19 +75,13 @@ def test_configured_limits_apply_without_an_option(home: Home, cuda: Path) -> No
     assert home.json("prune")["total"]["removed"] == 40 - removed
 
 
-@pytest.fixture
-def tuned(home: Home) -> Path:
+def test_tuning_is_pruned_only_by_name(home: Home) -> None:
     tuned = home.path / ".config/miopen/gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
-    tuned.parent.mkdir(parents=True)
-    tuned.write_bytes(b"1-2=Solver:1,0,Algorithm\n")
+    write(tuned, b"1-2=Solver:1,0,Algorithm\n")
     os.utime(tuned, (1, 1))
-    return tuned
-
-
-def test_tuning_is_pruned_only_by_name(home: Home, tuned: Path) -> None:
     home.configure('[prune]\nolder-than = "1d"\n')
-    home.cachectl("prune")
-    home.cachectl("prune --max-size 0B")
-    assert tuned.exists()
+    for limit in ("", "--max-size 0B"):
+        home.cachectl(f"prune {limit}")
+        assert tuned.exists()
     home.cachectl("prune --max-size 0B miopen-tuning")
     assert not tuned.exists()

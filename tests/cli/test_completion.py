@@ -1,7 +1,5 @@
 """Completion in real shells, and the files that the wheel installs for them."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

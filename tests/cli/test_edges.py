@@ -1,8 +1,7 @@
 """The command line under misuse: odd names, closed streams, huge numbers, narrow terminals."""
 
-from __future__ import annotations
-
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -11,79 +10,28 @@ from typing import NoReturn
 
 import pytest
 from homes import Home
+from support.hostile import hash_tree
 from tiers import thorough
 
 from cachectl.cli.main import MEANT, VERBS
-from cachectl.layers.core.environment import Environment
+from cachectl.layers.core import Environment
 from cachectl.stack import Stack
 from cachectl.verbs.env import format_changes
 
 KEY = "3/f/433a72c95049e7"
+TRANSCRIPT = Path(__file__).parent / "screens/misuse.txt"
 CACHECTL = f"{shlex.quote(sys.executable)} -m cachectl"
-#: Arguments as they are typed, the status, and words of the one line that is said.
-MISUSE = [
-    # What follows -- is an argument, not the option that would have kept a purge dry, and not somebody's command.
-    ("purge --all -- --dry-run", 2, "--all needs no LAYER"),
-    ("get pocl -- -KEY", 1, "no entry has the key '-KEY'"),
-    ("purge --all --dry", 2, "cachectl purge: unrecognized arguments: --dry; did you mean --dry-run?"),
-    ("--vers", 2, "write the command first, not --vers; did you mean --version?"),
-    ("push file.zip cudo", 2, "unknown layer 'cudo'; did you mean cuda?"),
-    ("push '' cuda", 2, "no store is named"),
-    ("purge", 2, "cachectl purge: name the layers to purge, or use --all; try cachectl purge --help"),
-    ("ls --quiet --json", 2, "not allowed with argument"),
-    (f"prune --max-size {'9' * 400}B", 2, "is too large"),
-    ("purge cuda --key nope", 1, "no entry that is selected has the key 'nope'"),
-    # A script may write --root "$FOLDER" without that variable.
-    ("report --root=", 2, "argument --root: no folder is named"),
-    ("report --root=nowhere", 2, "--root 'nowhere' is not a directory"),
-    ("purge pyopencl --wait forever", 2, "argument --wait: invalid seconds value: 'forever'"),
-    ("env --root ''", 2, "--root '' is not a directory"),
-    (f"put loopy {os.fsdecode(bytes([255]))} /dev/null", 1, "not an artifact file"),
-    (f"get loopy {os.fsdecode(bytes([255]))}", 1, "no entry has the key"),
-    ("ls --older-than soon", 2, "such as 30d"),
-    ("ls --limit -1", 2, "--limit -1 is negative"),
-    ("put pocl key nosuch", 1, "No such file"),
-    *((f"get cuda {KEY} -o '{name}'", 2, f"{name!r} is not a valid name of a file") for name in ("", "a/")),
-    *((f"get cuda {KEY} -o '{name}'", 2, f"{name!r} is a folder; name a file in it") for name in (".", "..")),
-    (f"get cuda {KEY} -o nosuch/file", 2, "cachectl: 'nosuch/file': the folder does not exist; make nosuch first"),
-    ("run --no-cache", 2, "end the line with --"),
-    ("run --no-cache --isolated -- true", 2, "not allowed with"),
-    ("run --no-cache -- nosuchcommand", 127, "cannot start 'nosuchcommand'"),
-    ("run --no-cache -- /dev/null", 126, "cannot start '/dev/null'"),
-    *((f"{verb} -- nosuchcommand", 127, "cannot start 'nosuchcommand'") for verb in ("run --prove", "trace", "bench")),
-    ("bench -n 0 -- touch ran", 2, "0 is less than one"),
-    ("bench --plot bars.jpeg -- touch ran", 2, "--plot 'bars.jpeg': the file name must end in .png or .svg"),
-    ("bench --json nowhere/b -- touch ran", 2, "'nowhere/b': the folder does not exist; make nowhere first"),
-    ("trace --timeline c.txt -- touch ran", 2, "ends in .json"),
-    ("trace --json .nv -- touch ran", 2, "'.nv' is a folder; name a file in it"),
-    ("trace --timeline a.json --json ./a.json -- touch ran", 2, "a.json"),
-    *((f"{line} -- touch ran", 2, "is a layer") for line in ("trace --json pocl", "bench --json pocl")),
-    *((f"push pocl {more}", 2, "is a layer") for more in ("", "loopy", "--force")),
-    (f"get cuda {KEY} -o loopy", 2, "is a layer"),
-    ("stage -- true", 2, "nothing to stage: name a SOURCE to start with, or --out FILE"),
-    ("stage --trust --out file.zip -- true", 2, "need a SOURCE"),
-    ("stage file.zip --trust --sign key -- true", 2, "--sign needs --out FILE"),
-    ("prune", 2, "name a limit: --stale"),
-    ("prune --max-size 5", 2, "cannot read '5' as a size; write a number and B, K, M, G or T, such as"),
-    ("prune miopen-system --stale", 1, "belong to the package"),
-    ("schedule slurm-epilog --all-users", 2, "drop --all-users"),
-    ("env --root 'x\ny' --layer cuda --shell csh", 1, "csh cannot quote"),
-    ("env", 2, "choose --disable, --enable or --root"),
-    ("run python x.py", 2, "choose --no-cache, --base, --isolated, --prove or --store, then write"),
-    ("run --isolated=", 2, "--isolated: no folder after =; write --isolated=DIR, or --isolated alone"),
-    ("trace", 2, "end the line with -- and the command to run"),
+#: What no transcript can hold: any bytes, a new line, and a number of 400 digits. Status, and words of what is said.
+ODD = [
+    (("prune", "--max-size", f"{'9' * 400}B"), 2, "is too large"),
+    (("put", "loopy", os.fsdecode(b"\xff"), "/dev/null"), 1, "not an artifact file"),
+    (("get", "loopy", os.fsdecode(b"\xff")), 1, "no entry has the key"),
+    (("env", "--root", "x\ny", "--layer", "cuda", "--shell", "csh"), 1, "csh cannot quote"),
     *(
-        (word, 2, f"unknown command {word!r}; did you mean {verb}?")
+        ((word,), 2, f"unknown command {word!r}; did you mean {verb}?")
         for word, verb in MEANT.items()
         if word not in VERBS
     ),
-    # A command that is not marked off: the corrected line.
-    ("run --isolated=k --layer pocl sh x --help", 2, ": cachectl run --isolated=k --layer pocl -- sh x --help"),
-    ("run --prove python 'x y.py' -n 3", 2, ": cachectl run --prove -- python 'x y.py' -n 3"),
-    ("run --no-cache git log -- x.py", 2, ": cachectl run --no-cache -- git log -- x.py"),
-    ("run --isolated kept -- python x.py", 2, ": cachectl run --isolated=kept -- python x.py"),
-    ("trace --explain --json - python x --json y", 2, ": cachectl trace --explain --json - -- python x --json y"),
-    ("bench -n 3 python x.py -n 5", 2, ": cachectl bench -n 3 -- python x.py -n 5"),
 ]
 
 
@@ -93,12 +41,24 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
-@pytest.mark.parametrize(("line", "status", "words"), MISUSE)
-def test_misuse_is_one_line_and_leaves_nothing(cuda: Home, line: str, status: int, words: str) -> None:
-    done = cuda.cachectl(*shlex.split(line), check=False)
-    assert words in one_line(done)
-    assert (done.returncode, done.stdout) == (status, "")
-    assert {path.name for path in cuda.path.iterdir()} <= {".nv", ".local"}
+def test_misuse_is_one_line_and_leaves_nothing(cuda: Home) -> None:
+    """Each line of the transcript in turn; ``CACHECTL_SCREENS=write`` writes what is said again."""
+    (cuda.path / "file").write_text("x")
+    (cuda.path / "photographs").mkdir()
+    os.mkfifo(cuda.path / "pipe.zip")
+    before = hash_tree(cuda.path)
+    shown = ""
+    for line in re.findall(r"^\$ cachectl (.*)$", TRANSCRIPT.read_text(encoding="utf-8"), re.MULTILINE):
+        done = cuda.cachectl(*shlex.split(line), check=False)
+        assert done.stdout == "", line
+        shown += f"$ cachectl {line}\n{one_line(done)}\nstatus {done.returncode}\n\n".replace(str(cuda.path), "~")
+    if os.environ.get("CACHECTL_SCREENS") == "write":
+        TRANSCRIPT.write_text(shown, encoding="utf-8")
+    assert shown == TRANSCRIPT.read_text(encoding="utf-8")
+    for arguments, status, words in ODD:
+        done = cuda.cachectl(*arguments, check=False)
+        assert (done.returncode, done.stdout, words in one_line(done)) == (status, "", True), arguments
+    assert {name: what for name, what in hash_tree(cuda.path).items() if b"/.local" not in name} == before
 
 
 def test_a_deleted_working_folder_is_named(home: Home) -> None:
@@ -199,8 +159,8 @@ def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.Mo
 
     (tmp_path / ".cache/pocl/kcache").mkdir(parents=True)
     stack = Stack(Environment({"HOME": str(tmp_path)}, home=tmp_path), plugins=False)
-    for name in ("scan", "usage"):
-        monkeypatch.setattr(stack["pocl"].store, name, refuse)
+    monkeypatch.setattr(stack["pocl"].store, "scan", refuse)
+    monkeypatch.setattr(stack["pocl"].store, "usage", refuse)
     monkeypatch.setattr(stack["cuda"], "roots", refuse)
     pocl, cuda, _ = stack.report(layers=("pocl", "cuda", "loopy")).layers
     assert {problem.message for problem in pocl.problems} == set(cuda.failures) == {"Input/output error"}

@@ -1,7 +1,5 @@
 """Homes full of deceptive files: no command changes what is not a cache entry."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """Random homes, variables and damage: no command changes what is not a cache entry."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,11 +1,8 @@
 """The real command: what it prints, where, in which form and with which status."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -51,31 +48,6 @@ def test_json_has_the_keys_of_the_contract(cuda: Home) -> None:
         (cuda.json("purge cuda")["layers"], of_purge),
     ):
         assert all(item.keys() >= set(keys.split()) for item in items)
-
-
-def test_ls_sorts_limits_and_selects(cuda: Home) -> None:
-    cache = cuda.path / ".nv/ComputeCache"
-    sizes = [entry["bytes"] for entry in cuda.json("ls cuda --sort size --limit 5")["entries"]]
-    assert sizes == sorted((path.stat().st_size for path in cache.glob("?/?/*")), reverse=True)[:5]
-    oldest = next(cache.glob("?/?/*"))
-    os.utime(oldest, (1, 1))
-    keys = cuda.cachectl("ls cuda --older-than 52w -q").stdout.split()
-    assert keys == [str(oldest.relative_to(cache))]
-    assert cuda.json("ls cuda --sort age --limit 1")["entries"][0]["key"] == keys[0]
-
-
-@pytest.mark.parametrize(
-    ("shell", "lines"),
-    [
-        ("sh", ["export LOOPY_NO_CACHE=1", "export POCL_KERNEL_CACHE=0"]),
-        ("fish", ["set -gx LOOPY_NO_CACHE '1'", "set -gx POCL_KERNEL_CACHE '0'"]),
-        ("csh", ["setenv LOOPY_NO_CACHE 1;", "setenv POCL_KERNEL_CACHE 0;"]),
-        ("powershell", ["$env:LOOPY_NO_CACHE = '1'", "$env:POCL_KERNEL_CACHE = '0'"]),
-    ],
-)
-def test_env_speaks_four_shells(home: Home, shell: str, lines: list[str]) -> None:
-    said = home.cachectl("env --disable --layer pocl --layer loopy --shell", shell)
-    assert said.stdout.splitlines() == lines
 
 
 def test_env_can_be_evaluated(home: Home) -> None:

@@ -1,7 +1,5 @@
 """Full disks, read-only folders, locks, links, and files that vanish: one line for each cause, and nothing lost."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -10,6 +8,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,11 @@ import pytest
 from homes import Home, age, run_as, unpack_compute_cache
 from support.databases import FILE, dictionary
 from support.hostile import put_binary, put_dictionary, put_object, put_program
-from support.trouble import environment
+from support.layers import environment_of
 from tiers import real, thorough
 
+from cachectl.layers.core import ALL, Environment
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.selection import ALL
 from cachectl.listing import damage
 from cachectl.stack import Stack
 
@@ -46,6 +45,10 @@ def run(home: Path, *arguments: str, by: Sequence[str] = ()) -> tuple[int, Count
     lines = done.stderr.splitlines()
     assert all(line.startswith("cachectl: ") for line in lines), done.stderr
     return done.returncode, Counter(line.split(": ")[1] for line in lines), done.stderr
+
+
+def environment(home: Path, aside: Path) -> Environment:
+    return replace(environment_of(home), temporary=aside, lock_timeout=0.1)
 
 
 def holding(home: Path, aside: Path) -> set[str]:

@@ -1,7 +1,5 @@
 """The epilog of ``cachectl schedule slurm-epilog``, run as slurmd runs it."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import secrets
@@ -9,7 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from homes import Home
 from support.accounts import account, install_for_all
+from support.doctor import leak
 
 
 @pytest.mark.cluster
@@ -19,14 +19,9 @@ def test_the_end_of_a_job_prunes_the_home_of_its_user(open_folder: Path) -> None
     epilog = open_folder / "prune"
     epilog.write_bytes(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     with account(f"cctl{secrets.token_hex(3)}job", open_folder / "home") as name:
-        user = pwd.getpwnam(name)
-        leaked = Path(user.pw_dir, ".cache", "pocl", "kcache", "tempfile_aB3dE6")
-        config = Path(user.pw_dir, ".config", "cachectl", "config.toml")
-        for file, text in ((leaked, ""), (config, "[prune]\nstale = true\n")):
-            file.parent.mkdir(parents=True)
-            file.write_text(text)
-        leaked.chmod(0o600)
-        subprocess.run(["chown", "-R", f"{user.pw_uid}:{user.pw_gid}", user.pw_dir], check=True)
+        folder = Path(pwd.getpwnam(name).pw_dir)
+        leaked, config = leak(folder), Home(folder, {}).configure("[prune]\nstale = true\n")
+        subprocess.run(["chown", "-R", f"{name}:", folder], check=True)
         # Without the name of a user nothing is done; with it, slurmd gives no other variable of a home.
         for variables, stays in (({}, True), ({"SLURM_JOB_USER": name}, False)):
             done = subprocess.run(["sh", str(epilog)], env=variables, cwd="/", capture_output=True, check=False)

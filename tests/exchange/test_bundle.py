@@ -1,7 +1,5 @@
 """Bundles: what another home and another environment hit, and what a changed one does."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import importlib.util
@@ -23,13 +21,12 @@ from threading import Thread
 import pytest
 from homes import CACHECTL, Home, make_home
 from support.bundles import TRUSTED, count, listed, programs, refused
-from support.kernels import add_kernels
+from support.miopen_kernels import add_kernels
 from tiers import real, thorough
 
 from cachectl.exchange import place, portability, trust
 from cachectl.exchange.bundle import BundlePlace
-from cachectl.layers.core import errors, facts
-from cachectl.layers.core.layer import Layer, put_many
+from cachectl.layers.core import Layer, errors, facts, put_many
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.stack import Stack
 

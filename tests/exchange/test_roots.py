@@ -1,7 +1,5 @@
 """Isolated roots of ranks, and database files of MIOpen, as sources and targets."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sqlite3
@@ -12,15 +10,13 @@ from pathlib import Path
 import pytest
 from homes import CACHECTL, Home, make_home
 from support.bundles import TRUSTED
-from support.kernels import add_kernels, kernels_in
-from support.layers import got
-from support.miopen_files import FIND, RAW, store, stored
-from support.miopen_kernels import ARGS, CODE, environment_of, packed, user_file
+from support.layers import environment_of, got
+from support.miopen_kernels import ARGS, CODE, FIND, add_kernels, kernels_in, packed, store, stored, user_file
 from support.tracing import numbers
 
 from cachectl.exchange.trust import Untrusted
+from cachectl.layers.core import BadRequest
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.errors import BadRequest
 from cachectl.layers.miopen import MIOpenSystemKernels
 from cachectl.layers.miopen.databases import SEPARATOR
 from cachectl.layers.miopen.kernels import kernel_key
@@ -97,7 +93,8 @@ def test_a_root_has_no_entries_of_the_machine(home: Home, tmp_path: Path) -> Non
 
 def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    kernels = {"conv.cl.o": packed(CODE), "wino.s.o": packed(RAW)}
+    raw = b"\x7fELF raw"
+    kernels = {("conv.cl.o", ARGS): packed(CODE), ("wino.s.o", ARGS): packed(raw)}
     path = store(user_file(home), kernels, wal=True)
     target = tmp_path / "db/gfx90a6e.kdb"
     target.parent.mkdir()
@@ -105,7 +102,7 @@ def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     done = Stack(environment_of(home)).push(target)
     assert snapshot(home / ".cache") == before
     assert (done.total.placed, done.total.failed, done.digest) == (2, 0, None)
-    assert stored(target) == kernels
+    assert stored(target) == [(*names, *values) for names, values in kernels.items()]
     # Rollback mode: others than its owner can open it, where they may not write next to it.
     assert target.read_bytes()[18:20] == b"\x01\x01"
     installed = environment_of(tmp_path / "another", MIOPEN_SYSTEM_DB_PATH=str(target.parent))
@@ -113,9 +110,9 @@ def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     assert list(system.store.verify(system.roots()[0])) == []
     assert got(system, SEPARATOR.join((target.name, kernel_key("conv.cl.o", ARGS)))).data == CODE
     # It is completed, and nothing in it is replaced.
-    store(path, {"conv.cl.o": packed(RAW), "new.cl.o": packed(CODE)})
+    store(path, {("conv.cl.o", ARGS): packed(raw), ("new.cl.o", ARGS): packed(CODE)})
     assert Stack(environment_of(home)).push(str(target)).total.placed == 1
-    assert stored(target)["conv.cl.o"] == packed(CODE)
+    assert stored(target)[0] == ("conv.cl.o", ARGS, *packed(CODE))
 
 
 def test_a_database_that_a_program_has_open_is_not_replaced(home: Home, tmp_path: Path) -> None:
@@ -129,9 +126,8 @@ def test_a_database_that_a_program_has_open_is_not_replaced(home: Home, tmp_path
         program.execute("delete from kern_db")
         program.commit()
         before = file.read_bytes()
-        done = home.cachectl(f"push {file} miopen", check=False)
-        assert (done.returncode, file.read_bytes()) == (1, before)
-        assert "end the program, or push to a new FILE" in done.stderr
+        home.refused(f"push {file} miopen", says="end the program, or push to a new FILE")
+        assert file.read_bytes() == before
     home.cachectl(f"push {file} miopen")
     assert home.stack.pull(str(file), TRUSTED).total.there == 2
 
@@ -152,7 +148,7 @@ def test_databases_of_ranks_are_pulled(home: Home, tmp_path: Path, open_folder: 
     assert (done["total"]["placed"], done["total"]["there"]) == (3, 1)
     assert len(kernels_in(home)) == 4
     files[0].parent.chmod(0o777)
-    assert "another user can write it" in home.cachectl(f"pull {files[0]}", check=False).stderr
+    home.refused(f"pull {files[0]}", says="another user can write it")
 
 
 def test_results_of_tuning_become_a_file_and_come_back(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Shared stores: what another home pulls, what a push adds, and what gc and verify do."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform
@@ -16,14 +14,13 @@ from typing import Any
 import pytest
 from homes import CACHECTL, Home, make_home
 from support.bundles import TRUSTED, count, files, keys, programs
-from support.kernels import add_kernels
+from support.miopen_kernels import add_kernels
 from support.tracing import numbers, trace
 from tiers import thorough, thorough_only
 
 from cachectl.exchange import place, trust, wire
 from cachectl.exchange.store import StoreCollection
-from cachectl.layers.core import errors, facts
-from cachectl.layers.core.environment import Environment
+from cachectl.layers.core import Environment, errors, facts
 from cachectl.stack import Stack
 from cachectl.transfer import Moved
 
@@ -98,7 +95,6 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
     assert "platform linux, here darwin" in pulled.unread[0].because
     assert "no entry to push in loopy" in cheap.cachectl(f"push {store} loopy").stderr
     assert "no entry to pull" in other.cachectl(f"pull {store} loopy --trust").stderr
-    assert other.cachectl(f"store ls {store} --max-size=1G", check=False).returncode == 2
 
 
 @thorough_only
@@ -239,32 +235,6 @@ def test_users_share_a_folder_whatever_their_umask_is(cheap: Home, tmp_path: Pat
         os.umask(before)
     modes = {(path.is_file(), stat.S_IMODE(path.stat().st_mode)) for path in store.rglob("*")}
     assert modes == {(True, 0o644), (False, 0o2775)}
-
-
-@pytest.mark.parametrize(
-    ("line", "status", "words"),
-    [
-        *((f"{verb} miopen", 2, "layer") for verb in ("push", "store ls", "pull --trust")),
-        *((f"{verb} s3://", 2, "names no store") for verb in ("push", "store ls", "pull --trust")),
-        *((f"{verb} file", 1, "is not a bundle") for verb in ("push", "store ls", "pull --trust")),
-        *((f"push {file} miopen", 2, "is no plain file") for file in ("/dev/null", "pipe.zip")),
-        ("pull --trust photographs", 1, "there is no store"),
-        ("pull photographs", 2, "--trust"),
-        ("run --store - --trust -- true", 2, "the standard streams are the command's"),
-        ("run --store store -- true", 2, "--trust"),
-        ("run --no-cache --store store --trust -- true", 2, "--store"),
-        *((f"run --prove {more} -- true", 2, "--store") for more in ("--trust", "--sign key")),
-        *((f"run {more} --isolated=file -- true", 1, "cannot make the root") for more in ("", "--base photographs")),
-    ],
-)
-def test_an_address_that_is_no_store_is_one_line(cheap: Home, line: str, status: int, words: str) -> None:
-    (cheap.path / "file").write_text("x")
-    (cheap.path / "photographs").mkdir()
-    os.mkfifo(cheap.path / "pipe.zip")
-    before = set(os.listdir(cheap.path))
-    done = cheap.cachectl(line, check=False)
-    assert (done.returncode, done.stderr.count("\n"), words in done.stderr) == (status, 1, True), done.stderr
-    assert set(os.listdir(cheap.path)) - {".local"} == before
 
 
 def test_entries_of_a_base_are_neither_pulled_nor_pushed(cheap: Home, other: Home, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Tampered stores: changed, cut, swapped, replayed and foreign files are refused, and nothing is written."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random
@@ -16,7 +14,7 @@ from typing import Any
 import pytest
 from homes import Home, make_home
 from support.bundles import TRUSTED, refused
-from support.kernels import add_kernels
+from support.miopen_kernels import add_kernels
 from tiers import amount, thorough
 
 from cachectl.exchange import place, trust, wire

@@ -4,8 +4,6 @@
 much as the command itself. The server is this file run as a program, with the shim in ``LD_PRELOAD``.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import importlib

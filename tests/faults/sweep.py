@@ -25,8 +25,6 @@ have gone, nothing shows whose it is. A ``prune`` after an interrupted one finds
 limit holds.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import shutil
@@ -41,7 +39,7 @@ from worlds import World, bystanders, damage, disk_bytes, leftovers
 
 from cachectl.exchange.bundle import BundlePlace
 from cachectl.exchange.store import StoreCollection
-from cachectl.layers.core.environment import Environment
+from cachectl.layers.core import Environment
 
 #: What can go wrong, by the kind of call.
 FAULTS = (

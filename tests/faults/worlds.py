@@ -1,9 +1,6 @@
 """Homes full of caches that the sweep of faults damages, and what lies in them."""
 
-from __future__ import annotations
-
 import hashlib
-import importlib
 import os
 import shutil
 import sqlite3
@@ -14,16 +11,13 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 from injector import Injector
 from support import mesa
 from support.layers import got
 from support.products import PRODUCTS
 
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.errors import CachectlError
-from cachectl.layers.core.layer import get_many
+from cachectl.layers.core import CachectlError, Environment, get_many
 from cachectl.layers.host.pythons import RECORD
 from cachectl.stack import Stack
 
@@ -31,11 +25,6 @@ TESTS = Path(__file__).parent.parent
 #: Files that are written again when entries go, or that sqlite leaves: no removal counts their bytes.
 _NOT_FREED = ("index", "-shm", RECORD)
 _BYSTANDERS = (".cache/other/file", ".cache/pytools/notes.txt", ".cache/pocl/kcache/README", ".nv/notes")
-
-
-def module(path: str) -> ModuleType:
-    """Return a module of helpers by its file."""
-    return importlib.import_module(path.removesuffix(".py").replace("/", "."))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """The doctor: what it says of a home, of what a root holds, and what fails stops nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -28,11 +26,8 @@ from support.doctor import (
 from support.layers import register_driver
 from support.miopen_kernels import store
 
+from cachectl.layers.core import About, Environment, Hazard, Refused, Severity, Switch
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.errors import Refused
-from cachectl.layers.core.facts import Hazard, Severity, Switch
-from cachectl.layers.core.parts import About
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.host.hardware import amd_gpus

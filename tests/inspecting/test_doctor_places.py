@@ -1,7 +1,5 @@
 """The doctor: variables, places and ranks; roots that cannot be used or read, or that others can write."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -30,8 +28,7 @@ from support.doctor import (
 from support.layers import register_driver
 from tiers import thorough
 
-from cachectl.layers.core.environment import user_name
-from cachectl.layers.core.facts import Severity
+from cachectl.layers.core import Severity, user_name
 from cachectl.listing import damage
 from cachectl.stack import Stack
 from cachectl.verbs.doctor import job_of
@@ -217,20 +214,6 @@ def asked(home: Path, by: tuple[str, ...], *arguments: str, **variables: str) ->
     return found
 
 
-@pytest.mark.parametrize("made", [True, False])
-def test_a_root_that_is_closed_to_its_owner(tmp_path: Path, held_to_modes: tuple[str, ...], *, made: bool) -> None:
-    root = tmp_path / "above/pocl"
-    closed = root if made else root.parent
-    make(closed)
-    variables = {"POCL_CACHE_DIR": str(root), "OCL_ICD_VENDORS": register_driver(tmp_path, "libpocl.so.2")}
-    closed.chmod(0o500)
-    (found,) = asked(tmp_path, held_to_modes, "doctor", "pocl", **variables)
-    said = (found["code"], found["severity"], found["fix"])
-    assert said == ("closed", "fails every run", f"chmod u+w {closed}")
-    shell(tmp_path, found["fix"])
-    assert asked(tmp_path, held_to_modes, "doctor", "pocl", **variables) == []
-
-
 @as_root
 @pytest.mark.parametrize(("mode", "code"), [(0o700, "unreadable"), (0o755, "closed")])
 @pytest.mark.parametrize("slip", ["", ".cache/pocl", ".cache/pocl/kcache"])
@@ -276,16 +259,32 @@ CLOSED = {
 }
 
 
-@pytest.mark.parametrize("layer", ["pocl", *thorough(*(layer for layer in CLOSED if layer != "pocl"))])
-def test_a_folder_that_cannot_be_read_is_reported(tmp_path: Path, held_to_modes: tuple[str, ...], layer: str) -> None:
-    closed = tmp_path / CLOSED[layer]
+#: A folder that is closed to its owner, its mode, the verb that tells, and what it says.
+UNUSABLE = [
+    ("pocl", "above/pocl", 0o500, "doctor", "closed", "u+w"),
+    ("pocl", "above", 0o500, "doctor", "closed", "u+w"),
+    ("pocl", CLOSED["pocl"], 0, "verify", "unreadable", "u+rwx"),
+    *thorough(
+        *((layer, place, 0, "verify", "unreadable", "u+rwx") for layer, place in CLOSED.items() if layer != "pocl")
+    ),
+]
+
+
+@pytest.mark.parametrize(("layer", "place", "mode", "verb", "code", "right"), UNUSABLE)
+def test_a_folder_that_is_closed_to_its_owner_is_reported_and_opened(  # noqa: PLR0917 - a table
+    tmp_path: Path, held_to_modes: tuple[str, ...], layer: str, place: str, mode: int, verb: str, code: str, right: str
+) -> None:
+    closed = tmp_path / place
     make(closed)
-    closed.chmod(0)
-    (found,) = asked(tmp_path, held_to_modes, "verify", layer)
-    said = (found["code"], found["severity"], found["fix"], "Permission denied" in found["message"])
-    assert said == ("unreadable", "fails every run", f"chmod u+rwx {closed}", True)
+    variables = {"OCL_ICD_VENDORS": register_driver(tmp_path, "libpocl.so.2")}
+    if place.startswith("above"):
+        variables["POCL_CACHE_DIR"] = str(tmp_path / "above/pocl")
+    closed.chmod(mode)
+    (found,) = asked(tmp_path, held_to_modes, verb, layer, **variables)
+    assert (found["code"], found["severity"], found["fix"]) == (code, "fails every run", f"chmod {right} {closed}")
+    assert verb == "doctor" or "Permission denied" in found["message"]
     shell(tmp_path, found["fix"])
-    assert asked(tmp_path, held_to_modes, "verify", layer) == []
+    assert asked(tmp_path, held_to_modes, verb, layer, **variables) == []
 
 
 @pytest.mark.parametrize("layer", [layer for layer in CLOSED if layer != "miopen-tuning"])

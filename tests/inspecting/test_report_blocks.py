@@ -1,7 +1,5 @@
 """Disk blocks beside bytes: what a file system with a quota counts."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -23,8 +23,7 @@ from support.layers import (
     verified,
     write,
 )
-from support.miopen_files import FIND
-from support.miopen_kernels import ARGS, CODE, KEY, NAME, key_of, packed, store, user_file
+from support.miopen_kernels import ARGS, CODE, FIND, KEY, NAME, key_of, packed, store, user_file
 from support.products import (
     BARE,
     DEEP,

@@ -1,7 +1,5 @@
 """Both pages in a real browser: what ``report --html`` and ``trace --timeline`` draw, and how they are walked."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +7,7 @@ from typing import Any
 import pytest
 from homes import Home
 from support.browser import Browser
-from support.hostile_names import HOSTILE
-from support.reports import make_report
-from support.timelines import make_timeline
+from support.pages import HOSTILE, make_report, make_timeline
 
 from cachectl.verbs.report import draw
 from cachectl.watching.timeline import Span, Trace, page

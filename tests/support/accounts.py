@@ -1,7 +1,5 @@
 """User accounts of tests that run as the superuser, and a cachectl that every user can start."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

@@ -80,11 +80,6 @@ class Browser:
     def background(self) -> str:
         return str(self.evaluate("getComputedStyle(document.body).backgroundColor"))
 
-    def processor_seconds(self) -> float:
-        """Return the seconds of a processor that the page's thread has used."""
-        metrics = {one["name"]: one["value"] for one in self.call("Performance.getMetrics")["metrics"]}
-        return float(metrics["TaskDuration"])
-
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
@@ -103,7 +98,6 @@ def browser() -> Iterator[Browser]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     chrome = webdriver.Chrome(options=options, service=Service(driver))
     try:
-        chrome.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
         yield Browser(chrome)
     finally:
         chrome.quit()

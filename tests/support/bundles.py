@@ -1,7 +1,5 @@
 """Helpers shared by the tests of stores."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections import Counter
@@ -14,7 +12,7 @@ from homes import Home
 from cachectl.exchange import place, trust
 from cachectl.exchange.bundle import BundlePlace
 from cachectl.exchange.store import StoreCollection
-from cachectl.layers.core.environment import Environment
+from cachectl.layers.core import Environment
 
 TRUSTED = trust.Trust(blindly=True)
 

@@ -1,7 +1,5 @@
 """Helpers shared by the tests of databases."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Helpers shared by the tests of dictionaries."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Helpers shared by the tests of doctor."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -15,9 +13,8 @@ from pathlib import Path
 
 from homes import wheel_driver
 
+from cachectl.layers.core import Environment, Finding
 from cachectl.layers.core.conformance import nobody
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.facts import Finding
 from cachectl.stack import Stack
 from cachectl.verbs.doctor import diagnosis
 from support import dictionaries, layers

@@ -1,16 +1,12 @@
 """Homes full of deceptive files, links and real entries, for the tests of hostile homes."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
 import os
-import sqlite3
 import stat
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,13 +15,12 @@ from homes import run_as
 
 from cachectl.cli.output import json_bytes
 from cachectl.config import Limits
+from cachectl.layers.core import Environment, Scope
 from cachectl.layers.core.conformance import nobody
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.facts import Scope
 from cachectl.removal import Removal
 from cachectl.stack import Stack
 from cachectl.verbs.prune import plan_prune
-from support import dictionaries, miopen_kernels
+from support import dictionaries, layers, miopen_kernels
 
 PYTHON = ".".join(str(part) for part in sys.version_info)
 DEAD = "3.1.4.final.0"
@@ -79,16 +74,12 @@ def changed(before: Mapping[bytes, str], after: Mapping[bytes, str]) -> set[byte
 
 
 def write(path: Path, content: bytes = THESIS, mode: int = 0o644) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    path.chmod(mode)
+    layers.write(path, content).chmod(mode)
 
 
 def database(path: Path, script: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(script)
-        connection.commit()
+    layers.sql(path, script)
 
 
 def link(folder: Path, outside: Path) -> None:

@@ -1,7 +1,5 @@
 """Helpers shared by the tests of all layers."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sqlite3
@@ -14,11 +12,19 @@ from typing import Any
 
 import pytest
 
+from cachectl.layers.core import (
+    Artifact,
+    Entry,
+    Environment,
+    Finding,
+    Layer,
+    Outcome,
+    Problem,
+    Selection,
+    Severity,
+    Usage,
+)
 from cachectl.layers.core.conformance import nobody
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.facts import Artifact, Entry, Finding, Outcome, Problem, Severity, Usage
-from cachectl.layers.core.layer import Layer
-from cachectl.layers.core.selection import Selection
 
 
 def environment_of(home: Path, **variables: str) -> Environment:

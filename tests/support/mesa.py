@@ -1,7 +1,5 @@
 """Helpers shared by the tests of mesa."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import struct

@@ -1,17 +1,21 @@
-"""Helpers shared by the tests of miopen kernels."""
+"""Databases of MIOpen's kernels, which are also the cheapest entries when many are needed."""
 
 from __future__ import annotations
 
 import bz2
 import hashlib
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cachectl.layers.core.facts import Artifact
+from cachectl.layers.core import Artifact, get_many
 from support.layers import environment_of as environment_of  # noqa: PLC0414 - for its users
 from support.layers import select
+
+if TYPE_CHECKING:
+    from homes import Home
 
 TABLE_2_3 = (
     "CREATE TABLE `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"
@@ -28,14 +32,19 @@ NAME = "MIOpenConvUni.cl.o"
 ARGS = " -DMLO_HW_WAVE_SZ=64 -mcpu=gfx90a"
 CODE = b"\x7fELF" + b"some code that packs well " * 400
 VERSION = "3.3.0.a85ca8a54"
+FIND = "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
 
 Values = tuple[bytes, str, int]
 
 
+def stored_whole(code: bytes) -> Values:
+    return code, hashlib.md5(code).hexdigest(), 0  # noqa: S324 - MIOpen's choice
+
+
 def packed(code: bytes, level: int = 9) -> Values:
     blob = bz2.compress(code, level)
-    digest = hashlib.md5(code).hexdigest()  # noqa: S324 - MIOpen's choice
-    return (blob, digest, len(code)) if len(blob) < len(code) else (code, digest, 0)
+    whole = stored_whole(code)
+    return (blob, whole[1], len(code)) if len(blob) < len(code) else whole
 
 
 def store(path: Path, rows: Mapping[tuple[str, str], tuple[object, ...]], *, wal: bool = False) -> Path:
@@ -67,3 +76,15 @@ def key_of(file: str = f"{VERSION}/gfx90a6e.ukdb", name: str = NAME, args: str =
 
 
 KEY = key_of()
+
+
+def add_kernels(home: Home, numbers: Iterable[int], size: int = 99) -> None:
+    """Add kernels, each with code of its own, to the database of a home, which is made if it is missing."""
+    codes = {number: b"\x7fELF" + number.to_bytes(4, "little") * (size // 4) for number in numbers}
+    store(user_file(home.path), {(f"k{number}.cl.o", " -O3"): stored_whole(code) for number, code in codes.items()})
+
+
+def kernels_in(home: Home) -> dict[str, bytes]:
+    layer = home.stack["miopen"]
+    found = get_many(layer, [entry.key for entry in layer.entries()])
+    return {key: one.data for key, one in found.items() if isinstance(one, Artifact)}

@@ -1,7 +1,5 @@
 """What the library of each layer leaves in a home, and the layer over it."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import struct
@@ -19,8 +17,7 @@ from cachectl.layers.core.registry import built_in_layer
 from support import mesa
 from support.dictionaries import NONE, dictionary
 from support.layers import environment_of
-from support.miopen_files import FIND
-from support.miopen_kernels import ARGS, CODE, NAME, packed, store, user_file
+from support.miopen_kernels import ARGS, CODE, FIND, NAME, packed, store, user_file
 
 DATA = Path(__file__).parents[1] / "data"
 

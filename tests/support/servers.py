@@ -1,7 +1,5 @@
 """Real servers on this machine: of S3's protocol and of SFTP, which say what they were asked for; and a registry."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess

@@ -1,18 +1,13 @@
 """Helpers shared by the tests of tracing."""
 
-from __future__ import annotations
-
 import errno
 import json
 import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-import pytest
 from documents import validated
 from homes import Home
-
-real = pytest.mark.real
 
 
 def trace(home: Home, *command: str, options: tuple[str, ...] = (), **variables: Any) -> dict[str, Any]:  # noqa: ANN401 - as Home.cachectl

@@ -1,7 +1,5 @@
 """Isolated roots: the links in them that stand for the user cache folder, and their end when a command was killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

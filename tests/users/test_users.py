@@ -1,7 +1,5 @@
 """``--user`` and ``--all-users``: each user by a child that has become that user, however hostile the home is."""
 
-from __future__ import annotations
-
 import json
 import os
 import pwd

@@ -1,18 +1,14 @@
 """``cachectl bench``: real programs on PoCL in every setting, and what the figures say of each layer."""
 
-from __future__ import annotations
-
 import json
-import signal
 import statistics
-import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import CACHECTL, PROGRAMS, Home
+from homes import PROGRAMS, Home
 from tiers import real, thorough_only
 
 from cachectl.layers.core.conformance import snapshot
@@ -85,22 +81,6 @@ def test_a_failing_command_ends_it_with_its_own_status(home: Home, tmp_path: Pat
     ]
     assert not target.exists()
     assert home.cachectl("bench -- sh -c", "kill -9 $$", check=False).returncode == 137
-
-
-@pytest.mark.parametrize("taken_well", [False, True])
-def test_a_signal_ends_all_of_it_and_the_scratch_goes(home: Home, tmp_path: Path, *, taken_well: bool) -> None:
-    log = tmp_path / "log"
-    trap = "trap 'exit 0' TERM; " if taken_well else ""
-    script = f"{trap}echo $XDG_CACHE_HOME >> {log}; while :; do sleep 0.05; done"
-    with subprocess.Popen(
-        [*CACHECTL, "bench", "--", "sh", "-c", script], env=home.variables, cwd=home.path, stdout=subprocess.PIPE
-    ) as started:
-        while not (log.exists() and log.read_text().endswith("\n")):
-            assert started.poll() is None
-        started.terminate()
-        assert started.wait(600) == 128 + signal.SIGTERM
-    (root,) = log.read_text().splitlines()
-    assert not Path(root).parent.exists()
 
 
 @thorough_only

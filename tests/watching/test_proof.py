@@ -1,7 +1,5 @@
 """Proofs over real programs, over programs that cheat, and on systems that run out of events."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -10,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from homes import CACHECTL, PROGRAMS, Home, unpack_compute_cache
-from support.kernels import add_kernels
+from support.miopen_kernels import add_kernels
 from support.products import fill_tuning
 from tiers import amount, real, thorough, thorough_only
 
+from cachectl.layers.core import Environment
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.environment import Environment
 from cachectl.watching import events
 from cachectl.watching.proof import FAILS, UNKNOWN, Proof
 

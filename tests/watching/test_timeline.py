@@ -1,7 +1,5 @@
 """Where a start goes: spans of real programs on one clock, their sums, and the files they are written to."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -14,11 +12,12 @@ from typing import Any
 
 import pytest
 from homes import Home
-from support.timelines import make_timeline, read_timeline_file
-from support.tracing import real, trace
+from support.pages import make_timeline, read_timeline_file
+from support.tracing import trace
+from tiers import real
 
 from cachectl.layer_set import LayerSet
-from cachectl.layers.core.parts import Compilation, Lookups
+from cachectl.layers.core import Compilation, Lookups
 from cachectl.layers.inside import observer
 from cachectl.watching import timeline as timelines
 from cachectl.watching.evidence import EntryTrace, complete_builds
@@ -231,7 +230,7 @@ def test_a_file_is_in_the_chrome_trace_format(tmp_path: Path) -> None:
 
 
 def test_a_page_can_be_written_of_a_run_with_a_process(home: Home) -> None:
-    assert home.cachectl("trace --timeline c.json -- true", check=False).returncode == 1
+    home.refused("trace --timeline c.json -- true", says="cachectl: ")
     assert not (home.path / "c.json").exists()
     program = "from pytools.persistent_dict import WriteOncePersistentDict"
     home.cachectl("trace --timeline a.html --", sys.executable, "-c", program)

@@ -4,13 +4,10 @@ Programs use the caches of CUDA, NEO, comgr and MIOpen as the drivers do, with e
 uses Mesa's itself.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import sys
-import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +16,12 @@ from typing import Any
 import pytest
 from homes import CACHECTL, Home, unpack_compute_cache
 from support.layers import running
+from support.products import comgr_entry, unpack
 from support.tracing import layer_of, numbers, trace
 from tiers import thorough, thorough_only
 
 from cachectl.layer_set import LayerSet
-from cachectl.layers.core.environment import Environment
+from cachectl.layers.core import Environment
 from cachectl.watching import events
 from cachectl.watching.events import LOST, EntryEvents
 from cachectl.watching.evidence import Evidence
@@ -46,8 +44,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
     cuda = top / "cuda"
     unpack_compute_cache(cuda)
     (cuda / "index").unlink()
-    with tarfile.open(Path(__file__).parents[1] / "data/neo-ocloc-22.43.tar.gz") as archive:
-        archive.extractall(top / "ocloc")  # noqa: S202 - our own
+    unpack("neo-ocloc-22.43", top / "ocloc")
     for path in (top / "ocloc").rglob("*.ocloc_cache"):
         target = top / "neo" / path.name[0] / path.name[1] / path.name.replace("ocloc", "cl")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -55,9 +52,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
     comgr = top / "comgr"
     comgr.mkdir()
     for number in range(5):
-        output = f"output {number}".encode() * 3000
-        lengths = len(output).to_bytes(8, "little"), (0).to_bytes(8, "little")
-        (comgr / f"llvmcache-{number:064x}").write_bytes(lengths[0] + output + lengths[1])
+        (comgr / f"llvmcache-{number:064x}").write_bytes(comgr_entry(f"output {number}".encode() * 3000))
     return {"cuda": cuda, "neo": top / "neo", "comgr": comgr, "miopen": comgr}
 
 

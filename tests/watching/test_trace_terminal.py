@@ -11,21 +11,13 @@ from typing import Any
 
 import pytest
 from homes import CACHECTL, Driver, Home
-from support.tracing import layer_of, numbers, real, trace
-from tiers import needing
+from support.tracing import layer_of, numbers, trace
+from tiers import real
 
 from cachectl.layers.inside.pocl_messages import read_messages
 from cachectl.watching.programs import read_events
 
 CHATTY = "chatty.py"
-
-
-@pytest.fixture(scope="session", params=["wheel", *needing("debian_pocl", "built_pocl")])
-def driver(request: pytest.FixtureRequest) -> Mapping[str, Any]:
-    if request.param == "wheel":
-        return {}
-    other: Driver = request.getfixturevalue(request.param)
-    return other.variables
 
 
 def pocl_of(document: Path) -> tuple[tuple[Any, ...], list[tuple[bool | None, str | None]]]:
@@ -50,20 +42,20 @@ def traced(home: Home, document: Path) -> tuple[str, ...]:
 
 @pytest.mark.thorough
 @real
-def test_a_terminal_shows_what_a_pipe_shows(home: Home, driver: Mapping[str, Any]) -> None:
+def test_a_terminal_shows_what_a_pipe_shows(home: Home, any_pocl: Mapping[str, Any]) -> None:
     """Cold, PoCL compiles all; warm, it finds the program and the object file, and links again."""
     document = home.path / "trace.json"
     command = traced(home, document)
-    cold = home.terminal(*command, columns=80, PYOPENCL_NO_CACHE="1", **driver).stdout
+    cold = home.terminal(*command, columns=80, PYOPENCL_NO_CACHE="1", **any_pocl).stdout
     check_screen(cold)
     assert pocl_of(document) == ((0, 3, 3, "exact"), [(True, None)] * 3)
     assert re.search(r"compiled +built\n", cold)
-    warm = home.terminal(*command, columns=40, PYOPENCL_NO_CACHE="1", **driver).stdout
+    warm = home.terminal(*command, columns=40, PYOPENCL_NO_CACHE="1", **any_pocl).stdout
     check_screen(warm)
     expected = ((2, 1, 1, "exact"), [(False, "pocl"), (False, "pocl"), (True, None)])
     assert pocl_of(document) == expected
     assert re.search(r"pocl +built\n", warm)
-    home.run(*command, PYOPENCL_NO_CACHE="1", **driver)
+    home.run(*command, PYOPENCL_NO_CACHE="1", **any_pocl)
     assert pocl_of(document) == expected
 
 

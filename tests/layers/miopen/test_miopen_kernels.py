@@ -27,11 +27,11 @@ from support.layers import (
     usage_of,
     verified,
 )
-from support.miopen_files import FIND
 from support.miopen_kernels import (
     ARGS,
     CODE,
     COLUMNS,
+    FIND,
     INSERT,
     KEY,
     NAME,

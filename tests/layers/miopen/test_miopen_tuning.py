@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.layers import clear, environment_of, got, listed, problems, usage_of, verified, write
-from support.miopen_files import FIND
+from support.miopen_kernels import FIND
 from support.products import LINE, PERF, PROBLEM, TUNED, fill_system_tuning
 from support.products import fill_tuning as fill
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from homes import Home
 from injector import Ended, Fault, Injector
-from worlds import module, synthetic_world
+from support import mesa
+from worlds import synthetic_world
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
 
@@ -47,7 +48,6 @@ def crowded(
     home = synthetic_world(folder).path
     shutil.copytree(filled.path, home, symlinks=True, dirs_exist_ok=True)
     compute_cache(home / ".nv/ComputeCache")
-    mesa = module("support/mesa.py")
     mesa.fill(home / ".cache", "single-file", mesa.contents())
     assert cachectl(home, "push", str(folder / "bundle.zip")).status == 0
     for layer in LAYERS:

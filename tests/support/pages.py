@@ -1,0 +1,152 @@
+"""Timelines and reports of long use, made of numbers, and names that try to leave a page."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cachectl.layers.core import Condition, Entry, Finding, Root, Scope, Severity, State, Usage
+from cachectl.listing import Listing
+from cachectl.verbs.report import LayerReport, Report, RootReport
+from cachectl.watching.timeline import Span, Trace
+
+#: Names that try to leave the place where a page shows them.
+HOSTILE = (
+    "</script><script>document.title = 'taken'</script>",
+    "<!--<script>",
+    "<img src=x onerror=\"document.title='taken'\">",
+    "]]>'\"&amp;`${document.title='taken'}`",
+    "line\u2028separator\u2029paragraph",
+    "right\u202eto left",
+    "undecodable\udcff",
+    "null\0byte\x1b[31m",
+    "https://example.org/kernel.js",
+    "__proto__",
+    "constructor",
+)
+
+#: Kernels of a flow solver, as generated code names them.
+SUBJECTS = ("mass", "momentum", "energy", "species", "gradient", "divergence", "flux", "operator", "projection")
+MODULES = ("loopy", "pyopencl", "meshmode")
+
+
+def kernel_names(count: int) -> list[str]:
+    return [f"{SUBJECTS[number % len(SUBJECTS)]}_{number:03}" for number in range(count)]
+
+
+def read_timeline_file(path: Path) -> Trace:
+    """Read a file in the Chrome trace format that ``trace --timeline`` has written."""
+    document = json.loads(path.read_bytes())
+    about = document["otherData"]
+    assert about["schema"] == "cachectl/timeline/1"
+    spans = [
+        Span(one["pid"], one["tid"], one["cat"], one["name"], one["ts"] / 1e6, one["dur"] / 1e6, **one["args"])
+        for one in document["traceEvents"]
+        if one["ph"] == "X"
+    ]
+    spans.sort(key=lambda span: (span.start, -span.seconds))
+    return Trace(
+        tuple(about["command"]),
+        wall_seconds=about["wall_seconds"],
+        started=about["started"],
+        processes=about["processes"],
+        spans=spans,
+    )
+
+
+def make_timeline(ranks: int = 4, kernels: int = 24) -> Trace:
+    """Return a timeline in which each rank imports the stack and starts each kernel once; a third of them is warm."""
+    processes = [
+        {"process": 4000 + rank, "command": "python simulate.py", "host": "node1", "rank": rank}
+        for rank in range(ranks)
+    ]
+    spans = [span for rank in range(ranks) for span in _process(4000 + rank, kernel_names(kernels))]
+    wall, command = max(span.end for span in spans) + 0.05, ("python", "simulate.py", "--order", "3")
+    return Trace(command, wall_seconds=wall, started=1_790_000_000.0, processes=processes, spans=spans)
+
+
+def _process(process: int, names: list[str]) -> Iterator[Span]:
+    now = 0.03
+    for place, module in enumerate(MODULES):
+        yield Span(process, process, "import", f"import {module}", now, 0.4 + place / 10)
+        now += 0.4 + place / 10
+    for number, name in enumerate(names):
+        # Each kernel takes another time: lookups, and the work and the stores that a miss costs.
+        unit, warm, size = 0.001 * (1 + number * 7 % 11), number % 3 == 0, 4000 + number * 997 % 86_000
+        outcome = "hit" if warm else "miss"
+        yield Span(
+            process, process, "lookup", "loopy lookup", now, unit, "loopy", name, outcome, size if warm else None
+        )
+        now += unit
+        for stage in () if warm else ("preprocess", "schedule", "codegen"):
+            yield Span(process, process, stage, stage, now, 20 * unit, None, name)
+            now += 20 * unit
+        build = unit if warm else 90 * unit
+        yield Span(process, process, "build", "Program.build", now, build + 2 * unit, "pyopencl-invoker", name)
+        yield Span(process, process, "lookup", "pocl lookup", now, unit, "pocl", name, outcome)
+        if not warm:
+            # The driver compiles work groups in a thread of its own.
+            for thread, what in enumerate(("clang", "work group")):
+                yield Span(process, process + thread, "compile", what, now + unit, build - unit, "pocl", name)
+            yield Span(process, process, "store", "pocl store", now + build, unit, "pocl", name, "store", size)
+        now += build + 2 * unit
+        yield Span(process, process, "launch", "first launch", now, 4 * unit, None, name)
+        now += 6 * unit
+
+
+NOW = 1_790_000_000.0
+HOME = Path("/home/ada/.cache")
+#: Layers with their share of the entries, the typical bytes of one, and what their entries are for.
+LAYERS = {
+    "loopy": (0.5, 9_000, ("3.12.4.final.0", "3.11.7.final.0", "3.9.2.final.0")),
+    "pyopencl-invoker": (0.15, 1_500, ("3.12.4.final.0", "3.11.7.final.0")),
+    "pocl": (0.25, 48_000, ("pthread-AMD EPYC 9654", "pthread-Intel Xeon Gold 6338")),
+    "cuda": (0.1, 120_000, ("NVIDIA H200", "NVIDIA A100")),
+}
+#: The Python that is no longer there.
+DEAD = "3.9.2.final.0"
+
+
+def make_report(count: int = 3000) -> tuple[Report, Listing, tuple[Finding, ...]]:
+    """Return a report of so many entries, the entries, and the findings: stale entries, and a damaged one."""
+    names = kernel_names(max(10, count // 20))
+    listing = Listing(tuple(entry for layer in LAYERS for entry in _entries(layer, count, names)), ())
+    report = Report(NOW, tuple(_layer(layer, listing.entries) for layer in LAYERS))
+    damaged = next(entry for entry in listing.entries if entry.layer == "pocl")
+    fix, message = f"cachectl purge pocl --key {damaged.key}", f"{damaged.key}/parallel.so: is cut short at 100 bytes"
+    wasted = "entries of Python 3.9, which no known Python can hit"
+    findings = (
+        Finding("loopy", HOME / "pytools", None, Severity.WASTES, "stale", wasted, "cachectl prune --stale loopy"),
+        Finding("pocl", damaged.root, damaged.key, Severity.FAILS, "elf", message, fix, damaged),
+    )
+    return report, listing, findings
+
+
+def _entries(layer: str, count: int, names: list[str]) -> Iterator[Entry]:
+    share, size, places = LAYERS[layer]
+    for number in range(round(count * share)):
+        place = places[number * number % 7 % len(places)]
+        written = NOW - 86400 * (1 + number * 37 % 200)
+        facts: dict[str, Any] = {"modified": written, "used": written + 3600, "device": place}
+        if place.endswith("final.0"):
+            facts = {"written_before": written, "versions": {"python": place}, "stale": place == DEAD}
+        key, kernel = f"{number * 7919:040x}", names[number * 31 % len(names)]
+        yield Entry(layer, key, HOME / layer, size * (1 + number * 13 % 19) // 8, 1, kernels=(kernel,), **facts)
+
+
+def _layer(layer: str, entries: tuple[Entry, ...]) -> LayerReport:
+    own = [entry for entry in entries if entry.layer == layer]
+    stale = [entry for entry in own if entry.stale]
+    usage = Usage(
+        entries=len(own),
+        files=len(own),
+        bytes=sum(entry.bytes for entry in own),
+        orphan_files=2,
+        orphan_bytes=4096,
+        stale_entries=len(stale),
+        stale_bytes=sum(entry.bytes for entry in stale),
+    )
+    root = RootReport(Root(HOME / layer, Scope.USER, "the default"), exists=True, usage=usage)
+    return LayerReport(
+        layer, layer, State(Condition.ENABLED, "on by default"), Scope.USER, precious=False, roots=(root,)
+    )
