@@ -23,12 +23,12 @@ PROGRAM = Path(__file__).parents[1] / "tests" / "programs" / "thirteen.py"
 def job(folder: Path, nodes: int, ranks: int, *options: str) -> tuple[float, list[dict[str, float]], str]:
     """Run one job; return its seconds from start to end, those of each rank, and what was said."""
     mpiexec = shutil.which("mpiexec") or str(Path(sys.executable).with_name("mpiexec"))
-    stage = (sys.executable, "-m", "cachectl", "stage", *options, "--scratch", str(folder))
+    stage = (sys.executable, "-m", "cachectl", "stage", *options)
     words = [mpiexec]
     for node in range(nodes):
         words += [*([":"] if node else []), "-n", str(ranks), "env", f"CACHECTL_NODE={node}", *stage]
         words += ["--", sys.executable, str(PROGRAM), "8", "0"]
-    variables = {**os.environ, "HOME": str(folder)}
+    variables = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder)}
     started = time.perf_counter()
     done = subprocess.run(words, env=variables, cwd=folder, capture_output=True, text=True, check=True)
     seconds = time.perf_counter() - started

@@ -103,6 +103,11 @@ class _Maker:
                 if get_origin(hint) is not Mapping:
                     yield from self._keys(hint)
                 continue
+            if hint is types.SimpleNamespace:
+                sums = {name: {"type": "integer"} for name in say.sums}
+                closed = {"required": list(say.sums), "additionalProperties": not self._closed}
+                yield key, ({"type": "object", "properties": sums, **closed}, True)
+                continue
             is_optional = name in say.optional
             if is_optional:
                 hint = Union[tuple(one for one in get_args(hint) if one is not type(None))]  # noqa: UP007

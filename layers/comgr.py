@@ -111,8 +111,8 @@ class ComgrCache(drivers.DriverLayer):
         "AMD_COMGR_CACHE_DIR",
         linux=(
             core.Rule("AMD_COMGR_CACHE_DIR"),
-            core.Rule("XDG_CACHE_HOME", "comgr", empty=core.Odd.HERE),
-            core.Rule("HOME", ".cache/comgr", empty=core.Odd.HERE, source="default (HOME)"),
+            core.Rule("XDG_CACHE_HOME", "comgr", empty=core.HERE),
+            core.Rule("HOME", ".cache/comgr", empty=core.HERE, source="default (HOME)"),
             core.Rule("", ".cache/comgr", source="default (the account's home)"),
         ),
         windows=(core.Rule("AMD_COMGR_CACHE_DIR"), core.Rule("LOCALAPPDATA", "comgr")),
@@ -127,7 +127,7 @@ class ComgrCache(drivers.DriverLayer):
             "no cache there unless AMD_COMGR_CACHE_DIR names it",
         ),
         # LLVM opens the file of an entry, or maps it, and renames a temporary to a new one.
-        lookups=core.Lookups(files=core.EntryFiles(), mapped=LIBRARIES),
+        lookups=core.Lookups(files=True, mapped=LIBRARIES),
     )
 
     def is_here(self) -> bool:

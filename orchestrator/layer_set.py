@@ -39,10 +39,10 @@ class LayerSet:
         layers: dict[str, core.Layer] = {}
         broken: list[registry.Broken] = []
         for layer in registry.plugged_in(self.environment) if self._plugins else ():
-            if isinstance(layer, registry.Broken):
+            if not isinstance(layer, core.Layer):
                 broken.append(layer)
             elif layer.name in layers:
-                broken.append(registry.Broken(layer.name, f"two plug-ins offer the layer {layer.name}"))
+                broken.append({"name": layer.name, "why": f"two plug-ins offer the layer {layer.name}"})
             else:
                 layers[layer.name] = layer
         return layers, tuple(broken)
@@ -69,15 +69,11 @@ class LayerSet:
             return self._made[name]
         if name in self._plugged[0]:
             return self._plugged[0][name]
-        if why := "; ".join(plugin.why for plugin in self.broken if plugin.name == name):
+        if why := "; ".join(plugin["why"] for plugin in self.broken if plugin["name"] == name):
             raise core.BadRequest(f"the plug-in {name} was left out: {why}")
         names = [*registry.BUILT_IN, *self._plugged[0]]
         advice = core.did_you_mean(name, names) or f"; there are {', '.join(names)}"
         raise core.BadRequest(f"unknown layer {name!r}{advice}")
-
-    def portability(self, name: str) -> core.Portability | None:
-        """Return the portability part of a layer; ``None`` if the layer has none, or is not here."""
-        return self[name].about.portability if name in self else None
 
     def named(self, names: Iterable[str]) -> tuple[core.Layer, ...]:
         """Return the layers of these names, each once; all of them where none is named.

@@ -130,8 +130,9 @@ def failure(layer: core.Layer, path: Path | None, error: Exception) -> core.Find
     code, message, fix = "unreadable", core.reason_of(error), f"make {place} readable"
     if not isinstance(error, (core.LayerError, OSError)):
         code, fix = "plugin", f"fix or uninstall the plug-in {layer.name}"
-    elif place.is_absolute() and (closed := trust.closed_by_another(place, layer.environment.home_folder)):
-        message, fix = f"{message}; it belongs to {closed.owner}", closed.fix
+    elif place.is_absolute():
+        owner, _, own_fix = trust.closed_by_another(place, layer.environment.home_folder)
+        message, fix = message + owner, own_fix or fix
     return core.Finding(layer.name, place, None, core.Severity.FAILS, code, message, fix)
 
 

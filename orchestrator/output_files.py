@@ -70,7 +70,7 @@ class OutputFile:
         name, status = self.name, _status_of(self.name)
         if name in self.layers:
             raise core.BadRequest(f"{name!r} is a layer, not a FILE: write the FILE before the layers, or ./{name}")
-        if self.kind.is_binary and _is_terminal(name):
+        if self.kind.is_binary and _is_terminal(name, status):
             raise core.BadRequest(
                 f"{self.kind.what} is binary and is not printed to a terminal; name a FILE, or redirect the output"
             )
@@ -79,23 +79,22 @@ class OutputFile:
         if not name or name.endswith(os.sep):
             raise core.BadRequest(f"{name!r} is not a valid name of a file")
         folder = os.path.dirname(os.path.realpath(name) if os.path.islink(name) else name) or "."
-        shown = core.printable(folder)
-        if status is None and name != STREAM and not os.path.isdir(folder):
-            raise core.BadRequest(f"{name!r}: the folder does not exist; make {shown} first")
         if status is None and name != STREAM and not os.access(folder, os.W_OK | os.X_OK):
-            raise core.BadRequest(f"{name!r}: {shown} cannot be written; name a file elsewhere")
+            shown, exists = core.printable(folder), os.path.isdir(folder)
+            why = f"{shown} cannot be written; name a file elsewhere"
+            raise core.BadRequest(f"{name!r}: {why if exists else f'the folder does not exist; make {shown} first'}")
         # A device, a pipe and the shell's redirection are written to.
         if self.force or status is None or not stat.S_ISREG(status.st_mode) or _is_standard_output(status):
             return
         try:
             with open(name, "rb") as file:
                 head = file.read(_HEAD)
+            reason = f"is not {self.kind.what}" if head and not self.kind.is_begun_by(head) else None
         except OSError as error:
-            reason = f"exists and cannot be read ({error.strerror}); --force replaces it unread"
-            raise core.CachectlError(f"{core.printable(name)} {reason}") from error
-        if head and not self.kind.is_begun_by(head):
-            reason = f"exists and is not {self.kind.what}; name another file, or replace it with --force"
-            raise core.CachectlError(f"{core.printable(name)} {reason}")
+            reason = f"cannot be read ({error.strerror})"
+        if reason is not None:
+            advice = "name another file, or replace it with --force"
+            raise core.CachectlError(f"{core.printable(name)} exists and {reason}; {advice}")
 
     def write(self, chunks: Iterable[bytes]) -> None:
         """Write the file next to its place and rename it into place, so that readers never see half of it.
@@ -142,10 +141,9 @@ def _status_of(name: str) -> os.stat_result | None:
         return None
 
 
-def _is_terminal(name: str) -> bool:
+def _is_terminal(name: str, status: os.stat_result | None) -> bool:
     if name == STREAM:
         return sys.stdout.isatty()
-    status = _status_of(name)
     with suppress(OSError):
         if status is not None and stat.S_ISCHR(status.st_mode):
             with open(name, "rb", buffering=0) as file:

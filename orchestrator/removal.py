@@ -5,21 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import ClassVar
 
 from cachectl import layer_set, verbs
 from cachectl.layers import core
-
-
-@dataclass(frozen=True, slots=True)
-class PurgeTotal:
-    """The sums over all layers: ``removed`` counts entries."""
-
-    removed: int
-    orphans_removed: int
-    bytes_freed: int
-    skipped: int
-    failed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +22,12 @@ class Removal:
     dry_run: bool
     layers: tuple[core.Outcome, ...]
     parts: tuple[tuple[core.Layer, core.Plan], ...] = ()
-    as_json: ClassVar[core.AsJson] = core.AsJson("cachectl/purge/1", also=("total",), hidden=("parts",))
-
-    def __repr__(self) -> str:
-        return f"Removal(dry_run={self.dry_run}, total={self.total})"
+    as_json: ClassVar[core.AsJson] = core.AsJson(
+        "cachectl/purge/1",
+        also=("total",),
+        hidden=("parts",),
+        sums=("removed", "orphans_removed", "bytes_freed", "skipped", "failed"),
+    )
 
     @property
     def plans(self) -> tuple[core.Plan, ...]:
@@ -43,9 +35,9 @@ class Removal:
         return tuple(plan for _, plan in self.parts)
 
     @property
-    def total(self) -> PurgeTotal:
-        """Return the sums over all layers."""
-        return core.total(PurgeTotal, self.layers)
+    def total(self) -> SimpleNamespace:
+        """Return the sums over all layers: ``removed`` counts entries."""
+        return core.total(self)
 
     @property
     def failed(self) -> bool:
@@ -107,10 +99,13 @@ def carry_out(
         # The plan of a layer names its failure. Stores are loaded where there is something.
         with suppress(*core.FAILURES):
             roots = existing_roots(layer)
-            for root in roots if roots and layer.abilities()[core.Ability.CLEAR] is None else ():
+            recover: Callable[[core.Root], None] | None = getattr(layer.store, "recover", None) if roots else None
+            if recover is None or layer.abilities()[core.Ability.CLEAR] is not None:
+                continue
+            for root in roots:
                 with suppress(*core.FAILURES):
                     core.require_changeable(layer, root)
-                    layer.store.recover(root)
+                    recover(root)
     result = plan().apply()
     from cachectl.layers.disk.temporaries import remove_abandoned
 
@@ -122,7 +117,7 @@ def carry_out(
 # ---------------------------------------------------------------------- the command line
 
 
-def _layers_table(verb: str, outcomes: Iterable[core.Outcome], total: PurgeTotal | None = None) -> verbs.Table:
+def _layers_table(verb: str, outcomes: Iterable[core.Outcome], total: SimpleNamespace | None = None) -> verbs.Table:
     """Return the sums of layers; ``verb`` is the title over the number of entries."""
     numbers = {verb: verbs.count, "orphans": verbs.count, "size": verbs.size, "skipped": verbs.count}
     rows = [(one.layer, one.removed, one.orphans_removed, one.bytes_freed, len(one.skipped)) for one in outcomes]

@@ -12,17 +12,17 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import os
-import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from cachectl.exchange import copying, place, push_pull
+from cachectl.exchange import bundle, copying, place, push_pull
 from cachectl.exchange import trust as trusting
 from cachectl.exchange.store import StoreCollection, place_of
 from cachectl.layer_set import LayerSet
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
 #: For tests on one machine: ranks with different values count as different nodes.
 NODE = "CACHECTL_NODE"
-#: Bytes of a message, and bytes of free space that a disk needs before programs are moved there.
-_CHUNK = 4 << 20
+#: Bytes of free space that a disk needs before programs are moved there.
 _ROOM = 1 << 20
 #: Seconds that a failing rank waits for the others to notice.
 FAILING_WAIT = 5.0
@@ -67,68 +66,20 @@ class NotConnected(core.CachectlError):
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Job:
-    """What to stage: the source to start with, why it is trusted, and the target of what is compiled.
-
-    ``scratch`` is a folder on a local disk of each node, by default the node's temporary folder. ``force`` replaces a
-    target that is not a bundle.
-    """
-
-    source: str | None = None
-    trust: trusting.Trust | None = None
-    out: str | None = None
-    sign: str | None = None
-    scratch: Path | None = None
-    force: bool = False
-
-    def __post_init__(self) -> None:
-        if self.source is None and self.trust is not None:
-            raise core.BadRequest("--allowed-signers, --digest and --trust need a SOURCE")
-        if place.STREAM in (self.source, self.out):
-            raise core.BadRequest("the standard streams are the command's; name a FILE")
-        if self.sign is not None and self.out is None:
-            raise core.BadRequest("--sign needs --out FILE")
-        if self.source is None and self.out is None:
-            raise core.BadRequest("nothing to stage: name a SOURCE to start with, or --out FILE for what is compiled")
-
-    @property
-    def is_same(self) -> bool:
-        """Return whether the target is the source, which stays as it is if it cannot be used."""
-        return os.path.realpath(self.source or "") == os.path.realpath(self.out or "")
-
-    def misuse(self, environment: core.Environment) -> str | None:
-        """Return why nothing can be staged; ``None`` if it can."""
-        layers = LayerSet(environment)
-        if name := next((name for name in (self.out, self.source) if name in layers), None):
-            return f"{name!r} is a layer, not a FILE; write ./NAME for a file"
-        if self.source is not None and self.trust is None and not os.path.isdir(environment.expand(self.source)):
-            return trusting.UNTRUSTED
-        try:
-            folder = None if self.out is None or "://" in self.out else environment.expand(self.out).parent
-            if folder is not None and not folder.is_dir():
-                return f"--out {self.out!r}: the folder {folder} does not exist"
-            if self.out is not None and (self.source is None or not self.is_same):
-                place_of(self.out, environment, writes=True, force=self.force).names("index")
-        except (OSError, core.CachectlError) as error:
-            return f"--out {_reason(error)}"
-        return None
-
-
 # ---------------------------------------------------------------------- one node
 
 
 class NodeRoot:
-    """The folder with the caches of all ranks of one node, for one job, made empty in a scratch folder.
+    """The folder with the caches of all ranks of one node, for one job, made empty in the node's temporary folder.
 
-    ``scratch``, which is made if missing, is used directly if it is this user's own with mode 0700, else through its
-    folder ``cachectl-UID``, which is. If another user could replace either, nothing is staged: ``root`` is ``None``,
-    ``variables`` are empty, and programs run as without staging. Only layers that a rerun refills move: tuning results
-    stay in place. Files of other programs in the user cache folder are linked. ``notes`` has a line for each problem.
-    ``usable`` is whether the source could be read and was trusted.
+    That is used directly if it is this user's own with mode 0700, else through its folder ``cachectl-UID``, which is.
+    If another user could replace either, nothing is staged: ``root`` is ``None``, ``variables`` are empty, and programs
+    run as without staging. Only layers that a rerun refills move: tuning results stay in place. Files of other programs
+    in the user cache folder are linked. ``notes`` has a line for each problem. ``usable`` is whether the source could
+    be read and was trusted.
     """
 
-    def __init__(self, environment: core.Environment, scratch: Path) -> None:
+    def __init__(self, environment: core.Environment) -> None:
         self._environment = environment
         self.root: Path | None = None
         self._folders = ExitStack()
@@ -139,7 +90,7 @@ class NodeRoot:
         self.notes: list[str] = []
         self._known: frozenset[Name] = frozenset()
         try:
-            parent = temporaries.private_folder(scratch, make=True)
+            parent = temporaries.private_folder(environment.temporary, make=True)
             temporaries.remove_abandoned(environment, (parent,))
             folder = temporaries.owned_folder(parent, "cachectl-stage-", environment)
             self.root = self._folders.enter_context(folder)
@@ -150,7 +101,7 @@ class NodeRoot:
         except core.CachectlError as error:
             self._give_up(str(error))
         except OSError as error:
-            self._give_up(f"{scratch}: {_reason(error)}")
+            self._give_up(f"{environment.temporary}: {_reason(error)}")
 
     def _give_up(self, why: str) -> None:
         self.notes.append(f"not staged, so programs run cold or with the caches they have anyway: {why}")
@@ -168,12 +119,9 @@ class NodeRoot:
             return
         stack = self.stack()
         try:
-            done = push_pull.pull(stack, source, trust, own=self._environment)
-        except place.Missing:
-            self.notes.append(f"starts cold: there is no {source} yet")
-            return
+            done = push_pull.pull(stack, source, trust)
         except (OSError, core.CachectlError) as error:
-            self.usable = False
+            self.usable = isinstance(error, place.Missing)
             self.notes.append(f"starts cold: {_reason(error)}")
             return
         try:
@@ -185,9 +133,7 @@ class NodeRoot:
         self._known = _names_in(stack)
         self.placed, self.trusted = done.total.placed, done.trusted
         for layer in done.layers:
-            if layer.failed:
-                first = layer.failed[0].because
-                self.notes.append(f"{layer.layer}: {len(layer.failed)} entries not placed: {first}")
+            copying.say_failed(layer.layer, "not placed", layer.failed, self.notes.append)
         reasons = [f"{note.key}: {note.because}" for note in done.unread]
         reasons += [outlook.words for layer in done.layers for outlook in layer.outlooks if outlook.hits is False]
         if reasons and not self.placed:
@@ -197,20 +143,21 @@ class NodeRoot:
         """Return the names of the entries added since programs began. An entry that only grew is not new."""
         return _names_in(self.stack()) - self._known if self.root is not None else frozenset()
 
-    def pack(self, names: frozenset[Name]) -> Path | None:
-        """Return a bundle of these entries; ``None`` if there is none, or, with a note, if it cannot be written."""
-        if self.root is None or not names:
+    def pack(self, others: frozenset[Name]) -> Path | None:
+        """Return a bundle of the new entries that others lack; ``None`` if there is none, or, with a note, on failure.
+
+        Entries that cannot be read are not pushed.
+        """
+        if self.root is None:
             return None
-        stack, file = self.stack(), self.root / "new.zip"
         besides: dict[str, set[str]] = {}
-        for name, key in _names_in(stack) - names:
-            besides.setdefault(name, set()).add(key)
+        for layer, key in self._known | others:
+            besides.setdefault(layer, set()).add(key)
+        file = self.root / "new.zip"
         try:
-            push_pull.push(stack, file, besides=besides)
+            push_pull.push(self.stack(), file, besides=besides)
         except (OSError, core.CachectlError) as error:
-            self.notes.append(f"{len(names)} new entries are lost: {_reason(error)}")
-            return None
-        # Entries that cannot be read are not pushed.
+            self.notes.append(f"new entries are lost: {_reason(error)}")
         return file if file.exists() else None
 
     def remove(self) -> None:
@@ -236,12 +183,24 @@ class Ranks:
     def __init__(
         self,
         environment: core.Environment,
-        job: Job,
-        comm: Intracomm | None = None,
+        source: str | None,
+        trust: trusting.Trust | None,
+        out: str | None,
+        sign: str | None,
         *,
+        force: bool = False,
+        comm: Intracomm | None = None,
         notice: Callable[[str], None],
         inform: Callable[[str], None],
     ) -> None:
+        if source is None and trust is not None:
+            raise core.BadRequest("--allowed-signers, --digest and --trust need a SOURCE")
+        if place.STREAM in (source, out):
+            raise core.BadRequest("the standard streams are the command's; name a FILE")
+        if sign is not None and out is None:
+            raise core.BadRequest("--sign needs --out FILE")
+        if source is None and out is None:
+            raise core.BadRequest("nothing to stage: name a SOURCE to start with, or --out FILE for what is compiled")
         mpi = _mpi()
         if mpi.COMM_WORLD.size == 1 and (launch := launcher.launched(environment)) is not None:
             name, version = mpi.get_vendor()
@@ -249,7 +208,9 @@ class Ranks:
         self.environment = environment
         self.notice = notice
         self.root: Path | None = None
-        self._job = job
+        self._source, self._trust, self._out, self._sign, self._force = source, trust, out, sign, force
+        #: Whether the target is the source, which stays as it is if it cannot be used.
+        self._is_same = os.path.realpath(source or "") == os.path.realpath(out or "")
         self._inform = inform
         # A separate communicator, so that our messages do not mix with the program's.
         self._world = (mpi.COMM_WORLD if comm is None else comm).Dup()
@@ -263,7 +224,7 @@ class Ranks:
         leaders = self._world.Split(0 if leads else mpi.UNDEFINED, self._world.rank)
         self._leaders = cast("Intracomm", leaders) if leads else None
         self._here: NodeRoot | None = None
-        self._writes = job.out is not None
+        self._writes = out is not None
         self._abandoned = False
 
     @property
@@ -276,27 +237,44 @@ class Ranks:
 
         Raises :class:`BadRequest`, on every rank, for an invalid request.
         """
-        job = self._job
-        misuse = self._world.bcast(job.misuse(self.environment) if self.rank == 0 else None)
+        misuse = self._world.bcast(self._misuse() if self.rank == 0 else None)
         if misuse is not None:
             raise core.BadRequest(misuse)
         if self._leaders is not None:
-            self._here = NodeRoot(self.environment, job.scratch or self.environment.temporary)
-            if job.source is not None:
-                self._here.fill(job.source, job.trust)
+            self._here = NodeRoot(self.environment)
+            if self._source is not None:
+                self._here.fill(self._source, self._trust)
             self._report(self._leaders, self._here)
         _rest(self._node)
         result = (None, {}) if self._here is None else (self._here.root, dict(self._here.variables))
         self.root, variables = self._node.bcast(result)
         return cast("Mapping[str, str | None]", variables)
 
+    def _misuse(self) -> str | None:
+        """Return why nothing can be staged; ``None`` if it can."""
+        environment, out = self.environment, self._out
+        layers = LayerSet(environment)
+        if name := next((name for name in (out, self._source) if name in layers), None):
+            return f"{name!r} is a layer, not a FILE; write ./NAME for a file"
+        source = None if self._source is None else environment.expand(self._source)
+        if source is not None and self._trust is None and not source.is_dir():
+            return trusting.UNTRUSTED
+        try:
+            if out is not None and not place.is_url(out) and not (folder := environment.expand(out).parent).is_dir():
+                return f"--out {out!r}: the folder {folder} does not exist"
+            if out is not None and not self._is_same:
+                place_of(out, environment, writes=True, force=self._force).names("index")
+        except (OSError, core.CachectlError) as error:
+            return f"--out {_reason(error)}"
+        return None
+
     def _report(self, leaders: Intracomm, here: NodeRoot) -> None:
         """Say on rank 0 what was staged. Nothing is written over a source that a node could not use."""
         placed, trusted = leaders.gather(here.placed) or [], leaders.gather(here.trusted) or []
-        if self._writes and self._job.is_same and not leaders.allreduce(here.usable, op=min):
+        if self._writes and self._is_same and not leaders.allreduce(here.usable, op=min):
             self._writes = False
             if self.rank == 0:
-                here.notes.append(f"nothing will be written to {self._job.out}, which stays as it is")
+                here.notes.append(f"nothing will be written to {self._out}, which stays as it is")
         if why := dict.fromkeys(reason for reasons in trusted for reason in reasons):
             nodes = f"{sum(number > 0 for number in placed)} of {core.plural(leaders.size, 'node')}"
             self._inform(f"staged {sum(placed):,} entries on {nodes}; trusted: {', '.join(why)}")
@@ -327,19 +305,18 @@ class Ranks:
             self._pending = (request, mine, everybody)
         if not everybody[0]:
             if self._writes and self.rank == 0:
-                self.notice(f"a rank has failed: nothing was written to {self._job.out}")
+                self.notice(f"a rank has failed: nothing was written to {self._out}")
         elif self._leaders is not None and self._here is not None and self._writes:
             self._collect(self._leaders, self._here)
             self._say_notes(self._leaders, self._here)
 
     def _collect(self, leaders: Intracomm, here: NodeRoot) -> None:
         """Send the new entries that no lower leader has to rank 0, which pushes its own and those it receives."""
-        new = here.new()
-        lower: frozenset[Name] | None = leaders.exscan(new, op=or_)
+        lower: frozenset[Name] | None = leaders.exscan(here.new(), op=or_)
         if leaders.rank:
             try:
-                with open(here.pack(new.difference(lower or ())) or os.devnull, "rb") as file:
-                    while chunk := file.read(_CHUNK):
+                with open(here.pack(lower or frozenset()) or os.devnull, "rb") as file:
+                    for chunk in bundle.pieces(file):
                         leaders.ssend(chunk, dest=0)
             except OSError as error:
                 here.notes.append(f"new entries are lost: {_reason(error)}")
@@ -349,40 +326,30 @@ class Ranks:
         # All of them: a sender waits until its chunks are received.
         received = [self._received(leaders, source, here) for source in range(1, leaders.size)]
         try:
-            self._push(here, [file.name for file in received if file is not None])
+            self._push(here, received)
         except (OSError, core.CachectlError) as error:
-            self.notice(f"new entries are lost: {self._job.out}: {_reason(error)}")
+            self.notice(f"new entries are lost: {self._out}: {_reason(error)}")
 
-    def _received(
-        self, leaders: Intracomm, source: int, here: NodeRoot
-    ) -> tempfile._TemporaryFileWrapper[bytes] | None:
-        """Return a file with the bundle that a leader sends; ``None`` if it sends none, or it cannot be written."""
-        file: tempfile._TemporaryFileWrapper[bytes] | None = None
-        failure = None
-        while chunk := leaders.recv(source=source):
-            try:
-                if failure is None:
-                    folder = here.root or self.environment.temporary
-                    file = file or tempfile.NamedTemporaryFile(dir=folder, suffix=".zip")  # noqa: SIM115
-                    file.write(chunk)
-                    file.flush()
-            except OSError as error:  # noqa: PERF203
-                failure = error
-        if failure is None:
-            return file
-        self.notice(f"the new entries of a node are lost: {_reason(failure)}")
-        return None
+    def _received(self, leaders: Intracomm, source: int, here: NodeRoot) -> StoreCollection | None:
+        """Return the bundle that a leader sends, empty if it sends none; ``None`` if it cannot be written."""
+        chunks = iter(partial(leaders.recv, source=source), b"")
+        environment = here.stack().environment
+        try:
+            file = bundle.spooled(environment, chunks, "what a node has sent")
+            return StoreCollection(bundle.BundlePlace(None, environment, file=file), environment)
+        except (OSError, core.CachectlError) as error:
+            deque(chunks, maxlen=0)
+            self.notice(f"the new entries of a node are lost: {_reason(error)}")
+            return None
 
-    def _push(self, here: NodeRoot, received: list[str]) -> None:
-        job, stack = self._job, here.stack()
+    def _push(self, here: NodeRoot, received: Iterable[StoreCollection | None]) -> None:
         # Temporary files lie on the node's own disk.
-        near = dataclasses.replace(self.environment, temporary=stack.environment.temporary)
-        with trusting.allowed_lists(self.environment, job.sign, None) as allowed:
-            target = place_of(job.out or "", near, writes=True, force=job.force)
-            store = StoreCollection(target, self.environment, allowed, key=job.sign)
+        stack = here.stack()
+        with trusting.allowed_list(self.environment, self._sign, None) as allowed:
+            target = place_of(self._out or "", stack.environment, writes=True, force=self._force)
+            store = StoreCollection(target, stack.environment, allowed, key=self._sign)
             result = push_pull.push_layers(stack, store, stack.clearable() if here.root is not None else ())
-            for file in received:
-                parcel = StoreCollection(place_of(file, near), near)
+            for parcel in filter(None, received):
                 plan = copying.missing(parcel, store, parcel.portability_keys(), result)
                 copying.copy(parcel, store, plan, result)
             store.finish()
@@ -457,7 +424,6 @@ def staged(
     trust: bool = False,
     out: str | None = None,
     sign: str | None = None,
-    scratch: Path | str | None = None,
     comm: Intracomm | None = None,
     notice: Callable[[str], None] | None = None,
 ) -> Iterator[Path | None]:
@@ -475,11 +441,11 @@ def staged(
 
     environment = core.Environment.here()
     vouchers = (allowed_signers, digest, trust)
-    folder = None if scratch is None else Path(scratch).absolute()
-    job = Job(source, trusting.Trust(*vouchers) if any(vouchers) else None, out, sign, folder)
+    reason = trusting.Trust(*vouchers) if any(vouchers) else None
     lines: list[str] = []
     warn = notice or partial(warnings.warn, category=RuntimeWarning, stacklevel=3)
-    ranks = Ranks(environment, job, comm, notice=lines.append, inform=notice or (lambda _: None))
+    inform = notice or (lambda _: None)
+    ranks = Ranks(environment, source, reason, out, sign, comm=comm, notice=lines.append, inform=inform)
     if late := ranks.united(too_late(LayerSet(environment).clearable(), environment.temporary)):
         reasons = "; ".join(f"{name}: {why}" for name, why in late.items())
         raise core.CachectlError(f"too late to stage; enter the block before these are used: {reasons}")

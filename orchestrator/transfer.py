@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import ClassVar
 
 from cachectl import listing, verbs
 from cachectl.layers import core
 
-
-@dataclass(frozen=True, slots=True)
-class Foreseen:
-    """The number of entries of a layer with the same outlook."""
-
-    outlook: core.Outlook
-    entries: int
-    as_json: ClassVar[core.AsJson] = core.AsJson(flat=("outlook",))
+_SUMS = ("placed", "bytes", "there", "cannot_hit", "kept", "skipped", "failed")
 
 
 @dataclass
@@ -45,31 +39,18 @@ class Moved:
     )
 
     @property
-    def foreseen(self) -> tuple[Foreseen, ...]:
+    def foreseen(self) -> tuple[core.Outlook, ...]:
         """Return the outlooks, each with its number of entries; what could not be placed is not hit."""
         is_there = self.entries is not None or self.placed or self.there
-        found = self.outlooks.items()
-        return tuple(Foreseen(seen, number) for seen, number in found if is_there or seen.hits is False)
+        seen = [replace(outlook, entries=number) for outlook, number in self.outlooks.items()]
+        return tuple(outlook for outlook in seen if is_there or outlook.hits is False)
 
     def add(self, other: Moved) -> None:
         """Add what was done with more entries of the layer."""
-        for name in ("placed", "bytes", "there", "cannot_hit", "kept", "skipped", "failed", "outlooks"):
+        for name in (*_SUMS, "outlooks"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         if other.entries is not None:
             self.entries = [*(self.entries or ()), *other.entries]
-
-
-@dataclass(frozen=True, slots=True)
-class MovedTotal:
-    """The sums over all layers."""
-
-    placed: int
-    bytes: int
-    there: int
-    cannot_hit: int
-    kept: int
-    skipped: int
-    failed: int
 
 
 @dataclass
@@ -90,7 +71,7 @@ class Transfer:
     trusted: tuple[str, ...] = ()
     unread: tuple[core.Note, ...] = ()
     left_out: tuple[core.Note, ...] = ()
-    as_json: ClassVar[core.AsJson] = core.AsJson("cachectl/transfer/1", also=("total",))
+    as_json: ClassVar[core.AsJson] = core.AsJson("cachectl/transfer/1", also=("total",), sums=_SUMS)
 
     def layer(self, name: str) -> Moved:
         """Return the result for a layer, to be added to."""
@@ -111,9 +92,9 @@ class Transfer:
         self.left_out += other.left_out
 
     @property
-    def total(self) -> MovedTotal:
+    def total(self) -> SimpleNamespace:
         """Return the sums over all layers."""
-        return core.total(MovedTotal, self.layers)
+        return core.total(self)
 
     @property
     def failed(self) -> bool:
@@ -121,29 +102,25 @@ class Transfer:
         return any(layer.failed for layer in self.layers)
 
 
-def table(done: Transfer, request: verbs.Request) -> verbs.Table:
+def table(done: Transfer, request: verbs.Request, stale: str = "stale") -> verbs.Table:
     """Return what was placed: layers, or in a dry run entries."""
     if not done.dry_run:
         return _table("placed", done.layers)
-    return _entries(done, request, "stale")
-
-
-def _entries(done: Transfer, request: verbs.Request, stale: str) -> verbs.Table:
     return listing.entries_table((entry for layer in done.layers for entry in layer.entries or ()), request.now, stale)
 
 
 def _table(verb: str, layers: Iterable[Moved]) -> verbs.Table:
+    rows = [
+        (layer.layer, layer.placed, layer.bytes, layer.there, len(layer.kept), layer.cannot_hit, len(layer.failed))
+        for layer in layers
+    ]
     left = dict.fromkeys(("there", "differ", "cannot hit", "failed"), verbs.count)
-    rows = []
-    for layer in layers:
-        numbers = (layer.there, len(layer.kept), layer.cannot_hit, len(layer.failed))
-        rows.append((layer.layer, layer.placed, layer.bytes, *numbers))
     return verbs.Table({"layer": str, verb: verbs.count, "size": verbs.size, **left}, rows)
 
 
 def show(done: Transfer, request: verbs.Request) -> Iterator[object]:
     """Yield what was or would be placed, whether programs here will hit it, and what was left alone."""
-    if done.dry_run and (entries := _entries(done, request, "")).rows:
+    if done.dry_run and (entries := table(done, request, "")).rows:
         yield entries
         yield ""
     if rows := [layer for layer in done.layers if layer != Moved(layer.layer)]:
@@ -159,7 +136,7 @@ def show(done: Transfer, request: verbs.Request) -> Iterator[object]:
         yield [f"trusted: {why}"]
     for layer in done.layers:
         for seen in layer.foreseen:
-            yield [f"{layer.layer}: {verbs.count(seen.entries)} {seen.outlook.words}"]
+            yield [f"{layer.layer}: {verbs.count(seen.entries)} {seen.words}"]
         if layer.sensitive is not None:
             request.notice(f"{layer.layer}: it now holds {layer.sensitive}")
         for what, notes in (("skipped", layer.skipped), ("kept", layer.kept), ("failed", layer.failed)):

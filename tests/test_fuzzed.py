@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.layers import environment_of
 
 from cachectl.layers import comgr
 from cachectl.layers.core.errors import CachectlError
@@ -26,11 +27,13 @@ from cachectl.layers.formats import (
     pickles,
 )
 from cachectl.layers.mesa import entries as mesa_entries
+from cachectl.layers.mesa import pairs
 from cachectl.layers.miopen import databases as miopen_names
 from cachectl.layers.miopen import kernels as kernel_db
 from cachectl.layers.neo.entries import NeoPrograms
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
-from cachectl.layers.stores.records import Record, RecordFile
+from cachectl.layers.stores.records import RecordFile
+from cachectl.layers.stores.rows import Row
 
 SEEDS = sorted((Path(__file__).parent / "fuzz").glob("*/*"))
 
@@ -73,7 +76,7 @@ def _records(data: bytes) -> None:
         file = RecordFile("fuzz", Path(written.name), contextlib.nullcontext)
         scanned = list(file.scan())
     for found in scanned:
-        assert not isinstance(found, Record) or found.items
+        assert not isinstance(found, Row) or all(found.key)
 
 
 def _version(data: bytes) -> None:
@@ -112,13 +115,14 @@ def _mesa_entry(data: bytes) -> None:
 
 
 def _mesa_index(data: bytes) -> None:
-    def read(at: int, length: int) -> bytes | None:
-        return data[at : at + length] if 0 <= at <= len(data) - length else None
-
-    for form in (mesa_entries.Fossilize(), mesa_entries.Database()):
-        form.complaint(data[: form.head], data[: form.head])
-        for name, blob in form.blobs(data, read):
-            assert blob is None or (blob.name.startswith(name) and len(form.record(blob)) <= len(data))
+    for kind in (pairs.Fossilize, pairs.Database):
+        with tempfile.TemporaryDirectory() as folder:
+            pair = kind("fuzz", Path(folder), "", environment_of(Path(folder)))
+            for name in (pair.data_name, pair.index_name):
+                Path(folder, name).write_bytes(data)
+            for blob in pair.blobs()[0].values():
+                assert blob.end <= len(data)
+                assert len(pair.record(blob)) <= len(data)
 
 
 def _objects(data: bytes) -> None:

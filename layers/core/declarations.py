@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple
@@ -13,14 +12,9 @@ from typing import NamedTuple
 from cachectl.layers.core import facts
 from cachectl.layers.core.environment import Environment, user_cache_folder
 
-
-class Odd(Enum):
-    """What a library makes of an empty or a relative value."""
-
-    UNSET = "as if the variable were not set"
-    NOWHERE = "there is no cache"
-    HERE = "from the working folder"
-    TOP = "from the top of the file system"
+#: What a library makes of an empty or a relative value: as if the variable were not set; there is no cache; from the
+#: working folder; from the top of the file system.
+UNSET, NOWHERE, HERE, TOP = "unset", "nowhere", "here", "top"
 
 
 class Rule(NamedTuple):
@@ -31,8 +25,8 @@ class Rule(NamedTuple):
 
     variable: str
     suffix: str = ""
-    empty: Odd = Odd.UNSET
-    relative: Odd = Odd.HERE
+    empty: str = UNSET
+    relative: str = HERE
     source: str = ""
 
 
@@ -58,14 +52,14 @@ class Places:
         on_macos = self.linux if self.macos is None else self.macos
         return {"win32": self.windows, "darwin": on_macos}.get(platform, self.linux)
 
-    def deciding(self, environment: Environment) -> tuple[Rule, str, Odd | None] | None:
+    def deciding(self, environment: Environment) -> tuple[Rule, str, str | None] | None:
         """Return the rule that decides, its value, and what the library makes of the value if it is not absolute."""
         is_absolute = PureWindowsPath if environment.platform == "win32" else PurePosixPath
         for rule in self.rules(environment.platform):
             value = environment.get(rule.variable) if rule.variable else str(environment.home)
             if value is not None:
                 odd = rule.relative if value else rule.empty
-                if odd is not Odd.UNSET or is_absolute(value).is_absolute():
+                if odd != UNSET or is_absolute(value).is_absolute():
                     return rule, value, None if is_absolute(value).is_absolute() else odd
         return None
 
@@ -80,9 +74,9 @@ class Places:
         if decided is None:
             return None if self.default is None else self.default(environment)
         rule, value, odd = decided
-        if odd is Odd.NOWHERE:
+        if odd == NOWHERE:
             return None
-        folder = Path("/") if odd is Odd.TOP else Path(value) if odd is None else environment.absolute(value)
+        folder = Path("/") if odd == TOP else Path(value) if odd is None else environment.absolute(value)
         return folder / rule.suffix, rule.source or rule.variable
 
     def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
@@ -102,12 +96,12 @@ def at_load(*libraries: str) -> facts.Switch:
 
 def at_import(*modules: str) -> facts.Switch:
     """Declare variables that are read once, when one of these Python modules is imported."""
-    return facts.Switch("", read_at_import=modules, takes_effect=facts.When.NEXT_IMPORT)
+    return facts.Switch("", read_at_import=modules, takes_effect=facts.NEXT_IMPORT)
 
 
 def at_once() -> facts.Switch:
     """Declare variables that are read whenever the cache is used."""
-    return facts.Switch("", takes_effect=facts.When.NOW)
+    return facts.Switch("", takes_effect=facts.NOW)
 
 
 class EnvSwitch(NamedTuple):

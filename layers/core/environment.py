@@ -166,15 +166,11 @@ def user_cache_folder(environment: Environment, application: str) -> tuple[Path,
     """Return where pytools and PyOpenCL keep an application's cache, and the reason.
 
     The rule is that of platformdirs, with pytools' own line for macOS (``pytools/persistent_dict.py``,
-    ``pyopencl/cache.py``). Its releases disagree about odd values. There platformdirs itself answers for this process,
-    and the rule of the installed release for any other environment. For common values nothing is imported: that would
+    ``pyopencl/cache.py``). Its releases disagree about odd values: that of the installed one counts. Importing it would
     take twice as long as the start of Python.
     """
-    folder, source, is_common = _cache_folder(environment, application)
-    if is_common or environment.installed is not version_of:
-        return folder, source
-    answer = _asked(environment, "user_cache_dir", application, application) or folder
-    return answer, source if answer == folder else "platformdirs"
+    folder, source, _ = _cache_folder(environment, application)
+    return folder, source
 
 
 def own_roots_folder(environment: Environment) -> Path:
@@ -210,7 +206,7 @@ def config_paths(environment: Environment) -> tuple[tuple[str, Path], ...]:
 
 
 def _site_config_folders(environment: Environment) -> tuple[Path, ...]:
-    if environment.platform != "linux" and (answer := _asked(environment, "site_config_dir", "cachectl", None)):
+    if environment.platform != "linux" and (answer := _asked(environment, "site_config_dir")):
         return (answer,)
     named = [Path(folder) for folder in (environment.get("XDG_CONFIG_DIRS") or "").split(os.pathsep)]
     folders = [folder for folder in named if folder.is_absolute()] or [Path("/etc/xdg")]
@@ -222,11 +218,11 @@ def _own_folder(environment: Environment, function: str, variable: str, default:
     folder, _, is_common = _linux_folder(environment, "cachectl", variable, default)
     if is_common and environment.platform == "linux":
         return folder
-    return _asked(environment, function, "cachectl", None) or folder
+    return _asked(environment, function) or folder
 
 
-def _asked(environment: Environment, function: str, application: str, author: str | None) -> Path | None:
-    """Return the answer of platformdirs, ``None`` for another environment than this process's."""
+def _asked(environment: Environment, function: str) -> Path | None:
+    """Return the answer of platformdirs about cachectl, ``None`` for another environment than this process's."""
     asked = (environment.platform, environment.variables, environment.home, environment.cwd)
     if asked != (sys.platform, os.environ, _account_home(), Path.cwd()):
         return None
@@ -234,7 +230,7 @@ def _asked(environment: Environment, function: str, application: str, author: st
 
     # It raises that if it cannot determine the home folder.
     with suppress(RuntimeError):
-        return environment.absolute(getattr(platformdirs, function)(application, author or False))
+        return environment.absolute(getattr(platformdirs, function)("cachectl", appauthor=False))
     return None
 
 

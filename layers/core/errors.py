@@ -70,10 +70,6 @@ class Damaged(LayerError, ValueError):
     """Content that its library could not use."""
 
 
-class ForeignForm(LayerError, ValueError):
-    """An artifact whose layer or format version is not this layer's."""
-
-
 class EntryExists(LayerError, FileExistsError):
     """The key belongs to a different entry, and replacing it was not requested."""
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from cachectl.layers.disk import plain
@@ -26,15 +26,16 @@ class AsJson(NamedTuple):
 
     ``schema`` is the name of a document (``cachectl/report/1``). ``also`` lists properties to include, ``hidden``
     fields to leave out, ``flat`` fields that are replaced by their own keys, ``optional`` those left out if ``None``.
-    ``names`` maps attributes to keys.
+    ``names`` maps attributes to keys. ``sums`` are what :func:`total` sums over layers.
     """
 
     schema: str | None = None
     also: tuple[str, ...] = ()
-    hidden: Container[str] = ()
+    hidden: tuple[str, ...] = ()
     flat: Container[str] = ()
     optional: Container[str] = ()
     names: Mapping[str, str] = MappingProxyType({})
+    sums: tuple[str, ...] = ()
 
 
 class Scope(Enum):
@@ -65,12 +66,8 @@ class Ability(Enum):
     KERNELS = "kernels"
 
 
-class When(Enum):
-    """The moment when a switch takes effect."""
-
-    NOW = "now"
-    NEXT_IMPORT = "at the next import"
-    NEXT_START = "at the next driver start"
+#: The moments when a switch takes effect.
+NOW, NEXT_IMPORT, NEXT_START = "now", "at the next import", "at the next driver start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +215,11 @@ class Usage:
     of 0.
     """
 
-    entries: int | None = 0
-    files: int | None = 0
-    bytes: int | None = 0
-    orphan_files: int | None = 0
-    orphan_bytes: int | None = 0
+    entries: int | None = None
+    files: int | None = None
+    bytes: int | None = None
+    orphan_files: int | None = None
+    orphan_bytes: int | None = None
     stale_entries: int | None = None
     stale_bytes: int | None = None
     oldest: float | None = None
@@ -335,17 +332,9 @@ def _plus(left: _T, right: _T) -> _T:
     return replace(left, **sums)  # type: ignore[type-var]
 
 
-class Patch(NamedTuple):
-    """A method to be replaced while a layer is off, for a library that has no switch of its own.
-
-    ``owner`` is the class, ``None`` for a function of the module.
-    """
-
-    module: str
-    owner: str | None
-    method: str
-    #: Makes the replacement from the original method.
-    replacement: Callable[[Callable[..., object]], Callable[..., object]]
+#: A method to be replaced while a layer is off, for a library that has no switch of its own: the module, the class
+#: (``None`` for a function of the module), the name, and what makes the replacement from the original.
+Patch = tuple[str, str | None, str, Callable[[Callable[..., object]], Callable[..., object]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +363,7 @@ class Switch:
     read_at_load: tuple[str, ...] = ()
     read_at_import: tuple[str, ...] = ()
     makes: tuple[Path, ...] = ()
-    takes_effect: When = When.NEXT_START
+    takes_effect: str = NEXT_START
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,15 +405,11 @@ def _fields(kind: type) -> tuple[str, ...]:
     return names
 
 
-def total(kind: type[_T], parts: Iterable[object]) -> _T:
-    """Return a fact whose fields are the sums of the parts' values for the same JSON keys.
-
-    A tuple or list counts by its length.
-    """
-    sums = dict.fromkeys(_fields(kind), 0)
-    for part in parts:
-        for attribute, key in json_keys(type(part)).items():
-            if key in sums:
-                value: Any = getattr(part, attribute)
-                sums[key] += value if isinstance(value, int) else len(value)
-    return kind(**sums)
+def total(document: Any) -> SimpleNamespace:  # noqa: ANN401 - a fact with layers
+    """Return the sums over the layers of a document, as it declares them; a tuple or list counts by its length."""
+    sums = dict.fromkeys(declared(type(document)).sums, 0)
+    for layer in document.layers:
+        for name in sums:
+            value = getattr(layer, name)
+            sums[name] += value if isinstance(value, int) else len(value)
+    return SimpleNamespace(**sums)

@@ -15,11 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, final
 
-from cachectl.layers.core import declarations, errors, facts, lazy, parts
-from cachectl.layers.core.environment import Environment, own_roots_folder
-from cachectl.layers.core.facts import Ability, Entry, Note, Plan, Root
-from cachectl.layers.core.selection import ALL, Selection
-from cachectl.layers.core.store import ENTRY, Store, attempt, each_part
+from cachectl.layers import core
 from cachectl.layers.disk import trust
 
 
@@ -35,90 +31,90 @@ class Layer:
     #: One line for tables.
     title: ClassVar[str]
     #: The places of the library's entries.
-    places: ClassVar[declarations.Places]
+    places: ClassVar[core.Places]
     #: The switch of the cache; ``None`` if it has none.
-    switch: ClassVar[declarations.EnvSwitch | None] = None
+    switch: ClassVar[core.EnvSwitch | None] = None
     #: The store. The class declares it; an instance has it bound to its name and environment.
-    store: Store
+    store: core.Store
     #: What else is known of the library and its entries.
-    about: ClassVar[parts.About] = parts.About()
+    about: ClassVar[core.About] = core.About()
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: core.Environment) -> None:
         self.environment = environment
-        self.store = lazy.bound(type(self).store, name=self.name, environment=environment)
+        self.store = core.bound(type(self).store, name=self.name, environment=environment)
 
     def __repr__(self) -> str:
         return f"<layer {self.name}>"
 
-    def roots(self) -> tuple[Root, ...]:
+    def roots(self) -> tuple[core.Root, ...]:
         """Return every place the library would use, existing or not; the one it writes to comes first.
 
         A pure function of the environment.
         """
         return self.places.roots(self.environment)
 
-    def state(self) -> facts.State:
+    def state(self) -> core.State:
         """Return whether a program started in this environment would use the cache, and why."""
         if self.switch is None:
-            return facts.State(facts.Condition.ENABLED, "has no switch")
+            return core.State(core.Condition.ENABLED, "has no switch")
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         if self.switch.is_off(value):
-            return facts.State(facts.Condition.DISABLED, f"{variable}={value}")
-        return facts.State(facts.Condition.ENABLED, f"on unless {variable}={self.switch.off}")
+            return core.State(core.Condition.DISABLED, f"{variable}={value}")
+        return core.State(core.Condition.ENABLED, f"on unless {variable}={self.switch.off}")
 
-    def disable(self) -> facts.Switch:
+    def disable(self) -> core.Switch:
         """Return how to turn the layer off; changes nothing. Raises :class:`Refused` if that is impossible."""
-        return _required_switch(self).change(self.name, on=False)
+        return _switched(self, on=False)
 
-    def enable(self) -> facts.Switch:
+    def enable(self) -> core.Switch:
         """Return how to turn the layer on; changes nothing. Raises :class:`Refused` if that is impossible."""
-        return _required_switch(self).change(self.name, on=True)
+        return _switched(self, on=True)
 
-    def relocate(self, folder: Path) -> facts.Switch:
+    def relocate(self, folder: Path) -> core.Switch:
         """Return how to make the layer keep everything under another folder; changes nothing.
 
         Raises :class:`Refused` if that is impossible.
         """
-        read = declarations.at_once() if self.switch is None else self.switch.read
+        read = core.at_once() if self.switch is None else self.switch.read
         return replace(read, layer=self.name, set=self.places.moved(self.name, folder))
 
-    def diagnose(self) -> Iterator[facts.Finding]:
+    def diagnose(self) -> Iterator[core.Finding]:
         """Yield problems with the layer's variables and surroundings. Changes nothing."""
         yield from ()
 
     @final
-    def abilities(self) -> dict[Ability, str | None]:
+    def abilities(self) -> dict[core.Ability, str | None]:
         """Map every ability to ``None`` if the layer has it here, else to the reason why it has not.
 
         A layer that cannot answer, as some of other people may, has none.
         """
-        reasons: dict[Ability, str | None] = dict.fromkeys(Ability)
+        reasons: dict[core.Ability, str | None] = dict.fromkeys(core.Ability)
         changes = (
-            (Ability.DISABLE, self.disable),
-            (Ability.DISABLE, self.enable),
-            (Ability.RELOCATE, partial(self.relocate, self.environment.temporary)),
+            (core.Ability.DISABLE, self.disable),
+            (core.Ability.DISABLE, self.enable),
+            (core.Ability.RELOCATE, partial(self.relocate, self.environment.temporary)),
         )
         try:
             reasons.update(self.store.refusals)
             for ability, change in changes:
                 try:
                     change()
-                except errors.Refused as error:  # noqa: PERF203 - one must not end the rest
+                except core.Refused as error:  # noqa: PERF203 - one must not end the rest
                     reasons[ability] = error.message.removeprefix(f"cannot {ability.value}: ")
-        except errors.FAILURES as error:
-            return dict.fromkeys(Ability, f"the layer failed: {errors.reason_of(error)}")
+        except core.FAILURES as error:
+            return dict.fromkeys(core.Ability, f"the layer failed: {core.reason_of(error)}")
         return reasons
 
     @final
-    def entries(self, selection: Selection = ALL) -> Iterator[Entry]:
+    def entries(self, selection: core.Selection = core.ALL) -> Iterator[core.Entry]:
         """Yield the selected entries of every root."""
         for root in self.roots():
             for thing in self.store.scan(root, selection):
-                if isinstance(thing, Entry) and thing.is_listed and selection.matches(thing):
+                if isinstance(thing, core.Entry) and thing.is_listed and selection.matches(thing):
                     yield thing
 
     @final
-    def get(self, key: str) -> facts.Artifact | None:
+    def get(self, key: str) -> core.Artifact | None:
         """Return the artifact of a key, or ``None`` if no root has it.
 
         Raises :class:`Refused` if the layer cannot, :class:`Damaged` if the entry is not whole.
@@ -130,41 +126,39 @@ class Layer:
             return artifact
 
     @final
-    def put(self, key: str, artifact: facts.Artifact, *, replace: bool = False) -> None:
+    def put(self, key: str, artifact: core.Artifact, *, replace: bool = False) -> None:
         """Place an artifact under a key, so that the library itself would hit it.
 
-        Raises :class:`Refused`, :class:`ForeignForm`, :class:`Damaged`, or :class:`EntryExists` if a different entry
+        Raises :class:`Refused`, :class:`Damaged`, or :class:`EntryExists` if a different entry
         has the key and ``replace`` is not set. Putting equal bytes again does nothing.
         """
         with _named(self):
             if artifact.key != key:
                 # A library accepts any file with the name of a key as the entry.
-                raise errors.ForeignForm(
-                    self.name, f"the artifact was taken from the key {artifact.key!r}; put it there"
-                )
+                raise core.Refused(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
             (result,) = put_many(self, [artifact], replace=replace)
             if isinstance(result, Exception):
                 raise result
 
     @final
-    def plan_clear(self, selection: Selection = ALL, *, damaged: bool = False) -> Plan:
+    def plan_clear(self, selection: core.Selection = core.ALL, *, damaged: bool = False) -> core.Plan:
         """List exactly the entries that clearing the selection would remove. Changes nothing.
 
         With ``damaged`` only those that :meth:`Store.verify` finds damaged. Raises :class:`Refused` if the layer must
         not be cleared.
         """
-        _require(self, Ability.CLEAR)
-        if selection.kernel is not None and (reason := self.store.refusals.get(Ability.KERNELS)) is not None:
-            return Plan(self.name, skipped=(Note("*", f"cannot be selected by kernel: {reason}"),))
+        _require(self, core.Ability.CLEAR)
+        if selection.kernel is not None and (reason := self.store.refusals.get(core.Ability.KERNELS)) is not None:
+            return core.Plan(self.name, skipped=(core.Note("*", f"cannot be selected by kernel: {reason}"),))
         plan_root = _plan_damaged if damaged else _plan_root
         plans = ((str(root.path), partial(plan_root, self, root, selection)) for root in every_root(self))
-        return each_part(Plan(self.name), plans)
+        return core.each_part(core.Plan(self.name), plans)
 
     @final
-    def clear(self, plan: Plan) -> facts.Outcome:
+    def clear(self, plan: core.Plan) -> core.Outcome:
         """Remove the entries of a plan. Entries that have changed since are skipped."""
-        _require(self, Ability.CLEAR)
-        outcome = facts.Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
+        _require(self, core.Ability.CLEAR)
+        outcome = core.Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
         # Listed first: a folder of roots that cannot be listed must not hide what was removed.
         for root in tuple(every_root(self)):
             entries = tuple(entry for entry in plan.entries if entry.root == root.path)
@@ -173,33 +167,32 @@ class Layer:
                     require_changeable(self, root)
                     removed = self.store.remove(root, entries)
                     outcome = outcome.plus(replace(removed, orphans_removed=_gone(root, entries, removed)))
-            except errors.FAILURES as error:
-                outcome = outcome.plus(
-                    facts.Outcome(self.name, failed=(Note(str(root.path), errors.reason_of(error)),))
-                )
+            except core.FAILURES as error:
+                failure = core.Note(str(root.path), core.reason_of(error))
+                outcome = outcome.plus(core.Outcome(self.name, failed=(failure,)))
         return outcome
 
 
-def _required_switch(layer: Layer) -> declarations.EnvSwitch:
+def _switched(layer: Layer, *, on: bool) -> core.Switch:
     if layer.switch is None:
-        raise errors.Refused(layer.name, "cannot disable: nothing turns this cache off")
-    return layer.switch
+        raise core.Refused(layer.name, "cannot disable: nothing turns this cache off")
+    return layer.switch.change(layer.name, on=on)
 
 
 # ---------------------------------------------------------------------- roots
 
 
-def every_root(layer: Layer) -> Iterator[Root]:
+def every_root(layer: Layer) -> Iterator[core.Root]:
     """Yield the roots of a layer, and those that it has in the own roots of ``cachectl run --base``."""
     yield from layer.roots()
-    folder, owned = own_roots_folder(layer.environment), list[Path]()
+    folder, owned = core.own_roots_folder(layer.environment), list[Path]()
     # A folder of own roots that this user cannot open must not keep the other roots from being used.
     with suppress(OSError):
         # In an isolated root it is a link to that of the user.
         if not folder.parent.is_symlink():
             found = (*folder.glob("*"), *folder.glob("*/cachectl-*"))
             owned = sorted(path for path in found if not path.is_symlink())
-    if not owned or layer.abilities()[Ability.RELOCATE] is not None:
+    if not owned or layer.abilities()[core.Ability.RELOCATE] is not None:
         return
     for own in owned:
         moved = type(layer)(layer.environment.with_variables(layer.relocate(own).set))
@@ -208,17 +201,17 @@ def every_root(layer: Layer) -> Iterator[Root]:
                 yield replace(root, source=f"own root of a base ({own})")
 
 
-def require_changeable(layer: Layer, root: Root) -> None:
+def require_changeable(layer: Layer, root: core.Root) -> None:
     """Raise :class:`Refused` for a root that another user owns, or can write to and is not trusted to."""
     environment = layer.environment
     reason = trust.closed_to_changes(root.path, superuser=environment.superuser, shared=environment.trusts_writers)
     if reason is not None:
-        raise errors.Refused(layer.name, reason, root.path)
+        raise core.Refused(layer.name, reason, root.path)
 
 
-def _require(layer: Layer, ability: Ability) -> None:
+def _require(layer: Layer, ability: core.Ability) -> None:
     if (reason := layer.store.refusals.get(ability)) is not None:
-        raise errors.Refused(layer.name, f"cannot {ability.value}: {reason}")
+        raise core.Refused(layer.name, f"cannot {ability.value}: {reason}")
 
 
 def _owner_reason(layer: Layer, root: Path, key: str) -> str | None:
@@ -233,44 +226,44 @@ def _owner_reason(layer: Layer, root: Path, key: str) -> str | None:
 # ---------------------------------------------------------------------- get and put
 
 
-def get_many(layer: Layer, keys: Sequence[str]) -> dict[str, facts.Artifact | Exception]:
+def get_many(layer: Layer, keys: Sequence[str]) -> dict[str, core.Artifact | Exception]:
     """Return the artifact of each key, or the reading error; a key that no root has is left out.
 
     Raises :class:`Refused` if the layer cannot.
     """
-    _require(layer, Ability.GET)
-    artifacts: dict[str, facts.Artifact | Exception] = {}
+    _require(layer, core.Ability.GET)
+    artifacts: dict[str, core.Artifact | Exception] = {}
     for root in layer.roots():
         artifacts.update(layer.store.read(root, [key for key in keys if key not in artifacts]))
     return artifacts
 
 
-def put_many(layer: Layer, artifacts: Sequence[facts.Artifact], *, replace: bool = False) -> list[bool | Exception]:
+def put_many(layer: Layer, artifacts: Sequence[core.Artifact], *, replace: bool = False) -> list[bool | Exception]:
     """Place artifacts, each whole or not at all, under its own key; no two have the same.
 
     Returns for each: ``True`` if it was placed, ``False`` if the same entry is present, else the error that
     :meth:`Layer.put` would raise. Raises :class:`Refused` if the layer cannot.
     """
-    _require(layer, Ability.PUT)
+    _require(layer, core.Ability.PUT)
     root = next(iter(layer.roots()), None)
     if root is None:
         why = layer.state().why
-        raise errors.Refused(layer.name, f"cannot put: no place to keep entries in this environment ({why})")
+        raise core.Refused(layer.name, f"cannot put: no place to keep entries in this environment ({why})")
     require_changeable(layer, root)
-    unfit = [attempt(partial(_require_fit, layer, root, artifact)) for artifact in artifacts]
+    unfit = [core.attempt(partial(_require_fit, layer, root, artifact)) for artifact in artifacts]
     fit = [artifact for artifact, error in zip(artifacts, unfit, strict=True) if error is None]
     written = layer.store.write(root, fit, replace=replace) if fit else {}
     return [written[artifact.key] if error is None else error for artifact, error in zip(artifacts, unfit, strict=True)]
 
 
-def _require_fit(layer: Layer, root: Root, artifact: facts.Artifact) -> None:
+def _require_fit(layer: Layer, root: core.Root, artifact: core.Artifact) -> None:
     if artifact.layer != layer.name or artifact.form not in layer.store.forms:
         message = f"takes {' or '.join(layer.store.forms)}, this is {artifact.form} of layer {artifact.layer}"
-        raise errors.ForeignForm(layer.name, f"{message}; put it there instead")
-    if errors.key_complaint(artifact.key) is not None or layer.store.kind_of(root, artifact.key) not in (ENTRY, None):
-        raise errors.not_a_key(layer.name, artifact.key)
+        raise core.Refused(layer.name, f"{message}; put it there instead")
+    if core.key_complaint(artifact.key) or layer.store.kind_of(root, artifact.key) not in (core.ENTRY, None):
+        raise core.not_a_key(layer.name, artifact.key)
     if reason := _owner_reason(layer, root.path, artifact.key):
-        raise errors.Refused(layer.name, reason, root.path / artifact.key)
+        raise core.Refused(layer.name, reason, root.path / artifact.key)
 
 
 @contextmanager
@@ -278,13 +271,13 @@ def _named(layer: Layer) -> Iterator[None]:
     """Name the layer, which may be of other people, in an error that no layer should raise."""
     try:
         yield
-    except (errors.LayerError, OSError):
+    except (core.LayerError, OSError):
         raise
-    except errors.FAILURES as error:
-        raise errors.LayerError(layer.name, f"the layer failed: {errors.reason_of(error)}") from error
+    except core.FAILURES as error:
+        raise core.LayerError(layer.name, f"the layer failed: {core.reason_of(error)}") from error
 
 
-def _gone(root: Root, entries: Iterable[Entry], removed: facts.Outcome) -> int:
+def _gone(root: core.Root, entries: Iterable[core.Entry], removed: core.Outcome) -> int:
     """Count the orphans that are no longer there."""
     left = {note.key for note in removed.skipped}
     orphans = {entry.key for entry in entries if entry.is_orphan} - left
@@ -294,47 +287,41 @@ def _gone(root: Root, entries: Iterable[Entry], removed: facts.Outcome) -> int:
 # ---------------------------------------------------------------------- plans
 
 
-def plan_removal(layer: Layer, things: Iterable[Entry], *, in_use: bool = False) -> Plan:
+def plan_removal(layer: Layer, things: Iterable[core.Entry], *, in_use: bool = False) -> core.Plan:
     """Plan the removal of exactly these things, as a scan yielded them. Changes nothing.
 
     With ``in_use`` those go too that a program may be using: entries that only this process could hit. A superuser's
     plan leaves those of other users. Raises :class:`Refused` if the layer, or a root, must not be changed.
     """
-    _require(layer, Ability.CLEAR)
+    _require(layer, core.Ability.CLEAR)
     unique = {(thing.root, thing.key): thing for thing in things}.values()
     asked = [(thing, None) for thing in unique] if in_use else list(layer.store.in_use(unique))
     changed = {thing.root for thing, reason in asked if reason is None}
     for root in every_root(layer):
         if root.path in changed:
             require_changeable(layer, root)
-    entries: list[Entry] = []
-    skipped: list[Note] = []
-    for thing, reason in asked:
-        why = _owner_reason(layer, thing.root, thing.key) if reason is None else reason
-        if why is None:
-            entries.append(thing)
-        else:
-            skipped.append(Note(thing.key, why))
-    return Plan(layer.name, tuple(entries), tuple(skipped))
+    judged = [(thing, reason or _owner_reason(layer, thing.root, thing.key)) for thing, reason in asked]
+    skipped = tuple(core.Note(thing.key, reason) for thing, reason in judged if reason is not None)
+    return core.Plan(layer.name, tuple(thing for thing, reason in judged if reason is None), skipped)
 
 
-def _plan_damaged(layer: Layer, root: Root, selection: Selection) -> Plan:
+def _plan_damaged(layer: Layer, root: core.Root, selection: core.Selection) -> core.Plan:
     findings = list(layer.store.verify(root))
     damaged = [(finding, finding.thing) for finding in findings if finding.thing is not None]
     if layer.about.precious:
         why = "results of tuning are never removed as damaged"
-        notes = (Note(finding.key or "*", f"{why}; {finding.message}") for finding, _ in damaged)
-        return Plan(layer.name, skipped=tuple(notes))
+        notes = (core.Note(finding.key or "*", f"{why}; {finding.message}") for finding, _ in damaged)
+        return core.Plan(layer.name, skipped=tuple(notes))
     plan = plan_removal(layer, (thing for _, thing in damaged if selection.matches(thing)))
     # Whether these are damaged is unknown.
     unread = (finding for finding in findings if finding.code == "unreadable")
-    return replace(plan, failed=tuple(Note(finding.key or str(root.path), finding.message) for finding in unread))
+    return replace(plan, failed=tuple(core.Note(finding.key or str(root.path), finding.message) for finding in unread))
 
 
-def _plan_root(layer: Layer, root: Root, selection: Selection) -> Plan:
+def _plan_root(layer: Layer, root: core.Root, selection: core.Selection) -> core.Plan:
     things = list(layer.store.scan(root, contents=selection.needs_contents))
-    problems = [thing for thing in things if isinstance(thing, facts.Problem)]
-    entries = [thing for thing in things if isinstance(thing, Entry) and thing.sums is None]
+    problems = [thing for thing in things if isinstance(thing, core.Problem)]
+    entries = [thing for thing in things if isinstance(thing, core.Entry) and thing.sums is None]
     matching = [entry for entry in entries if selection.matches(entry)]
     # Those of other programs go only if their key is given.
     plan = plan_removal(layer, (entry for entry in matching if entry.guest is None or selection.key is not None))
@@ -344,8 +331,8 @@ def _plan_root(layer: Layer, root: Root, selection: Selection) -> Plan:
     if nameless := nameless - {entry.key for entry in plan.entries}:
         have, were = ("entry has", "was") if len(nameless) == 1 else ("entries have", "were")
         left.insert(0, f"{len(nameless)} {have} no known kernel name and {were} left, in {root.path}")
-    skipped = [*plan.skipped, *(Note("*", words) for words in left)]
-    if selection == ALL:
+    skipped = [*plan.skipped, *(core.Note("*", words) for words in left)]
+    if selection == core.ALL:
         # They have the name of an entry but are none, or hold a foreign file.
         skipped += [problem.note for problem in problems if problem.code == "unrecognised"]
     # Entries hidden by such a problem may match the selection.
@@ -356,19 +343,17 @@ def _plan_root(layer: Layer, root: Root, selection: Selection) -> Plan:
 # ---------------------------------------------------------------------- variables
 
 
-def off(layer: Layer, variable: str, what: str | None = None) -> facts.Finding:
+def off(layer: Layer, variable: str, what: str | None = None) -> core.Finding:
     """Return the finding that a variable switches a layer off, or ``what`` of it, on purpose."""
     message = f"{variable}={layer.environment.get(variable)} switches {what or layer.title} off"
-    where, severity = first_place(layer), facts.Severity.RECOMPILES
-    return facts.Finding(layer.name, where, None, severity, "off", message, f"unset {variable}")
+    where, severity = first_place(layer), core.Severity.RECOMPILES
+    return core.Finding(layer.name, where, None, severity, "off", message, f"unset {variable}")
 
 
-def misread(
-    layer: Layer, variable: str, severity: facts.Severity, outcome: str, fix: str | None = None
-) -> facts.Finding:
+def misread(layer: Layer, variable: str, severity: core.Severity, outcome: str, fix: str | None = None) -> core.Finding:
     """Return the finding that a library does not understand a value, or not as it is probably meant."""
     message, fix = f"{variable}={layer.environment.get(variable)!r} {outcome}", fix or f"unset {variable}"
-    return facts.Finding(layer.name, first_place(layer), None, severity, "variable", message, fix)
+    return core.Finding(layer.name, first_place(layer), None, severity, "variable", message, fix)
 
 
 def first_place(layer: Layer) -> Path:
@@ -377,15 +362,15 @@ def first_place(layer: Layer) -> Path:
 
 
 #: A problem, and the condition of the cache that follows from it, if any.
-Fault = tuple[facts.Condition | None, facts.Finding]
+Fault = tuple[core.Condition | None, core.Finding]
 
 
-def faults_of(layer: Layer, switches: Iterable[declarations.EnvSwitch]) -> Iterator[Fault]:
+def faults_of(layer: Layer, switches: Iterable[core.EnvSwitch]) -> Iterator[Fault]:
     """Yield what is wrong with variables that are set."""
     for switch in switches:
         value = layer.environment.get(switch.variable)
         if switch.is_off(value):
-            yield facts.Condition.DISABLED, off(layer, switch.variable, switch.what)
+            yield core.Condition.DISABLED, off(layer, switch.variable, switch.what)
         elif value is not None and not switch.is_fine(value):
             found = misread(layer, switch.variable, switch.severity, switch.outcome, switch.fix)
-            yield facts.Condition.DISABLED if switch.disables else None, found
+            yield core.Condition.DISABLED if switch.disables else None, found

@@ -10,21 +10,27 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from cachectl.layers.core.environment import Environment
 from cachectl.layers.core.facts import Entry, Hazard, Scope, Severity
 
 #: Facts of a place or an entry, by name. ``None`` is unknown, and equals nothing.
 Facts = Mapping[str, str | None]
+#: What a program of a traced run noted.
+Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Whether a program here can hit an entry: yes, no, or ``None`` for unknown; ``because`` is the reason."""
+    """Whether a program here can hit an entry: yes, no, or ``None`` for unknown; ``because`` is the reason.
+
+    ``entries`` is the number of entries of which it was said.
+    """
 
     hits: bool | None
     because: str = ""
+    entries: int = 0
 
     @property
     def words(self) -> str:
@@ -40,29 +46,24 @@ _SHORT = 160
 UNFORESEEN = Outlook(None, "what decides about this layer cannot be read without its driver")
 
 
-class Portability:
+class Portability(NamedTuple):
     """The facts that decide whether a program elsewhere computes the key of an entry.
 
     Facts are compared by name between the place where a bundle was made and the place where it is imported. The
     platform and the kind of processor are always compared, and decide alone unless a layer adds facts.
     """
 
+    #: Describes an environment. Imports no library, starts no driver, raises nothing.
+    facts: Callable[[Environment], Facts] = lambda _: {}
     #: Facts on which every key depends, each with the reason. If one differs, no entry can be hit.
-    deciding: ClassVar[Mapping[str, str]] = {}
+    deciding: Mapping[str, str] = {}
     #: Facts without which nothing can be foreseen, even if neither place knows them.
-    needed: ClassVar[tuple[str, ...]] = ()
+    needed: tuple[str, ...] = ()
     #: Facts that are shown to readers and decide nothing.
-    informing: ClassVar[tuple[str, ...]] = ()
-
-    def facts(self, environment: Environment) -> Facts:
-        """Describe an environment. Import no library and start no driver; raise nothing."""
-        del environment
-        return {}
-
-    def outlook(self, versions: Mapping[str, str], there: Facts, environment: Environment) -> Outlook | None:
-        """Judge an entry by its own versions; return ``None`` if the facts of the two places decide."""
-        del versions, there, environment
-        return None
+    informing: tuple[str, ...] = ()
+    #: Judges an entry here by its versions, the facts of the other place, and the environment; ``None`` if the facts
+    #: of the two places decide.
+    outlook: Callable[[Mapping[str, str], Facts, Environment], Outlook | None] = lambda *_: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +80,20 @@ class Call:
     absent: str = ""
 
 
-class EntryFiles(NamedTuple):
-    """A cache that opens a file for each entry that it hits, and writes or renames one for each that it stores.
-
-    The path of the file below the root is the entry's key. ``shared`` matches the names of files that hold many
-    entries instead; ``otherwise`` says why the opening of one shows no lookup.
-    """
-
-    shared: re.Pattern[str] | None = None
-    otherwise: str = ""
-
-
 #: A driver's compilation: the kernel, ``None`` for a whole program as it is built; when it began in epoch seconds,
 #: ``None`` for a kernel that is compiled from its launch on; and when it ended.
 Compilation = tuple[str | None, float | None, float]
 
 
-class Lookups:
+def any_difference(alike: Sequence[Entry], event: Event) -> str:
+    """Explain a miss by the devices, as far as these are known."""
+    here, there = event.get("device"), sorted({entry.device or "" for entry in alike})
+    if here and "" not in there and here not in there:
+        return f"an entry of the same kernel is there, but its device differs: {', '.join(there)} there, {here} here"
+    return "an entry of the same kernel is there, but the kernel itself, its types or its target differ"
+
+
+class Lookups(NamedTuple):
     """How the lookups and stores of a run are observed.
 
     A library in Python is watched in the interpreter: by ``calls``, or by ``watchers`` if a call is not enough. A
@@ -123,74 +121,34 @@ class Lookups:
     #: Parts of the path of a file that a process has mapped, or opened, if it uses the cache.
     mapped: tuple[str, ...] = ()
     opened: tuple[str, ...] = ()
-    #: How the cache uses its files, if lookups show by file events; ``None`` if they do not.
-    files: EntryFiles | None = None
+    #: Whether the cache opens a file for each entry that it hits, and writes or renames one for each that it stores.
+    #: The path of the file below the root is the entry's key.
+    files: bool = False
+    #: Matches the names of files that hold many entries instead.
+    shared: re.Pattern[str] | None = None
+    #: Why the opening of such a file shows no lookup.
+    otherwise: str = ""
     #: Whether every hit leaves a time of use, so that no such time means no hit.
     keeps_use: bool = False
-
-    def __init__(
-        self,
-        by: str = "",
-        calls: tuple[Call, ...] = (),
-        *,
-        files: EntryFiles | None = None,
-        mapped: tuple[str, ...] = (),
-    ) -> None:
-        self.by = by or self.by
-        self.calls = calls or self.calls
-        self.files = files or self.files
-        self.mapped = mapped or self.mapped
-
-    def owns(self, event: Mapping[str, Any], layer: str) -> bool:
-        """Return whether an event is this layer's; its ``layer`` is the name under which the watcher noted it."""
-        return bool(event["layer"] == layer)
-
-    def counters(self, environment: Environment) -> tuple[int, int] | None:
-        """Return the hits and misses that the cache itself has counted since it was made; ``None`` if it has not."""
-        del environment
-        return None
-
-    def by_openings(self, openings: int, stores: int, environment: Environment) -> tuple[int, int] | None:
-        """Infer hits and misses from the openings of files with many entries, and the entries that appeared.
-
-        ``None`` if they show neither.
-        """
-        del openings, stores, environment
-        return None
-
-    def weigh(self, path: str) -> int | None:
-        """Return the bytes of a file that a listener saw stored; ``None`` if it no longer exists."""
-        del path
-        return None
-
-    def compilations(self, path: str) -> tuple[Compilation, ...]:
-        """Return what was compiled into a program that a listener saw stored, and when; nothing if that is unknown."""
-        del path
-        return ()
-
-    def other_output(self, heard: bytes) -> bytes:
-        """Return the part of a driver's error stream that is not the driver's."""
-        return heard
-
-    def part_of(self, detail: Mapping[str, Any]) -> str | None:
-        """Return the name of a part of the cache, as a dictionary's, by an event or the detail of an entry.
-
-        ``None`` if it has no parts. Only entries of the part that was asked can have answered a lookup.
-        """
-        del detail
-        return None
-
-    def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:
-        """Explain in words why a lookup missed although these entries of the same kernel are there.
-
-        If the miss shows by the entry that was stored, the event has its ``root``, ``key`` and ``device``.
-        """
-        here, there = event.get("device"), sorted({entry.device or "" for entry in alike})
-        if here and "" not in there and here not in there:
-            return (
-                f"an entry of the same kernel is there, but its device differs: {', '.join(there)} there, {here} here"
-            )
-        return "an entry of the same kernel is there, but the kernel itself, its types or its target differ"
+    #: Returns whether an event, whose ``layer`` is what the watcher noted, is that of the layer with the second name.
+    owns: Callable[[Event, str], bool] = lambda event, layer: bool(event["layer"] == layer)
+    #: Returns the hits and misses that the cache itself has counted since it was made; ``None`` if it has not.
+    counters: Callable[[Environment], tuple[int, int] | None] = lambda _: None
+    #: Infers hits and misses from the number of openings of files with many entries, and of entries that appeared;
+    #: ``None`` if they show neither.
+    by_openings: Callable[[int, int, Environment], tuple[int, int] | None] = lambda *_: None
+    #: Returns the bytes of a file that a listener saw stored; ``None`` if it no longer exists.
+    weigh: Callable[[str], int | None] = lambda _: None
+    #: Returns what was compiled into a program that a listener saw stored, and when; nothing if that is unknown.
+    compilations: Callable[[str], tuple[Compilation, ...]] = lambda _: ()
+    #: Returns the part of a driver's error stream that is not the driver's.
+    other_output: Callable[[bytes], bytes] = lambda heard: heard
+    #: Returns the name of a part of the cache, as a dictionary's, by an event or the detail of an entry; ``None`` if it
+    #: has no parts. Only entries of the part that was asked can have answered a lookup.
+    part_of: Callable[[Event], str | None] = lambda _: None
+    #: Explains in words why a lookup missed although these entries of the same kernel are there. If the miss shows by
+    #: the entry that was stored, the event has its ``root``, ``key`` and ``device``.
+    difference: Callable[[Sequence[Entry], Event], str] = any_difference
 
 
 def named_parts(there: Mapping[str, str], here: Mapping[str, str]) -> str | None:
@@ -202,27 +160,6 @@ def named_parts(there: Mapping[str, str], here: Mapping[str, str]) -> str | None
             short = max(len(before), len(now)) <= _SHORT and "\n" not in before + now
             named.append(f"{part} ({before or 'none'} there, {now or 'none'} here)" if short else part)
     return f"differs in {', '.join(named)}" if named else None
-
-
-class Tagging(NamedTuple):
-    """How entries of tagged builds are recognised: builds of a source with a constant of a unique name.
-
-    A driver that has started cannot be switched off, but it has no entry for such a source. With ``drivers`` and
-    ``platforms`` the layer of the driver can be salted in a running process. Without either, the layer stores builds
-    for any platform, and only what they stored is removed.
-
-    The store of such a layer has a method ``find_tagged(root, tag, since, known)``, which yields the entries of tagged
-    builds, each with its tag as text; ``tag`` is a pattern of bytes. Entries that have not changed after ``since``
-    (epoch seconds) are not read. A rest of an entry among the ``known`` keys has the tag ``""`` if it does not name the
-    constant. It raises :class:`LayerError` or :class:`OSError` if the root cannot be read.
-    """
-
-    #: Libraries, by the beginning of their file names: if one has started, builds reach the cache through it.
-    drivers: tuple[str, ...] = ()
-    #: Names of the OpenCL platforms of that driver, which stores every program that is built for them.
-    platforms: tuple[str, ...] = ()
-    #: Pattern of the log, or leaked temporary, that the message of a failed build names.
-    failure_trace: re.Pattern[str] | None = None
 
 
 class About(NamedTuple):
@@ -248,8 +185,21 @@ class About(NamedTuple):
     portability: Portability | None = None
     #: How the lookups and stores of a run are observed.
     lookups: Lookups | None = None
-    #: How entries of tagged builds are recognised.
-    tagging: Tagging | None = None
+    #: Whether the store recognises entries of tagged builds: builds of a source with a constant of a unique name. It
+    #: has a method ``find_tagged(root, tag, since, known)``, which yields these entries, each with its tag as text;
+    #: ``tag`` is a pattern of bytes. Entries that have not changed after ``since`` (epoch seconds) are not read. A rest
+    #: of an entry among the ``known`` keys has the tag ``""`` if it does not name the constant. It raises
+    #: :class:`LayerError` or :class:`OSError` if the root cannot be read.
+    finds_tags: bool = False
+    #: Libraries, by the beginning of their file names: if one has started, builds reach the cache through it. A driver
+    #: that has started cannot be switched off, but it has no entry for a tagged source: with these and ``platforms``
+    #: the layer can be salted in a running process. Without either, the layer stores builds for any platform, and only
+    #: what they stored is removed.
+    libraries: tuple[str, ...] = ()
+    #: Names of the OpenCL platforms of that driver, which stores every program that is built for them.
+    platforms: tuple[str, ...] = ()
+    #: Pattern of the log, or leaked temporary, that the message of a failed build names.
+    failure_trace: re.Pattern[str] | None = None
     #: Returns where in the first root of a layer a file of the library belongs that lies elsewhere, ``None`` for other
     #: files. The keys of its entries begin with that relative path.
     place_of_file: Callable[[Any, Path], Path | None] | None = None

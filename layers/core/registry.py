@@ -5,8 +5,7 @@ A class is imported when its layer is first made, so that importing the table is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 
 from cachectl.layers.core.environment import Environment
@@ -41,12 +40,8 @@ BUILT_IN: dict[str, str] = {
 _NAME = regex(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """A plug-in that could not be loaded, and the reason."""
-
-    name: str
-    why: str
+#: A plug-in that could not be loaded: its ``name``, and the reason (``why``).
+Broken = Mapping[str, str]
 
 
 def built_in_layer(name: str, environment: Environment) -> Layer:
@@ -57,7 +52,7 @@ def built_in_layer(name: str, environment: Environment) -> Layer:
 
 
 def plugged_in(environment: Environment) -> Iterator[Layer | Broken]:
-    """Make every layer that an installed distribution offers; yield :class:`Broken` for one that fails."""
+    """Make every layer that an installed distribution offers; yield :data:`Broken` for one that fails."""
     for point in entry_points(GROUP):
         try:
             layer = point.load()(environment)
@@ -67,7 +62,7 @@ def plugged_in(environment: Environment) -> Iterator[Layer | Broken]:
         # SystemExit, Rust panics and pytest skips are not Exceptions.
         except BaseException as error:  # noqa: BLE001 - a plug-in must not stop the others
             reason = f"failed: {reason_of(error)}"
-        yield layer if reason is None else Broken(point.name, f"{point.value} {reason}")
+        yield layer if reason is None else {"name": point.name, "why": f"{point.value} {reason}"}
 
 
 def _wrong(layer: object) -> str | None:

@@ -17,20 +17,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from cachectl.layers.core import errors, facts
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.selection import ALL, Selection
+from cachectl.layers import core
 from cachectl.layers.disk import trust
 
 if TYPE_CHECKING:
     from cachectl.layers.formats import details
 
 _T = TypeVar("_T")
-Sum = TypeVar("Sum", facts.Plan, facts.Outcome)
+Sum = TypeVar("Sum", core.Plan, core.Outcome)
 #: What can go wrong with one entry of several.
-EntryError = errors.LayerError | OSError
+EntryError = core.LayerError | OSError
 #: The damage of an entry's bytes, and its effect on the library.
-Damage = facts.Hazard
+Damage = core.Hazard
 #: What a path below a root can be to a layer by name alone: the key of an entry, something else that is the layer's or
 #: leads to its files, or neither.
 ENTRY, OWN, FOREIGN = "entry", "own", "foreign"
@@ -56,24 +54,29 @@ class Store(ABC):
 
     The first five methods are the protocol; each takes and gives many entries. The others have a general implementation
     for entries whose keys are paths below the root; a store overrides one if it has a faster or safer way.
+
+    A store whose writes may be interrupted halfway also has ``recover(root)``, which finishes them, or rolls them back,
+    as the next program there would.
     """
 
     #: The layer's name.
     name: ClassVar[str]
-    environment: Environment
+    environment: core.Environment
     #: Artifact forms that :meth:`write` takes; :meth:`read` gives the first.
     forms: tuple[str, ...]
     #: Whether removing entries needs free disk space. Layers whose stores need none are cleared first.
     clearing_needs_room: ClassVar[bool] = False
     #: The abilities missing on this platform or installation, each with the reason.
-    refusals: Mapping[facts.Ability, str] = MappingProxyType({})
+    refusals: Mapping[core.Ability, str] = MappingProxyType({})
     #: Separates a file from what is in it, or above it, in keys.
     separator: ClassVar[str] = "/"
 
     # ------------------------------------------------------------------ the protocol
 
     @abstractmethod
-    def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
+    def scan(
+        self, root: core.Root, selection: core.Selection = core.ALL, *, contents: bool = True
+    ) -> Iterator[core.Found]:
         """Yield the things in a root, at least those that the selection matches.
 
         Damage is yielded as a problem, never raised. With ``contents=False`` entries are not read: their kernels are
@@ -81,12 +84,12 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def read(self, root: facts.Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | EntryError]:
+    def read(self, root: core.Root, keys: Sequence[str]) -> Mapping[str, core.Artifact | EntryError]:
         """Map each key that the root has to its artifact, or to the reading error."""
 
     @abstractmethod
     def write(
-        self, root: facts.Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
+        self, root: core.Root, artifacts: Sequence[core.Artifact], *, replace: bool = False
     ) -> Mapping[str, bool | EntryError]:
         """Verify, stage and place entries with different keys; the caller has checked their forms.
 
@@ -95,31 +98,31 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def remove(self, root: facts.Root, targets: tuple[facts.Entry, ...]) -> facts.Outcome:
+    def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
         """Remove the entries of a plan in one root, and skip those that have changed since."""
 
-    def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
+    def verify(self, root: core.Root) -> Iterator[core.Finding]:
         """Check every entry as its library would, and yield those it could not use."""
         for found in self.scan(root):
-            if isinstance(found, facts.Problem):
+            if isinstance(found, core.Problem):
                 yield finding_of(self, root, found)
 
     # ------------------------------------------------------------------ hooks
 
-    def kind_of(self, root: facts.Root, path: str) -> str | None:
+    def kind_of(self, root: core.Root, path: str) -> str | None:
         """Return :data:`ENTRY`, :data:`OWN` or :data:`FOREIGN` for a path below a root, or a key; ``None`` if unknown.
 
         Called before an artifact is placed, because the key may come from an untrusted bundle and becomes a file name.
-        :func:`errors.key_complaint` has refused control characters.
+        :func:`core.key_complaint` has refused control characters.
         """
         del root, path
         return None
 
-    def usage(self, root: facts.Root) -> facts.Usage:
+    def usage(self, root: core.Root) -> core.Usage:
         """Count a root."""
         return sum_usage(self.scan(root, contents=False))
 
-    def in_use(self, targets: Iterable[facts.Entry]) -> Iterator[tuple[facts.Entry, str | None]]:
+    def in_use(self, targets: Iterable[core.Entry]) -> Iterator[tuple[core.Entry, str | None]]:
         """Pair each thing to be cleared with the reason to leave it for now, ``None`` if there is none.
 
         The store adds things that a later scan could not recognise without those.
@@ -127,51 +130,43 @@ class Store(ABC):
         for target in targets:
             yield target, None
 
-    def recover(self, root: facts.Root) -> None:
-        """Finish, or roll back, the interrupted writes of a root, as the next program there would.
 
-        Raises :class:`LayerError` for a write that cannot be finished.
-        """
-        del root
-
-
-def finding_of(store: Store, root: facts.Root, problem: facts.Problem) -> facts.Finding:
+def finding_of(store: Store, root: core.Root, problem: core.Problem) -> core.Finding:
     """Return the finding of a problem: unreadable things may hide entries that fail a program."""
     quoted, message = shlex.quote(str(problem.path)), problem.message
-    severity, fix = facts.Severity.HARMLESS, f"nothing, or move {quoted} elsewhere"
+    severity, fix = core.Severity.HARMLESS, f"nothing, or move {quoted} elsewhere"
     if problem.code == "unreadable":
-        severity, fix = facts.Severity.FAILS, f"chmod u+rwx {quoted}"
-        if closed := trust.closed_by_another(problem.path, store.environment.home_folder):
-            message += f"; it belongs to {closed.owner}"
-            fix = closed.fix
+        owner, _, own_fix = trust.closed_by_another(problem.path, store.environment.home_folder)
+        message += owner
+        severity, fix = core.Severity.FAILS, own_fix or f"chmod u+rwx {quoted}"
     key = os.path.relpath(problem.path, root.path)
     where = None if key == "." else key
-    return facts.Finding(store.name, root.path, where, severity, problem.code, message, fix)
+    return core.Finding(store.name, root.path, where, severity, problem.code, message, fix)
 
 
-def unreadable(path: Path, error: EntryError) -> facts.Problem:
+def unreadable(path: Path, error: EntryError) -> core.Problem:
     """Return the problem of an entry that could not be read, and may be whole."""
-    return facts.Problem(path, "unreadable", errors.reason_of(error))
+    return core.Problem(path, "unreadable", core.reason_of(error))
 
 
 def attempt(act: Callable[[], _T]) -> _T | EntryError:
     """Return the result of a call, or the error that it raises about one entry."""
     try:
         return act()
-    except (errors.LayerError, OSError) as error:
+    except (core.LayerError, OSError) as error:
         return error
 
 
 def read_each(
-    read: Callable[[str], facts.Artifact | None], keys: Iterable[str]
-) -> dict[str, facts.Artifact | EntryError]:
+    read: Callable[[str], core.Artifact | None], keys: Iterable[str]
+) -> dict[str, core.Artifact | EntryError]:
     """Read entries one by one, for :meth:`Store.read`."""
     found = ((key, attempt(partial(read, key))) for key in keys)
     return {key: artifact for key, artifact in found if artifact is not None}
 
 
 #: A part of a removal: a name for its failures, and what removes its entries.
-Part = tuple[str, Callable[[], facts.Outcome]]
+Part = tuple[str, Callable[[], core.Outcome]]
 
 
 def each_part(total: Sum, parts: Iterable[tuple[str, Callable[[], Sum]]]) -> Sum:
@@ -179,8 +174,8 @@ def each_part(total: Sum, parts: Iterable[tuple[str, Callable[[], Sum]]]) -> Sum
     for name, act in parts:
         try:
             total = total.plus(act())
-        except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
-            total = total.plus(type(total)(total.layer, failed=(facts.Note(name, errors.reason_of(error)),)))
+        except core.FAILURES as error:  # noqa: PERF203 - one must not end the rest
+            total = total.plus(type(total)(total.layer, failed=(core.Note(name, core.reason_of(error)),)))
     return total
 
 
@@ -193,73 +188,66 @@ def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[N
     try:
         yield
     except BaseException:
-        with suppress(errors.LayerError, OSError):
+        with suppress(core.LayerError, OSError):
             recount()
         raise
     try:
         recount()
-    except (errors.LayerError, OSError) as error:
+    except (core.LayerError, OSError) as error:
         from cachectl.layers.disk.handles import NO_ROOM
 
         advice = "make room, then " if isinstance(error, OSError) and error.errno in NO_ROOM else ""
-        message = f"cannot count the entries again: {errors.reason_of(error)}; {advice}put or purge any entry"
-        raise errors.Unsettled(layer, message, index) from error
+        message = f"cannot count the entries again: {core.reason_of(error)}; {advice}put or purge any entry"
+        raise core.Unsettled(layer, message, index) from error
 
 
 def remove_counted(
-    layer: str, change: AbstractContextManager[_T], remove: Callable[[_T], facts.Outcome]
-) -> facts.Outcome:
+    layer: str, change: AbstractContextManager[_T], remove: Callable[[_T], core.Outcome]
+) -> core.Outcome:
     """Remove entries within a change that ends with :func:`counting`; a failed recount is added to the outcome."""
-    outcome: facts.Outcome | None = None
+    outcome: core.Outcome | None = None
     try:
         with change as given:
             outcome = remove(given)
-    except (errors.LayerError, OSError) as error:
+    except (core.LayerError, OSError) as error:
         if outcome is None:
             raise
-        where = error.path if isinstance(error, errors.LayerError) else error.filename
-        outcome = outcome.plus(facts.Outcome(layer, failed=(facts.Note(str(where or "*"), errors.reason_of(error)),)))
+        where = error.path if isinstance(error, core.LayerError) else error.filename
+        outcome = outcome.plus(core.Outcome(layer, failed=(core.Note(str(where or "*"), core.reason_of(error)),)))
     return outcome
 
 
-def sum_usage(found: Iterable[facts.Found]) -> facts.Usage:
+def sum_usage(found: Iterable[core.Found]) -> core.Usage:
     """Sum a scan, holding one thing at a time."""
     sums = dict.fromkeys(("entries", "files", "bytes", "orphan_files", "orphan_bytes"), 0)
-    stale: dict[str, int] = {}
     disk: int | None = 0
     oldest: float | None = None
     newest: float | None = None
-    problems: list[facts.Problem] = []
+    problems: list[core.Problem] = []
     for thing in found:
-        if isinstance(thing, facts.Problem):
+        if isinstance(thing, core.Problem):
             problems.append(thing)
             continue
         if thing.guest is not None:
             continue
         if thing.files and disk is not None:
             disk = None if thing.disk is None else disk + thing.disk
+        kind = "orphan_" if thing.is_orphan else ""
+        sums[f"{kind}files"] += thing.files
+        sums[f"{kind}bytes"] += thing.bytes
         if thing.is_orphan:
-            sums["orphan_files"] += thing.files
-            sums["orphan_bytes"] += thing.bytes
             continue
         count = 1 if thing.sums is None else thing.sums
-        moment = thing.written_before if thing.modified is None else thing.modified
         sums["entries"] += count
-        sums["files"] += thing.files
-        sums["bytes"] += thing.bytes
+        moment = thing.written_before if thing.modified is None else thing.modified
         if count and moment is not None:
             oldest = moment if oldest is None else min(oldest, moment)
             newest = moment if newest is None else max(newest, moment)
         if thing.stale is not None:
-            stale["stale_entries"] = stale.get("stale_entries", 0) + count * thing.stale
-            stale["stale_bytes"] = stale.get("stale_bytes", 0) + thing.bytes * thing.stale
+            sums["stale_entries"] = sums.get("stale_entries", 0) + count * thing.stale
+            sums["stale_bytes"] = sums.get("stale_bytes", 0) + thing.bytes * thing.stale
     # If something could not be counted, a number is a lower bound, and zero means nothing.
     nothing = None if any(problem.hides for problem in problems) else 0
-    known = {name: number or nothing for name, number in (*sums.items(), *stale.items())}
+    known = {name: number or nothing for name, number in sums.items()}
     disk = None if disk is None else disk or nothing
-    return facts.Usage(**known, oldest=oldest, newest=newest, problems=tuple(problems), disk_bytes=disk)
-
-
-def unknown_usage(*problems: facts.Problem) -> facts.Usage:
-    """Return the usage of a root that could not be counted: all numbers are unknown."""
-    return facts.Usage(entries=None, files=None, bytes=None, orphan_files=None, orphan_bytes=None, problems=problems)
+    return core.Usage(**known, oldest=oldest, newest=newest, problems=tuple(problems), disk_bytes=disk)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from cachectl.layers import core
 from cachectl.layers.disk import plain
@@ -18,45 +18,32 @@ _DRIVER = "NVIDIA driver"
 _KERNEL_MODULE = Path("/proc/driver/nvidia")
 
 
-class CudaPortability(core.Portability):
-    """The driver writes its version and the architecture into its keys."""
+def _facts(environment: core.Environment) -> core.Facts:
+    """Return the version of the driver that the kernel has loaded, and the models of the GPUs."""
+    from cachectl.layers.host import hardware
 
-    deciding: ClassVar[Mapping[str, str]] = {_DRIVER: "the driver's version is part of every key"}
-    needed = (_DRIVER, "GPUs")
-
-    def facts(self, environment: core.Environment) -> core.Facts:
-        """Return the version of the driver that the kernel has loaded, and the models of the GPUs."""
-        from cachectl.layers.host import hardware
-
-        gpus = ", ".join(sorted(set(hardware.nvidia_gpus(environment)))) or None
-        return {_DRIVER: hardware.nvidia_driver(environment), "GPUs": gpus}
-
-    def outlook(
-        self, versions: Mapping[str, str], there: core.Facts, environment: core.Environment
-    ) -> core.Outlook | None:
-        """Judge an entry that another driver has compiled than the one of the place it comes from."""
-        from cachectl.layers.host import hardware
-
-        version, here = versions.get("driver"), hardware.nvidia_driver(environment)
-        if version in (None, there.get(_DRIVER), here) or here is None:
-            return None
-        return core.Outlook(False, f"compiled by driver {version}, here {here}")  # noqa: FBT003
+    gpus = ", ".join(sorted(set(hardware.nvidia_gpus(environment)))) or None
+    return {_DRIVER: hardware.nvidia_driver(environment), "GPUs": gpus}
 
 
-class CudaLookups(core.Lookups):
-    """The driver opens the file of an entry to read it, and writes a new one in place."""
+def _outlook(versions: Mapping[str, str], there: core.Facts, environment: core.Environment) -> core.Outlook | None:
+    """Judge an entry that another driver has compiled than the one of the place it comes from."""
+    from cachectl.layers.host import hardware
 
-    files = core.EntryFiles()
-    mapped = LIBRARIES
+    version, here = versions.get("driver"), hardware.nvidia_driver(environment)
+    if version in (None, there.get(_DRIVER), here) or here is None:
+        return None
+    return core.Outlook(False, f"compiled by driver {version}, here {here}")  # noqa: FBT003
 
-    def difference(self, alike: Sequence[core.Entry], event: Mapping[str, Any]) -> str:
-        """Compare keys, which are plain text, with that of the nearest entry of the same half."""
-        here = _parts(event["root"], event["key"]) if "key" in event else {}
-        there = [key for entry in alike if (key := _parts(entry.root, entry.key)).keys() == here.keys()]
-        named = [words for key in there if (words := core.named_parts(key, here)) is not None]
-        if not here or not named:
-            return super().difference(alike, event)
-        return f"an entry of the same kernel is there, but it {min(named, key=len)}"
+
+def _difference(alike: Sequence[core.Entry], event: core.Event) -> str:
+    """Compare keys, which are plain text, with that of the nearest entry of the same half."""
+    here = _parts(event["root"], event["key"]) if "key" in event else {}
+    there = [key for entry in alike if (key := _parts(entry.root, entry.key)).keys() == here.keys()]
+    named = [words for key in there if (words := core.named_parts(key, here)) is not None]
+    if not here or not named:
+        return core.any_difference(alike, event)
+    return f"an entry of the same kernel is there, but it {min(named, key=len)}"
 
 
 def _parts(root: str | Path, key: str) -> Mapping[str, str]:
@@ -84,26 +71,32 @@ class CudaComputeCache(drivers.DriverLayer):
             "they wait for one lock on its index, and may miss files that another is just replacing",
         ),
         reveals="source text of your kernels, in keys",
-        portability=CudaPortability(),
-        lookups=CudaLookups(),
+        # The driver writes its version and the architecture into its keys.
+        portability=core.Portability(
+            _facts, {_DRIVER: "the driver's version is part of every key"}, (_DRIVER, "GPUs"), outlook=_outlook
+        ),
+        # The driver opens the file of an entry to read it, and writes a new one in place.
+        lookups=core.Lookups(mapped=LIBRARIES, files=True, difference=_difference),
         # A front end's key holds the source, a back end's names its constants.
-        tagging=core.Tagging(("libnvidia-opencl.so",), ("NVIDIA CUDA",)),
+        finds_tags=True,
+        libraries=("libnvidia-opencl.so",),
+        platforms=("NVIDIA CUDA",),
     )
     # A relative or empty path leaves the driver without a cache.
     places = core.Places(
         "CUDA_CACHE_PATH",
         linux=(
-            core.Rule("CUDA_CACHE_PATH", empty=core.Odd.NOWHERE, relative=core.Odd.NOWHERE),
+            core.Rule("CUDA_CACHE_PATH", empty=core.NOWHERE, relative=core.NOWHERE),
             core.Rule(
                 "HOME",
                 ".nv/ComputeCache",
-                empty=core.Odd.NOWHERE,
-                relative=core.Odd.NOWHERE,
+                empty=core.NOWHERE,
+                relative=core.NOWHERE,
                 source="default (HOME)",
             ),
         ),
         windows=(
-            core.Rule("CUDA_CACHE_PATH", empty=core.Odd.NOWHERE, relative=core.Odd.NOWHERE),
+            core.Rule("CUDA_CACHE_PATH", empty=core.NOWHERE, relative=core.NOWHERE),
             core.Rule("APPDATA", "NVIDIA/ComputeCache"),
         ),
     )

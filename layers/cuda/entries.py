@@ -121,7 +121,7 @@ class ComputeCache(files.Files):
         key = key_of(data)
         return details.Details() if key is None else details.Details(None, kernels(key), device(key), driver(key))
 
-    def require_whole(self, key: str, files: Mapping[str, bytes], path: Path) -> None:
+    def require_whole(self, key: str, files: Mapping[str, bytes], path: Path | str) -> None:
         """Check version and lengths; the checksum takes longer than reading, and is checked before a put."""
         del key
         if (wrong := form_complaint(files[""])) is not None:

@@ -86,6 +86,9 @@ def replace_file(
         if folder is None:
             name = os.path.join(above, name)
         old = plain.status_at(name, dir_fd=folder)
+        if old is not None and stat.S_ISLNK(old.st_mode):
+            # It is replaced itself, and everybody has its permissions.
+            old = None
         stage, handle = _stage(name, folder)
         try:
             stack.callback(os.close, handle)

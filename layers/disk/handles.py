@@ -149,14 +149,15 @@ def is_left_own(root: int, name: str, status: os.stat_result) -> bool:
         return False
     with below(root, (name,)) as folder:
         # A running cachectl holds its lock. Shared, so that several checks do not block each other.
-        return folder is not None and take_flock(folder, shared=True)
+        return folder is not None and bool(take_flock(folder, shared=True))
 
 
-def blocks_of(status: os.stat_result) -> int | None:
-    """Return the bytes of the disk blocks that a file takes; ``None`` if the system does not say (Windows)."""
-    blocks = getattr(status, "st_blocks", None)
+def blocks_of(*files: os.stat_result) -> int | None:
+    """Return the bytes of the disk blocks that files take; ``None`` if the system does not say (Windows)."""
+    if not all(hasattr(status, "st_blocks") for status in files):
+        return None
     # POSIX leaves the unit open; Linux, macOS and the BSDs use 512 bytes.
-    return None if blocks is None else 512 * blocks
+    return 512 * sum(status.st_blocks for status in files)
 
 
 # ---------------------------------------------------------------------- locks on open files
@@ -186,11 +187,11 @@ def try_flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
     return True
 
 
-def take_flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
-    """Take ``flock`` as :func:`try_flock` does; return ``False`` on any failure."""
+def take_flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool | None:
+    """Take ``flock`` as :func:`try_flock` does; return ``None`` if there are no such locks."""
     with suppress(OSError):
         return try_flock(handle, shared=shared, wait=wait)
-    return False
+    return None
 
 
 def try_record_lock(handle: int, length: int = 0, start: int = 0) -> bool:

@@ -175,7 +175,8 @@ def _nobody_holds(folder: int, name: str, age: float, abandoned: Callable[[float
         match = re.fullmatch(rb"(?:cachectl \d+ (.*)\n)?", os.read(handle, 300))
         if match is None:
             return False
-        return handles.take_flock(handle) if match[1] == os.fsencode(core.node()) else abandoned(age)
+        is_ours = match[1] == os.fsencode(core.node())
+        return bool(handles.take_flock(handle)) if is_ours else abandoned(age)
     finally:
         os.close(handle)
 

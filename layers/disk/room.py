@@ -12,7 +12,6 @@ import struct
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from cachectl.layers.disk.plain import nearest
 from cachectl.layers.host.processes import mount_of
@@ -26,12 +25,8 @@ _DQBLK = struct.Struct("=8QI4x")
 _BLOCK = 1024
 
 
-class Room(NamedTuple):
-    """Bytes and files that this user can still store, and the source of the limit; ``None`` is unknown."""
-
-    bytes: int | None
-    files: int | None
-    source: str
+#: Bytes and files that this user can still store, and the source of the limit; ``None`` is unknown.
+Room = tuple[int | None, int | None, str]
 
 
 def room_at(path: Path) -> tuple[Room, ...]:
@@ -43,7 +38,7 @@ def room_at(path: Path) -> tuple[Room, ...]:
     if not hasattr(os, "statvfs"):
         import shutil
 
-        return (Room(shutil.disk_usage(place).free, None, "the file system"),)
+        return ((shutil.disk_usage(place).free, None, "the file system"),)
     status = os.statvfs(place)
     # Some totals are zero: blocks on tmpfs without a limit, inodes on btrfs.
     free = status.f_bavail * status.f_frsize if status.f_blocks else None
@@ -52,7 +47,7 @@ def room_at(path: Path) -> tuple[Room, ...]:
         _quota(place, _OF_USER, os.geteuid(), "your quota"),
         _quota(place, _OF_GROUP, os.getegid(), "your group's quota"),
     )
-    return (Room(free, files, "the file system"), *(quota for quota in quotas if quota is not None))
+    return ((free, files, "the file system"), *(quota for quota in quotas if quota is not None))
 
 
 def _quota(folder: Path, kind: int, number: int, source: str) -> Room | None:
@@ -82,4 +77,4 @@ def left_of_quota(answer: bytes, source: str) -> Room | None:
     blocks, _, used, inodes, _, present, *_ = _DQBLK.unpack(answer)
     free = max(0, blocks * _BLOCK - used) if blocks else None
     files = max(0, inodes - present) if inodes else None
-    return None if (free, files) == (None, None) else Room(free, files, source)
+    return None if (free, files) == (None, None) else (free, files, source)

@@ -39,7 +39,7 @@ def owned_folder(parent: Path, prefix: str, environment: core.Environment) -> It
         folder = parent / (prefix + os.urandom(8).hex())
         # The lock comes first: a folder without one has no owner.
         lock = atomic.create(os.fspath(_lock_of(folder)))
-        if _flock(lock) is not False and handles.is_same_file(_lock_of(folder), lock):
+        if handles.take_flock(lock) is not False and handles.is_same_file(_lock_of(folder), lock):
             break
         # A sweep of another process took the lock first, and removes the file.
         os.close(lock)
@@ -150,7 +150,7 @@ def _taken(lock: Path) -> Iterator[bool]:
     handle = None
     try:
         handle = plain.open_plain(lock, flags=os.O_RDWR | os.O_CLOEXEC)
-        is_taken = bool(_flock(handle)) and handles.is_same_file(lock, handle)
+        is_taken = bool(handles.take_flock(handle)) and handles.is_same_file(lock, handle)
     except OSError as error:
         # A program that outlived its command has recreated the folder.
         is_taken = isinstance(error, FileNotFoundError)
@@ -163,13 +163,6 @@ def _taken(lock: Path) -> Iterator[bool]:
 
 def _lock_of(folder: Path) -> Path:
     return folder.with_name(folder.name + _LOCK)
-
-
-def _flock(handle: int) -> bool | None:
-    """Try to take the lock of a file. Return whether that succeeded, ``None`` if there are no such locks."""
-    with suppress(OSError):
-        return handles.try_flock(handle)
-    return None
 
 
 # ---------------------------------------------------------------------- private folders

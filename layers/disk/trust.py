@@ -160,22 +160,15 @@ def deciding_owner(folder: Path) -> os.stat_result | None:
     return None
 
 
-class Closed(NamedTuple):
-    """Who closed something to this user, the command that gives it to this user, if that is right, and what helps."""
+def closed_by_another(place: Path, home: Path) -> tuple[str, str, str]:
+    """Return who closed a file or folder to this user by owning it, or what is above it; empty texts if nobody did.
 
-    owner: str
-    command: str | None
-    fix: str
-
-
-def closed_by_another(place: Path, home: Path) -> Closed | None:
-    """Return who closed a file or folder to this user by owning it, or what is above it; ``None`` if nobody did.
-
-    Below this user's own ``home`` it is a slip of ``sudo``, and everything that another user owns on the path is given
-    back. Elsewhere it may be the other user's on purpose.
+    The first text is for the end of a message, the second is the command that gives it to this user, if that is right,
+    and the third is what helps. Below this user's own ``home`` it is a slip of ``sudo``, and everything that another
+    user owns on the path is given back. Elsewhere it may be the other user's on purpose.
     """
     if not hasattr(os, "geteuid"):
-        return None
+        return "", "", ""
     user, owners = os.geteuid(), dict[Path, int]()
     real, own = Path(os.path.realpath(place)), Path(os.path.realpath(home))
     for path in (real, *real.parents):
@@ -183,13 +176,13 @@ def closed_by_another(place: Path, home: Path) -> Closed | None:
             owners[path] = path.stat().st_uid
     closest, owner = next(iter(owners.items()))
     if owner == user or os.access(closest, os.R_OK | os.W_OK):
-        return None
-    command = None
+        return "", "", ""
+    command = ""
     foreign = [path for path, uid in owners.items() if uid != user and own in path.parents]
     if foreign and owners.get(own) == user:
         command = f"sudo chown -R {user_name(user).removeprefix('user ')} {shlex.quote(str(foreign[-1]))}"
     name = user_name(owner)
-    return Closed(name, command, command or f"as {name}: chmod -R go+rX {shlex.quote(str(place))}")
+    return f"; it belongs to {name}", command, command or f"as {name}: chmod -R go+rX {shlex.quote(str(place))}"
 
 
 def _way(folder: Path) -> Iterator[_Step]:

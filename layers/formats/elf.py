@@ -21,7 +21,6 @@ _NO_BITS = 8
 _STRINGS = 3
 _SYMBOLS = (2, 11)
 _DYNAMIC = 6
-_INTERPRETER = 3
 #: Tags of dynamic entries: a library that is needed, and folders to look for libraries in.
 NEEDED = 1
 RPATH = 15
@@ -60,11 +59,6 @@ class Elf(NamedTuple):
     segments: tuple[tuple[int, int], ...]
     #: The number of the section that holds the names of sections.
     names: int
-
-    @property
-    def interpreter(self) -> str | None:
-        """The path of the dynamic linker that a program names; ``None`` for a library."""
-        return next((_string(self.data, offset) for kind, offset in self.segments if kind == _INTERPRETER), None)
 
     def content(self, section: Section) -> bytes:
         """Return the bytes of a section, none for one without bytes in the file."""

@@ -10,14 +10,12 @@ Sources: ``ocl_icd_loader.c`` of ocl-icd 2.3; ``loader/linux/icd_linux.c`` and `
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shlex
 import sys
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -44,21 +42,21 @@ _SYSTEM = "/etc/OpenCL/vendors"
 _VARIABLES = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES")
 #: The dynamic linker's list of libraries.
 _LINKER_CACHE = "/etc/ld.so.cache"
+#: The folders that dynamic linkers search last; Debian's are those of the architecture first.
+_ARCHITECTURE = getattr(sys.implementation, "_multiarch", "")
+_LIBRARIES = (*((f"lib/{_ARCHITECTURE}",) if _ARCHITECTURE else ()), "lib64", "lib")
+_LINKER_FOLDERS = tuple(f"{top}/{name}" for name in _LIBRARIES for top in ("", "/usr"))
 #: A number as ``atoll`` reads it.
 _NUMBER = core.regex(r"\s*[+-]?\d{1,18}", re.ASCII)
 _PLAIN_NUMBER = core.regex(r"\s*[+-]?\d+\s*", re.ASCII)
+#: The bytes above which drivers drop entries unless a variable says otherwise.
+_LIMIT = 1 << 30
 #: The part of a limit above which a library is about to drop entries.
 _NEARLY = 0.9
 
 
-class Driver(NamedTuple):
-    """A driver: its maker, its library, and the ICD file that names it, or the library if a variable names that."""
-
-    maker: str
-    library: str
-    file: str
-
-
+#: A driver: its maker, its library, and the ICD file that names it, or the library if a variable names that.
+Driver = tuple[str, str, str]
 #: The folders that a library names for libraries that it loads: those for what these load in turn too (``DT_RPATH``),
 #: and those for its own alone (``DT_RUNPATH``), which make the linker ignore the former.
 Folders = tuple[tuple[str, ...], tuple[str, ...]]
@@ -92,31 +90,31 @@ def find_drivers(environment: core.Environment) -> tuple[Driver, ...]:
     """
     if "drivers" not in environment.memo:
         found = (driver for loader in find_loaders(environment) for driver in _found_by(loader, environment))
-        environment.memo["drivers"] = tuple({(driver.library, driver.file): driver for driver in found}.values())
+        environment.memo["drivers"] = tuple({driver[1:]: driver for driver in found}.values())
     drivers: tuple[Driver, ...] = environment.memo["drivers"]
     return drivers
 
 
 def opencl_drivers(environment: core.Environment) -> tuple[str, ...]:
     """Return the makers of the drivers, each once."""
-    return tuple(dict.fromkeys(driver.maker for driver in find_drivers(environment)))
+    return tuple(dict.fromkeys(maker for maker, *_ in find_drivers(environment)))
 
 
 def driver_files(environment: core.Environment, makers: Container[str]) -> tuple[str, ...]:
     """Return the files that register the drivers of these makers, each once."""
-    return tuple(dict.fromkeys(driver.file for driver in find_drivers(environment) if driver.maker in makers))
+    return tuple(dict.fromkeys(file for maker, _, file in find_drivers(environment) if maker in makers))
 
 
 def driver_libraries(environment: core.Environment, maker: str) -> tuple[str, ...]:
     """Return the libraries of one maker's drivers, each once: a link to one of them, or a copy, counts as the same."""
     libraries: dict[tuple[str, int | None], str] = {}
-    for driver in find_drivers(environment):
-        if driver.maker == maker:
-            real, size = os.path.realpath(driver.library), None
+    for made_by, library, _ in find_drivers(environment):
+        if made_by == maker:
+            real, size = os.path.realpath(library), None
             with suppress(OSError):
                 size = os.stat(real).st_size
             # Copies have in common the name, which bears a version or a digest, and the size.
-            libraries.setdefault((os.path.basename(real), size), driver.library)
+            libraries.setdefault((os.path.basename(real), size), library)
     return tuple(libraries.values())
 
 
@@ -139,7 +137,7 @@ def several_drivers(of: core.Layer, maker: str) -> Iterator[core.Finding]:
 def _found_by(loader: Loader, environment: core.Environment) -> Iterator[Driver]:
     """Yield the drivers that one loader finds. It skips files that name no library which is there."""
     if loader.driver is not None:
-        yield Driver(loader.driver, str(loader.file), str(loader.file))
+        yield loader.driver, str(loader.file), str(loader.file)
         return
     for name, file in _registered(loader, environment):
         library = find_library(name, environment, loader.linked)
@@ -147,7 +145,7 @@ def _found_by(loader: Loader, environment: core.Environment) -> Iterator[Driver]
             # A folder in the path may have another maker's name, such as a conda environment called "pocl".
             base = os.path.basename(library)
             maker = next((maker for part, maker in _MAKERS if part in base.lower()), base)
-            yield Driver(maker, library, file or library)
+            yield maker, library, file or library
 
 
 #: The name of a library, and the ICD file that has it.
@@ -318,7 +316,7 @@ def find_library(name: str, environment: core.Environment, linked: Folders = (()
         if _is_library(path := f"{folder}/{name}"):
             return path
     try:
-        paths = [*_ending(read_installed(_LINKER_CACHE), f"/{name}"), *(f"{top}{name}" for top in _linker_folders())]
+        paths = [*_ending(read_installed(_LINKER_CACHE), f"/{name}"), *(f"{top}/{name}" for top in _LINKER_FOLDERS)]
     except OSError:
         return name
     return next(filter(_is_library, paths), None)
@@ -357,23 +355,6 @@ def _kind(path: str) -> bytes | None:
     return head[4:6] + head[18:] if head.startswith(b"\x7fELF") else None
 
 
-@lru_cache(maxsize=1)
-def _linker_folders() -> tuple[str, ...]:
-    """Return the folders built into this Python's dynamic linker, each with a slash at its end.
-
-    They differ among distributions: Debian's are those of the architecture first. Raises :class:`OSError`.
-    """
-    from cachectl.layers.formats.elf import read_elf
-
-    elf = read_elf(read_installed(sys.executable))
-    linker = None if elf is None else elf.interpreter
-    texts = () if linker is None else re.findall(rb"\0(/(?:[^\0]*/)?)(?=\0)", read_installed(linker))
-    folders = [os.fsdecode(text) for text in texts]
-    if not folders:
-        raise OSError(errno.ENOENT, "the folders of the dynamic linker are not known", sys.executable)
-    return tuple(dict.fromkeys(folders))
-
-
 # ---------------------------------------------------------------------- layers
 
 
@@ -389,10 +370,8 @@ class DriverLayer(core.Layer):
     switch: ClassVar[core.EnvSwitch]
     #: Further variables whose values have outcomes that few expect.
     others: ClassVar[tuple[core.EnvSwitch, ...]] = ()
-    #: The variable with the bytes above which the driver drops entries, if there is one, its default, and the largest
-    #: limit that can be set.
+    #: The variable with the bytes above which the driver drops entries, if there is one, and the largest limit.
     limit_variable: ClassVar[str] = ""
-    limit_default: ClassVar[int] = 1 << 30
     limit_highest: ClassVar[int | None] = None
     #: Whether the driver stores nothing if the limit is 0, which else is no limit.
     zero_limit_is_off: ClassVar[bool] = False
@@ -451,9 +430,9 @@ class DriverLayer(core.Layer):
         home = environment.home if rule.variable == "HOME" else environment.absolute(value)
         absolute = f"export {rule.variable}={shlex.quote(str(home))}"
         fixes = absolute if value or rule.variable == "HOME" else None
-        if odd is core.Odd.NOWHERE:
+        if odd == core.NOWHERE:
             yield core.Condition.DISABLED, core.misread(self, rule.variable, *self.placeless, fixes)
-        elif odd is core.Odd.HERE and environment.platform != "win32":
+        elif odd == core.HERE and environment.platform != "win32":
             outcome = "is not absolute: each folder that a program is started from gets a cache of its own"
             yield None, core.misread(self, rule.variable, core.Severity.RECOMPILES, outcome, fixes)
 
@@ -471,7 +450,7 @@ class DriverLayer(core.Layer):
 
     def _nearly_full(self) -> Iterator[core.Finding]:
         value = self.environment.get(self.limit_variable)
-        number = self.limit_default if value is None else _leading_number(value)
+        number = _LIMIT if value is None else _leading_number(value)
         if number <= 0 or not (value is None or _PLAIN_NUMBER.fullmatch(value)):
             return
         most, held = min(number, self.limit_highest or number), 0

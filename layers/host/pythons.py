@@ -94,6 +94,9 @@ class PythonRecord(NamedTuple):
     seen: Mapping[str, Sequence[str]]
 
 
+_NEVER_ASKED = PythonRecord("", (), -1, -1, (), {})
+
+
 # ---------------------------------------------------------------------- which interpreters
 
 
@@ -144,7 +147,7 @@ def _time(path: Path) -> int:
 def _noted(environment: core.Environment, records: dict[str, PythonRecord]) -> Python:
     own, folders = own_python(environment), [str(folder) for folder in environment.site]
     with suppress(OSError):
-        before, packages = records.get(str(own.path)), distributions.versions_in(folders)
+        before, packages = records.get(str(own.path), _NEVER_ASKED), distributions.versions_in(folders)
         record = records[str(own.path)] = _updated(own.path, own.version, folders, packages, before)
         return own._replace(seen=record.seen)
     return own
@@ -216,20 +219,19 @@ def look(path: Path, records: dict[str, PythonRecord], *, named: bool = False) -
 
     Only an interpreter that the user ``named`` may be a script, or a program that another user could replace.
     """
-    record, away = records.get(str(path)), None
-    if record is not None and record.version:
-        # It answered once, if it cannot be asked now.
-        away = Python(path, record.version, lambda _: None, record.seen, None)
+    record = records.get(str(path), _NEVER_ASKED)
+    # It answered once, if it cannot be asked now.
+    away = Python(path, record.version, lambda _: None, record.seen, None) if record.version else None
     try:
         status = path.stat()
-        is_fresh = record is not None and (record.size, record.time) == (status.st_size, status.st_mtime_ns)
-        if record is not None and is_fresh and (record.version or not named):
+        is_fresh = (record.size, record.time) == (status.st_size, status.st_mtime_ns)
+        if is_fresh and (record.version or not named):
             version, folders = record.version, record.folders
         elif named or _is_safe(path):
             version, folders = _ask(path)
         else:
             return away
-        if record is not None and record.version not in ("", version):
+        if record.version not in ("", version):
             if not version:
                 # It may be slow today.
                 return away
@@ -241,22 +243,20 @@ def look(path: Path, records: dict[str, PythonRecord], *, named: bool = False) -
         updated = records[str(path)] = _updated(path, version, folders, packages, record)
     except OSError:
         # It was removed if the file systems that had it are still mounted, on this machine.
-        removed = record is not None and _places(path) == record.places
-        return away._replace(present=False) if away is not None and removed else away
+        return away._replace(present=False) if away is not None and _places(path) == record.places else away
     if not version:
         return None
     return Python(path, version, lambda name: packages.get(distributions.normal(name)), updated.seen)
 
 
 def _updated(
-    path: Path, version: str, folders: Sequence[str], packages: Mapping[str, str], before: PythonRecord | None
+    path: Path, version: str, folders: Sequence[str], packages: Mapping[str, str], before: PythonRecord
 ) -> PythonRecord:
     """Return the record of an interpreter with its packages as they are now. Raises :class:`OSError`."""
     status, places = path.stat(), _places(path)
     # Another version of Python at the same path reads other dictionaries, and another machine that has the same home
     # may have another interpreter there.
-    is_same = before is not None and (before.version, before.places) == (version, places)
-    seen = dict(before.seen) if before is not None and is_same else {}
+    seen = dict(before.seen) if (before.version, before.places) == (version, places) else {}
     for name, number in packages.items():
         seen[name] = sorted({*seen.get(name, ()), number})
     return PythonRecord(version, folders, status.st_size, status.st_mtime_ns, places, seen)

@@ -58,8 +58,8 @@ def patches(tagger: Any) -> tuple[core.Patch, ...]:
     a reference to the program that was built.
     """
     return (
-        *(core.Patch("pyopencl", "Program", name, partial(_tagged_build, tagger)) for name in ("build", "compile")),
-        core.Patch("pyopencl", None, "link_program", partial(_tagged_link, tagger)),
+        *(("pyopencl", "Program", name, partial(_tagged_build, tagger)) for name in ("build", "compile")),
+        ("pyopencl", None, "link_program", partial(_tagged_link, tagger)),
     )
 
 

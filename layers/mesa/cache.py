@@ -54,12 +54,8 @@ _SURPRISES = (
     ),
 )
 
-
-#: Mesa opens the file of an entry to read it, and renames a temporary to a new one.
-_FILES = core.EntryFiles(
-    core.regex(r"foz_cache(?:_idx)?\.foz|mesa_cache\.(?:db|idx)"),
-    "Mesa keeps it open, and no event says which of its entries are read",
-)
+#: Names of files that hold many entries.
+_SHARED = core.regex(r"foz_cache(?:_idx)?\.foz|mesa_cache\.(?:db|idx)")
 
 
 class MesaShaderCache(drivers.DriverLayer):
@@ -76,7 +72,13 @@ class MesaShaderCache(drivers.DriverLayer):
             core.Severity.HARMLESS,
             "of those that compile the same at once, one stores it; a single file or a database they lock",
         ),
-        lookups=core.Lookups(files=_FILES, mapped=OPENED),
+        # Mesa opens the file of an entry to read it, and renames a temporary to a new one.
+        lookups=core.Lookups(
+            mapped=OPENED,
+            files=True,
+            shared=_SHARED,
+            otherwise="Mesa keeps it open, and no event says which of its entries are read",
+        ),
     )
     store: Any = core.later("cachectl.layers.mesa.store", "ShaderCache")
     makers = ("Rusticl", "Mesa Clover")
@@ -89,7 +91,7 @@ class MesaShaderCache(drivers.DriverLayer):
     places = core.Places(
         _PLACES[0],
         linux=(
-            *(core.Rule(variable, empty=core.Odd.NOWHERE) for variable in _PLACES),
+            *(core.Rule(variable, empty=core.NOWHERE) for variable in _PLACES),
             core.Rule("HOME", ".cache", source=_BY_HOME),
             core.Rule("", ".cache", source=_BY_ACCOUNT),
         ),

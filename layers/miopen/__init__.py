@@ -194,25 +194,23 @@ def _library_folders(environment: core.Environment) -> Iterator[str]:
 # ---------------------------------------------------------------------- layers
 
 #: Databases hold many entries; old versions have a file for each kernel.
-_FILES = core.EntryFiles(
-    core.regex(r".*\.(?:u?kdb|u?db|txt)"), "no event says which records are read, or whether a lookup found one"
+_LOOKUPS = core.Lookups(
+    files=True,
+    shared=core.regex(r".*\.(?:u?kdb|u?db|txt)"),
+    otherwise="no event says which records are read, or whether a lookup found one",
 )
 
 
-class KernelLookups(core.Lookups):
-    """The database is opened for each lookup and each store, ``src/binary_cache.cpp`` (``LoadBinary``, ``SaveBinary``).
+def _by_openings(openings: int, stores: int, environment: core.Environment) -> tuple[int, int] | None:
+    """Take each store for a miss, and the openings beyond these lookups and stores for hits.
 
-    So the openings count the lookups, except where packaged kernels answer what the user's database cannot.
+    The database is opened for each lookup and each store, ``src/binary_cache.cpp`` (``LoadBinary``, ``SaveBinary``). So
+    the openings count the lookups, except where packaged kernels answer what the user's database cannot.
     """
-
-    files = _FILES
-
-    def by_openings(self, openings: int, stores: int, environment: core.Environment) -> tuple[int, int] | None:
-        """Take each store for a miss, and the openings beyond these lookups and stores for hits."""
-        packaged = (file for root in SYSTEM_KERNELS.roots(environment) for file in root.path.glob("*.kdb"))
-        if openings < 2 * stores or any(True for _ in packaged):
-            return None
-        return openings - 2 * stores, stores
+    packaged = (file for root in SYSTEM_KERNELS.roots(environment) for file in root.path.glob("*.kdb"))
+    if openings < 2 * stores or any(True for _ in packaged):
+        return None
+    return openings - 2 * stores, stores
 
 
 def _place_of_file(layer: Any, file: Path) -> Path | None:  # noqa: ANN401 - a layer that is defined below
@@ -228,7 +226,7 @@ class MIOpenLayer(core.Layer):
 
     store: Any
     switch: ClassVar[core.EnvSwitch] = _DISABLES
-    about = core.About(lookups=core.Lookups(files=_FILES), place_of_file=_place_of_file)
+    about = core.About(lookups=_LOOKUPS, place_of_file=_place_of_file)
 
     def state(self) -> core.State:
         """Read the switch. In a temporary folder only a database shows that MIOpen was there."""
@@ -276,7 +274,7 @@ class MIOpenKernels(MIOpenLayer):
             core.Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
         ),
         when_closed=core.Hazard(core.Severity.FAILS, "MIOpen throws, even where it only looks up"),
-        lookups=KernelLookups(),
+        lookups=_LOOKUPS._replace(by_openings=_by_openings),
     )
     store: Any = core.later("cachectl.layers.miopen.kernels", "KernelDatabases")
 

@@ -291,7 +291,7 @@ class MIOpenDatabases(row_store.Rows):
 
     def write_rows(
         self, root: core.Root, file: str, artifacts: Sequence[core.Artifact], *, replace: bool
-    ) -> Mapping[str, bool | core.EntryError]:
+    ) -> tree.Placed:
         """Check and insert entries of one database, if nothing else stands in its place."""
         path = root.path / file
         is_in_link = path.parent != root.path and _is_link(path.parent)

@@ -23,6 +23,16 @@ _ROW, _OBJECT = "miopen-kernel/1", "miopen-object/1"
 #: needs.
 _OBJECTS = tree.Shape((databases.VERSION_FOLDER, core.regex("[0-9a-f]{32}"), core.regex(r".+\.o(?:bj)?")))
 _NO_CODE = "has the name of a kernel, but is no code; left alone"
+
+
+def _is_same(standing: rows.Values, new: rows.Values) -> bool:
+    """Return whether two rows unpack to the same kernel."""
+    try:
+        return standing == new or decode(standing) == decode(new)
+    except ValueError:
+        return False
+
+
 SCHEMA = rows.Schema(
     table="kern_db",
     create=(
@@ -36,6 +46,7 @@ SCHEMA = rows.Schema(
     key=("kernel_name", "kernel_args"),
     values=("kernel_blob", "kernel_hash", "uncompressed_size"),
     size="length(kernel_blob)",
+    same=_is_same,
 )
 #: More than any kernel has, in bytes: larger blobs are bombs.
 _LARGEST = 1 << 30
@@ -43,22 +54,10 @@ _LARGEST = 1 << 30
 CODE = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
 
 
-class KernelRows(rows.RowFile):
-    """The rows of a database of kernels, which are the same if they unpack to the same kernel."""
-
-    def same(self, standing: rows.Values, new: rows.Values) -> bool:
-        """Compare the kernels."""
-        try:
-            return standing == new or decode(standing) == decode(new)
-        except ValueError:
-            return False
-
-
 class KernelDatabases(databases.MIOpenDatabases):
     """Rows of sqlite files, one file for each kind of GPU, and the user's files of single kernels of old versions."""
 
     schema = SCHEMA
-    row_kind = KernelRows
     kinds = ("ukdb",)
     parts = 2
     tidies = True
@@ -137,8 +136,7 @@ class KernelDatabases(databases.MIOpenDatabases):
                 fix = f"as its owner: sqlite3 {shlex.quote(str(path))} 'pragma journal_mode=delete'"
                 yield core.Finding(*place, core.Severity.FAILS, "wal", message, fix)
         opened = self.opened(root, file)
-        opened.require_sound()
-        if opened.columns():
+        if opened.require_sound():
             yield from self._check_rows(root, file, opened)
         elif self.asked_first:
             raise core.Damaged(self.name, "has no table kern_db", path)

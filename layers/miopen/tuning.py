@@ -6,11 +6,10 @@ Both are text records; the perf-db of builds that keep it in sqlite is only coun
 
 from __future__ import annotations
 
-import errno
 import os
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace as changed
 from functools import partial
@@ -20,7 +19,7 @@ from threading import Lock
 from cachectl.layers import core, miopen
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.miopen import databases
-from cachectl.layers.stores import database, records, rows, tree
+from cachectl.layers.stores import records, rows, tree
 
 _FORM = "miopen-record/1"
 _TIME = ".time"
@@ -64,17 +63,13 @@ class TuningDatabases(databases.MIOpenDatabases):
         is_key = databases.SEPARATOR in path
         return super().kind_of(root, path if is_key else path.removesuffix(_TIME).removesuffix(".temp"))
 
-    def recover(self, root: core.Root) -> None:
-        """Do nothing: a rewrite is complete or has not happened."""
-        del root
-
-    def _records(self, root: core.Root, file: str) -> records.RecordFile:
+    def opened(self, root: core.Root, file: str) -> records.RecordFile:
         """Return the records of a file, which are changed under MIOpen's locks."""
         return records.RecordFile(self.name, root.path / file, partial(self._editing, root, file))
 
-    def _found(self, root: core.Root, file: str) -> Iterator[records.Record | records.Fault]:
+    def _found(self, root: core.Root, file: str) -> Iterator[rows.Row | records.Fault]:
         """Yield the records and faults of a file, none of one that is only counted."""
-        return self._records(root, file).scan() if self.known(file).kind in self.kinds else iter(())
+        return self.opened(root, file).scan() if self.known(file).kind in self.kinds else iter(())
 
     # ------------------------------------------------------------------ listing
 
@@ -85,12 +80,14 @@ class TuningDatabases(databases.MIOpenDatabases):
         del part, contents
         path = root.path / file
         for found in self._found(root, file):
-            if isinstance(found, records.Record):
-                key, stamp = databases.SEPARATOR.join((file, found.key)), (found.checksum,)
-                yield changed(template, key=key, bytes=len(found.line) + 1, stamp=stamp)
+            if isinstance(found, rows.Row):
+                key, stamp = databases.SEPARATOR.join((file, *found.key)), (found.rowid, found.bytes)
+                yield changed(template, key=key, bytes=found.bytes, stamp=stamp)
+                continue
+            number, code, message = found
             # These have a record, which MIOpen reads and which is listed; only verify reports the fault.
-            elif found.code not in ("item", "duplicate-id"):
-                yield core.Problem(path, found.code, f"line {found.number}: {found.message}")
+            if code not in ("item", "duplicate-id"):
+                yield core.Problem(path, code, f"line {number}: {message}")
         if (status := plain.status_at(path.with_name(path.name + _TIME))) is not None:
             disk = handles.blocks_of(status)
             yield changed(template, key=file + _TIME, bytes=status.st_size, files=1, disk=disk, sums=0)
@@ -98,13 +95,14 @@ class TuningDatabases(databases.MIOpenDatabases):
     def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
         """Check every line by the rules of MIOpen's reader. Nothing here is ever removed as damaged."""
         path = root.path / file
-        for fault in self._found(root, file):
-            if isinstance(fault, records.Fault):
-                fix = f"while nothing uses MIOpen, correct or delete line {fault.number} of {path}"
-                if fault.code == "newline":
+        for found in self._found(root, file):
+            if not isinstance(found, rows.Row):
+                number, code, message = found
+                fix = f"while nothing uses MIOpen, correct or delete line {number} of {path}"
+                if code == "newline":
                     fix = f"while nothing uses MIOpen: echo >> {shlex.quote(str(path))}"
-                message, severity = f"line {fault.number}: {fault.message}", _FAULTS[fault.code]
-                yield core.Finding(self.name, root.path, file, severity, fault.code, message, self.fix(path, fix))
+                place, told = (self.name, root.path, file, _FAULTS[code]), f"line {number}: {message}"
+                yield core.Finding(*place, code, told, self.fix(path, fix))
 
     def file_finding(self, root: core.Root, file: str, error: core.LayerError) -> core.Finding:
         """Return the finding of a file that could not be read."""
@@ -112,38 +110,20 @@ class TuningDatabases(databases.MIOpenDatabases):
 
     # ------------------------------------------------------------------ get and put
 
-    def select(self, root: core.Root, file: str, keys: Sequence[tuple[str, ...]]) -> list[rows.Values | None]:
-        """Return each record, or the reason why it is unusable."""
-        names = [name for (name,) in keys]
-        found = self._records(root, file).read_many(names)
-        return [(found[name],) if name in found else None for name in names]
-
     def artifact_of(self, root: core.Root, key: str, values: rows.Values) -> core.Artifact:
         """Return the line of a record as it stands."""
-        del root
-        (record,) = values
-        if isinstance(record, core.Damaged):
-            raise record
-        file = key.partition(databases.SEPARATOR)[0]
-        named, line = self.known(file), record.line if isinstance(record, records.Record) else b""
+        file, (value, number) = key.partition(databases.SEPARATOR)[0], values
+        line, named = rows.as_bytes(value), self.known(file)
+        if (complaint := records.record_complaint(line)) is not None:
+            raise core.Damaged(self.name, f"line {number}: {complaint}", root.path / file)
         return core.Artifact(self.name, key, _FORM, line, {**named.detail, **named.versions, "database": named.kind})
 
     def values_of(self, artifact: core.Artifact) -> rows.Values:
-        """Return the line of a record. Raises :class:`Damaged` if it is none of its key."""
-        own = self.key_of(artifact.key)[0].encode(errors="surrogateescape")
-        complaint = records.record_complaint(artifact.data)
-        if artifact.data.partition(b"=")[0] != own:
-            complaint = "the line contains another key than the one it is put under"
-        if complaint is not None:
-            raise core.Damaged(self.name, complaint, artifact.key)
+        """Return the line of a record. Raises :class:`Damaged` if it has another key."""
+        if artifact.data.partition(b"=")[0] != self.key_of(artifact.key)[0].encode(errors="surrogateescape"):
+            message = "the line contains another key than the one it is put under"
+            raise core.Damaged(self.name, message, artifact.key)
         return (artifact.data,)
-
-    def insert(
-        self, root: core.Root, file: str, pairs: Sequence[tuple[tuple[str, ...], rows.Values]], *, replace: bool
-    ) -> Sequence[bool | core.LayerError]:
-        """Insert lines, which contain their keys, under MIOpen's locks in one rewrite."""
-        lines = [line for _, (line,) in pairs if isinstance(line, bytes)]
-        return self._records(root, file).put(lines, replace=replace)
 
     # ------------------------------------------------------------------ locks
 
@@ -180,33 +160,11 @@ class TuningDatabases(databases.MIOpenDatabases):
             if is_new:
                 os.fchmod(handle, _OPEN_TO_ALL)
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENOTDIR) and folder.is_symlink():
+            if folder.is_symlink():
                 message = "a link in the place of MIOpen's lock folder is not followed"
                 raise core.Refused(self.name, message, folder) from error
             raise core.Unreachable(self.name, f"cannot make the lock folder: {error.strerror}", folder) from error
         return handle
-
-    # ------------------------------------------------------------------ remove
-
-    def remove_rows(self, root: core.Root, file: str, targets: Sequence[core.Entry]) -> core.Outcome:
-        """Delete lines. Running programs keep the records that they have read."""
-        planned = {self.key_of(target.key)[0]: target for target in targets}
-        if not self.is_usable(root, file):
-            gone = tuple(core.Note(target.key, tree.GONE) for target in targets)
-            return core.Outcome(self.name, skipped=gone)
-        path, lines = root.path / file, self._records(root, file)
-        before = database.bytes_of(path)
-        failed: tuple[core.Note, ...] = ()
-        try:
-            removed = lines.delete({key: target.stamp[0] for key, target in planned.items()})
-        except core.LayerError as error:
-            failed = (core.Note(file, error.message),)
-            # The new file may be in place if a later step failed.
-            removed = set(planned.keys() - lines.read_many(planned).keys())
-        left = [target.key for key, target in planned.items() if key not in removed and not failed]
-        skipped = tuple(core.Note(key, rows.CHANGED) for key in left)
-        freed = max(0, before - database.bytes_of(path))
-        return core.Outcome(self.name, len(removed), freed, skipped, failed)
 
 
 def _lock_files(environment: core.Environment, path: Path) -> tuple[Path, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,24 +37,13 @@ _PLACES = core.Places(
 )
 
 
-class NeoLookups(core.Lookups):
-    """The driver opens the file of an entry to read it, and renames a temporary to a new one.
-
-    From release 26.14 on, it also counts hits and misses in a file of the cache, if a variable says so.
-    """
-
-    files = core.EntryFiles()
-    mapped = LIBRARIES
-    by = "the driver's own counters"
-    variables: Mapping[str, str] = {"NEO_CACHE_STATS": "1"}
-
-    def counters(self, environment: core.Environment) -> tuple[int, int] | None:
-        """Return the hits and misses of the cache, if it has the file."""
-        for root in _PLACES.roots(environment):
-            with suppress(OSError, struct.error):
-                hits, misses, version = COUNTS.unpack(plain.read_plain(root.path / STATISTICS, limit=64))
-                return (hits, misses) if version == 1 else None
-        return None
+def _counters(environment: core.Environment) -> tuple[int, int] | None:
+    """Return the hits and misses of the cache, if it has the file."""
+    for root in _PLACES.roots(environment):
+        with suppress(OSError, struct.error):
+            hits, misses, version = COUNTS.unpack(plain.read_plain(root.path / STATISTICS, limit=64))
+            return (hits, misses) if version == 1 else None
+    return None
 
 
 class NeoCompilerCache(drivers.DriverLayer):
@@ -78,7 +67,17 @@ class NeoCompilerCache(drivers.DriverLayer):
     limit_variable = "NEO_CACHE_MAX_SIZE"
     places = _PLACES
     store: Any = core.later("cachectl.layers.neo.entries", "NeoPrograms")
-    about = core.About(lookups=NeoLookups())
+    # The driver opens the file of an entry to read it, and renames a temporary to a new one. From release 26.14 on, it
+    # also counts hits and misses in a file of the cache, if a variable says so.
+    about = core.About(
+        lookups=core.Lookups(
+            "the driver's own counters",
+            variables={"NEO_CACHE_STATS": "1"},
+            mapped=LIBRARIES,
+            files=True,
+            counters=_counters,
+        )
+    )
 
     def faults(self) -> Iterator[core.Fault]:
         """Add a missing folder, and variables of the compiler."""

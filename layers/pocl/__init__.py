@@ -6,10 +6,10 @@ Sources: ``lib/CL/pocl_cache.c`` (places, keys), ``lib/CL/devices/devices.c`` (w
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from cachectl.layers import core
 from cachectl.layers.host import distributions, drivers
@@ -24,12 +24,12 @@ _HERE, _NO_FOLLOW, _BIRTH, _BIRTH_AT, _STATX_SIZE = -100, 0x100, 0x800, 80, 256
 PLACES = core.Places(
     "POCL_CACHE_DIR",
     linux=(
-        core.Rule("POCL_CACHE_DIR", empty=core.Odd.NOWHERE),
+        core.Rule("POCL_CACHE_DIR", empty=core.NOWHERE),
         core.Rule("XDG_CACHE_HOME", "pocl"),
-        core.Rule("HOME", ".cache/pocl", empty=core.Odd.TOP, source="default (HOME)"),
+        core.Rule("HOME", ".cache/pocl", empty=core.TOP, source="default (HOME)"),
     ),
     windows=(
-        core.Rule("POCL_CACHE_DIR", empty=core.Odd.NOWHERE),
+        core.Rule("POCL_CACHE_DIR", empty=core.NOWHERE),
         core.Rule("LOCALAPPDATA", "pocl"),
         core.Rule("TEMP", "pocl"),
     ),
@@ -52,86 +52,95 @@ def roots_in(environment: core.Environment) -> tuple[core.Root, ...]:
     return tuple(core.Root(path / leaf, core.Scope.USER, source, leaf) for leaf in ("kcache", "uncached"))
 
 
-class PoclPortability(core.Portability):
-    """PoCL hashes options with its version, LLVM and the processor (``lib/CL/pocl_cache.c``)."""
+def _facts(environment: core.Environment) -> core.Facts:
+    """Return versions, the name of the library (which bears a version or a digest), and the processor.
 
-    deciding: ClassVar[Mapping[str, str]] = {
+    The version is that of the wheel, which is known to have built the entries if no other PoCL is registered.
+    """
+    from cachectl.layers.host import hardware
+
+    library = drivers.only_library(environment, "PoCL")
+    real = None if library is None else Path(library).resolve()
+    of_wheel = real is not None and any(real.is_relative_to(site.resolve()) for site in environment.site)
+    model, features = hardware.processor(environment)
+    return {
+        "PoCL": environment.installed("pocl-binary-distribution") if of_wheel else None,
+        "PoCL library": None if real is None else real.name,
+        "processor": model,
+        "processor features": features,
+        "pyopencl": environment.installed("pyopencl"),
+        distributions.PYOPENCL_INCLUDES: distributions.pyopencl_includes(environment.site),
+    }
+
+
+#: PoCL hashes options with its version, LLVM and the processor (``lib/CL/pocl_cache.c``).
+_PORTABILITY = core.Portability(
+    _facts,
+    deciding={
         "PoCL": "PoCL's version is part of every key",
         "processor": "the code is another processor's, which some builds of PoCL would run all the same",
         "processor features": "the code is another processor's, which some builds of PoCL would run all the same",
         distributions.PYOPENCL_INCLUDES: "PyOpenCL names its folder in the build options, a part of every key",
-    }
-    needed = ("PoCL library", "processor features")
-    informing = ("pyopencl",)
-
-    def facts(self, environment: core.Environment) -> core.Facts:
-        """Return versions, the name of the library (which bears a version or a digest), and the processor.
-
-        The version is that of the wheel, which is known to have built the entries if no other PoCL is registered.
-        """
-        from cachectl.layers.host import hardware
-
-        library = drivers.only_library(environment, "PoCL")
-        real = None if library is None else Path(library).resolve()
-        of_wheel = real is not None and any(real.is_relative_to(site.resolve()) for site in environment.site)
-        model, features = hardware.processor(environment)
-        return {
-            "PoCL": environment.installed("pocl-binary-distribution") if of_wheel else None,
-            "PoCL library": None if real is None else real.name,
-            "processor": model,
-            "processor features": features,
-            "pyopencl": environment.installed("pyopencl"),
-            distributions.PYOPENCL_INCLUDES: distributions.pyopencl_includes(environment.site),
-        }
+    },
+    needed=("PoCL library", "processor features"),
+    informing=("pyopencl",),
+)
 
 
 def _is_folder(item: os.DirEntry[str]) -> bool:
     return item.is_dir(follow_symlinks=False)
 
 
-class PoclLookups(core.Lookups):
-    """PoCL prints what it looks up and stores, if its messages are on while it builds."""
+def _weigh(path: str) -> int | None:
+    """Return the bytes of a program's folder; with its cache off, PoCL removes the program that it has written."""
+    if not os.path.exists(os.path.join(path, _BITCODE)):
+        return None
+    try:
+        return sum(item.stat().st_size for item in Path(path).rglob("*") if item.is_file())
+    except OSError:
+        return 0
 
-    by = "PoCL's own messages"
-    listeners: Mapping[str, Path] = dict.fromkeys(_PLATFORMS, Path(__file__).parents[1] / "inside" / "pocl_messages.py")
-    mapped = ("/libpocl",)
-    keeps_use = True
 
-    def weigh(self, path: str) -> int | None:
-        """Return the bytes of a program's folder; with its cache off, PoCL removes the program that it has written."""
-        if not os.path.exists(os.path.join(path, _BITCODE)):
-            return None
-        try:
-            return sum(item.stat().st_size for item in Path(path).rglob("*") if item.is_file())
-        except OSError:
-            return 0
+def _compilations(path: str) -> tuple[core.Compilation, ...]:
+    """Read the times of a program's folder, which PoCL makes when it has missed.
 
-    def compilations(self, path: str) -> tuple[core.Compilation, ...]:
-        """Read the times of a program's folder, which PoCL makes when it has missed.
+    A kernel is compiled for each shape of its work-groups when it is first launched with it.
+    """
+    try:
+        born, compiled = birth_time(path), os.stat(os.path.join(path, _BITCODE)).st_mtime
+        found: list[core.Compilation] = [] if born is None else [(None, born, compiled)]
+        for kernel in filter(_is_folder, os.scandir(path)):
+            for shape in filter(_is_folder, os.scandir(kernel)):
+                objects = (item for item in os.scandir(shape) if item.name.endswith(".so"))
+                found += [(kernel.name, None, item.stat().st_ctime) for item in objects]
+    except OSError:
+        return ()
+    return tuple(found)
 
-        A kernel is compiled for each shape of its work-groups when it is first launched with it.
-        """
-        try:
-            born, compiled = birth_time(path), os.stat(os.path.join(path, _BITCODE)).st_mtime
-            found: list[core.Compilation] = [] if born is None else [(None, born, compiled)]
-            for kernel in filter(_is_folder, os.scandir(path)):
-                for shape in filter(_is_folder, os.scandir(kernel)):
-                    objects = (item for item in os.scandir(shape) if item.name.endswith(".so"))
-                    found += [(kernel.name, None, item.stat().st_ctime) for item in objects]
-        except OSError:
-            return ()
-        return tuple(found)
 
-    def other_output(self, heard: bytes) -> bytes:
-        """Return the output that is not PoCL's."""
-        from cachectl.layers.inside.pocl_messages import read_messages
+def _other_output(heard: bytes) -> bytes:
+    from cachectl.layers.inside.pocl_messages import read_messages
 
-        return read_messages(heard)[0]
+    return read_messages(heard)[0]
 
-    def difference(self, alike: Sequence[core.Entry], event: Mapping[str, Any]) -> str:
-        """Return an explanation that names the inputs of PoCL's keys."""
-        del alike, event
-        return "a program with this kernel is there, but its source, build options or device differ"
+
+def _difference(alike: Sequence[core.Entry], event: core.Event) -> str:
+    """Name the inputs of PoCL's keys."""
+    del alike, event
+    return "a program with this kernel is there, but its source, build options or device differ"
+
+
+#: PoCL prints what it looks up and stores, if its messages are on while it builds.
+_LOOKUPS = core.Lookups(
+    "PoCL's own messages",
+    listeners=dict.fromkeys(_PLATFORMS, Path(__file__).parents[1] / "inside" / "pocl_messages.py"),
+    mapped=("/libpocl",),
+    keeps_use=True,
+    weigh=_weigh,
+    compilations=_compilations,
+    other_output=_other_output,
+    difference=_difference,
+)
 
 
 def birth_time(path: str) -> float | None:
@@ -170,10 +179,13 @@ class PoclKernels(drivers.DriverLayer):
         when_closed=core.Hazard(core.Severity.FAILS, "PoCL can build no program"),
         unchecked="machine code, and the records of LLVM bitcode",
         reveals="paths of your home, in bitcode",
-        portability=PoclPortability(),
-        lookups=PoclLookups(),
+        portability=_PORTABILITY,
+        lookups=_LOOKUPS,
         # PoCL keeps the names of constants in bitcode, and in the log of a build that failed.
-        tagging=core.Tagging(LIBRARIES, _PLATFORMS, core.regex("tempfile_[A-Za-z0-9]{6}")),
+        finds_tags=True,
+        libraries=LIBRARIES,
+        platforms=_PLATFORMS,
+        failure_trace=core.regex("tempfile_[A-Za-z0-9]{6}"),
     )
     places = PLACES
     placeless = core.Hazard(core.Severity.FAILS, "is empty: PoCL finds no device; unset it")

@@ -6,11 +6,11 @@ Sources: ``pyopencl/cache.py`` (places, locks), ``pyopencl/__init__.py`` (when t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from cachectl.layers import core, pytools
 from cachectl.layers.disk import plain
@@ -52,52 +52,43 @@ def bypassed_on(environment: core.Environment) -> frozenset[str]:
     return frozenset() if any(release < _BYPASSES_SINCE for release in releases) else _BYPASSED_ON
 
 
-class BinaryPortability(core.Portability):
-    """PyOpenCL's keys hash the source, the options and the devices; their folder bears the version of Python."""
+def _facts(environment: core.Environment) -> core.Facts:
+    """Return versions, the include folder, and the names of the OpenCL drivers.
 
-    deciding: ClassVar[Mapping[str, str]] = {
+    The names say nothing if several drivers that PyOpenCL keeps binaries of have one name.
+    """
+    packages = {name: environment.installed(name) for name in ("pyopencl", "pytools")}
+    names = sorted(drivers.opencl_drivers(environment))
+    kept = [name for name in names if name not in bypassed_on(environment)]
+    several = any(len(drivers.driver_libraries(environment, name)) > 1 for name in kept)
+    return {
+        "python": environment.python,
+        **packages,
+        distributions.PYOPENCL_INCLUDES: distributions.pyopencl_includes(environment.site),
+        "OpenCL drivers": None if several else ", ".join(names) or None,
+    }
+
+
+#: PyOpenCL's keys hash the source, the options and the devices; their folder bears the version of Python.
+_PORTABILITY = core.Portability(
+    _facts,
+    deciding={
         "python": "PyOpenCL's folder bears the version of Python",
         distributions.PYOPENCL_INCLUDES: "PyOpenCL names its folder in the build options, which its keys are made from",
-    }
-    needed = ("OpenCL drivers",)
-
-    def facts(self, environment: core.Environment) -> core.Facts:
-        """Return versions, the include folder, and the names of the OpenCL drivers.
-
-        The names say nothing if several drivers that PyOpenCL keeps binaries of have one name.
-        """
-        packages = {name: environment.installed(name) for name in ("pyopencl", "pytools")}
-        names = sorted(drivers.opencl_drivers(environment))
-        kept = [name for name in names if name not in bypassed_on(environment)]
-        several = any(len(drivers.driver_libraries(environment, name)) > 1 for name in kept)
-        return {
-            "python": environment.python,
-            **packages,
-            distributions.PYOPENCL_INCLUDES: distributions.pyopencl_includes(environment.site),
-            "OpenCL drivers": None if several else ", ".join(names) or None,
-        }
+    },
+    needed=("OpenCL drivers",),
+)
 
 
-class BinaryLookups(core.Lookups):
-    """PyOpenCL's own cache is watched by its functions, and every build by the methods of its programs."""
-
-    by = "PyOpenCL"
-    modules = ("pyopencl.cache",)
-    watchers: Mapping[str, Path] = dict.fromkeys(
-        ("pyopencl.cache", "pyopencl"), Path(__file__).parents[1] / "inside" / "builds.py"
-    )
-    imports = ("pyopencl", "numpy")
-    mapped = ("/pyopencl/_cl.",)
-
-    def difference(self, alike: Sequence[core.Entry], event: Mapping[str, Any]) -> str:
-        """Compare sources and included headers: PyOpenCL keeps them beside the binaries. The rest is a hash."""
-        same = [entry for entry in alike if _source_checksum(entry) == event.get("source")]
-        if not same:
-            return "an entry of the same kernel is there, but its source is another"
-        stale = filter(None, (_changed_header(entry) for entry in same))
-        if (because := next(stale, None)) is not None:
-            return f"an entry of the same source is there, but it {because}"
-        return "an entry of the same source is there, but build options, include path, device or driver differ"
+def _difference(alike: Sequence[core.Entry], event: core.Event) -> str:
+    """Compare sources and included headers: PyOpenCL keeps them beside the binaries. The rest is a hash."""
+    same = [entry for entry in alike if _source_checksum(entry) == event.get("source")]
+    if not same:
+        return "an entry of the same kernel is there, but its source is another"
+    stale = filter(None, (_changed_header(entry) for entry in same))
+    if (because := next(stale, None)) is not None:
+        return f"an entry of the same source is there, but it {because}"
+    return "an entry of the same source is there, but build options, include path, device or driver differ"
 
 
 def _changed_header(entry: core.Entry) -> str | None:
@@ -144,10 +135,18 @@ class PyOpenCLBinaries(core.Layer):
         when_closed=core.Hazard(core.Severity.FAILS, "every build fails, after a minute where its lock cannot be made"),
         unchecked="machine code, the records of LLVM bitcode, and binaries whose format only their driver knows",
         reveals="source text of your kernels, paths of included headers",
-        portability=BinaryPortability(),
-        lookups=BinaryLookups(),
+        portability=_PORTABILITY,
+        # PyOpenCL's own cache is watched by its functions, and every build by the methods of its programs.
+        lookups=core.Lookups(
+            "PyOpenCL",
+            watchers=dict.fromkeys(("pyopencl.cache", "pyopencl"), Path(__file__).parents[1] / "inside" / "builds.py"),
+            modules=("pyopencl.cache",),
+            imports=("pyopencl", "numpy"),
+            mapped=("/pyopencl/_cl.",),
+            difference=_difference,
+        ),
         # Whatever platform PyOpenCL builds for.
-        tagging=core.Tagging(),
+        finds_tags=True,
     )
     store: Any = core.later("cachectl.layers.pyopencl.programs", "ProgramFolders")
 
@@ -162,7 +161,7 @@ class PyOpenCLBinaries(core.Layer):
         if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
             return core.State(core.Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
         found = drivers.find_drivers(self.environment)
-        makers = tuple(dict.fromkeys(driver.maker for driver in found))
+        makers = tuple(dict.fromkeys(maker for maker, *_ in found))
         others = bypassed_on(self.environment)
         bypassed, used = ([maker for maker in makers if (maker in others) is left] for left in (True, False))
         if not makers:
@@ -172,7 +171,7 @@ class PyOpenCLBinaries(core.Layer):
                 core.Condition.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache"
             )
         why = f"on for {' and '.join(used)}" + (f", but not {' and '.join(bypassed)}" if bypassed else "")
-        files = dict.fromkeys(driver.file for driver in found if driver.maker in used)
+        files = dict.fromkeys(file for maker, _, file in found if maker in used)
         return core.State(core.Condition.ENABLED, why, tuple(files))
 
     def disable(self) -> core.Switch:
@@ -231,9 +230,9 @@ def _no_cache_switch(layer: str, *, on: bool) -> core.Switch:
         unset=frozenset(_VARIABLES) if on else frozenset(),
         flags={("pyopencl", "_PYOPENCL_NO_CACHE"): not on},
         memo_patches=tuple(
-            core.Patch(f"pyopencl.{module}", owner, method, pytools.forgetting) for module, owner, method in _MEMOS
+            (f"pyopencl.{module}", owner, method, pytools.forgetting) for module, owner, method in _MEMOS
         ),
         clear_functions=(("pyopencl.tools", "clear_first_arg_caches"),),
         reloads=(("pyopencl.invoker", "invoker_cache"), ("pyopencl.scan", "generic_scan_kernel_cache")),
-        takes_effect=core.When.NOW,
+        takes_effect=core.NOW,
     )

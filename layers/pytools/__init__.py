@@ -53,64 +53,62 @@ def dictionary_store(layer: str) -> Any:  # noqa: ANN401 - loaded when it is use
     return core.later("cachectl.layers.pytools.dictionaries", "Dictionaries", layer)
 
 
-class DictionaryPortability(core.Portability):
-    """A dictionary's name bears Python and the versions of the libraries whose code its values depend on."""
-
-    def facts(self, environment: core.Environment) -> core.Facts:
-        """Return the versions of Python and of the packages that dictionaries are named by."""
-        packages = ("loopy", "islpy", "cgen", "pytools", "pyopencl", "numpy")
-        return {"python": environment.python, **{name: environment.installed(name) for name in packages}}
-
-    def outlook(
-        self, versions: Mapping[str, str], there: core.Facts, environment: core.Environment
-    ) -> core.Outlook | None:
-        """Judge a row by the versions in its dictionary's name, as ``ls`` decides which rows are stale."""
-        from cachectl.layers.formats.pdict import UNKNOWN
-
-        del there
-        for name, version in sorted(versions.items()):
-            here = environment.python if name == "python" else environment.installed(name)
-            if here is None:
-                return core.Outlook(None, f"{name} {version} is not installed beside cachectl")
-            if version not in (here, UNKNOWN):
-                return core.Outlook(False, f"stored with {name} {version}, here {here}")  # noqa: FBT003
-        return None
+def _facts(environment: core.Environment) -> core.Facts:
+    """Return the versions of Python and of the packages that dictionaries are named by."""
+    packages = ("loopy", "islpy", "cgen", "pytools", "pyopencl", "numpy")
+    return {"python": environment.python, **{name: environment.installed(name) for name in packages}}
 
 
-class DictionaryLookups(core.Lookups):
-    """Dictionaries are watched by the methods of pytools; the identifier says to which layer each belongs.
+def _outlook(versions: Mapping[str, str], there: core.Facts, environment: core.Environment) -> core.Outlook | None:
+    """Judge a row by the versions in its dictionary's name, as ``ls`` decides which rows are stale."""
+    from cachectl.layers.formats.pdict import UNKNOWN
 
-    ``stages`` are modules of loopy whose stages are timed.
-    """
+    del there
+    for name, version in sorted(versions.items()):
+        here = environment.python if name == "python" else environment.installed(name)
+        if here is None:
+            return core.Outlook(None, f"{name} {version} is not installed beside cachectl")
+        if version not in (here, UNKNOWN):
+            return core.Outlook(False, f"stored with {name} {version}, here {here}")  # noqa: FBT003
+    return None
 
-    by = "pytools"
-    modules = ("pytools.persistent_dict",)
-    opened = ("/pdict-v5-",)
 
-    def __init__(self, imports: tuple[str, ...] = ("pytools",), stages: tuple[str, ...] = ()) -> None:
-        super().__init__()
-        self.imports = imports
-        watched = dict.fromkeys(self.modules, _INSIDE / "dictionaries.py")
-        self.watchers = {**watched, **dict.fromkeys(stages, _INSIDE / "loopy_stages.py")}
+def _owns(event: core.Event, layer: str) -> bool:
+    """Return whether the dictionary of an event is the layer's."""
+    return event["layer"] == "pytools" and layer_of(str(event.get("dictionary") or "")) == layer
 
-    def owns(self, event: Mapping[str, Any], layer: str) -> bool:
-        """Return whether the dictionary of an event is the layer's."""
-        return event["layer"] == "pytools" and layer_of(str(event.get("dictionary") or "")) == layer
 
-    def part_of(self, detail: Mapping[str, Any]) -> str | None:
-        """Return the dictionary's identifier without the versions that loopy and PyOpenCL append."""
-        return re.sub(r"-v\d.*", "", str(detail["dictionary"])) if detail.get("dictionary") else None
+def _part_of(detail: core.Event) -> str | None:
+    """Return the dictionary's identifier without the versions that loopy and PyOpenCL append."""
+    return re.sub(r"-v\d.*", "", str(detail["dictionary"])) if detail.get("dictionary") else None
 
-    def difference(self, alike: Sequence[core.Entry], event: Mapping[str, Any]) -> str:
-        """Compare the versions in the identifiers of the dictionaries; the keys themselves are hashes."""
-        from cachectl.layers.formats.pdict import packages_of
 
-        here = packages_of(str(event.get("dictionary") or ""))
-        differing = [core.named_parts(entry.versions, here) for entry in alike]
-        named = [words for words in differing if words is not None]
-        if here and len(named) == len(alike):
-            return f"an entry of the same kernel is there, but it {min(named, key=len)}"
-        return super().difference(alike, event)
+def _difference(alike: Sequence[core.Entry], event: core.Event) -> str:
+    """Compare the versions in the identifiers of the dictionaries; the keys themselves are hashes."""
+    from cachectl.layers.formats.pdict import packages_of
+
+    here = packages_of(str(event.get("dictionary") or ""))
+    differing = [core.named_parts(entry.versions, here) for entry in alike]
+    named = [words for words in differing if words is not None]
+    if here and len(named) == len(alike):
+        return f"an entry of the same kernel is there, but it {min(named, key=len)}"
+    return core.any_difference(alike, event)
+
+
+#: Dictionaries are watched by the methods of pytools; the identifier says to which layer each belongs.
+_WATCHERS = {"pytools.persistent_dict": _INSIDE / "dictionaries.py"}
+_LOOKUPS = core.Lookups(
+    "pytools",
+    watchers=_WATCHERS,
+    modules=tuple(_WATCHERS),
+    imports=("pytools",),
+    opened=("/pdict-v5-",),
+    owns=_owns,
+    part_of=_part_of,
+    difference=_difference,
+)
+#: The stages of loopy are timed, too.
+_STAGES = dict.fromkeys(("loopy", "loopy.target.pyopencl_execution"), _INSIDE / "loopy_stages.py")
 
 
 class PytoolsDictionaries(core.Layer):
@@ -128,8 +126,9 @@ class PytoolsDictionaries(core.Layer):
             core.Severity.FAILS, "no dictionary can be made or extended, and programs that try fail"
         ),
         reveals="whatever the programs keep in their dictionaries",
-        portability=DictionaryPortability(),
-        lookups=DictionaryLookups(),
+        # A dictionary's name bears Python and the versions of the libraries whose code its values depend on.
+        portability=core.Portability(_facts, outlook=_outlook),
+        lookups=_LOOKUPS,
     )
     store: Any = dictionary_store("pytools")
     #: Modules that open the layer's dictionaries when they are imported.
@@ -169,16 +168,16 @@ class PytoolsDictionaries(core.Layer):
 
     def enable(self) -> core.Switch:
         """Return sumpy's variable."""
-        return core.Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=core.When.NEXT_IMPORT)
+        return core.Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=core.NEXT_IMPORT)
 
     def disable(self) -> core.Switch:
         """Return sumpy's variable, and patches that replace the switch that pytools lacks in this process."""
         patches = tuple(
-            core.Patch("pytools.persistent_dict", owner, name, partial(_without, self.name, name))
+            ("pytools.persistent_dict", owner, name, partial(_without, self.name, name))
             for owner in ("PersistentDict", "WriteOncePersistentDict")
             for name in ("fetch", "store", "store_if_not_present")
         )
-        return core.Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=core.When.NOW)
+        return core.Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=core.NOW)
 
     def relocate(self, folder: Path) -> core.Switch:
         """Return the user cache folder; open dictionaries stay where they are."""
@@ -193,7 +192,7 @@ class LoopyDictionaries(PytoolsDictionaries):
     store: Any = dictionary_store("loopy")
     about = PytoolsDictionaries.about._replace(
         reveals="source text of your kernels",
-        lookups=DictionaryLookups(("loopy", "islpy", "pymbolic"), stages=("loopy", "loopy.target.pyopencl_execution")),
+        lookups=_LOOKUPS._replace(imports=("loopy", "islpy", "pymbolic"), watchers={**_WATCHERS, **_STAGES}),
     )
     library = "loopy"
     variables = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
@@ -205,11 +204,9 @@ class LoopyDictionaries(PytoolsDictionaries):
             self.name,
             set={"LOOPY_NO_CACHE": "1"},
             flags={_LOOPY_FLAG: False},
-            memo_patches=tuple(
-                core.Patch(module, owner, "translation_unit_info", forgetting) for module, owner in _EXECUTORS
-            ),
+            memo_patches=tuple((*executor, "translation_unit_info", forgetting) for executor in _EXECUTORS),
             clear_functions=(("loopy", "clear_in_mem_caches"),),
-            takes_effect=core.When.NOW,
+            takes_effect=core.NOW,
         )
 
     def enable(self) -> core.Switch:
@@ -260,7 +257,7 @@ def relocate_user_cache(layer: core.Layer, folder: Path, opened_by: tuple[str, .
     """Return the variable that moves the user cache folder, which pytools and PyOpenCL follow."""
     variable = "WIN_PD_OVERRIDE_LOCAL_APPDATA" if layer.environment.platform == "win32" else "XDG_CACHE_HOME"
     return core.Switch(
-        layer.name, {variable: str(folder / "xdg")}, read_at_import=opened_by, takes_effect=core.When.NEXT_IMPORT
+        layer.name, {variable: str(folder / "xdg")}, read_at_import=opened_by, takes_effect=core.NEXT_IMPORT
     )
 
 

@@ -48,21 +48,17 @@ def unpack(data: bytes) -> dict[str, bytes]:
                 parts = [part for part in info.name.split("/") if part not in ("", ".")]
                 is_plain = info.type in _PLAIN and not info.sparse and info.size <= len(data)
                 if not is_plain or info.name.startswith("/") or ".." in parts or not parts:
-                    message = f"unsafe member {info.name!r}"
-                    raise ValueError(message)
+                    raise ValueError(f"unsafe member {info.name!r}")
                 path = "/".join(parts)
                 if path in members:
-                    message = f"member {info.name!r} appears twice"
-                    raise ValueError(message)
+                    raise ValueError(f"member {info.name!r} appears twice")
                 content = tar.extractfile(info)
                 members[path] = content.read() if content is not None else b""
             # tarfile takes a truncated or damaged header for the end, except for the first.
             if data[tar.offset : tar.offset + tarfile.BLOCKSIZE] != bytes(tarfile.BLOCKSIZE):
-                message = "not a tar: it ends before its last block, or is damaged"
-                raise ValueError(message)
+                raise ValueError("not a tar: it ends before its last block, or is damaged")
     except (tarfile.TarError, EOFError, RecursionError, OverflowError, UnicodeError) as error:
-        message = f"not a tar: {error}"
-        raise ValueError(message) from error
+        raise ValueError(f"not a tar: {error}") from error
     return members
 
 
@@ -98,14 +94,11 @@ def artifact_from_bytes(data: bytes) -> core.Artifact:
         header = json.loads(members[_HEADER])
         content = members[_DATA]
         if header["schema"] != _SCHEMA:
-            message = f"unknown schema {header['schema']!r}"
-            raise ValueError(message)
+            raise ValueError(f"unknown schema {header['schema']!r}")
         layer, key, form, digest = (str(header[name]) for name in ("layer", "key", "form", "sha256"))
         detail = {str(name): str(value) for name, value in header["detail"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        message = f"not an artifact file of cachectl get: {error}"
-        raise core.CachectlError(message) from error
+        raise core.CachectlError(f"not an artifact file of cachectl get: {error}") from error
     if hashlib.sha256(content).hexdigest() != digest:
-        message = "the artifact file is damaged: wrong checksum"
-        raise core.CachectlError(message)
+        raise core.CachectlError("the artifact file is damaged: wrong checksum")
     return core.Artifact(layer, key, form, content, detail)

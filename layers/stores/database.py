@@ -67,11 +67,8 @@ def without_companion(name: str) -> str:
 
 
 def _files_of(path: Path) -> list[os.stat_result]:
-    found = []
-    for suffix in ("", *COMPANIONS):
-        with suppress(FileNotFoundError):
-            found.append(companion(path, suffix).stat())
-    return found
+    found = (plain.status_at(companion(path, suffix), follow=True) for suffix in ("", *COMPANIONS))
+    return [status for status in found if status is not None]
 
 
 def bytes_of(path: Path) -> int:
@@ -82,10 +79,8 @@ def bytes_of(path: Path) -> int:
 def rest_of(path: Path, template: core.Entry, payload: int) -> core.Entry:
     """Return what a database and the files next to it hold beside the payload of its rows."""
     files = _files_of(path)
-    blocks = [size for size in map(handles.blocks_of, files) if size is not None]
-    disk = sum(blocks) if len(blocks) == len(files) else None
     rest = max(0, sum(status.st_size for status in files) - payload)
-    return replace(template, bytes=rest, files=len(files), disk=disk, sums=0)
+    return replace(template, bytes=rest, files=len(files), disk=handles.blocks_of(*files), sums=0)
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:

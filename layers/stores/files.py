@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from cachectl.layers import core
 from cachectl.layers.formats.details import Details
 from cachectl.layers.host import processes
 from cachectl.layers.stores import archive
-from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, always, entry_shape
+from cachectl.layers.stores import tree as trees
 
 
 class Files(core.Store):
@@ -29,26 +29,26 @@ class Files(core.Store):
     A subclass overrides what its library does otherwise, and declares ``shapes`` and ``forms`` if it has no codec.
     """
 
-    shapes: tuple[Shape, ...]
+    shapes: tuple[trees.Shape, ...]
     codec: core.Codec
     writers: tuple[str, ...] = ()
-    refusals = REFUSALS
+    refusals = trees.REFUSALS
     #: Files that a folder may have without being an entry; ``None`` if every folder is one, an empty one too.
     beside: ClassVar[frozenset[str] | None] = None
     #: The effect of an entry that is too large to be read, added to the reason.
     unread: ClassVar[core.Damage] = core.Damage(core.Severity.RECOMPILES, "")
 
-    def __init__(self, *patterns: str | Shape, codec: core.Codec | None = None, writers: tuple[str, ...] = ()) -> None:
-        if codec is None and not hasattr(self, "shapes"):
-            raise TypeError("Files needs a codec")
+    def __init__(
+        self, *patterns: str | trees.Shape, codec: core.Codec | None = None, writers: tuple[str, ...] = ()
+    ) -> None:
         if codec is not None:
-            self.shapes = tuple(Shape((core.regex(one),)) if isinstance(one, str) else one for one in patterns)
+            self.shapes = tuple(trees.Shape((core.regex(one),)) if isinstance(one, str) else one for one in patterns)
             self.codec = codec
             self.forms, self.writers = (codec.form,), writers
 
     # ------------------------------------------------------------------ what a subclass overrides
 
-    def shapes_of(self, root: core.Root) -> tuple[Shape, ...]:
+    def shapes_of(self, root: core.Root) -> tuple[trees.Shape, ...]:
         """Return the shapes in a root, which may have some of its own."""
         del root
         return self.shapes
@@ -63,7 +63,9 @@ class Files(core.Store):
         del path
         return True
 
-    def described(self, tree: Tree, leaf: Leaf, selection: core.Selection, *, contents: bool) -> Iterator[core.Found]:
+    def described(
+        self, tree: trees.Tree, leaf: trees.Leaf, selection: core.Selection, *, contents: bool
+    ) -> Iterator[core.Found]:
         """Yield an entry with what its content says, and its problems; nothing if the selection does not match it."""
         del selection
         if not contents:
@@ -93,18 +95,18 @@ class Files(core.Store):
         """Return the damage of an entry's bytes, as the codec does."""
         return self.codec.check(data)
 
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
+    def damages(self, key: str, files: trees.Members) -> Iterator[core.Damage]:
         """Yield what is wrong with an entry, by its checked files."""
         del key
         if (damage := self.check(archive.entry_bytes(files))) is not None:
             yield damage
 
-    def foreign(self, files: Mapping[str, bytes]) -> str | None:
+    def foreign(self, files: trees.Members) -> str | None:
         """Return why a damaged entry may be of an unknown version of the format; ``None`` if it is of a known one."""
         del files
         return None
 
-    def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
+    def detail(self, key: str, files: trees.Members) -> Mapping[str, str]:
         """Return what an artifact says of itself."""
         del key
         about = self.describe(archive.entry_bytes(files))
@@ -115,12 +117,12 @@ class Files(core.Store):
         del root
         return nullcontext(enter_result=False)
 
-    def guarded(self, root: core.Root, keys: Iterable[str]) -> Iterator[tuple[str, Guard, list[str]]]:
+    def guarded(self, root: core.Root, keys: Iterable[str]) -> Iterator[tuple[str, trees.Guard, list[str]]]:
         """Yield groups of keys that change together: a name for failures, and what makes the context of the renames."""
         if listed := list(keys):
             yield str(root.path), nullcontext, listed
 
-    def require_replaceable(self, root: core.Root, key: str, files: Mapping[str, bytes]) -> None:
+    def require_replaceable(self, root: core.Root, key: str, files: trees.Members) -> None:
         """Raise :class:`LayerError` if an entry must not be replaced by these files now."""
 
     def check_index(self, root: core.Root) -> Iterator[core.Finding]:
@@ -128,18 +130,18 @@ class Files(core.Store):
         del root
         yield from ()
 
-    def tagged_text(self, tree: Tree, key: str) -> bytes | None:
+    def tagged_text(self, tree: trees.Tree, key: str) -> bytes | None:
         """Return the part of an entry that has the tag of its build."""
         del tree, key
         return None
 
     # ------------------------------------------------------------------ listing
 
-    def tree_of(self, root: core.Root) -> Tree:
+    def tree_of(self, root: core.Root) -> trees.Tree:
         """Return the tree of a root."""
-        return Tree(self.name, root.path, *self.shapes_of(root))
+        return trees.Tree(self.name, root.path, *self.shapes_of(root))
 
-    def leaves(self, root: core.Root) -> Iterator[Leaf | core.Problem]:
+    def leaves(self, root: core.Root) -> Iterator[trees.Leaf | core.Problem]:
         """Yield what is there, and what is in the way."""
         return self.tree_of(root).scan()
 
@@ -164,7 +166,7 @@ class Files(core.Store):
 
     def kind_of(self, root: core.Root, path: str) -> str:
         """Compare with the names of entries, temporaries, and files beside them."""
-        if entry_shape(self.shapes, path) is not None:
+        if trees.entry_shape(self.shapes, path) is not None:
             return core.ENTRY
         parts = path.split("/")
         return core.OWN if any(shape.owns(parts) for shape in self.shapes_of(root)) else core.FOREIGN
@@ -187,7 +189,7 @@ class Files(core.Store):
         """Read entries one by one."""
         return core.read_each(partial(self.read_entry, root), keys)
 
-    def members(self, root: core.Root, key: str) -> Mapping[str, bytes] | None:
+    def members(self, root: core.Root, key: str) -> trees.Members | None:
         """Return the files of an entry that are of use elsewhere, by their paths in it; ``None`` is a miss."""
         return self.tree_of(root).read_members(key, self.is_carried)
 
@@ -199,37 +201,36 @@ class Files(core.Store):
         self.require_whole(key, files, root.path / key)
         return core.Artifact(self.name, key, self.forms[-1], archive.entry_bytes(files), self.detail(key, files))
 
-    def require_whole(self, key: str, files: Mapping[str, bytes], path: Path) -> None:
+    def require_whole(self, key: str, files: trees.Members, path: Path | str) -> None:
         """Raise :class:`Damaged` for an entry that its library could not use."""
         for damage in self.damages(key, files):
             raise core.Damaged(self.name, damage.message, path)
 
     def files_of(self, artifact: core.Artifact) -> dict[str, bytes]:
         """Return the files of an artifact. Raises :class:`LayerError` unless they are those of a whole entry."""
-        key, shape = artifact.key, entry_shape(self.shapes, artifact.key)
+        key, shape = artifact.key, trees.entry_shape(self.shapes, artifact.key)
         if shape is None:
             raise core.not_a_key(self.name, key)
         try:
             files = archive.unpack(artifact.data) if shape.is_packed else {"": artifact.data}
         except ValueError as error:
             raise core.Damaged(self.name, f"not the tar of an entry: {error}", key) from error
-        name = key.rpartition("/")[2]
+        name, wrong = key.rpartition("/")[2], None
         if (strange := shape.strange(name, files)) is not None:
-            raise core.Damaged(self.name, f"{strange!r} is no file of an entry", key)
-        if shape.companions is not None and name not in files:
-            raise core.Damaged(self.name, f"lacks the file {name!r}", key)
-        if self._is_no_entry(files):
-            raise core.Damaged(self.name, "the artifact holds no program", key)
-        for damage in self.damages(key, files):
-            raise core.Damaged(self.name, damage.message, key)
+            wrong = f"{strange!r} is no file of an entry"
+        elif shape.companions is not None and name not in files:
+            wrong = f"lacks the file {name!r}"
+        elif self._is_no_entry(files):
+            wrong = "the artifact holds no program"
+        if wrong is not None:
+            raise core.Damaged(self.name, wrong, key)
+        Files.require_whole(self, key, files, key)
         return files
 
-    def write(
-        self, root: core.Root, artifacts: Sequence[core.Artifact], *, replace: bool = False
-    ) -> Mapping[str, bool | core.EntryError]:
+    def write(self, root: core.Root, artifacts: Sequence[core.Artifact], *, replace: bool = False) -> trees.Placed:
         """Check entries, then place them together."""
-        results: dict[str, bool | core.EntryError] = {}
-        whole: dict[str, Mapping[str, bytes]] = {}
+        results: trees.Placed = {}
+        whole: dict[str, trees.Members] = {}
         for artifact in artifacts:
             try:
                 files = self.files_of(artifact)
@@ -250,11 +251,9 @@ class Files(core.Store):
                     results[key] = error
         return results
 
-    def place(
-        self, root: core.Root, whole: Mapping[str, Mapping[str, bytes]], *, replace: bool
-    ) -> dict[str, bool | core.EntryError]:
+    def place(self, root: core.Root, whole: Mapping[str, trees.Members], *, replace: bool) -> trees.Placed:
         """Place whole entries, given file by file; return the result of each as :meth:`write` does."""
-        tree, results = self.tree_of(root), dict[str, bool | core.EntryError]()
+        tree, results = self.tree_of(root), trees.Placed()
         for _, guard, keys in self.guarded(root, whole):
             group = {key: whole[key] for key in keys}
             results |= tree.write(group, guard=guard, replace=replace, wanted=self.is_carried)
@@ -273,13 +272,11 @@ class Files(core.Store):
         """Remove entries: programs that look for one miss, and programs that have one mapped keep it."""
 
         def remove(alone: bool) -> core.Outcome:
-            return self.remove_files(root, targets, tidy=always if alone else None)
+            return self.remove_files(root, targets, tidy=trees.always if alone else None)
 
         return core.remove_counted(self.name, self.changing(root), remove)
 
-    def remove_files(
-        self, root: core.Root, targets: Iterable[core.Entry], *, tidy: Callable[[], bool] | None
-    ) -> core.Outcome:
+    def remove_files(self, root: core.Root, targets: Iterable[core.Entry], *, tidy: trees.Tidy) -> core.Outcome:
         """Remove things, and if ``tidy`` returns true, empty folders above them."""
         planned = {target.key: target for target in targets}
         tree = self.tree_of(root)
@@ -303,7 +300,7 @@ class Files(core.Store):
         if complete:
             yield from self.check_index(root)
 
-    def _examined(self, root: core.Root, tree: Tree, leaf: Leaf | core.Problem) -> Iterator[core.Finding]:
+    def _examined(self, root: core.Root, tree: trees.Tree, leaf: trees.Leaf | core.Problem) -> Iterator[core.Finding]:
         """Yield the findings of an entry, or that of what could not be read or is in the way."""
         if isinstance(leaf, core.Problem):
             path = os.path.relpath(leaf.path, root.path)
@@ -314,7 +311,7 @@ class Files(core.Store):
         key = leaf.entry.key
         if not leaf.entry.is_listed or self._is_no_entry(leaf.members):
             return
-        files: Mapping[str, bytes] | None = None
+        files: trees.Members | None = None
         try:
             files = tree.read_members(key, self.is_checked)
             damages = [] if files is None else list(self.damages(key, files))

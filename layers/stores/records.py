@@ -8,49 +8,26 @@ keeps every other line byte for byte.
 
 from __future__ import annotations
 
-import errno
-import os
+import io
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from cachectl.layers import core
 from cachectl.layers.disk import atomic, plain
+from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Values
+
+#: Number, code and message for a line that the reader uses not at all or in part, or that would damage the next one.
+Fault = tuple[int, str, str]
 
 
-class Record(NamedTuple):
-    """One usable line: its number, and its bytes without the newline."""
+class RecordFile(RowFile):
+    """One text file of records, with the methods of a database that change rows.
 
-    number: int
-    key: str
-    line: bytes
-
-    @property
-    def items(self) -> dict[str, str]:
-        """Map each id to its values."""
-        return {_text(identifier): _text(values) for identifier, values in items_of(self.line).items()}
-
-    @property
-    def checksum(self) -> int:
-        """Return a checksum of the line."""
-        return zlib.crc32(self.line)
-
-
-class Fault(NamedTuple):
-    """A line that the reader uses not at all or in part, or that would damage the next one written."""
-
-    number: int
-    code: str
-    message: str
-
-
-class RecordFile:
-    """One text file of records.
-
-    ``lock`` makes the context in which a rewrite happens. Methods raise :class:`Unreachable` when the operating system
-    refuses, and whatever the lock raises.
+    The row of a record has the checksum of its line for an id, and the bytes of the line. ``lock`` makes the context in
+    which a rewrite happens. Methods raise :class:`Unreachable` when the operating system refuses, and whatever the lock
+    raises.
     """
 
     def __init__(self, layer: str, path: Path, lock: Callable[[], AbstractContextManager[None]]) -> None:
@@ -58,42 +35,36 @@ class RecordFile:
         self.path = path
         self.lock = lock
 
-    def scan(self) -> Iterator[Record | Fault]:
+    def scan(self) -> Iterator[Row | Fault]:
         """Yield every record that counts and every fault, in the order of the file."""
-        seen: dict[str, bool] = {}
-        last = b"\n"
-        with self._translated("read"), suppress(FileNotFoundError), open(plain.open_plain(self.path), "rb") as file:
-            # A sparse file would be one endless line.
-            if (size := os.fstat(file.fileno()).st_size) > core.LARGEST_RECORDS:
-                raise OSError(errno.EFBIG, core.too_large(size, core.LARGEST_RECORDS))
-            for number, last in enumerate(file, 1):
-                yield from _judge(number, last.removesuffix(b"\n"), seen)
-            if not last.endswith(b"\n"):
-                yield Fault(number, "newline", "the file does not end its last line: the next record would join it")
+        usable: dict[str, bool] = {}
+        line = b"\n"
+        for number, line in enumerate(io.BytesIO(self._content()), 1):
+            yield from _judge(number, line.removesuffix(b"\n"), usable)
+        if not line.endswith(b"\n"):
+            yield number, "newline", "the file does not end its last line: the next record would join it"
 
-    def read_many(self, keys: Iterable[str]) -> dict[str, Record | core.Damaged]:
-        """Return the records of those keys that have one.
+    def rows(self) -> list[Row]:
+        """Return every record that counts."""
+        return [found for found in self.scan() if isinstance(found, Row)]
 
-        Each is the first line with its key, or the error why that is unusable: later ones are never read.
-        """
-        first: dict[str, tuple[int, bytes]] = {}
+    def read_many(self, keys: Sequence[Sequence[str]]) -> list[Values | None]:
+        """Return the first line with each key, and its number: later ones are never read, even if it is unusable."""
+        first: dict[str, Values] = {}
         for number, line in enumerate(split_lines(self._content()), 1):
-            first.setdefault(_key(line), (number, line))
-        found: dict[str, Record | core.Damaged] = {}
-        for key in first.keys() & set(keys):
-            number, line = first[key]
-            complaint = record_complaint(line)
-            wrong = None if complaint is None else core.Damaged(self.layer, f"line {number}: {complaint}", self.path)
-            found[key] = wrong or Record(number, key, line)
-        return found
+            first.setdefault(_key(line), (line, number))
+        return [first.get(key) for (key,) in keys]
 
-    def put(self, lines: Sequence[bytes], *, replace: bool = False) -> Sequence[bool | core.LayerError]:
+    def insert(
+        self, rows: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
+    ) -> list[bool | core.LayerError]:
         """Insert the records whose keys are free, in one rewrite; with ``replace`` also in the places of others.
 
-        Returns for each: ``True`` if it was inserted, ``False`` if the same record is present, else the error:
-        :class:`EntryExists` if a different one is present and ``replace`` is not set. Raises :class:`LayerError` if the
-        file cannot be read.
+        Only the first value counts, the line, which contains the key. Returns for each: ``True`` if it was inserted,
+        ``False`` if the same record is present, else the error: :class:`EntryExists` if a different one is present and
+        ``replace`` is not set. Raises :class:`LayerError` if the file cannot be read.
         """
+        lines = [line for _, (line, *_) in rows if isinstance(line, bytes)]
         # Only what is to change takes the lock.
         results = self._inserted(lines, split_lines(self._content()), replace=replace)
         if True not in results:
@@ -130,19 +101,31 @@ class RecordFile:
                 results.append(True)
         return results
 
-    def delete(self, checksums: Mapping[str, int]) -> set[str]:
-        """Delete records by key, each only if its line has the checksum; return the keys that went.
+    def delete(self, planned: Iterable[Row]) -> frozenset[Row]:
+        """Delete records, each only if its line is still the same; return those.
 
         Later lines with such a key are deleted too, because they would be hit from then on. An empty file is unlinked.
         """
         with self._translated("write"), self.lock():
             lines = split_lines(self._content())
             # Filled from the end, so that the first of equal keys wins.
-            first = {_key(line): line for line in reversed(lines)}
-            gone = {key for key, checksum in checksums.items() if key in first and zlib.crc32(first[key]) == checksum}
+            first = {_key(line): _row(line) for line in reversed(lines)}
+            gone = frozenset(planned) & frozenset(first.values())
             if gone:
-                self._rewrite([line for line in lines if _key(line) not in gone])
+                keys = {row.key for row in gone}
+                self._rewrite([line for line in lines if (_key(line),) not in keys])
         return gone
+
+    def vacuum(self) -> None:
+        """Do nothing: a rewrite leaves no free space."""
+
+    def recover(self) -> None:
+        """Do nothing: a rewrite is complete or has not happened."""
+
+    def remove_damaged(self, stamp: tuple[int, ...], in_use: Callable[[Path], str | None]) -> str:
+        """Return why the file stays: other lines of it can be read."""
+        del stamp, in_use
+        return CHANGED
 
     # ------------------------------------------------------------------ the file
 
@@ -157,17 +140,6 @@ class RecordFile:
             return plain.read_plain(self.path, most=core.LARGEST_RECORDS)
         return b""
 
-    @contextmanager
-    def _translated(self, verb: str) -> Iterator[None]:
-        try:
-            yield
-        except core.LayerError:
-            raise
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise core.Refused(self.layer, "a link is not followed", self.path) from error
-            raise core.Unreachable(self.layer, f"cannot {verb}: {error.strerror or error}", self.path) from error
-
 
 def record_complaint(line: bytes) -> str | None:
     """Return why a line is no record; ``None`` if it is one."""
@@ -181,50 +153,40 @@ def record_complaint(line: bytes) -> str | None:
     return None if b":" in contents else "no value has an id and ':'"
 
 
-def items_of(line: bytes) -> dict[bytes, bytes]:
-    """Map each id of a record to its values, as the reader does: the first of equal ids, no item without ``:``."""
-    items: dict[bytes, bytes] = {}
-    for item in line.partition(b"=")[2].split(b";"):
-        identifier, colon, values = item.partition(b":")
-        if colon:
-            items.setdefault(identifier, values)
-    return items
-
-
-def _judge(number: int, line: bytes, seen: dict[str, bool]) -> Iterator[Record | Fault]:
-    """Yield a line's record and its faults; ``seen`` maps each key so far to whether its first line is a record."""
+def _judge(number: int, line: bytes, usable: dict[str, bool]) -> Iterator[Row | Fault]:
+    """Yield a line's record and its faults; ``usable`` maps each key so far to whether its first line is a record."""
     key, complaint = _key(line), record_complaint(line)
     if not line:
         return
-    if key in seen:
-        if seen[key]:
-            yield Fault(number, "duplicate", f"an earlier line has the key {key}: this one is never read")
+    if key in usable:
+        if usable[key]:
+            yield number, "duplicate", f"an earlier line has the key {key}: this one is never read"
         else:
             # The reader uses it once the first one has gone.
-            yield Fault(number, "hidden", f"an earlier line has the key {key} but no value, and hides this one")
+            yield number, "hidden", f"an earlier line has the key {key} but no value, and hides this one"
         return
     if key:
-        seen[key] = complaint is None
+        usable[key] = complaint is None
     if complaint is not None:
-        yield Fault(number, "malformed", complaint)
+        yield number, "malformed", complaint
         return
-    yield Record(number, key, line)
+    yield _row(line)
     # The reader ignores a ';' at the end.
     items = line.partition(b"=")[2].removesuffix(b";").split(b";")
-    with_id = sum(b":" in item for item in items)
-    if with_id < len(items):
-        yield Fault(number, "item", "a value has no id and ':': it is skipped, the others are read")
-    if len(items_of(line)) < with_id:
-        yield Fault(number, "duplicate-id", "an id stands twice in the record: only the first is read")
+    names = [item.partition(b":")[0] for item in items if b":" in item]
+    if len(names) < len(items):
+        yield number, "item", "a value has no id and ':': it is skipped, the others are read"
+    if len(set(names)) < len(names):
+        yield number, "duplicate-id", "an id stands twice in the record: only the first is read"
+
+
+def _row(line: bytes) -> Row:
+    return Row(zlib.crc32(line), (_key(line),), len(line) + 1)
 
 
 def _key(line: bytes) -> str:
     key, equals, _ = line.partition(b"=")
-    return _text(key) if equals else ""
-
-
-def _text(data: bytes) -> str:
-    return data.decode(errors="surrogateescape")
+    return key.decode(errors="surrogateescape") if equals else ""
 
 
 def split_lines(content: bytes) -> list[bytes]:

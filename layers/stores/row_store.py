@@ -6,11 +6,10 @@ import os
 import shlex
 import stat
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from cachectl.layers import core
@@ -19,6 +18,7 @@ from cachectl.layers.host import processes
 from cachectl.layers.stores import database, files, rows, tree
 
 T = TypeVar("T")
+R = TypeVar("R")
 #: Takes a database by its path below the root, and what its entries have in common; yields its rows.
 Lister = Callable[[core.Root, str, core.Entry], Iterator[core.Found]]
 
@@ -32,7 +32,6 @@ class Rows(files.Files):
     """
 
     schema: ClassVar[rows.Schema]
-    row_kind: ClassVar[type[rows.RowFile]] = rows.RowFile
     shapes: tuple[tree.Shape, ...] = ()
     #: Whether empty folders above other files go with them.
     tidies: ClassVar[bool] = False
@@ -80,6 +79,10 @@ class Rows(files.Files):
         del root
         return ()
 
+    def is_usable(self, root: core.Root, file: str) -> bool:
+        """Return whether a database is there. Raises :class:`OSError` where that cannot be determined."""
+        return plain.status_at(root.path / file) is not None
+
     def key_of(self, key: str) -> tuple[str, ...]:
         """Return the key columns of a row."""
         return (key.partition(self.separator)[2],)
@@ -89,7 +92,7 @@ class Rows(files.Files):
     def opened(self, root: core.Root, file: str) -> rows.RowFile:
         """Return a database as this environment may use it."""
         waits, trusts = self.environment.lock_timeout, self.environment.trusts_writers
-        return self.row_kind(self.name, root.path / file, self.schema, waits, shared=trusts)
+        return rows.RowFile(self.name, root.path / file, self.schema, waits, shared=trusts)
 
     def databases(self, root: core.Root) -> Iterator[str | core.Problem]:
         """Yield the path of each database below a root, and a problem for each link and each unreadable thing."""
@@ -147,24 +150,17 @@ class Rows(files.Files):
                 payload += thing.bytes if isinstance(thing, core.Entry) and thing.files == 0 else 0
                 yield thing
         except (core.LayerError, OSError) as error:
-            yield self.problem_of(path, error)
+            kinds: dict[type, str] = {core.Busy: "busy", core.Damaged: "sqlite"}
+            yield core.Problem(path, kinds.get(type(error), "unreadable"), self.explain(error))
         with suppress(OSError):
             yield database.rest_of(path, template, payload)
 
     # ------------------------------------------------------------------ problems and damage
 
-    def problem_of(self, path: Path, error: core.EntryError) -> core.Problem:
-        """Return the problem of a file with unlisted rows, because of a lock, an error or damage."""
-        kinds = {core.Busy: "busy", core.Damaged: "sqlite"}
-        code = next((code for kind, code in kinds.items() if isinstance(error, kind)), "unreadable")
-        return core.Problem(path, code, self.explain(error))
-
     def explain(self, error: core.EntryError) -> str:
         """Return the message of an error about a file; for damage, with the command that removes it."""
-        if not isinstance(error, core.LayerError):
-            return core.reason_of(error)
         cure = f"; to remove it: cachectl purge --damaged {self.name}" if isinstance(error, core.Damaged) else ""
-        return error.message + cure
+        return core.reason_of(error) + cure
 
     def verify(self, root: core.Root) -> Iterator[core.Finding]:
         """Check every database, and find what is in the way of one; then check what lies next to the databases."""
@@ -195,18 +191,18 @@ class Rows(files.Files):
 
     def file_finding(self, root: core.Root, file: str, error: core.LayerError) -> core.Finding:
         """Return the finding of a file that could not be read; its ``thing`` is the file only if it is damaged."""
-        if isinstance(error, core.Damaged):
-            thing = None
+        severity, code, fix = core.Severity.HARMLESS, "unreadable", "nothing: try again when no program is writing"
+        thing = None
+        if isinstance(error, core.Refused):
+            code, fix = "foreign", "nothing: cachectl does not use it"
+        elif isinstance(error, core.Damaged):
+            severity, code = core.Severity.FAILS, "sqlite"
+            fix = f"end every program that has it open, then: cachectl purge --damaged {self.name}"
             with suppress(OSError):
                 stamp = database.file_stamp(root.path / file)
                 entry = core.Entry(self.name, file, root.path, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
                 thing = core.orphan(entry, error.message)
-            fix = f"end every program that has it open, then: cachectl purge --damaged {self.name}"
-            return core.Finding(self.name, root.path, file, core.Severity.FAILS, "sqlite", error.message, fix, thing)
-        code, fix = "unreadable", "nothing: try again when no program is writing"
-        if isinstance(error, core.Refused):
-            code, fix = "foreign", "nothing: cachectl does not use it"
-        return core.Finding(self.name, root.path, file, core.Severity.HARMLESS, code, error.message, fix)
+        return core.Finding(self.name, root.path, file, severity, code, error.message, fix, thing)
 
     def row_finding(self, thing: core.Entry, code: str, message: str) -> core.Finding:
         """Return the finding of a damaged row."""
@@ -217,53 +213,48 @@ class Rows(files.Files):
 
     def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
         """Delete rows, then vacuum. A file goes only if it is damaged and nobody can have it open."""
-        parts: list[core.Part] = []
-        others: list[core.Entry] = []
-        for file, planned in self._by_file((target.key, target) for target in targets).items():
-            if self.is_database(file):
-                parts.append((file, partial(self.remove_rows, root, file, planned)))
-            else:
-                others += planned
+        groups, others = self._split({target.key: target for target in targets})
+        parts = [(file, partial(self.remove_rows, root, file, [*group.values()])) for file, group in groups.items()]
         outcome, tidy = core.each_part(core.Outcome(self.name), parts), tree.always if self.tidies else None
-        return outcome.plus(self.remove_files(root, others, tidy=tidy)) if others else outcome
+        return outcome.plus(self.remove_files(root, others.values(), tidy=tidy))
 
     def remove_rows(self, root: core.Root, file: str, targets: Sequence[core.Entry]) -> core.Outcome:
         """Delete the planned rows of one database, or the whole file."""
-        opened = self.opened(root, file)
-        if not os.path.lexists(opened.path):
+        if not self.is_usable(root, file):
             return core.Outcome(self.name, skipped=tuple(core.Note(target.key, tree.GONE) for target in targets))
+        opened = self.opened(root, file)
         before = database.bytes_of(opened.path)
-        whole = next((target for target in targets if target.key == file), None)
-        planned = {self._planned(target): target.key for target in targets if target.key != file}
-        skipped: list[tuple[str, str | None]] = []
-        failed: list[tuple[str, str | None]] = []
-        removed = 0
+        whole = [target.stamp for target in targets if target.key == file]
+        planned = {} if whole else {self._planned(target): target.key for target in targets}
+        skipped: dict[str, str | None] = {}
+        failed: list[core.Note] = []
+        removed = freed = 0
         try:
-            if whole is not None:
-                reason = opened.remove_damaged(whole.stamp, partial(processes.open_elsewhere, self.environment))
-                skipped.append((file, reason))
-                planned = {}
+            for stamp in whole:
+                skipped[file] = opened.remove_damaged(stamp, partial(processes.open_elsewhere, self.environment))
             gone = opened.delete(planned) if planned else frozenset()
             removed = len(gone)
-            skipped += [(key, rows.CHANGED) for row, key in planned.items() if row not in gone]
+            skipped.update((key, rows.CHANGED) for row, key in planned.items() if row not in gone)
         except core.LayerError as error:
-            failed.append((file, self.explain(error)))
+            failed.append(core.Note(file, self.explain(error)))
             # Sqlite may report an error of a step that follows the deletion; the next program may finish it.
             with suppress(core.LayerError):
                 opened.recover()
-                removed = len(planned.keys() - frozenset(opened.rows()))
+                standing = {row.key for row in opened.rows()}
+                removed = sum(row.key not in standing for row in planned)
         try:
             if removed:
-                skipped.append((file, opened.vacuum()))
+                skipped[file] = opened.vacuum()
         except core.LayerError as error:
-            failed.append((file, f"its rows are gone, but: {self.explain(error)}"))
-        freed = 0
+            failed.append(core.Note(file, f"its rows are gone, but: {self.explain(error)}"))
         try:
             # Another process may have removed rows; they count here only if this one has removed some.
-            freed = max(0, before - database.bytes_of(opened.path)) if removed or whole is not None else 0
+            freed = max(0, before - database.bytes_of(opened.path)) if removed or whole else 0
         except OSError as error:
-            failed.append((file, f"its rows are gone, but their bytes are not counted: {core.reason_of(error)}"))
-        return core.Outcome(self.name, removed, freed, _notes(skipped), _notes(failed))
+            message = f"its rows are gone, but their bytes are not counted: {core.reason_of(error)}"
+            failed.append(core.Note(file, message))
+        notes = tuple(core.Note(key, reason) for key, reason in skipped.items() if reason is not None)
+        return core.Outcome(self.name, removed, freed, notes, tuple(failed))
 
     def _planned(self, target: core.Entry) -> rows.Row:
         rowid, size = target.stamp
@@ -280,52 +271,35 @@ class Rows(files.Files):
 
     def read(self, root: core.Root, keys: Sequence[str]) -> Mapping[str, core.Artifact | core.EntryError]:
         """Read the rows of each file at once, and what lies next to the databases one by one."""
-        results: dict[str, core.Artifact | core.EntryError] = {}
-        others: list[str] = []
-        for file, listed in self._by_file((key, key) for key in keys).items():
-            if self.is_database(file):
-                read = core.attempt(partial(self.read_rows, root, file, listed))
-                results.update(dict.fromkeys(listed, read) if isinstance(read, core.EntryError) else read)
-            else:
-                others += [key for key in listed if self.kind_of(root, key) == core.ENTRY]
-        return {**results, **super().read(root, others)}
+        groups, others = self._split({key: key for key in keys})
+        asked = [key for key in others if self.kind_of(root, key) == core.ENTRY]
+        return {**_each_file(groups, partial(self.read_rows, root)), **super().read(root, asked)}
 
     def read_rows(
         self, root: core.Root, file: str, keys: Sequence[str]
     ) -> Mapping[str, core.Artifact | core.EntryError]:
         """Return rows of one database, or the error of each; missing rows are left out."""
-        found = self.select(root, file, [self.key_of(key) for key in keys])
+        found = self.opened(root, file).read_many([self.key_of(key) for key in keys])
         values = {key: row for key, row in zip(keys, found, strict=True) if row is not None}
         return core.read_each(lambda key: self.artifact_of(root, key, values[key]), values)
 
-    def write(
-        self, root: core.Root, artifacts: Sequence[core.Artifact], *, replace: bool = False
-    ) -> Mapping[str, bool | core.EntryError]:
+    def write(self, root: core.Root, artifacts: Sequence[core.Artifact], *, replace: bool = False) -> tree.Placed:
         """Insert the rows of each file in one transaction, and place what lies next to the databases."""
-        results: dict[str, bool | core.EntryError] = {}
-        others: list[core.Artifact] = []
-        for file, group in self._by_file((artifact.key, artifact) for artifact in artifacts).items():
-            is_row = self.is_database(file)
-            form = self.forms[0 if is_row else -1]
-            fit = [artifact for artifact in group if artifact.form == form]
-            for artifact in group:
-                if artifact.form != form:
-                    message = f"an entry of the form {artifact.form} does not have such a key"
-                    results[artifact.key] = core.Damaged(self.name, message, artifact.key)
-            if not is_row:
-                others += fit
-                continue
-            written = core.attempt(partial(self.write_rows, root, file, fit, replace=replace))
-            if isinstance(written, core.EntryError):
-                written = {artifact.key: written for artifact in fit}
-            results.update(written)
-        return {**results, **super().write(root, others, replace=replace)}
+        groups, others = self._split({artifact.key: artifact for artifact in artifacts})
+        results: tree.Placed = {}
+        for form, group in (*((self.forms[0], group) for group in groups.values()), (self.forms[-1], others)):
+            for artifact in [artifact for artifact in group.values() if artifact.form != form]:
+                message = f"an entry of the form {artifact.form} does not have such a key"
+                results[artifact.key] = core.Damaged(self.name, message, artifact.key)
+                del group[artifact.key]
+        results |= _each_file(groups, partial(self.write_rows, root, replace=replace))
+        return {**results, **super().write(root, [*others.values()], replace=replace)}
 
     def write_rows(
         self, root: core.Root, file: str, artifacts: Sequence[core.Artifact], *, replace: bool
-    ) -> Mapping[str, bool | core.EntryError]:
+    ) -> tree.Placed:
         """Insert rows into one database in one transaction; return the result of each by its key."""
-        results: dict[str, bool | core.EntryError] = {}
+        results: tree.Placed = {}
         whole: dict[str, rows.Values] = {}
         for artifact in artifacts:
             values = core.attempt(partial(self.values_of, artifact))
@@ -334,26 +308,26 @@ class Rows(files.Files):
             else:
                 whole[artifact.key] = values
         pairs = [(self.key_of(key), values) for key, values in whole.items()]
-        inserted = self.insert(root, file, pairs, replace=replace) if pairs else ()
+        inserted = self.opened(root, file).insert(pairs, replace=replace) if pairs else ()
         return {**results, **dict(zip(whole, inserted, strict=True))}
 
-    def select(self, root: core.Root, file: str, keys: Sequence[tuple[str, ...]]) -> list[rows.Values | None]:
-        """Return the values of rows by their key columns, ``None`` for each missing row."""
-        return self.opened(root, file).read_many(keys)
-
-    def insert(
-        self, root: core.Root, file: str, pairs: Sequence[tuple[tuple[str, ...], rows.Values]], *, replace: bool
-    ) -> Sequence[bool | core.LayerError]:
-        """Insert rows, given by key columns and values, in one transaction; return the result of each."""
-        return self.opened(root, file).insert(pairs, replace=replace)
-
-    def _by_file(self, things: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
-        """Group things by the file that their key begins with."""
-        found: dict[str, list[T]] = {}
-        for key, thing in things:
-            found.setdefault(key.partition(self.separator)[0], []).append(thing)
-        return found
+    def _split(self, things: dict[str, T]) -> tuple[dict[str, dict[str, T]], dict[str, T]]:
+        """Return the things that are in databases, by file and key, and the others by key."""
+        groups: dict[str, dict[str, T]] = {}
+        for key, thing in things.items():
+            groups.setdefault(key.partition(self.separator)[0], {})[key] = thing
+        others: dict[str, T] = {}
+        for file in [file for file in groups if not self.is_database(file)]:
+            others |= groups.pop(file)
+        return groups, others
 
 
-def _notes(reasons: Iterable[tuple[str, str | None]]) -> tuple[core.Note, ...]:
-    return tuple(core.Note(key, reason) for key, reason in reasons if reason is not None)
+def _each_file(
+    groups: Mapping[str, Mapping[str, T]], act: Callable[[str, list[T]], Mapping[str, R | core.EntryError]]
+) -> dict[str, R | core.EntryError]:
+    """Return the results of an act on the things of each file; an error of a file is that of each of its things."""
+    results: dict[str, R | core.EntryError] = {}
+    for file, group in groups.items():
+        done = core.attempt(partial(act, file, [*group.values()]))
+        results.update(dict.fromkeys(group, done) if isinstance(done, core.EntryError) else done)
+    return results

@@ -17,12 +17,13 @@ files. So nothing is opened for writing where another user could place or replac
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from functools import partial
+from operator import eq
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -53,8 +54,8 @@ Values = tuple[object, ...]
 class Schema(NamedTuple):
     """One table: its ``create`` statements, key columns and value columns.
 
-    ``key`` and ``values`` are column names; ``size`` is the SQL expression of a row's bytes. ``table`` may be a query
-    if rows are only read. ``others`` are further ``create`` statements of the library, of any version.
+    ``key`` and ``values`` are column names; ``size`` is the SQL expression of a row's bytes. ``same`` returns whether
+    present values mean the same as new ones.
     """
 
     table: str
@@ -62,7 +63,7 @@ class Schema(NamedTuple):
     key: tuple[str, ...]
     values: tuple[str, ...]
     size: str
-    others: tuple[str, ...] = ()
+    same: Callable[[Values, Values], bool] = eq
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -139,13 +140,8 @@ class RowFile:
             found = {} if _is_new(connection) else self._rows_in(connection, list(filter(_spellable, keys)))
             return [found.get(tuple(key)) for key in keys]
 
-    def columns(self) -> frozenset[str]:
-        """Return the names of the table's columns; none if there is no such table."""
-        with self._reading() as connection:
-            return frozenset(str(row[1]) for row in connection.execute(f"pragma table_info({self.schema.table})"))
-
-    def require_sound(self) -> None:
-        """Raise :class:`Damaged` for a file that sqlite's own check complains about."""
+    def require_sound(self) -> bool:
+        """Return whether a file has the table. Raises :class:`Damaged` if sqlite's own check complains about it."""
         with self._reading() as connection:
             (page_size,) = connection.execute("pragma page_size").fetchone()
             # Sqlite fills the rest of the last page with zeros.
@@ -153,14 +149,12 @@ class RowFile:
                 message = f"{size} bytes are no whole number of pages: the file was cut"
                 raise core.Damaged(self.layer, message, self.path)
             (verdict,) = connection.execute("pragma quick_check(1)").fetchone()
+            has_table = not _is_new(connection)
         if verdict != "ok":
             raise self._damaged(str(verdict))
+        return has_table
 
     # ------------------------------------------------------------------ writing
-
-    def same(self, standing: Values, new: Values) -> bool:
-        """Return whether present values mean the same as new ones."""
-        return standing == new
 
     def insert(
         self, rows: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
@@ -185,12 +179,12 @@ class RowFile:
                     message = "the key holds characters that a database cannot store"
                     results.append(core.Damaged(self.layer, message, self.path))
                     continue
-                is_free = key not in present or (replace and not self.same(present[key], values))
+                is_free = key not in present or (replace and not self.schema.same(present[key], values))
                 is_new = is_free and connection.execute(insertion, (*key, *values)).rowcount == 1
                 # A row inserted just now may be in the way, if the table considers two keys equal.
                 standing = values if is_new else present.get(key) or self._rows_in(connection, [key]).get(key, ())
                 present[key] = standing
-                if is_new or self.same(standing, values):
+                if is_new or self.schema.same(standing, values):
                     results.append(is_new)
                 else:
                     results.append(core.EntryExists(self.layer, self.path))
@@ -302,7 +296,7 @@ class RowFile:
             handle = plain.open_plain(self.path, flags=os.O_RDWR)
             try:
                 # Nobody had it open: a program that has locked it has opened it since, and must not be waited for.
-                if not handles.wait_until(partial(handles.try_record_lock, handle, _LOCKED_BYTES, _FIRST_LOCKED), 0):
+                if not handles.wait_until(lambda: handles.try_record_lock(handle, _LOCKED_BYTES, _FIRST_LOCKED), 0):
                     raise self._locked_too_long(0)
                 if database.file_stamp(self.path) != stamp:
                     return CHANGED
@@ -349,17 +343,17 @@ class RowFile:
             header = plain.read_locked(self.path, limit=_HEADER)
             if header and not header.startswith(_MAGIC):
                 raise sqlite3.DatabaseError("file is not a database")
-            log = database.companion(self.path, "-wal")
-            in_use = database.has_log(self.path) and database.is_open_elsewhere(self.path)
-            if database.has_log(self.path) and not in_use:
+            has_log = database.has_log(self.path)
+            if has_log and not database.is_open_elsewhere(self.path):
                 raise self._pending()
-            unlocked = not in_use and (database.is_wal(header) or database.size_of(log) is not None)
-            before = self._version()
+            log = database.companion(self.path, "-wal")
+            unlocked = not has_log and (database.is_wal(header) or database.size_of(log) is not None)
+            before = database.file_stamp(self.path) if unlocked else ()
             try:
                 with self._connected("mode=ro&immutable=1" if unlocked else "mode=ro") as connection:
                     yield connection
             except sqlite3.DatabaseError as error:
-                if unlocked and (database.has_log(self.path) or self._version() != before):
+                if unlocked and (database.has_log(self.path) or database.file_stamp(self.path) != before):
                     raise core.Busy(
                         self.layer, "was written to while it was read; try again later", self.path
                     ) from error
@@ -397,7 +391,7 @@ class RowFile:
             connection.text_factory = lambda data: data.decode(errors="surrogateescape")
             connection.execute("pragma trusted_schema = off")
             connection.execute("pragma cell_size_check = on")
-            foreign = database.foreign_object(connection, (*self.schema.create, *self.schema.others))
+            foreign = database.foreign_object(connection, self.schema.create)
             if foreign is not None:
                 raise core.Refused(
                     self.layer, f"holds a {foreign} that its library does not make; left alone", self.path
@@ -416,10 +410,6 @@ class RowFile:
             message = f"not opened for writing: {reason}; close it to them first, or use --shared if you trust them"
             raise core.Unreachable(self.layer, message, self.path)
 
-    def _version(self) -> tuple[int, ...] | None:
-        status = plain.status_at(self.path)
-        return None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
-
     # ------------------------------------------------------------------ errors
 
     @contextmanager
@@ -433,8 +423,11 @@ class RowFile:
         except sqlite3.DatabaseError as error:
             raise self._damaged(f"not a usable database: {error}") from error
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise core.Refused(self.layer, "a link is not followed", self.path) from error
             message = f"cannot {verb}: {error.strerror or error}"
-            if error.errno in handles.NO_ROOM:
+            # A file that is too large to be read has one of these, too.
+            if error.errno in handles.NO_ROOM and verb != "read":
                 raise core.NoRoom(self.layer, message + _MAKE_ROOM, self.path) from error
             raise core.Unreachable(self.layer, message, self.path) from error
 

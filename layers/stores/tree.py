@@ -14,14 +14,12 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from functools import lru_cache, partial
-from itertools import chain
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from cachectl.layers import core
 from cachectl.layers.disk import atomic, handles, plain
-from cachectl.layers.stores import archive
 
 _WITHOUT = "this platform cannot act relative to an open folder, so nothing could be changed safely"
 #: Abilities that layers over trees lack where nothing is removed safely.
@@ -42,8 +40,12 @@ _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 
 #: Makes what is held while entries are renamed, given the open root.
 Guard = Callable[[int], AbstractContextManager[object]]
-#: What became of an entry that was to be placed: as :meth:`~cachectl.layers.core.store.Store.write` says.
-Placed = bool | core.LayerError
+#: The files of an entry by their paths in it; the path is empty if the entry is a file.
+Members = Mapping[str, bytes]
+#: What became of entries, as :meth:`~cachectl.layers.core.store.Store.write` says.
+Placed = dict[str, bool | core.EntryError]
+#: Returns whether empty folders may be removed now; ``None`` if they must not.
+Tidy = Callable[[], bool] | None
 
 
 class Shape(NamedTuple):
@@ -167,10 +169,6 @@ class Tree:
         self.root = root
         self.shapes = (_OWN, *shapes)
 
-    def shape_of(self, key: str) -> Shape | None:
-        """Return the shape of the entry with a key; ``None`` if no entry has such a key."""
-        return entry_shape(self.shapes, key)
-
     # ------------------------------------------------------------------ listing
 
     def scan(self, *, head: int = 0) -> Iterator[Leaf | core.Problem]:
@@ -202,7 +200,7 @@ class Tree:
         except OSError as error:
             yield self._unread(above, error)
             return
-        beside = self._beside(folder, len(above) + 1, names)
+        beside = self._beside(folder, (*above, ""), names)
         for name in names:
             fitting = [shape for shape in shapes if shape.levels[len(above)].fullmatch(name)]
             # Most names in a shared folder match nothing, and need no stat.
@@ -221,17 +219,17 @@ class Tree:
             except OSError as error:
                 yield self._unread(parts, error)
 
-    def _beside(self, folder: int, depth: int, names: Sequence[str] = (), name: str = "") -> dict[str, list[str]]:
-        """Return the companions in an open folder, as :meth:`Shape.beside`, given its ``names`` or one of them."""
+    def _beside(self, folder: int, parts: Sequence[str], names: Sequence[str] = ()) -> dict[str, list[str]]:
+        """Return the companions in an open folder, as :meth:`Shape.beside`, given its names or a path in it."""
         found: dict[str, list[str]] = {}
         for shape in self.shapes:
-            if shape.companions is not None and len(shape.levels) == depth:
-                found |= shape.beside(names or {name, *os.listdir(folder)})
+            if shape.companions is not None and len(shape.levels) == len(parts):
+                found |= shape.beside(names or {parts[-1], *os.listdir(folder)})
         return found
 
     def _files_of(self, folder: int, parts: Sequence[str]) -> list[str]:
         """Return the names of the files of an entry in an open folder, its own first."""
-        beside = self._beside(folder, len(parts), name=parts[-1]).get(parts[-1], ())
+        beside = self._beside(folder, parts).get(parts[-1], ())
         found = ((file, handles.status_of(folder, file)) for file in beside)
         return [parts[-1], *(file for file, status in found if status is not None and stat.S_ISREG(status.st_mode))]
 
@@ -251,7 +249,7 @@ class Tree:
         if fitting is None:
             fitting = [shape for shape in self.shapes if depth <= len(shape.levels) and shape.leads_to(parts)]
         if beside is None:
-            beside = self._beside(folder, depth, name=name)
+            beside = self._beside(folder, parts)
         is_stray = name in beside.get("", ()) and stat.S_ISREG(status.st_mode)
         here = (one for one in fitting if len(one.levels) == depth and one.takes(folder, name, status))
         shape = _STRAY if is_stray else next(here, None)
@@ -272,7 +270,6 @@ class Tree:
 
     def _entry(self, key: str, members: Mapping[str, os.stat_result], newest: int, shape: Shape) -> core.Entry:
         size = sum(status.st_size for status in members.values())
-        blocks = [handles.blocks_of(status) for status in members.values()]
         entry = core.Entry(
             self.layer,
             key,
@@ -281,7 +278,7 @@ class Tree:
             len(members),
             modified=newest / 1e9,
             stamp=(len(members), size, newest),
-            disk=None if None in blocks else sum(filter(None, blocks)),
+            disk=handles.blocks_of(*members.values()),
             sums=0 if shape.sums else None,
         )
         return entry if shape.because is None else core.orphan(entry, shape.because, idle_only=shape.idle_only)
@@ -295,39 +292,34 @@ class Tree:
 
     # ------------------------------------------------------------------ reading
 
-    def read(self, key: str) -> bytes | None:
-        """Return the bytes of an entry: the file's own, or a tar of its files. ``None`` is a miss."""
-        files = self.read_members(key)
-        return None if files is None else archive.entry_bytes(files)
-
     def read_members(self, key: str, wanted: Callable[[str], bool] | None = None) -> dict[str, bytes] | None:
         """Return the files of an entry by their paths in it, or only the ``wanted`` ones; ``None`` is a miss.
 
         Raises :class:`Unreachable`, with its path, if one cannot be read.
         """
-        shape = self.shape_of(key)
+        shape = entry_shape(self.shapes, key)
         if shape is None:
             return None
         contents: dict[str, bytes] = {}
         paths: list[str] = []
-        total = 0
         with self._above(key) as (parent, name):
             status = None if parent is None else handles.status_of(parent, name)
             if parent is None or status is None or not shape.takes(parent, name, status):
                 return None
+            own = "" if shape.companions is None else name
+            total = 0
             try:
-                own = "" if shape.companions is None else name
-                others = self._files_of(parent, key.split("/"))[1:]
-                beside = ((parent, file, file, status) for file in others)
-                for folder, child, path, found in chain(handles.walk(parent, name), beside):
-                    if stat.S_ISDIR(found.st_mode):
-                        continue
-                    paths.append(path or own)
-                    if wanted is None or wanted(paths[-1]):
-                        contents[paths[-1]] = content = self._read(folder, child, key, path if shape.folders else "")
-                        total += len(content)
-                    if total > core.LARGEST_ENTRY:
-                        raise OSError(errno.EFBIG, core.too_large(total, core.LARGEST_ENTRY), name)
+                for file in self._files_of(parent, key.split("/")):
+                    for folder, child, path, found in handles.walk(parent, file):
+                        if stat.S_ISDIR(found.st_mode):
+                            continue
+                        paths.append(path or (own and file))
+                        if wanted is None or wanted(paths[-1]):
+                            content = self._read(folder, child, key, path)
+                            total += len(content)
+                            contents[paths[-1]] = content
+                        if total > core.LARGEST_ENTRY:
+                            raise OSError(errno.EFBIG, core.too_large(total, core.LARGEST_ENTRY), name)
                 # If a file vanished meanwhile, the entry is being replaced: return a miss, not half an entry.
                 if own and os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns != status.st_mtime_ns:
                     return None
@@ -395,19 +387,19 @@ class Tree:
 
     def write(
         self,
-        entries: Mapping[str, Mapping[str, bytes]],
+        entries: Mapping[str, Members],
         *,
         guard: Guard = nullcontext,
         replace: bool = False,
         wanted: Callable[[str], bool] | None = None,
-    ) -> dict[str, Placed]:
+    ) -> Placed:
         """Place entries, given file by file, each whole or not at all, and sync them to the disk together.
 
         Returns what became of each. An entry that is there is the same if its ``wanted`` files are. ``guard`` makes the
         context of the renames.
         """
-        standing = partial(self._standing, replace=replace, wanted=wanted)
-        done = {key: placed for key, files in entries.items() if (placed := standing(key, files)) is not None}
+        standing = {key: self._standing(key, files, replace, wanted) for key, files in entries.items()}
+        done: Placed = {key: placed for key, placed in standing.items() if placed is not None}
         free = {key: files for key, files in entries.items() if key not in done}
         try:
             if free:
@@ -419,15 +411,15 @@ class Tree:
                     done[key] = core.Unsettled(self.layer, message, self.root / key)
         for key, files in free.items():
             # Another process may just have placed the same.
-            if isinstance(done[key], core.EntryExists) and standing(key, files) is False:
+            if isinstance(done[key], core.EntryExists) and self._standing(key, files, replace, wanted) is False:
                 done[key] = False
         return done
 
     def _standing(
-        self, key: str, files: Mapping[str, bytes], *, replace: bool, wanted: Callable[[str], bool] | None
-    ) -> Placed | None:
+        self, key: str, files: Members, replace: bool, wanted: Callable[[str], bool] | None
+    ) -> bool | core.EntryError | None:
         """Return ``False`` if an entry is there already, the error if it cannot be placed, ``None`` if it may be."""
-        if self.shape_of(key) is None:
+        if entry_shape(self.shapes, key) is None:
             return core.not_a_key(self.layer, key)
         if not files:
             return core.Damaged(self.layer, "the artifact holds no file", key)
@@ -439,9 +431,7 @@ class Tree:
             return False
         return None if standing is None or replace else core.EntryExists(self.layer, self.root / key)
 
-    def _place(
-        self, entries: Mapping[str, Mapping[str, bytes]], done: dict[str, Placed], guard: Guard, *, replace: bool
-    ) -> None:
+    def _place(self, entries: Mapping[str, Members], done: Placed, guard: Guard, *, replace: bool) -> None:
         """Stage entries in one folder, move each into its place, and sync them; add the result of each to ``done``."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._opened() as root, ExitStack() as stack:
@@ -463,9 +453,9 @@ class Tree:
                     if parent is not None:
                         os.fsync(parent)
 
-    def _fill(self, stage: int, name: str, key: str, members: Mapping[str, bytes], failed: dict[str, Placed]) -> bool:
+    def _fill(self, stage: int, name: str, key: str, members: Members, failed: Placed) -> bool:
         """Write an entry into the stage; return whether that succeeded, else add its error to ``failed``."""
-        shape = self.shape_of(key)
+        shape = entry_shape(self.shapes, key)
         try:
             for path, content in members.items():
                 *above, file = f"{name}/{path}".split("/") if path else (name,)
@@ -494,18 +484,18 @@ class Tree:
         self, root: int, stage: int, staged: str, key: str, *, replace: bool, tries: int = _TRIES
     ) -> core.LayerError | None:
         """Move a staged entry into its place below the open root; return the error."""
-        parts = key.split("/")
+        parts, wrong = key.split("/"), ""
         try:
             with handles.made_below(root, parts[:-1]) as parent:
                 if handles.status_of(parent, parts[-1]) is not None:
                     if not isinstance(self._recognise(parent, parts), Leaf):
-                        message = "something that is no entry has its name; left alone"
-                        return core.LayerError(self.layer, message, self.root / key)
-                    if not replace:
+                        wrong = "something that is no entry has its name; left alone"
+                    elif not replace:
                         return core.EntryExists(self.layer, self.root / key)
                 elif len(self._files_of(parent, parts)) > 1:
-                    message = "files of an entry that is not there are in its place; cachectl purge removes them"
-                    return core.LayerError(self.layer, message, self.root / key)
+                    wrong = "files of an entry that is not there are in its place; cachectl purge removes them"
+                if wrong:
+                    return core.LayerError(self.layer, wrong, self.root / key)
                 self._exchange(stage, staged, parent, key, replace=replace)
         except OSError as error:
             # Another process may remove an empty folder on the path, or place an entry.
@@ -517,7 +507,7 @@ class Tree:
     def _exchange(self, stage: int, staged: str, parent: int, key: str, *, replace: bool) -> None:
         """Move an entry to its place, its own file last; after an error the old one is back unless one was placed."""
         parts = key.split("/")
-        shape, name = self.shape_of(key), parts[-1]
+        shape, name = entry_shape(self.shapes, key), parts[-1]
         if shape is None or (replace and not shape.is_packed):
             atomic.move_in(staged, stage, name, parent)
             return
@@ -558,9 +548,7 @@ class Tree:
 
     # ------------------------------------------------------------------ removing
 
-    def remove(
-        self, entries: Sequence[core.Entry], *, tidy: Callable[[], bool] | None = None, guard: Guard = nullcontext
-    ) -> core.Outcome:
+    def remove(self, entries: Sequence[core.Entry], *, tidy: Tidy = None, guard: Guard = nullcontext) -> core.Outcome:
         """Remove planned things whose stamp has not changed.
 
         A folder is renamed into a trash folder of the same root before it is deleted, so that no reader sees half of
@@ -577,14 +565,11 @@ class Tree:
             with self._opened() as root, ExitStack() as stack:
                 if root is None:
                     return core.Outcome(self.layer, skipped=tuple(core.Note(entry.key, GONE) for entry in entries))
-                trash = lru_cache(partial(self._make_trash, stack, root, freed))
+                trash = lru_cache(lambda: self._make_trash(stack, root, freed))
                 with guard(root):
                     for entry in entries:
                         try:
-                            with handles.below(root, entry.key.split("/")[:-1]) as parent:
-                                reason = (
-                                    GONE if parent is None else self._remove_from(parent, entry, trash, freed, tidy)
-                                )
+                            reason = self._remove_from(root, entry, trash, freed, tidy)
                         except FileNotFoundError:
                             reason = GONE
                         except OSError as error:
@@ -613,38 +598,39 @@ class Tree:
 
     def _remove_from(
         self,
-        parent: int,
+        root: int,
         entry: core.Entry,
         trash: Callable[[], int | None],
         freed: list[int],
-        tidy: Callable[[], bool] | None,
+        tidy: Tidy,
     ) -> str | None:
-        """Remove one thing from an open folder; return why it was left, or ``None``."""
+        """Remove one thing below the open root; return why it was left, or ``None``."""
         parts = entry.key.split("/")
         name = parts[-1]
-        leaf = self._recognise(parent, parts)
-        if leaf is None:
-            return GONE if handles.status_of(parent, name) is None else CHANGED
-        if not isinstance(leaf, Leaf) or leaf.entry.stamp != entry.stamp:
-            return CHANGED
-        shape = leaf.shape
-        if shape.folders and shape.sizes:
-            if tidy is None or not tidy():
-                return IN_USE
-            try:
-                os.rmdir(name, dir_fd=parent)
-            except OSError as error:
-                if error.errno not in _TAKEN:
-                    raise
+        with handles.below(root, parts[:-1]) as parent:
+            if parent is None or handles.status_of(parent, name) is None:
+                return GONE
+            leaf = self._recognise(parent, parts)
+            if not isinstance(leaf, Leaf) or leaf.entry.stamp != entry.stamp:
                 return CHANGED
-        elif shape.folders and (folder := trash()) is not None:
-            self._move_out(shape, parent, name, folder, plain.own_name(""), freed=freed)
-        else:
-            atomic.delete(parent, name, freed, first=shape.first)
-            for file in filter(None, leaf.members if shape.companions is not None else ()):
-                # What is left is an orphan now.
-                with suppress(OSError):
-                    atomic.delete(parent, file, freed)
+            shape = leaf.shape
+            if shape.folders and shape.sizes:
+                if tidy is None or not tidy():
+                    return IN_USE
+                try:
+                    os.rmdir(name, dir_fd=parent)
+                except OSError as error:
+                    if error.errno not in _TAKEN:
+                        raise
+                    return CHANGED
+            elif shape.folders and (folder := trash()) is not None:
+                self._move_out(shape, parent, name, folder, plain.own_name(""), freed=freed)
+            else:
+                atomic.delete(parent, name, freed, first=shape.first)
+                for file in filter(None, leaf.members if shape.companions is not None else ()):
+                    # What is left is an orphan now.
+                    with suppress(OSError):
+                        atomic.delete(parent, file, freed)
         return None
 
 

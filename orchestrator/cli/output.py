@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any, TextIO
 
 from cachectl import verbs
@@ -47,6 +48,8 @@ def _plain(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and what JS
         return fact.value
     if isinstance(fact, os.PathLike):
         return os.fspath(fact)
+    if isinstance(fact, SimpleNamespace):
+        return vars(fact)
     if isinstance(fact, Mapping):
         return dict(fact)
     say = core.declared(type(fact))

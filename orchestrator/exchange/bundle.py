@@ -18,7 +18,7 @@ import struct
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from http import HTTPStatus
@@ -28,7 +28,7 @@ from urllib.parse import urlencode, urljoin, urlsplit
 
 from cachectl.exchange import place, wire
 from cachectl.layers import core
-from cachectl.layers.disk import atomic
+from cachectl.layers.disk import atomic, handles
 from cachectl.layers.disk.plain import own_name
 
 #: Bytes of the directory of a bundle, and members in it.
@@ -42,6 +42,7 @@ _LARGE_END = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
 _DATE = (1980, 1, 1, 0, 0, 0)
 _CHUNK = 1 << 20
+_NOT_A_MEMBER = "is not a member that a bundle has"
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _BUNDLE = "application/vnd.cachectl.bundle.v1+zip"
 _EMPTY = b"{}"
@@ -92,18 +93,21 @@ def spooled(environment: core.Environment, chunks: Iterable[bytes], shown: str) 
     return file
 
 
-def pieces(file: BinaryIO, size: int = _CHUNK, *, rest: bool = False) -> Iterator[bytes]:
-    """Yield the content of an open file in pieces, or only the rest of it."""
-    if not rest:
-        file.seek(0)
-    while chunk := file.read(size):
+def pieces(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the rest of an open file in pieces."""
+    while chunk := file.read(_CHUNK):
         yield chunk
+
+
+def _whole(file: BinaryIO) -> Iterator[bytes]:
+    file.seek(0)
+    return pieces(file)
 
 
 def sha256_of(file: BinaryIO) -> str:
     """Return the SHA-256 of the content of an open file."""
     digest = hashlib.sha256()
-    for chunk in pieces(file):
+    for chunk in _whole(file):
         digest.update(chunk)
     return digest.hexdigest()
 
@@ -114,8 +118,8 @@ def sha256_of(file: BinaryIO) -> str:
 class BundlePlace(place.StorePlace):
     """A bundle in a file; without a path in standard input or, if it ``writes``, in standard output.
 
-    Everything is read through one descriptor. A pipe is read once, into an unnamed file. With ``force`` a file that is
-    not a bundle is replaced.
+    Everything is read through one descriptor, of an open ``file`` if one is given. A pipe is read once, into an unnamed
+    file. With ``force`` a file that is not a bundle is replaced.
     """
 
     is_bundle = True
@@ -126,6 +130,7 @@ class BundlePlace(place.StorePlace):
         environment: core.Environment,
         *,
         shown: str = "",
+        file: BinaryIO | None = None,
         writes: bool = False,
         force: bool = False,
     ) -> None:
@@ -134,17 +139,20 @@ class BundlePlace(place.StorePlace):
         self._path = path.resolve() if path is not None and (writes or path.is_file()) else path
         self._environment = environment
         self._writes = writes
-        self._new: zipfile.ZipFile | None = None
-        self._removed: set[str] = set()
-        self._use(self._open(), force=force)
+        self._use(file or self._open(), force=force)
 
     def _use(self, file: BinaryIO | None, *, force: bool = False) -> None:
         """Read what there is in an open file; an empty one was made to be written to."""
         self._old = file
-        self._members: zipfile.ZipFile | None = None
+        self._new: zipfile.ZipFile | None = None
+        #: The old bundle, and those of its members that stay.
+        self._zip: Any = None
+        self._members: dict[str, zipfile.ZipInfo] = {}
+        self._is_cut = False
         try:
             if file is not None and file.seek(0, os.SEEK_END):
-                self._members = _members(file, self.shown)
+                self._zip = _opened(file, self.shown)
+                self._members = self._zip.NameToInfo
         except place.BadStore as error:
             if not force:
                 advice = "; name another file, or replace it with --force" if self._writes else ""
@@ -153,11 +161,9 @@ class BundlePlace(place.StorePlace):
     def _open(self) -> BinaryIO | None:
         """Open the file; ``None`` if there is none."""
         if self._path is None:
-            verb, stream = ("printed to", sys.stdout) if self._writes else ("read from", sys.stdin)
-            if stream.isatty():
-                raise core.BadRequest(f"a bundle is binary and is not {verb} a terminal; name a FILE")
-            rest = pieces(sys.stdin.buffer, rest=True)
-            return None if self._writes else spooled(self._environment, rest, self.shown)
+            if (sys.stdout if self._writes else sys.stdin).isatty():
+                raise core.BadRequest("a bundle is binary, and not for a terminal; name a FILE")
+            return None if self._writes else spooled(self._environment, pieces(sys.stdin.buffer), self.shown)
         if self._writes and self._path.exists() and not self._path.is_file():
             raise core.BadRequest(f"{self.shown} is no plain file; name another FILE, or - for standard output")
         try:
@@ -168,29 +174,25 @@ class BundlePlace(place.StorePlace):
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return file
         with file:
-            return spooled(self._environment, pieces(file, rest=True), self.shown)
+            return spooled(self._environment, pieces(file), self.shown)
 
-    def names(self, folder: str) -> Sequence[place.Stored]:
+    def names(self, folder: str) -> Mapping[str, place.Written]:
         """List the names in a folder of the old bundle."""
-        infos = [] if self._members is None else self._members.infolist()
-        return [
-            place.Stored(info.filename, info.file_size, None)
-            for info in infos
-            if info.filename.startswith(f"{folder}/") and info.filename not in self._removed
-        ]
+        inside = (name for name in self._members if name.startswith(f"{folder}/"))
+        return {name: (self._members[name].file_size, None) for name in inside}
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name of the old bundle."""
-        info = None if self._members is None else self._members.NameToInfo.get(name)
-        if self._members is None or info is None or name in self._removed:
+        if name not in self._members:
             raise self.lacks(name)
-        self.require_small(name, info.file_size, most)
+        self.require_small(name, self._members[name].file_size, most)
         with _reading(self.shown):
-            return self._members.read(info)
+            data: bytes = self._zip.read(name)
+            return data
 
     def digest(self) -> str | None:
         """Return the SHA-256 of the file; ``None`` for no file."""
-        return None if self._members is None or self._old is None else sha256_of(self._old)
+        return None if self._zip is None else sha256_of(self._zip.fp)
 
     def write(self, name: str, data: bytes) -> None:
         """Add a member to the new bundle."""
@@ -198,11 +200,11 @@ class BundlePlace(place.StorePlace):
             self._new = self._new or self._begin()
             if name not in self._new.NameToInfo:
                 self._new.writestr(_info(name, len(data)), data)
-        self._removed.discard(name)
 
     def remove(self, names: Sequence[str]) -> None:
         """Leave names out of the new bundle."""
-        self._removed.update(names)
+        for name in names:
+            self._is_cut |= self._members.pop(name, None) is not None
 
     def _begin(self) -> zipfile.ZipFile:
         """Open the new bundle in an unnamed file; other pushes to the old one wait until it is in its place."""
@@ -214,15 +216,14 @@ class BundlePlace(place.StorePlace):
 
     def finish(self) -> None:
         """Complete the new bundle with what stays of the old one, and put it in its place."""
-        if self._new is None and not self._removed:
+        if self._new is None and not self._is_cut:
             return
         with self.reached("write"):
             new = self._new = self._new or self._begin()
-            left_out = self._removed | new.NameToInfo.keys()
-            for info in () if self._members is None else self._members.infolist():
-                if self._members is not None and info.filename not in left_out:
-                    copied = _info(info.filename, info.file_size)
-                    with _reading(self.shown), self._members.open(info) as old, new.open(copied, "w") as target:
+            for name, info in self._members.items():
+                if name not in new.NameToInfo:
+                    copied = _info(name, info.file_size)
+                    with _reading(self.shown), self._zip.open(info) as old, new.open(copied, "w") as target:
                         shutil.copyfileobj(old, target, _CHUNK)
             file = cast("BinaryIO", new.fp)
             new.filelist.sort(key=lambda info: info.filename)
@@ -230,7 +231,6 @@ class BundlePlace(place.StorePlace):
             new.close()
             file.flush()
             self._publish(file)
-        self._new, self._removed = None, set()
         self._use(file)
 
     def failure(self, verb: str, name: str, error: OSError) -> place.TransferFailed:
@@ -243,7 +243,7 @@ class BundlePlace(place.StorePlace):
     def _publish(self, file: BinaryIO) -> None:
         """Put the complete file in its place, or copy it to standard output."""
         if self._path is None:
-            atomic.write_all(1, pieces(file))
+            atomic.write_all(1, _whole(file))
             return
         if self._old is not None:
             place.lock(self._path, self._old)
@@ -255,7 +255,7 @@ class BundlePlace(place.StorePlace):
                 raise
             except OSError:
                 # The file system has no such files, or the system does not show open files.
-                atomic.replace_file(self._path, pieces(file), new=self._old is None)
+                atomic.replace_file(self._path, _whole(file), new=self._old is None)
         except FileExistsError as error:
             # A first push was faster.
             raise place.Changed(self.shown) from error
@@ -274,9 +274,8 @@ def _link(file: BinaryIO, path: Path, mode: int | None) -> None:
         os.fchmod(file.fileno(), mode)
     os.fsync(file.fileno())
     name = path.name if mode is None else own_name()
-    folder = os.open(path.parent, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
-    try:
-        # Only with an open folder does Python follow the link in /proc.
+    # Only with an open folder does Python follow the link in /proc.
+    with handles.opened(str(path.parent)) as folder:
         os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=folder)
         try:
             if mode is not None:
@@ -285,8 +284,6 @@ def _link(file: BinaryIO, path: Path, mode: int | None) -> None:
             atomic.remove_file(name, folder)
             raise
         os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 class RegistryPlace(BundlePlace):
@@ -301,10 +298,8 @@ class RegistryPlace(BundlePlace):
     def __init__(self, url: str, environment: core.Environment) -> None:
         address = _ADDRESS.fullmatch(url)
         if address is None:
-            message = f"{core.printable(url)[:200]!r} is not of the form oci://HOST/NAME:TAG"
-            if "@" in url.partition("://")[2].partition("/")[0]:
-                message = "an oci:// address takes no password; use docker login or podman login"
-            raise core.BadRequest(message)
+            shown = core.printable(place.without_secrets(url))[:200]
+            raise core.BadRequest(f"{shown!r} is not of the form oci://HOST/NAME:TAG, without a password")
         self.shown = core.printable(url)
         host, name, tag = address["host"], address["name"], address["tag"] or "latest"
         with self.reached("reach"):
@@ -334,8 +329,8 @@ class RegistryPlace(BundlePlace):
             is_bundle = False
         if not is_bundle or not re.fullmatch("sha256:[0-9a-f]{64}", digest):
             raise place.BadStore(f"{self.shown} is not a bundle of cachectl; choose another tag")
-        url = self._url(self._container.get_blob_url(digest))
-        with self.reached("reach"), self._asked(url, "GET", stream=True) as response:
+        blob = self._container.get_blob_url(digest)
+        with self.reached("reach"), self._asked(blob, "GET", stream=True) as response:
             file = spooled(self._environment, response.iter_content(_CHUNK), self.shown)
         if f"sha256:{sha256_of(file)}" != digest:
             raise place.BadStore(f"{self.shown}: the blob {digest} was changed")
@@ -348,45 +343,35 @@ class RegistryPlace(BundlePlace):
         digest = f"sha256:{hashlib.sha256(_EMPTY).hexdigest()}"
         empty = {"mediaType": "application/vnd.oci.empty.v1+json", "digest": digest, "size": len(_EMPTY)}
         layer = {"mediaType": _BUNDLE, "digest": f"sha256:{sha256_of(file)}", "size": file.tell()}
-        manifest = {
-            "schemaVersion": 2,
-            "mediaType": _MANIFEST,
-            "artifactType": _BUNDLE,
-            "config": empty,
-            "layers": [layer],
-        }
+        manifest = {"schemaVersion": 2, "mediaType": _MANIFEST, "artifactType": _BUNDLE}
+        text = json.dumps({**manifest, "config": empty, "layers": [layer]}, sort_keys=True).encode()
         file.seek(0)
         self._upload(layer["digest"], file)
         self._upload(digest, _EMPTY)
-        text = json.dumps(manifest, sort_keys=True).encode()
-        url = self._url(self._container.manifest_url())
-        self._asked(url, "PUT", data=text, headers={"Content-Type": _MANIFEST})
+        self._asked(self._container.manifest_url(), "PUT", data=text, headers={"Content-Type": _MANIFEST})
 
     def _upload(self, digest: object, data: bytes | BinaryIO) -> None:
         # The first request logs in, so that no body is sent twice.
-        started = self._asked(self._url(self._container.upload_blob_url()), "POST")
+        started = self._asked(self._container.upload_blob_url(), "POST")
         place = urljoin(started.url, started.headers.get("Location", ""))
         place += ("&" if urlsplit(place).query else "?") + urlencode({"digest": digest})
         self._asked(place, "PUT", data=data, headers={"Content-Type": "application/octet-stream"})
 
     def _manifest(self) -> bytes | None:
         """Return the manifest of the tag; ``None`` if there is none."""
-        headers = {"Accept": _MANIFEST}
-        response = self._asked(self._url(self._container.manifest_url()), "GET", headers=headers, stream=True)
+        path, headers = self._container.manifest_url(), {"Accept": _MANIFEST}
+        response = self._asked(path, "GET", HTTPStatus.NOT_FOUND, headers=headers, stream=True)
         if response.status_code == HTTPStatus.NOT_FOUND:
             return None
         with self.reached("reach"):
             return bytes(response.raw.read(_LARGEST_MANIFEST + 1, decode_content=True))
 
-    def _url(self, path: str) -> str:
-        return f"{self._registry.prefix}://{path}"
-
-    def _asked(self, url: str, method: str, **given: Any) -> Any:  # noqa: ANN401 - an answer of requests
-        """Send a request. Raises :class:`TransferFailed` for a status that is a failure, except 404 of a manifest."""
+    def _asked(self, path: str, method: str, *fine: int, **given: Any) -> Any:  # noqa: ANN401 - an answer of requests
+        """Send a request. Raises :class:`TransferFailed` for a status that is a failure, except those that are fine."""
         with self.reached("reach"):
+            url = path if place.is_url(path) else f"{self._registry.prefix}://{path}"
             response = self._registry.do_request(url, method, **given)
-        missing = response.status_code == HTTPStatus.NOT_FOUND and "/manifests/" in url and method == "GET"
-        if response.status_code >= HTTPStatus.MULTIPLE_CHOICES and not missing:
+        if response.status_code >= HTTPStatus.MULTIPLE_CHOICES and response.status_code not in fine:
             verb = "read" if method == "GET" else "write"
             advice = f"check the address, and log in with docker login or podman login as a user who may {verb} it"
             raise place.TransferFailed(f"cannot {verb} {self.shown}: status {response.status_code}; {advice}")
@@ -401,9 +386,7 @@ class RegistryPlace(BundlePlace):
         # Requests wraps the reason into the pool and the path.
         reason = getattr(next(iter(error.args), None), "reason", None) or error
         why = place.one_line(str(reason)) or type(error).__name__
-        return place.TransferFailed(
-            f"cannot reach {self.shown}: {why}; check the address and the network, and try again"
-        )
+        return place.TransferFailed(f"cannot reach {self.shown}: {why}; {place.NETWORK}")
 
 
 # ---------------------------------------------------------------------- the zip
@@ -415,50 +398,48 @@ def _info(name: str, size: int) -> zipfile.ZipInfo:
     return info
 
 
-def _members(file: BinaryIO, shown: str) -> zipfile.ZipFile:
-    """Return the members of a bundle in an open file. Raises :class:`BadStore` for anything else."""
+def _opened(file: BinaryIO, shown: str) -> zipfile.ZipFile:
+    """Return the bundle in an open file. Raises :class:`BadStore` for anything else."""
     with _reading(shown):
         end = _require_directory(file, shown)
-        members = zipfile.ZipFile(file)
-        found: set[str] = set()
-        for info in members.infolist():
-            fit = wire.is_name(info.filename) and info.filename not in found
-            plain = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits
+        bundle = zipfile.ZipFile(file)
+        for name, info in zip(bundle.namelist(), bundle.infolist(), strict=True):
+            is_once = wire.is_name(name) and bundle.NameToInfo[name] is info
+            is_plain = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits
             inside = info.file_size == info.compress_size and 0 <= info.header_offset <= end - info.file_size
-            if not (fit and plain and inside):
-                raise place.BadStore(
-                    f"{shown}: {core.printable(info.filename)[:200]} is not a member that a bundle has"
-                )
-            found.add(info.filename)
-        if sum(info.file_size for info in members.infolist()) > end:
-            raise place.BadStore(f"{shown} is damaged: its members overlap")
-        return members
+            _require(is_once and is_plain and inside, f"{shown}: {core.printable(name)[:200]} {_NOT_A_MEMBER}")
+        size = sum(info.file_size for info in bundle.infolist())
+        _require(size <= end, f"{shown} is damaged: its members overlap")
+        return bundle
 
 
 def _require_directory(file: BinaryIO, shown: str) -> int:
     """Measure the directory before anybody parses it; return where it begins."""
-    size = file.seek(0, os.SEEK_END)
     file.seek(0)
-    if not is_begun_by(file.read(_CHUNK)) or size < _END.size:
-        raise place.BadStore(f"{shown} is not a bundle of cachectl")
-    stop = size - _END.size
-    file.seek(stop)
-    magic, *_, members, length, start, comment = _END.unpack(file.read(_END.size))
-    if magic != b"PK\x05\x06" or comment:
-        raise place.BadStore(f"{shown} is cut short, or has bytes after its end")
-    if stop >= _LARGE_END.size + _LOCATOR.size:
-        file.seek(stop - _LOCATOR.size)
-        if file.read(4) == b"PK\x06\x07":
-            stop -= _LOCATOR.size + _LARGE_END.size
-            file.seek(stop)
-            magic, *_, members, length, start = _LARGE_END.unpack(file.read(_LARGE_END.size))
-            if magic != b"PK\x06\x06":
-                raise place.BadStore(f"{shown} is damaged: its end cannot be read")
-    if members > _MOST_MEMBERS or length > _LARGEST_DIRECTORY:
-        raise place.BadStore(f"{shown} has a directory of {members:,} members and {length:,} bytes, which is too large")
-    if start + length != stop:
-        raise place.BadStore(f"{shown} is damaged: its directory is not where it should be")
+    is_bundle = is_begun_by(file.read(_CHUNK))
+    stop = file.seek(0, os.SEEK_END) - _END.size
+    _require(is_bundle and stop >= 0, f"{shown} is not a bundle of cachectl")
+    magic, *_, members, length, start, comment = _unpacked(_END, file, stop)
+    _require(magic == b"PK\x05\x06" and not comment, f"{shown} is cut short, or has bytes after its end")
+    before = stop - _LOCATOR.size - _LARGE_END.size
+    if before >= 0 and _unpacked(_LOCATOR, file, stop - _LOCATOR.size)[0] == b"PK\x06\x07":
+        stop = before
+        magic, *_, members, length, start = _unpacked(_LARGE_END, file, stop)
+        _require(magic == b"PK\x06\x06", f"{shown} is damaged: its end cannot be read")
+    is_small = members <= _MOST_MEMBERS and length <= _LARGEST_DIRECTORY
+    _require(is_small, f"{shown} has a directory of {members:,} members and {length:,} bytes, which is too large")
+    _require(start + length == stop, f"{shown} is damaged: its directory is not where it should be")
     return int(start)
+
+
+def _unpacked(form: struct.Struct, file: BinaryIO, at: int) -> tuple[Any, ...]:
+    file.seek(at)
+    return form.unpack(file.read(form.size))
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise place.BadStore(message)
 
 
 @contextmanager

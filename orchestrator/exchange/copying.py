@@ -15,7 +15,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Union
 
 from cachectl import listing, transfer
 from cachectl.exchange import wire
@@ -38,18 +38,23 @@ _SQLITE = b"SQLite format 3\0"
 T = TypeVar("T")
 
 
+AnyCollection = Union["LayerCollection", StoreCollection]
 #: For each portability key the entries that a target lacks.
 CopyPlan = list[tuple[wire.StoreKey, list[Any]]]
+#: Keys of entries, by layer.
+Keys = Mapping[str, Collection[str]]
+#: Entries with their artifacts.
+Contents = Iterator[tuple[core.Entry, core.Artifact]]
 
 
 def missing(
-    source: LayerCollection | StoreCollection,
-    target: LayerCollection | StoreCollection,
+    source: AnyCollection,
+    target: AnyCollection,
     keys: Iterable[wire.StoreKey],
     result: transfer.Transfer,
-    selection: core.Selection = core.Selection(),  # noqa: B008 - frozen
+    selection: core.Selection = core.ALL,
     *,
-    besides: Mapping[str, Collection[str]] | None = None,
+    besides: Keys | None = None,
 ) -> CopyPlan:
     """Plan to copy the selected entries of some portability keys that a target lacks, in the order of their keys.
 
@@ -71,8 +76,8 @@ def missing(
 
 
 def copy(
-    source: LayerCollection | StoreCollection,
-    target: LayerCollection | StoreCollection,
+    source: AnyCollection,
+    target: AnyCollection,
     plan: CopyPlan,
     result: transfer.Transfer,
 ) -> None:
@@ -151,19 +156,23 @@ class LayerCollection:
             self._known[key.layer] = set(keys_of(self.layers[key.layer]))
         return self._known[key.layer]
 
-    def read(
-        self, key: wire.StoreKey, entries: Sequence[core.Entry], done: transfer.Moved
-    ) -> Iterator[tuple[core.Entry, core.Artifact]]:
+    def read(self, key: wire.StoreKey, entries: Sequence[core.Entry], done: transfer.Moved) -> Contents:
         """Yield entries with their artifacts; those that cannot be read are noted."""
         layer = self.layers[key.layer]
         if entries and self._describes:
             entries = _described(layer, entries, done)
         for batch in batches(entries, lambda entry: entry.bytes):
-            yield from _read(layer, batch, done)
+            read = _got(layer, [entry.key for entry in batch])
+            for entry in batch:
+                artifact = read.get(entry.key)
+                if isinstance(artifact, core.Artifact):
+                    yield entry, artifact
+                elif artifact is None:
+                    done.skipped.append(core.Note(entry.key, "vanished meanwhile"))
+                else:
+                    done.failed.append(core.Note(entry.key, core.reason_of(artifact)))
 
-    def write(
-        self, key: wire.StoreKey, contents: Iterable[tuple[core.Entry, core.Artifact]], done: transfer.Moved
-    ) -> None:
+    def write(self, key: wire.StoreKey, contents: Contents, done: transfer.Moved) -> None:
         """Place artifacts, and count the results."""
         for batch in batches(contents, lambda content: len(content[1].data)):
             # Nothing here keeps the bytes while the next batch is read.
@@ -189,23 +198,12 @@ def _described(layer: core.Layer, entries: Sequence[core.Entry], done: transfer.
     return [described[entry.root, entry.key] for entry in entries if (entry.root, entry.key) in described]
 
 
-def _read(
-    layer: core.Layer, entries: Sequence[core.Entry], done: transfer.Moved
-) -> Iterator[tuple[core.Entry, core.Artifact]]:
-    keys = [entry.key for entry in entries]
-    read: Mapping[str, object]
+def _got(layer: core.Layer, keys: Sequence[str]) -> Mapping[str, core.Artifact | Exception]:
+    """Return what :func:`core.get_many` does; an error about the layer as a whole is that of each key."""
     try:
-        read = core.get_many(layer, keys)
+        return core.get_many(layer, keys)
     except core.FAILURES as error:
-        read = dict.fromkeys(keys, error)
-    for entry in entries:
-        artifact = read.get(entry.key)
-        if artifact is None:
-            done.skipped.append(core.Note(entry.key, "vanished meanwhile"))
-        elif isinstance(artifact, core.Artifact):
-            yield entry, artifact
-        elif isinstance(artifact, Exception):
-            done.failed.append(core.Note(entry.key, core.reason_of(artifact)))
+        return dict.fromkeys(keys, error)
 
 
 def _place(layer: core.Layer, artifacts: Sequence[core.Artifact], done: transfer.Moved) -> None:
@@ -216,22 +214,21 @@ def _place(layer: core.Layer, artifacts: Sequence[core.Artifact], done: transfer
         # The error is about the layer as a whole.
         results = [error for _ in artifacts]
     pairs = list(zip(artifacts, results, strict=True))
-    held: Mapping[str, object] = {}
-    with contextlib.suppress(*core.FAILURES):
-        # An error may come after several entries of a batch were placed.
-        doubtful = [artifact.key for artifact, result in pairs if not isinstance(result, (bool, core.EntryExists))]
-        held = core.get_many(layer, doubtful) if doubtful else {}
+    # An error may come after several entries of a batch were placed.
+    doubtful = [artifact.key for artifact, result in pairs if not isinstance(result, (bool, core.EntryExists))]
+    held = _got(layer, doubtful) if doubtful else {}
     for artifact, result in pairs:
         if isinstance(result, core.EntryExists):
             done.kept.append(core.Note(artifact.key, "a different or damaged entry is here, and stays"))
             continue
-        is_here = not isinstance(result, Exception) or getattr(held.get(artifact.key), "data", None) == artifact.data
+        is_here = isinstance(result, bool) or getattr(held.get(artifact.key), "data", None) == artifact.data
         if isinstance(result, Exception) and (isinstance(result, core.Unsettled) or not is_here):
             done.failed.append(core.Note(artifact.key, core.reason_of(result)))
-        if is_here and result is not False:
+        if result is False:
+            done.there += 1
+        elif is_here:
             done.placed += 1
             done.bytes += len(artifact.data)
-        done.there += result is False
 
 
 # ---------------------------------------------------------------------- roots and files as layers
@@ -249,14 +246,19 @@ def root_of(environment: core.Environment, folder: Path) -> LayerSet | None:
     bare = environment.with_variables(variables)
     if (folder / "xdg").is_dir():
         return LayerSet(child.environment_of(bare, folder))
+
+    def at(cache: str | None, home: str) -> LayerSet:
+        changes = {"XDG_CACHE_HOME": cache, "HOME": home}
+        return LayerSet(replace(bare.with_variables(changes), home=Path(home)))
+
     # What layers keep in a folder for caches and in a home, wherever these are; a folder for caches contains no home.
-    apart = replace(bare.with_variables({"XDG_CACHE_HOME": "/cache", "HOME": "/home"}), home=Path("/home"))
-    places = [root.path.parts for layer in LayerSet(apart).clearable() for root in layer.roots()]
-    both = {"XDG_CACHE_HOME": str(folder), "HOME": str(folder)}
-    for top, always, changes in (("cache", (), both), ("home", (".cache",), {"HOME": str(folder)})):
-        names = {*always, *(name for parts in places if parts[1:2] == (top,) for name in parts[2:3])}
-        if any((folder / name).is_dir() for name in names):
-            return LayerSet(replace(bare.with_variables(changes), home=folder))
+    names = {"cache": set[str](), "home": {".cache"}}
+    for parts in (root.path.parts for layer in at("/cache", "/home").clearable() for root in layer.roots()):
+        if len(parts) > 2:  # noqa: PLR2004 - the root of the file system, and the two
+            names.setdefault(parts[1], set()).add(parts[2])
+    for top, cache in (("cache", str(folder)), ("home", None)):
+        if any((folder / name).is_dir() for name in names[top]):
+            return at(cache, str(folder))
     return None
 
 
@@ -267,16 +269,14 @@ def require_own(path: Path, folders: Iterable[Path] = ()) -> None:
     """
     if (owner := trust.deciding_owner(path)) is not None:
         reason: str | None = f"it belongs to {core.user_name(owner.st_uid)}"
-    elif path.is_dir():
-        reason = trust.shared_because(path)
     else:
-        reason = trust.shared_because(path.parent, (path.name,))
-    for folder in folders if reason is None else ():
+        reason = trust.shared_because(path) if path.is_dir() else trust.shared_because(path.parent, (path.name,))
+    for folder in folders:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             reason = reason or trust.shared_within(folder)
     if reason is not None:
-        message = f"{core.printable(path)}: another user can write it ({reason}); pass --trust if you trust its content"
-        raise Untrusted(message)
+        shown = core.printable(path)
+        raise Untrusted(f"{shown}: another user can write it ({reason}); pass --trust if you trust its content")
 
 
 def place_of_file(layers: Iterable[core.Layer], file: Path) -> tuple[core.Layer, Path] | None:
@@ -290,27 +290,26 @@ def place_of_file(layers: Iterable[core.Layer], file: Path) -> tuple[core.Layer,
 
 
 @contextlib.contextmanager
-def layers_with_file(
+def layer_with_file(
     environment: core.Environment, layer: core.Layer, file: Path, place: Path
-) -> Iterator[tuple[LayerSet, Path]]:
-    """Yield the layers of a temporary root with a copy of a database file in its place, and that copy's path."""
+) -> Iterator[tuple[LayerCollection, Path]]:
+    """Yield the layer in a temporary root with a copy of a database file in its place, and that copy's path."""
     with child.isolated_root(environment) as root:
-        stack = LayerSet(child.environment_of(environment, root.resolve()))
-        copied = stack[layer.name].roots()[0].path / place
+        moved = LayerSet(child.environment_of(environment, root.resolve()))[layer.name]
+        copied = moved.roots()[0].path / place
         copied.parent.mkdir(parents=True, exist_ok=True)
         if file.exists():
             copy_database(file, copied)
-        yield stack, copied
+        yield LayerCollection([moved]), copied
 
 
 def copy_database(source: Path, target: Path) -> None:
     """Copy a database file, in sqlite with what is only in its log. Raises :class:`OSError`."""
     with open(source, "rb") as file:
         is_sqlite = file.read(len(_SQLITE)) == _SQLITE
-        file.seek(0)
-        if not is_sqlite:
-            target.write_bytes(file.read())
-            return
+    if not is_sqlite:
+        target.write_bytes(source.read_bytes())
+        return
     try:
         there = sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)
         with contextlib.closing(there), contextlib.closing(sqlite3.connect(target)) as here:
@@ -318,7 +317,6 @@ def copy_database(source: Path, target: Path) -> None:
             here.execute("pragma journal_mode=delete")
     except sqlite3.Error as error:
         raise core.LayerError("sqlite", f"cannot be read: {error}", source) from error
-    os.chmod(target, 0o600)
 
 
 # ---------------------------------------------------------------------- bases
@@ -332,8 +330,7 @@ def own_root(environment: core.Environment, base: Path) -> Path:
 
     Links on the path are not resolved: if ``/site/current`` leads to a new release, the own entries stay in use.
     """
-    name = hashlib.sha256(os.fsencode(base)).hexdigest()[:16]
-    return core.own_roots_folder(environment) / name
+    return core.own_roots_folder(environment) / hashlib.sha256(os.fsencode(base)).hexdigest()[:16]
 
 
 def make_own_root(environment: core.Environment, base: Path) -> Path:
@@ -360,32 +357,27 @@ def base_at(environment: core.Environment, folder: str | Path) -> Path:
 def start_from(
     environment: core.Environment,
     base: Path,
-    root: Path | None = None,
-    *,
-    layers: Iterable[str] = (),
+    root: Path,
     notice: Callable[[str], None],
-) -> Path:
-    """Copy what an own root lacks from a base, of the named layers or of all; return the own root.
+    layers: Iterable[str] = (),
+) -> None:
+    """Copy what an own root lacks from a base, of the named layers or of all.
 
-    Without ``root`` it is that of :func:`make_own_root`. ``notice`` gets a line for each layer that the base has
-    entries of, for each kind of failure, for a base without entries, and if other users can write to it. Raises
-    :class:`BadRequest` if one folder is in the other, and :class:`OSError` if the own root cannot be made.
+    ``notice`` gets a line for each layer that the base has entries of, for each kind of failure, for a base without
+    entries, and if other users can write to it. Raises :class:`BadRequest` if one folder is in the other, and
+    :class:`OSError` if the own root cannot be made.
     """
-    root = make_own_root(environment, base) if root is None else root
     there, here = base.resolve(), root.resolve()
-    if there == here or there in here.parents or here in there.parents:
+    if there.is_relative_to(here) or here.is_relative_to(there):
         raise core.BadRequest(f"the base {base} and the own root {root} must not contain one another")
     here.mkdir(mode=0o700, parents=True, exist_ok=True)
     if (place := next(trust.open_to_others(base), None)) is not None:
         notice(f"base: other users can write to {place}, and programs run what is in a base")
     source, own = LayerSet(child.environment_of(environment, base)), LayerSet(child.environment_of(environment, here))
-    keys = []
-    for name in tuple(layers) or tuple(layer.name for layer in own):
-        abilities = own[name].abilities()
-        if name in source and abilities[core.Ability.RELOCATE] is None and abilities[core.Ability.PUT] is None:
-            keys.append(wire.StoreKey(name, {}))
     result, whole, part = transfer.Transfer(str(base)), LayerCollection(source), LayerCollection(own)
-    copy(whole, part, missing(whole, part, keys, result), result)
+    needs = {core.Ability.RELOCATE, core.Ability.PUT}
+    able = (layer for layer in own.named(layers) if not any(map(layer.abilities().get, needs)))
+    copy(whole, part, missing(whole, part, [wire.StoreKey(layer.name) for layer in able], result), result)
     for done in result.layers:
         said = {"copied": done.placed, "there before": done.there}
         if words := ", ".join(f"{number:,} {word}" for word, number in said.items() if number):
@@ -393,14 +385,12 @@ def start_from(
         say_failed(f"base: {done.layer}", "left", done.failed, notice)
     if not any(done.placed or done.there or done.failed for done in result.layers):
         notice(f"base: {base} has no entry of any layer; cachectl run --isolated={base} -- COMMAND makes some")
-    return here
 
 
 def base_keys(environment: core.Environment, base: Path, layers: Iterable[str] = ()) -> Mapping[str, frozenset[str]]:
     """Return the keys of the entries of a base, by layer: what an own root has from it, or need not have."""
-    names = tuple(layers)
     source = LayerSet(child.environment_of(environment, base))
-    return {layer.name: keys_of(layer) for layer in source if not names or layer.name in names}
+    return {layer.name: keys_of(layer) for layer in source.named(layers)}
 
 
 def say_failed(layer: str, what: str, failed: Sequence[core.Note], notice: Callable[[str], None]) -> None:

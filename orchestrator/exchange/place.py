@@ -6,7 +6,6 @@ that whatever a reader finds there is complete.
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import errno
 import io
@@ -18,10 +17,11 @@ import stat
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from cachectl.layers import core
@@ -35,10 +35,13 @@ STREAM = "-"
 MOST_NAMES = 1_000_000
 #: The folders of a store.
 FOLDERS = ("index", "packs")
+#: Seconds that a store may delay a command, and that the push after the command may take.
+PATIENCE = 30.0
 #: A scheme and its slashes, or several schemes chained by fsspec.
 _URL = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _LONGEST_REASON = 300
-_CHUNK = 1 << 20
+#: What to do if a server does not answer as it should.
+NETWORK = "check the address and the network, and try again"
 #: Stores of objects, in which an upload appears whole or not at all. Elsewhere a file is renamed into its place.
 _OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"})
 _WEB = ("http://", "https://")
@@ -58,6 +61,9 @@ _READABLE = 0o444
 #: Names of files of a store, and of their stages.
 _WRITTEN = core.regex(r"[a-z0-9.-]*[0-9a-f]{16}")
 _SECRETS = (re.compile(r"(?<=//)[^/@\s]+(?=@)"), re.compile(r"(?<=\?)[^\s'\"]+"))
+
+#: The bytes of a file, and when it was written, in epoch seconds; ``None`` if unknown.
+Written = tuple[int | None, float | None]
 
 
 class TransferFailed(core.CachectlError):
@@ -83,14 +89,6 @@ class Gone(BadStore):
     """A name that a store does not have, or not any more."""
 
 
-class Stored(NamedTuple):
-    """A name in a store, with its size in bytes and when it was written, in epoch seconds; ``None`` if unknown."""
-
-    name: str
-    bytes: int | None
-    modified: float | None
-
-
 class StorePlace(ABC):
     """A folder, a bucket or a bundle that holds a store.
 
@@ -107,7 +105,7 @@ class StorePlace(ABC):
     explained: type[Exception] = OSError
 
     @abstractmethod
-    def names(self, folder: str) -> Sequence[Stored]:
+    def names(self, folder: str) -> Mapping[str, Written]:
         """List the names in a folder, with one request for each 1,000 names; empty if there is no store.
 
         Stages that killed writers left are among them.
@@ -125,7 +123,7 @@ class StorePlace(ABC):
     def remove(self, names: Sequence[str]) -> None:
         """Remove names."""
 
-    @contextlib.contextmanager
+    @contextmanager
     def reached(self, verb: str, name: str = "") -> Iterator[None]:
         """Turn the errors of a disk, a server or a library into one line."""
         try:
@@ -167,29 +165,23 @@ class FolderPlace(StorePlace):
         self._folder = folder
         self.shown = core.printable(folder)
 
-    def names(self, folder: str) -> Sequence[Stored]:
+    def names(self, folder: str) -> Mapping[str, Written]:
         """List the plain files in a folder, as far as a store can have so many."""
-        found: list[Stored] = []
-        try:
-            with self._opened("list", folder) as handle, os.scandir(handle) as entries:
-                for entry in entries:
-                    with contextlib.suppress(FileNotFoundError):
-                        status = entry.stat(follow_symlinks=False)
-                        if stat.S_ISREG(status.st_mode):
-                            found.append(Stored(f"{folder}/{entry.name}", status.st_size, status.st_mtime))
-                    if len(found) > MOST_NAMES:
-                        break
-        except Gone:
-            return []
-        return found
+        files: dict[str, Written] = {}
+        with suppress(Gone), self._opened("list", folder) as handle, os.scandir(handle) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        files[f"{folder}/{entry.name}"] = status.st_size, status.st_mtime
+                if len(files) > MOST_NAMES:
+                    break
+        return files
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
-        with (
-            self._opened("read", name) as folder,
-            os.fdopen(plain.open_plain(_last(name), dir_fd=folder), "rb") as file,
-        ):
-            data = file.read(most + 1)
+        with self._opened("read", name) as folder:
+            data = plain.read_plain(_last(name), dir_fd=folder, limit=most + 1)
             self.require_small(name, len(data), most)
             return data
 
@@ -200,47 +192,32 @@ class FolderPlace(StorePlace):
         with self.reached("write", name):
             os.makedirs(self._folder, exist_ok=True)
             mode = stat.S_IMODE(os.stat(self._folder).st_mode)
-            with contextlib.suppress(FileExistsError):
+            with suppress(FileExistsError):
                 os.mkdir(self._folder / part)
                 made = True
         with self._opened("write", name) as folder:
             # Another user may have put another folder into its place.
             if made and _is_new(folder):
                 os.fchmod(folder, mode)
-            with contextlib.suppress(OSError):
-                # A link in the place would be replaced; its mode must not be taken over.
-                if not stat.S_ISREG(os.stat(file, dir_fd=folder, follow_symlinks=False).st_mode):
-                    atomic.remove_file(file, folder)
-            chunks = [data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK)]
-            try:
-                atomic.replace_file(file, chunks, folder=folder, mode=mode & _READABLE)
-            except PermissionError:
-                # In a sticky folder, the same file of another user cannot be replaced.
-                with contextlib.suppress(core.CachectlError):
-                    if self.read(name, len(data)) == data:
-                        return
-                raise
+            atomic.replace_file(file, [data], folder=folder, mode=mode & _READABLE)
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove files."""
         for name in names:
-            with contextlib.suppress(Gone), self._opened("remove", name) as folder:
+            with suppress(Gone), self._opened("remove", name) as folder:
                 atomic.remove_file(_last(name), folder)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _opened(self, verb: str, name: str) -> Iterator[int]:
         """Open the folder of a name, which may not be a link, for a block."""
         with self.reached(verb, name):
-            above = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-            part = name.partition("/")[0]
+            path = self._folder / name.partition("/")[0]
             try:
-                folder = handles.open_folder(part, above)
+                folder = handles.open_folder(str(path))
             except OSError as error:
-                if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                    raise BadStore(f"{self.shown}: {part} is a link or no folder") from error
+                if error.errno in (errno.ELOOP, errno.ENOTDIR) and os.path.lexists(path):
+                    raise BadStore(f"{self.shown}: {path.name} is a link or no folder") from error
                 raise
-            finally:
-                os.close(above)
             try:
                 yield folder
             finally:
@@ -248,16 +225,13 @@ class FolderPlace(StorePlace):
 
     def failure(self, verb: str, name: str, error: OSError) -> core.CachectlError:
         """Return what could not be done, and what would let it be done."""
-        advice = ""
-        if isinstance(error, NotADirectoryError):
-            advice = "; name a folder or a URL"
-        elif (verb == "read" and plain.means_no_file(error)) or (verb != "write" and plain.means_absent(error)):
+        if (verb == "read" and plain.means_no_file(error)) or (verb != "write" and plain.means_absent(error)):
             return self.lacks(name)
-        elif isinstance(error, PermissionError):
+        advice = ""
+        if isinstance(error, PermissionError):
             access = "g+rX" if verb in ("list", "read") else "g+rwX"
             advice = f"; chmod -R {access} {self.shown} lets the group of the folder do it"
-        reason = error.strerror or str(error)
-        return TransferFailed(f"cannot {verb} {self.shown}/{core.printable(name)}: {reason}{advice}")
+        return TransferFailed(f"cannot {verb} {self.shown}/{core.printable(name)}: {core.reason_of(error)}{advice}")
 
 
 def _last(name: str) -> str:
@@ -276,17 +250,14 @@ class RemotePlace(StorePlace):
     explained = Exception
 
     def __init__(self, url: str) -> None:
-        if url.lower().startswith(_WEB):
-            shown = core.printable(without_secrets(url))
-            raise core.BadRequest(
-                f"{shown}: a web server has no list of names; for a bundle, curl -f … | cachectl pull -"
-            )
-        if url.endswith("://"):
-            raise core.BadRequest(
-                f"{core.printable(url)} names no store; write a bucket or a server, and a folder, after it"
-            )
         self._url = url.rstrip("/")
         self.shown = core.printable(without_secrets(self._url))
+        if url.lower().startswith(_WEB):
+            message = f"{self.shown}: a web server has no list of names; for a bundle, curl -f … | cachectl pull -"
+            raise core.BadRequest(message)
+        if url.endswith("://"):
+            message = f"{core.printable(url)} names no store; write a bucket or a server, and a folder, after it"
+            raise core.BadRequest(message)
         with self.reached("reach"):
             self._system, root = self._connected()
         self._root = root.rstrip("/")
@@ -316,17 +287,15 @@ class RemotePlace(StorePlace):
             system.ftp.get_channel().settimeout(SILENCE)
         return system, str(path)
 
-    def names(self, folder: str) -> Sequence[Stored]:
+    def names(self, folder: str) -> Mapping[str, Written]:
         """List the plain files in a folder."""
-        try:
-            with self.reached("list", folder):
-                # Another writer may have added to what is known.
-                self._system.invalidate_cache()
-                found = self._system.ls(f"{self._root}/{folder}", detail=True)
-        except Gone:
-            return []
-        files = [(str(file["name"]).rpartition("/")[2], file) for file in found if file.get("type") == "file"]
-        return [Stored(f"{folder}/{name}", file.get("size"), _moment(file)) for name, file in files if name]
+        listed = []
+        with suppress(Gone), self.reached("list", folder):
+            # Another writer may have added to what is known.
+            self._system.invalidate_cache()
+            listed = self._system.ls(f"{self._root}/{folder}", detail=True)
+        files = ((posixpath.basename(file["name"]), file) for file in listed if file.get("type") == "file")
+        return {f"{folder}/{name}": (file.get("size"), _moment(file)) for name, file in files if name}
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
@@ -342,9 +311,10 @@ class RemotePlace(StorePlace):
             if self._is_atomic:
                 self._system.pipe_file(path, data)
                 return
-            folder = path.rpartition("/")[0]
+            folder = posixpath.dirname(path)
             if folder not in self._made:
                 self._make(folder)
+                self._made.add(folder)
             stage = f"{folder}/{plain.own_name()}"
             try:
                 with self._system.open(stage, "wb") as file:
@@ -353,19 +323,17 @@ class RemotePlace(StorePlace):
                     file.write(data)
                 self._system.mv(stage, path)
             except BaseException:
-                with contextlib.suppress(Exception):
+                with suppress(Exception):
                     atomic.remove_remote(self._system, [stage], together=False)
                 raise
 
     def _make(self, folder: str) -> None:
         # Another writer makes the same folders at the same time, which fsspec does not expect.
         for _ in range(_AGAIN):
-            with contextlib.suppress(Exception):
+            with suppress(Exception):
                 self._system.makedirs(folder, exist_ok=True)
-                break
-        else:
-            self._system.makedirs(folder, exist_ok=True)
-        self._made.add(folder)
+                return
+        self._system.makedirs(folder, exist_ok=True)
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove files, up to 1,000 with one request where the service has such a request."""
@@ -380,10 +348,9 @@ class RemotePlace(StorePlace):
             data: bytes = self._system.cat_file(path, start=0, end=most)
             return data
         with self._system.open(path, "rb") as file, io.BytesIO() as held:
-            if hasattr(file, "prefetch"):
-                # Otherwise paramiko waits for every 32 KiB. It asks for the size, which not every server says.
-                with contextlib.suppress(OSError):
-                    file.prefetch()
+            # Otherwise paramiko waits for every 32 KiB. It asks for the size, which not every server says.
+            with suppress(AttributeError, OSError):
+                file.prefetch()
             while held.tell() < most and (piece := file.read(most - held.tell())):
                 held.write(piece)
             return held.getvalue()
@@ -394,9 +361,8 @@ class RemotePlace(StorePlace):
             return self.lacks(name)
         url = f"{self._url}/{name}" if name else self._url
         reason = one_line(redacted(str(error), url)) or type(error).__name__
-        advice = "check the address and the network, and try again"
+        advice = NETWORK
         if isinstance(error, ImportError):
-            reason = f"it needs {error.name or reason}"
             advice = "pip install 'opencl-cachectl[remote]', or the package that fsspec names"
         elif isinstance(error, FileNotFoundError):
             reason, advice = "nothing is there", "check the address, or make the bucket or folder first"
@@ -409,8 +375,7 @@ class RemotePlace(StorePlace):
 
 def _moment(info: Mapping[str, Any]) -> float | None:
     """Return when a file was written, in epoch seconds; each file system has a name of its own for it."""
-    for name in _MODIFIED:
-        value = info.get(name)
+    for value in map(info.get, _MODIFIED):
         if isinstance(value, dt.datetime):
             return value.timestamp()
         if isinstance(value, (int, float)):
@@ -432,9 +397,7 @@ def is_url(name: str) -> bool:
 
 def without_secrets(name: str) -> str:
     """Return a URL without its password and its query, which may grant access."""
-    if not is_url(name):
-        return name
-    for secret in _SECRETS:
+    for secret in _SECRETS if is_url(name) else ():
         name = secret.sub("…", name)
     return name
 
@@ -444,8 +407,7 @@ def redacted(text: str, url: str) -> str:
     for secret in _SECRETS:
         for found in secret.findall(url):
             password = found.partition(":")[2]
-            parts = (found, password, unquote(password), *(value for _, value in parse_qsl(found)))
-            for part in filter(None, parts):
+            for part in filter(None, (found, password, unquote(password), *(value for _, value in parse_qsl(found)))):
                 text = text.replace(part, "…")
         text = secret.sub("…", text)
     return text
@@ -456,24 +418,13 @@ def one_line(text: str) -> str:
     return core.printable(" ".join(text.split()))[:_LONGEST_REASON].rstrip(".")
 
 
-class Deadline:
-    """A moment, some seconds after this object was made."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._end = time.monotonic() + seconds
-
-    @property
-    def left(self) -> float:
-        """Return the seconds that are left; 0 if it has passed."""
-        return max(0.0, self._end - time.monotonic())
-
-    def passed(self) -> TransferFailed:
-        """Return the error for what takes longer."""
-        return TransferFailed(f"not done within {self.seconds:g} s; --store-wait gives it more")
+def require_time(deadline: float | None) -> None:
+    """Raise :class:`TransferFailed` if a deadline, a moment of :func:`time.monotonic`, has passed."""
+    if deadline is not None and deadline <= time.monotonic():
+        raise TransferFailed(f"not done within {PATIENCE:g} s; cachectl push and pull have no such limit")
 
 
-def in_time(deadline: Deadline | None, work: Callable[[], _T]) -> _T:
+def in_time(deadline: float | None, work: Callable[[], _T]) -> _T:
     """Return what some work returns, or raise what it raises; :class:`TransferFailed` after a deadline.
 
     Timeouts of sockets limit each silence of a server, not a whole transfer. So what depends on a server runs in a
@@ -482,21 +433,15 @@ def in_time(deadline: Deadline | None, work: Callable[[], _T]) -> _T:
     """
     if deadline is None:
         return work()
-    done: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
+    result: futures.Future[_T] = futures.Future()
 
     def run() -> None:
         try:
-            done.put((work(), None))
+            result.set_result(work())
         except BaseException as error:  # noqa: BLE001 - raised again by the calling thread
-            done.put((None, error))
+            result.set_exception(error)
 
-    try:
-        if not deadline.left:
-            raise Empty
-        Thread(target=run, daemon=True).start()
-        result, error = done.get(timeout=deadline.left)
-    except Empty:
-        raise deadline.passed() from None
-    if error is not None:
-        raise error
-    return cast("_T", result)
+    Thread(target=run, daemon=True).start()
+    while not futures.wait([result], max(0.0, deadline - time.monotonic())).done:
+        require_time(deadline)
+    return result.result()

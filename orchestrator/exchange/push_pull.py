@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,8 +30,6 @@ _PUSHES = 100
 _PULLS = 5
 #: Why something is trusted that nothing else shows to be.
 _SAID = "you said so"
-#: Seconds that a store may delay a command, by default.
-PATIENCE = 30.0
 
 
 # ---------------------------------------------------------------------- push
@@ -41,32 +41,27 @@ def push(
     selection: core.Selection = core.ALL,
     *,
     layers: Iterable[str] = (),
-    besides: Mapping[str, Collection[str]] | None = None,
+    besides: copying.Keys | None = None,
     sign: str | None = None,
     allowed_signers: str | None = None,
     force: bool = False,
-    own: core.Environment | None = None,
-    deadline: place.Deadline | None = None,
+    deadline: float | None = None,
 ) -> Transfer:
     """Add the selected entries of the named layers, or of every clearable layer, that the store at a target lacks.
 
     ``besides`` are keys, by layer, that are left out. ``sign`` is an OpenSSH key. An entry counts as present if a part
     lists it that ``sign`` or a signer of ``allowed_signers`` has signed; without both, if any part does. ``force``
-    replaces a file that is not a bundle. ``own`` is the environment that keeps index parts for the next command, by
-    default that of ``stack``. Raises :class:`BadStore` if the store is damaged, :class:`TransferFailed` or
-    :class:`OSError` if it cannot be reached or written, also by ``deadline``, and :class:`BadRequest` if the key cannot
-    sign.
+    replaces a file that is not a bundle. Raises :class:`BadStore` if the store is damaged, :class:`TransferFailed` or
+    :class:`OSError` if it cannot be reached or written, also by ``deadline``, a moment of :func:`time.monotonic`, and
+    :class:`BadRequest` if the key cannot sign.
     """
     named = tuple(layers)
-    chosen = stack.chosen(named)
-    here = own or stack.environment
-    name = os.fspath(target)
-    file = None if place.is_url(name) else here.expand(name)
-    of_file = None if file is None else copying.place_of_file(chosen, file)
-    with trusting.allowed_lists(here, sign, allowed_signers) as allowed:
+    chosen, here, name = stack.chosen(named), stack.environment, os.fspath(target)
+    of_file = None if place.is_url(name) else copying.place_of_file(chosen, here.expand(name))
+    with trusting.allowed_list(here, sign, allowed_signers) as allowed:
 
         def to_store() -> Transfer:
-            where = place_of(target, here, writes=True, force=force)
+            where = place_of(name, here, writes=True, force=force)
             store = StoreCollection(where, here, allowed, key=sign, deadline=deadline)
             result = push_layers(stack, store, chosen, selection, besides, named=bool(named))
             store.finish()
@@ -76,8 +71,8 @@ def push(
         for _ in range(_PUSHES):
             # Another command may have written the file meanwhile.
             with contextlib.suppress(place.Changed):
-                if file is not None and of_file is not None:
-                    return _push_to_file(stack, file, *of_file, selection)
+                if of_file is not None:
+                    return _push_to_file(stack, here.expand(name), *of_file, selection)
                 return place.in_time(deadline, to_store)
     raise place.Changed(core.printable(place.without_secrets(name)))
 
@@ -87,7 +82,7 @@ def push_layers(
     store: StoreCollection,
     chosen: Iterable[core.Layer],
     selection: core.Selection = core.ALL,
-    besides: Mapping[str, Collection[str]] | None = None,
+    besides: copying.Keys | None = None,
     *,
     named: bool = False,
 ) -> Transfer:
@@ -99,9 +94,8 @@ def push_layers(
     for layer in in_order:
         done = result.layer(layer.name)
         if (reason := layer.abilities()[core.Ability.GET]) is None:
-            keys.append(
-                wire.StoreKey(layer.name, portability.portability_key(layer.about.portability, stack.environment))
-            )
+            facts = portability.portability_key(layer.about.portability, stack.environment)
+            keys.append(wire.StoreKey(layer.name, facts))
         elif named:
             done.failed.append(core.Note("*", f"cannot get: {reason}"))
     copying.copy(source, store, copying.missing(source, store, keys, result, selection, besides=besides), result)
@@ -119,10 +113,9 @@ def _push_to_file(stack: LayerSet, file: Path, layer: core.Layer, inside: Path, 
             place.lock(target, block.enter_context(open(target, "rb")))
             _require_unused(target)
         before = _state_of(target)
-        at, copied = block.enter_context(copying.layers_with_file(stack.environment, layer, target, inside))
+        copies, copied = block.enter_context(copying.layer_with_file(stack.environment, layer, target, inside))
         source = copying.LayerCollection([layer], prefix=inside.as_posix())
-        copies = copying.LayerCollection([at[layer.name]])
-        plan = copying.missing(source, copies, [wire.StoreKey(layer.name, {})], result, selection)
+        plan = copying.missing(source, copies, [wire.StoreKey(layer.name)], result, selection)
         copying.copy(source, copies, plan, result)
         if done.placed:
             flat = copied.with_name(f"{copied.name}.flat")
@@ -134,8 +127,7 @@ def _push_to_file(stack: LayerSet, file: Path, layer: core.Layer, inside: Path, 
             except FileExistsError as error:
                 raise place.Changed(str(file)) from error
             except OSError as error:
-                message = f"cannot write {core.printable(file)}: {error.strerror or error}"
-                raise place.TransferFailed(message) from error
+                raise place.TransferFailed(f"cannot write {core.printable(file)}: {core.reason_of(error)}") from error
             done.sensitive = layer.about.reveals
             result.moved = file.stat().st_size
     return result
@@ -146,9 +138,8 @@ def _require_unused(file: Path) -> None:
     for suffix in database.COMPANIONS:
         if os.path.lexists(beside := database.companion(file, suffix)):
             why = f"a program uses it, or was killed while it did: {core.printable(beside.name)} is there"
-            raise place.TransferFailed(
-                f"cannot write {core.printable(file)}: {why}; end the program, or push to a new FILE"
-            )
+            message = f"cannot write {core.printable(file)}: {why}; end the program, or push to a new FILE"
+            raise place.TransferFailed(message)
 
 
 def _state_of(file: Path) -> tuple[int, ...] | None:
@@ -168,27 +159,24 @@ def pull(
     selection: core.Selection = core.ALL,
     *,
     layers: Iterable[str] = (),
-    besides: Mapping[str, Collection[str]] | None = None,
+    besides: copying.Keys | None = None,
     dry_run: bool = False,
-    own: core.Environment | None = None,
-    deadline: place.Deadline | None = None,
+    deadline: float | None = None,
 ) -> Transfer:
     """Place the selected entries of the named layers, or of every clearable one, that are missing here.
 
     A source is a store, an isolated root, or a database file of a product. ``besides`` are keys, by layer, that are
-    left out. A store needs ``trust``; a root or file of this user that no other user can write does not. ``own`` is the
-    environment that remembers the newest state of each store, by default that of ``stack``. What a store has not sent
-    by ``deadline`` is :class:`TransferFailed`; entries that are not placed by then are failures. Raises
-    :class:`Untrusted` if nothing new can be trusted, :class:`BadStore` if something needed is damaged or missing,
-    :class:`Missing` if there is no store, and :class:`TransferFailed` or :class:`OSError`; then nothing of that source
-    was written.
+    left out. A store needs ``trust``; a root or file of this user that no other user can write does not. What a store
+    has not sent by ``deadline``, a moment of :func:`time.monotonic`, is :class:`TransferFailed`; entries that are not
+    placed by then are failures. Raises :class:`Untrusted` if nothing new can be trusted, :class:`BadStore` if something
+    needed is damaged or missing, :class:`Missing` if there is no store, and :class:`TransferFailed` or
+    :class:`OSError`; then nothing of that source was written.
     """
-    named = tuple(layers)
     names = [os.fspath(sources)] if isinstance(sources, (str, os.PathLike)) else list(sources)
     if not names:
         raise core.BadRequest("name a SOURCE: a bundle FILE, a folder, a URL, or an isolated root")
-    here = own or stack.environment
-    pulling = _Pull(stack, stack.chosen(named), bool(named), trust, selection, besides, dry_run, here, deadline)
+    named = tuple(layers)
+    pulling = _Pull(stack, named, stack.chosen(named), trust, selection, besides, dry_run, deadline)
     result = pulling.take(names[0])
     for name in names[1:]:
         result.add(pulling.take(name))
@@ -200,37 +188,32 @@ class _Pull:
     """What was asked for."""
 
     stack: LayerSet
+    named: Sequence[str]
     chosen: Sequence[core.Layer]
-    named: bool
     trust: trusting.Trust | None
     selection: core.Selection
-    besides: Mapping[str, Collection[str]] | None
+    besides: copying.Keys | None
     dry_run: bool
-    own: core.Environment
-    deadline: place.Deadline | None
+    deadline: float | None
 
     def take(self, name: str) -> Transfer:
         """Pull from one source."""
-        path = self.own.expand(name) if name and name != place.STREAM and not place.is_url(name) else None
-        shown = core.printable(name)
-        if path is not None and path.is_file():
-            of_file = copying.place_of_file(self.chosen if self.named else self.stack, path)
-            if of_file is not None:
-                self._require_trusted(path)
-                with copying.layers_with_file(self.stack.environment, of_file[0], path, of_file[1]) as (copied, _):
-                    return self._from_layers(copying.LayerCollection([copied[of_file[0].name]]), shown)
-        is_root = path is not None and path.is_dir() and not (path / "index").is_dir()
-        if path is not None and is_root and (within := copying.root_of(self.own, path)) is not None:
+        here = self.stack.environment
+        # What is no path is neither a file nor a folder.
+        is_path = name and name != place.STREAM and not place.is_url(name)
+        path = here.expand(name) if is_path else Path(os.devnull)
+        if path.is_file() and (of_file := copying.place_of_file(self.stack.named(self.named), path)) is not None:
+            self._require_trusted(path)
+            with copying.layer_with_file(here, of_file[0], path, of_file[1]) as (source, _):
+                return self._from_layers(source, name)
+        is_root = path.is_dir() and not (path / "index").is_dir()
+        if is_root and (within := copying.root_of(here, path)) is not None:
             sources = [within[layer.name] for layer in self.chosen if layer.name in within]
             self._require_trusted(path, [root.path for source in sources for root in source.roots()])
-            return self._from_layers(copying.LayerCollection(sources, below=path), shown)
+            return self._from_layers(copying.LayerCollection(sources, below=path), name)
         if self.trust is None:
             raise core.BadRequest(trusting.UNTRUSTED)
-        with (
-            trusting.allowed_lists(self.own, None, self.trust.allowed_signers) as allowed,
-            bundle.unnamed_file(self.stack.environment.temporary) as file,
-        ):
-            return self._from_store(name, self.trust, allowed, file)
+        return self._from_store(name, self.trust)
 
     def _require_trusted(self, path: Path, folders: Iterable[Path] = ()) -> None:
         if self.trust is None:
@@ -239,36 +222,40 @@ class _Pull:
             message = f"{core.printable(path)} is not a store, so it has neither signature nor digest; --trust takes it"
             raise core.BadRequest(message)
 
-    def _from_layers(self, source: copying.LayerCollection, shown: str) -> Transfer:
+    def _from_layers(self, source: copying.LayerCollection, name: str) -> Transfer:
         why = "no other user can write to it" if self.trust is None else _SAID
-        result = Transfer(shown, dry_run=self.dry_run, trusted=(why,))
+        result = Transfer(core.printable(name), dry_run=self.dry_run, trusted=(why,))
         here = copying.LayerCollection(self.stack[layer] for layer in source.layers)
         keys = [
-            wire.StoreKey(layer, {})
-            for layer in source.layers
-            if source.layers[layer].abilities()[core.Ability.GET] is None
-            and here.layers[layer].abilities()[core.Ability.PUT] is None
+            wire.StoreKey(layer.name)
+            for layer in here.layers.values()
+            if source.layers[layer.name].abilities()[core.Ability.GET] is None
+            and layer.abilities()[core.Ability.PUT] is None
         ]
-        plan = copying.missing(source, here, keys, result, self.selection)
-        copying.copy(source, here, plan, result)
+        copying.copy(source, here, copying.missing(source, here, keys, result, self.selection), result)
         result.layers = tuple(done for done in result.layers if done.placed or done.there or done.failed)
         return result
 
-    def _from_store(self, name: str, trust: trusting.Trust, allowed: Sequence[str], file: BinaryIO) -> Transfer:
-        """Place what is missing here, after all of it was verified and lies in ``file``."""
+    def _from_store(self, name: str, trust: trusting.Trust) -> Transfer:
+        """Place what is missing here, after all of it was verified and lies in a file that nobody else can open."""
+        environment = self.stack.environment
+        with (
+            trusting.allowed_list(environment, None, trust.allowed_signers) as allowed,
+            bundle.unnamed_file(environment.temporary) as file,
+        ):
 
-        def download() -> tuple[StoreCollection, copying.CopyPlan, Transfer]:
-            store = StoreCollection(place_of(name, self.own), self.own, allowed, deadline=self.deadline)
-            return store, *store.settled(lambda: self._downloaded(store, trust, file), attempts=_PULLS)
+            def download() -> tuple[StoreCollection, copying.CopyPlan, Transfer]:
+                store = StoreCollection(place_of(name, environment), environment, allowed, deadline=self.deadline)
+                return store, *store.settled(partial(self._downloaded, store, trust, file), attempts=_PULLS)
 
-        store, plan, result = place.in_time(self.deadline, download)
-        copying.copy(store, copying.LayerCollection(self.chosen), plan, result)
+            store, plan, result = place.in_time(self.deadline, download)
+            copying.copy(store, copying.LayerCollection(self.chosen), plan, result)
         if not self.dry_run:
             store.memory.save(store.files, store.trusted, afresh=trust.sha256 is not None)
         said = _SAID if trust.sha256 is None else "its digest is the given one"
         signers = {said if signer is None else f"signed by {signer}" for signer in store.trusted.values()}
         result.trusted, result.moved = tuple(sorted(signers)), store.fetched
-        result.left_out = tuple(core.Note(str(name), why) for name, why in store.left_out.items())
+        result.left_out = tuple(core.Note(name, why) for name, why in store.left_out.items())
         return result
 
     def _downloaded(
@@ -289,22 +276,25 @@ class _Pull:
             what = "; ".join(f"{name}: {why}" for name, why in list(store.left_out.items())[:3])
             message = f"{shown}: no part of its index that is needed here is trusted ({what})"
             raise trusting.Untrusted(message)
+        # An attempt that found something gone may have begun to fill it.
+        file.seek(0)
         for key, entries in plan:
             entries[:] = self._foreseen(key, entries, result)
-        if not self.dry_run:
-            store.download((entries for _, entries in plan), file, self.stack.environment.temporary)
+            if not self.dry_run:
+                entries[:] = store.download(entries, file, self.stack.environment.temporary)
         return plan, result
 
     def _require_new(self, store: StoreCollection) -> None:
         """Raise :class:`Untrusted` if the store is older than what this machine has read from it, or another one."""
-        made, parts, store.gone = store.memory.seen()
-        shown, newer = store.place.shown, (name for name in reversed(store.parts) if name.made > made)
-        if store.parts and not store.files.issuperset(parts) and not any(map(store.usable, newer)):
-            message = (
-                f"{shown} is older than what this machine has read from it, of {core.moment_text(made)}, or another "
-                f"store; cachectl pull {shown} --digest {store.digest} accepts it"
-            )
-            raise trusting.Untrusted(message)
+        newest, store.gone = store.memory.seen()
+        if store.parts and not store.files.issuperset(newest):
+            made, shown = wire.made_of(newest[0]), store.place.shown
+            if not any(store.usable(name) for name in reversed(store.parts) if wire.made_of(name) > made):
+                message = (
+                    f"{shown} is older than what this machine has read from it, of {core.moment_text(made)}, or "
+                    f"another store; cachectl pull {shown} --digest {store.digest} accepts it"
+                )
+                raise trusting.Untrusted(message)
 
     def _keys(self, store: StoreCollection, result: Transfer) -> Iterator[wire.StoreKey]:
         """Yield the portability keys whose entries may be hit here, and note why others are left alone."""
@@ -319,15 +309,16 @@ class _Pull:
             if reason is None:
                 yield key
                 continue
-            number = core.plural(sum(name.key == key.name for name in store.parts), "part")
+            number = core.plural(sum(wire.key_of(name) == key.name for name in store.parts), "part")
             result.unread += (core.Note(key.layer, f"{number} of the index left alone: {reason}"),)
 
     def _differing(self, key: wire.StoreKey) -> Sequence[portability.Difference]:
-        return portability.differences(self.stack.portability(key.layer), key.facts, self.stack.environment)
+        about = self.stack[key.layer].about
+        return portability.differences(about.portability, key.facts, self.stack.environment)
 
     def _foreseen(self, key: wire.StoreKey, entries: Sequence[core.Entry], result: Transfer) -> Iterator[core.Entry]:
         """Count the outlook of each entry, and yield those that can be hit, or may be."""
-        knows, differing, done = self.stack.portability(key.layer), self._differing(key), result.layer(key.layer)
+        knows, differing, done = self.stack[key.layer].about.portability, self._differing(key), result.layer(key.layer)
         # Looking up what is installed takes long.
         known: dict[tuple[object, ...], core.Outlook] = {}
         for entry in entries:
@@ -344,53 +335,39 @@ class _Pull:
 # ---------------------------------------------------------------------- around a command
 
 
-@dataclass(frozen=True, slots=True)
-class StoreUse:
-    """A shared store around a command: why it is trusted, and whether new entries are pushed, signed by a key.
-
-    ``seconds`` is how long it may delay the command, and how long the push after it may take.
-    """
-
-    url: str
-    trust: trusting.Trust
-    writes: bool = True
-    sign: str | None = None
-    seconds: float = PATIENCE
-
-    def __post_init__(self) -> None:
-        if self.url == place.STREAM:
-            raise core.BadRequest("the standard streams are the command's; name a store")
-
-
 @contextlib.contextmanager
 def shared_around(
     stack: LayerSet,
-    use: StoreUse,
+    url: str,
+    trust: trusting.Trust | None,
     notice: Callable[[str], None],
-    *,
     layers: Sequence[str] = (),
-    besides: Mapping[str, Collection[str]] | None = None,
-    own: core.Environment | None = None,
+    *,
+    besides: copying.Keys | None = None,
+    writes: bool = True,
+    sign: str | None = None,
 ) -> Iterator[None]:
-    """Pull into the caches of ``stack``, run the block, and push what the store lacks.
+    """Pull into the caches of ``stack``, run the block, and, if it ``writes``, push what the store lacks.
 
     ``notice`` gets a line for each layer of which entries were pulled or pushed, and for each thing that went wrong:
     the block runs in any case. If the store is damaged, not trusted, too slow or cannot be reached, nothing is pulled
-    or pushed. ``besides`` are the keys, by layer, that are neither pulled nor pushed. ``own`` is the environment that
-    keeps what this machine remembers of stores, by default that of ``stack``.
+    or pushed. ``besides`` are the keys, by layer, that are neither pulled nor pushed. What is pushed is signed with the
+    key ``sign``.
     """
-    writes = use.writes
+    if url == place.STREAM:
+        raise core.BadRequest("the standard streams are the command's; name a store")
+    if trust is None:
+        raise core.BadRequest(trusting.UNTRUSTED)
 
-    def say(transfer: Callable[..., Transfer], verb: str, failed: str, *given: object, **more: object) -> bool:
-        deadline = place.Deadline(use.seconds)
+    def say(transfer: Callable[..., Transfer], verb: str, failed: str) -> bool:
         try:
-            done = transfer(stack, use.url, *given, layers=layers, besides=besides, own=own, deadline=deadline, **more)
+            done = transfer(layers=layers, besides=besides, deadline=time.monotonic() + place.PATIENCE)
         except Exception as error:  # noqa: BLE001 - whatever a server answers, the command runs
             # The push will make the store.
             if writes and verb == "pulled" and isinstance(error, place.Missing):
                 return True
             reason = str(error) if isinstance(error, core.CachectlError) else f"{type(error).__name__}: {error}"
-            notice(f"--store {core.printable(place.without_secrets(use.url))}: {failed}: {core.printable(reason)}")
+            notice(f"--store {core.printable(place.without_secrets(url))}: {failed}: {core.printable(reason)}")
             return False
         for layer in done.layers:
             if layer.placed:
@@ -398,7 +375,9 @@ def shared_around(
             copying.say_failed(layer.layer, f"not {verb}", layer.failed, notice)
         return True
 
-    usable = say(pull, "pulled", "nothing is pulled or pushed" if writes else "nothing was pulled", use.trust)
+    failed = "nothing is pulled or pushed" if writes else "nothing was pulled"
+    usable = say(partial(pull, stack, url, trust), "pulled", failed)
     yield
     if usable and writes:
-        say(push, "pushed", "nothing was pushed", sign=use.sign, allowed_signers=use.trust.allowed_signers)
+        pushing = partial(push, stack, url, sign=sign, allowed_signers=trust.allowed_signers)
+        say(pushing, "pushed", "nothing was pushed")

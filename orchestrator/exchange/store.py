@@ -12,12 +12,11 @@ import hashlib
 import json
 import os
 import platform
-import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from cachectl.exchange import place, trust, wire
 from cachectl.layers import core
@@ -44,6 +43,9 @@ _SALT = 16
 _AGAIN = 100
 
 T = TypeVar("T")
+#: Entries with their artifacts.
+Contents = Iterable[tuple[core.Entry, core.Artifact]]
+Items = Iterator[tuple[wire.Item, core.Artifact]]
 
 
 def place_of(
@@ -98,47 +100,42 @@ class StoreMemory:
 
         What another process adds later may be newer than the listing.
         """
+        with contextlib.suppress(OSError), self._opened() as folder, os.scandir(folder) as files:
+            names = (file.name for file in files if file.is_file(follow_symlinks=False))
+            self._before = sorted(name for name in names if wire.is_name(wire.INDEX + name))
+
+    def read(self, name: str, most: int) -> bytes:
+        """Return the bytes that were kept, which may have been changed since; none if there are none."""
+        if name in self.new:
+            return self.new[name]
         with contextlib.suppress(OSError), self._opened() as folder:
-            self._before = sorted(os.listdir(folder))
+            return plain.read_plain(name, dir_fd=folder, most=most)
+        return b""
 
-    def read(self, name: str, most: int) -> bytes | None:
-        """Return the bytes that were kept, which may have been changed since; ``None`` if there are none."""
-        with contextlib.suppress(OSError):
-            if name in self.new:
-                return self.new[name]
-            with self._opened() as folder:
-                return plain.read_plain(name, dir_fd=folder, most=most)
-        return None
-
-    def seen(self) -> tuple[int, set[str], list[str]]:
-        """Return when the newest trusted parts were made, their names, and those of parts that were read and removed.
-
-        Several parts may be made in one second.
-        """
+    def seen(self) -> tuple[Sequence[str], list[str]]:
+        """Return the newest trusted parts, which were made in one second, and those that were read and removed."""
         try:
-            made, parts, gone = json.loads(self.read(_SEEN, _LARGEST) or b"")
-            return int(made), set(map(str, parts)), list(map(str, gone))
-        except (TypeError, ValueError, OverflowError, RecursionError):
-            return 0, set(), []
+            newest, gone = json.loads(self.read(_SEEN, _LARGEST))
+            return wire.sort_names([wire.INDEX + name for name in newest])[0], list(map(str, gone))
+        except (TypeError, ValueError, RecursionError):
+            return (), []
 
-    def save(self, listed: Collection[str], trusted: Collection[wire.PartName] = (), *, afresh: bool = False) -> None:
+    def save(self, listed: Collection[str], trusted: Collection[str] = (), *, afresh: bool = False) -> None:
         """Write what is new, and remove the index parts and keys that are not listed any more.
 
         The newest of the ``trusted`` parts are remembered, unless newer ones are; ``afresh`` forgets what was before.
         """
         with contextlib.suppress(OSError), self._opened(make=bool(self.new or trusted)) as folder:
             # Another process may have seen newer ones meanwhile.
-            made, parts, gone = (0, set(), []) if afresh else self.seen()
+            parts, gone = ((), []) if afresh else self.seen()
             for name in self._before:
-                status = handles.status_of(folder, name)
-                is_own = status is not None and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-                if is_own and wire.is_name(wire.INDEX + name) and name not in listed and name not in self.new:
+                if name not in listed and name not in self.new:
                     atomic.remove_file(name, folder)
                     gone.append(name)
-            newest = max((name.made for name in trusted), default=0)
-            parts = parts if newest <= made else set()
-            parts |= {str(name) for name in trusted if name.made == newest >= made}
-            seen = json.dumps((max(made, newest), sorted(parts), list(dict.fromkeys(gone))[-_MOST_GONE:])).encode()
+            known = {*parts, *trusted}
+            latest = max(map(wire.made_of, known), default=0)
+            newest = sorted(name for name in known if wire.made_of(name) == latest)
+            seen = json.dumps((newest, list(dict.fromkeys(gone))[-_MOST_GONE:])).encode()
             if seen != self.read(_SEEN, _LARGEST):
                 self.new[_SEEN] = seen
             for name, data in self.new.items():
@@ -164,7 +161,7 @@ class StoreMemory:
 class StoreCollection:
     """A store as a collection: ``parts`` and ``files`` of its index as they were listed, the oldest part first.
 
-    If there are lists of ``allowed`` signers, one of these must have signed a part. Index files that were read before
+    If there is a list of ``allowed`` signers, one of these must have signed a part. Index files that were read before
     come from ``memory``, which is written when it is saved. What is added is signed with ``key``, and complete after
     :meth:`finish`. After ``deadline`` nothing is added, and nothing read that was downloaded.
     """
@@ -173,10 +170,10 @@ class StoreCollection:
         self,
         place: place.StorePlace,
         environment: core.Environment,
-        allowed: Sequence[str] = (),
+        allowed: str | None = None,
         *,
         key: str | None = None,
-        deadline: place.Deadline | None = None,
+        deadline: float | None = None,
     ) -> None:
         self.place = place
         self.environment = environment
@@ -188,11 +185,10 @@ class StoreCollection:
         self._allowed = allowed
         self._key = key
         self._deadline = deadline
-        self._parts: dict[wire.PartName, wire.Part] = {}
-        self._keys: dict[str, wire.StoreKey] = {}
+        #: The index parts and key documents that were read, by name.
+        self._parsed: dict[str, Any] = {}
         self._spool: BinaryIO | None = None
-        self._offsets: dict[tuple[str, str], int] = {}
-        self.parts: tuple[wire.PartName, ...] = ()
+        self.parts: tuple[str, ...] = ()
         self.files: frozenset[str] = frozenset()
         self.refresh()
 
@@ -202,11 +198,11 @@ class StoreCollection:
         """List the names again; return whether they have changed."""
         before = self.files
         self.memory.look()
-        with self._naming():
+        with self._naming(self.place.shown):
             self.parts, self.files = wire.sort_names(self.place.names("index"))
         #: The parts whose entries may be used, with their signers, and those that may not, each with the reason.
-        self.trusted: dict[wire.PartName, str | None] = {}
-        self.left_out: dict[wire.PartName, str] = {}
+        self.trusted: dict[str, str | None] = {}
+        self.left_out: dict[str, str] = {}
         return self.files != before
 
     def settled(self, work: Callable[[], T], *, attempts: int = _AGAIN) -> T:
@@ -230,42 +226,33 @@ class StoreCollection:
         if not self.files:
             raise place.Missing(f"{self.place.shown}: there is no store; cachectl push {self.place.shown} makes one")
 
-    def key(self, name: str) -> wire.StoreKey:
-        """Return the key document of a name of 16 digits. Raises :class:`BadStore`."""
-        if name not in self._keys:
-            self._keys[name] = self._read(f"key-{name}", wire.LARGEST_KEY, partial(wire.parse_key, name))
-        return self._keys[name]
-
     def portability_keys(self) -> list[wire.StoreKey]:
-        """Return the portability keys of which there are parts, by layer."""
-        names = dict.fromkeys(name.key for name in self.parts)
+        """Return the portability keys of which there are parts, by layer. Raises :class:`BadStore`."""
+        names = dict.fromkeys(map(wire.key_of, self.parts))
         return sorted(map(self.key, names), key=lambda key: key.layer)
 
-    def part(self, name: wire.PartName) -> wire.Part:
+    def key(self, name: str) -> wire.StoreKey:
+        """Return the portability key of a name of 16 digits. Raises :class:`BadStore`."""
+        key: wire.StoreKey = self._read(f"key-{name}", wire.LARGEST_KEY, partial(wire.parse_key, name))
+        return key
+
+    def part(self, name: str) -> wire.Part:
         """Return an index part. It is parsed, and kept by this machine, only if it is trusted.
 
         Raises :class:`Untrusted` with the reason, :class:`BadStore`, and :class:`Gone` if it was removed meanwhile.
         """
-        if name not in self._parts:
-            self._parts[name] = self._read(str(name), wire.MOST_PART, partial(self._judged, name))
-        return self._parts[name]
+        part: wire.Part = self._read(name, wire.MOST_PART, partial(self._judged, name))
+        return part
 
-    def _judged(self, name: wire.PartName, file: bytes) -> wire.Part:
+    def _judged(self, name: str, file: bytes) -> wire.Part:
         text, signature = wire.open_part(name, file)
-        signer, reason = None, None
-        for allowed in self._allowed:
-            try:
-                signer = trust.signer(self.environment, allowed, text, signature)
-                break
-            except trust.Untrusted as error:
-                reason = reason or error
-            except place.BadStore as error:
-                raise place.BadStore(f"{name}: {error}") from error
-        if reason is not None and signer is None:
-            raise reason
+        signer = None
+        if self._allowed is not None:
+            with self._naming(name):
+                signer = trust.signer(self.environment, self._allowed, text, signature)
         return wire.parse_part(name, text)._replace(is_signed=bool(signature), signer=signer)
 
-    def usable(self, name: wire.PartName) -> wire.Part | None:
+    def usable(self, name: str) -> wire.Part | None:
         """Return an index part; ``None``, with the reason in ``left_out``, if its entries may not be used."""
         if name not in self.left_out:
             try:
@@ -273,97 +260,95 @@ class StoreCollection:
             except trust.Untrusted as error:
                 self.left_out[name] = str(error)
                 return None
-            if str(name) not in self.gone:
+            if name not in self.gone:
                 self.trusted[name] = part.signer
                 return part
             self.left_out[name] = "it was removed from the store before, and has come back"
         return None
 
-    def _read(self, file: str, most: int, parse: Callable[[bytes], T]) -> T:
+    def _read(self, file: str, most: int, parse: Callable[[bytes], Any]) -> Any:  # noqa: ANN401 - what is parsed
         """Return what is in a file of the index: one that this machine keeps, or that of the store."""
-        if (kept := self.memory.read(file, most)) is not None:
+        if file not in self._parsed:
             with contextlib.suppress(place.BadStore):
-                return parse(kept)
-        with self._naming():
-            data = self.place.read(wire.INDEX + file, most)
-            parsed = parse(data)
-        self.memory.new[file] = data
-        return parsed
+                self._parsed[file] = parse(self.memory.read(file, most))
+                return self._parsed[file]
+            with self._naming(self.place.shown):
+                data = self.place.read(wire.INDEX + file, most)
+                self._parsed[file] = parse(data)
+            self.memory.new[file] = data
+        return self._parsed[file]
 
     @contextlib.contextmanager
-    def _naming(self) -> Iterator[None]:
-        """Say in an error which store is damaged."""
+    def _naming(self, name: str) -> Iterator[None]:
+        """Say in an error what is damaged."""
         try:
             yield
         except place.BadStore as error:
-            if str(error).startswith(self.place.shown):
+            if str(error).startswith(name):
                 raise
-            raise place.BadStore(f"{self.place.shown}: {error}") from error
+            raise place.BadStore(f"{name}: {error}") from error
 
     # ------------------------------------------------------------------ entries
 
-    def _items(self, key: wire.StoreKey) -> Iterator[wire.Item]:
-        """Yield the entries in the parts of a portability key that may be used, the newest part first."""
+    def entries(
+        self, key: wire.StoreKey, selection: core.Selection = core.ALL, _: Moved | None = None
+    ) -> Iterator[wire.Item]:
+        """Yield the selected entries in the parts of a portability key that may be used, the newest part first."""
         for name in reversed(self.parts):
-            if name.key == key.name and (part := self.usable(name)) is not None:
-                yield from part.entries
-
-    def entries(self, key: wire.StoreKey, selection: core.Selection, _: Moved) -> Iterator[wire.Item]:
-        """Yield the selected entries of a portability key."""
-        for item in self._items(key):
-            if selection.matches(item):
-                yield item
+            if wire.key_of(name) == key.name and (part := self.usable(name)) is not None:
+                yield from filter(selection.matches, part.entries)
 
     def known(self, key: wire.StoreKey) -> set[str]:
         """Return the keys of the entries of a portability key."""
-        return self.settled(lambda: {item.key for item in self._items(key)})
+        return self.settled(lambda: {item.key for item in self.entries(key)})
 
-    def contents(self, items: Iterable[wire.Item]) -> Iterator[tuple[wire.Item, core.Artifact]]:
+    def contents(self, items: Iterable[wire.Item]) -> Items:
         """Yield the verified artifacts of entries, with one request for each pack.
 
         Raises :class:`BadStore` for anything that is not what the index says, and :class:`Gone` if it is missing.
         """
-        groups: dict[wire.Pack, list[wire.Item]] = {}
+        groups: dict[str, list[wire.Item]] = {}
         for item in items:
-            if item.pack is not None:
-                groups.setdefault(item.pack, []).append(item)
+            groups.setdefault(item.pack, []).append(item)
         for pack, group in groups.items():
-            with self._naming():
-                file = self.place.read(pack.name, pack.packed)
+            with self._naming(self.place.shown):
+                file = self.place.read(pack, group[0].packed)
                 self.fetched += len(file)
-                entries = wire.open_pack(group, pack, file)
+                entries = wire.open_pack(group, file)
             del file
             yield from entries
 
-    def download(self, groups: Iterable[Iterable[wire.Item]], file: BinaryIO, folder: Path) -> None:
-        """Download and verify groups of entries into an open file of a folder, out of which they are read then."""
+    def download(self, items: Iterable[wire.Item], file: BinaryIO, folder: Path) -> list[wire.Item]:
+        """Download and verify entries into an open file of a folder; return them with the offsets that they have there.
+
+        They are read out of that file then.
+        """
         from cachectl.exchange import bundle
 
-        # An attempt that found something gone may have begun to fill it.
-        file.seek(0)
-        for group in groups:
-            for item, artifact in self.contents(group):
-                self._offsets[item.layer, item.key] = file.tell()
-                bundle.spool(file, artifact.data, folder, self.place.shown)
         self._spool = file
+        downloaded = []
+        for item, artifact in self.contents(items):
+            downloaded.append(replace(item, offset=file.tell()))
+            bundle.spool(file, artifact.data, folder, self.place.shown)
+        return downloaded
 
-    def read(
-        self, key: wire.StoreKey, items: Iterable[wire.Item], done: Moved
-    ) -> Iterator[tuple[wire.Item, core.Artifact]]:
+    def read(self, _: wire.StoreKey, items: Iterable[wire.Item], done: Moved) -> Items:
         """Yield items with their artifacts, until the deadline."""
         if self._spool is None:
             yield from self.contents(items)
             return
         for item in items:
-            if self._deadline is not None and not self._deadline.left:
-                done.failed.append(core.Note(item.key, "the time for the store was up"))
+            try:
+                place.require_time(self._deadline)
+            except place.TransferFailed as error:
+                done.failed.append(core.Note(item.key, str(error)))
                 continue
-            self._spool.seek(self._offsets[key.layer, item.key])
+            self._spool.seek(item.offset)
             yield item, wire.artifact_of(item, self._spool.read(item.bytes))
 
     # ------------------------------------------------------------------ writing
 
-    def write(self, key: wire.StoreKey, contents: Iterable[tuple[core.Entry, core.Artifact]], done: Moved) -> None:
+    def write(self, key: wire.StoreKey, contents: Contents, done: Moved) -> None:
         """Upload entries of one portability key with their artifacts, and list them in the index."""
         items: list[wire.Item] = []
         lines, began = 0, self.environment.clock()
@@ -379,9 +364,7 @@ class StoreCollection:
         if items:
             self._write_part(key, items, began)
 
-    def _packs(
-        self, contents: Iterable[tuple[core.Entry, core.Artifact]], done: Moved
-    ) -> Iterator[tuple[list[tuple[wire.Item, bytes]], int]]:
+    def _packs(self, contents: Contents, done: Moved) -> Iterator[tuple[list[tuple[wire.Item, bytes]], int]]:
         """Group entries into packs, each with the length of its lines in an index part."""
         pack: list[tuple[wire.Item, bytes]] = []
         size = lines = 0
@@ -404,48 +387,43 @@ class StoreCollection:
         if pack:
             yield pack, lines
 
-    def _write_pack(self, entries: list[tuple[wire.Item, bytes]]) -> list[wire.Item]:
+    def _write_pack(self, entries: list[tuple[wire.Item, bytes]]) -> Iterator[wire.Item]:
         content = b"".join(data for _, data in entries)
         # No other push makes a pack of that name, so that gc cannot remove what another push relies on.
         file = wire.file_of(content, b"" if self.place.is_bundle else os.urandom(_SALT))
-        pack = wire.Pack(hashlib.sha256(file).hexdigest(), len(file), len(content))
-        self._put(pack.name, file)
-        items, offset = [], 0
+        name = wire.PACKS + hashlib.sha256(file).hexdigest()
+        self._put(name, file)
+        offset = 0
         for item, _ in entries:
-            items.append(replace(item, pack=pack, offset=offset))
+            yield replace(item, pack=name, packed=len(file), unpacked=len(content), offset=offset)
             offset += item.bytes
-        return items
 
     def _write_part(self, key: wire.StoreKey, items: list[wire.Item], began: float) -> None:
-        if self.environment.clock() - began > _TOO_SLOW:
+        now = self.environment.clock()
+        if now - began > _TOO_SLOW:
             message = f"cannot push to {self.place.shown}: it took longer than half a day; push fewer layers at once"
             raise place.TransferFailed(message)
         if f"key-{key.name}" not in self.files:
             self._put(f"{wire.INDEX}key-{key.name}", key.to_bytes())
         # The bytes of a bundle do not depend on the clock, so its parts are numbered.
-        number = 1 + max((name.made for name in self.parts), default=-1)
-        part = wire.Part(number if self.place.is_bundle else int(self.environment.clock()), key, tuple(items))
-        text = part.to_bytes()
+        made = 1 + max(map(wire.made_of, self.parts), default=-1) if self.place.is_bundle else int(now)
+        text = wire.part_of(made, key, items)
         file = wire.file_of(text, b"" if self._key is None else trust.sign(text, self._key))
-        name = wire.PartName(part.made, key.name, hashlib.sha256(file).hexdigest())
-        self._put(f"{wire.INDEX}{name}", file)
+        name = f"{made}-{key.name}-{hashlib.sha256(file).hexdigest()}"
+        self._put(wire.INDEX + name, file)
         self.parts += (name,)
 
     def _put(self, name: str, data: bytes) -> None:
-        self._require_time()
+        # Nobody waits for this push any more.
+        place.require_time(self._deadline)
         self.place.write(name, data)
         self.written += len(data)
         if name.startswith(wire.INDEX):
             self.memory.new[name.removeprefix(wire.INDEX)] = data
             self.files |= {name.removeprefix(wire.INDEX)}
 
-    def _require_time(self) -> None:
-        """Raise :class:`TransferFailed` if nobody waits for this push any more."""
-        if self._deadline is not None and not self._deadline.left:
-            raise self._deadline.passed()
-
     def finish(self) -> None:
         """Complete what was added."""
-        self._require_time()
+        place.require_time(self._deadline)
         self.place.finish()
         self.memory.save(self.files)

@@ -104,18 +104,18 @@ def signer(environment: core.Environment, allowed: str, text: bytes, signature: 
 
 
 @contextmanager
-def allowed_lists(environment: core.Environment, key: str | None, allowed: str | None) -> Iterator[list[str]]:
-    """Yield a list of signers, if there is one, and the list of the signer who has a key."""
+def allowed_list(environment: core.Environment, key: str | None, allowed: str | None) -> Iterator[str | None]:
+    """Yield a list of signers, if there is one, which the signer who has a key is added to; ``None`` without both."""
     if allowed is not None and not Path(allowed).is_file():
         raise Untrusted(f"{core.printable(allowed)}: this list of allowed signers does not exist")
-    lists = [] if allowed is None else [allowed]
     if key is None:
-        yield lists
+        yield allowed
         return
+    signers = b"" if allowed is None else Path(allowed).read_bytes()
     with temporary_folder(environment) as folder:
-        own = folder / "own"
-        own.write_text(f"me {_public_key(key)}\n", encoding="utf-8")
-        yield [*lists, str(own)]
+        both = folder / "signers"
+        both.write_bytes(b"%s\nme %s\n" % (signers, _public_key(key).encode()))
+        yield str(both)
 
 
 def _run(arguments: tuple[str, ...], text: bytes) -> subprocess.CompletedProcess[bytes]:

@@ -12,16 +12,17 @@ import hashlib
 import json
 import struct
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from cachectl.exchange import place
 from cachectl.layers import core
 
 INDEX = "index/"
+PACKS = "packs/"
 SCHEMA = "cachectl/store-index/1"
 KEY_SCHEMA = "cachectl/store-key/1"
 #: Bytes of entries after which a pack is full.
@@ -44,45 +45,11 @@ _SKIPPABLE = 0x184D2A50
 _FRAME = struct.Struct("<II")
 _LEVEL = 3
 
-_NAME = core.regex(
-    "index/(0|[1-9][0-9]{0,11})-([0-9a-f]{16})-([0-9a-f]{64})|index/key-([0-9a-f]{16})|packs/[0-9a-f]{64}"
-)
-_DIGEST = core.regex("[0-9a-f]{64}")
-#: The registry's pattern of layer names.
-_LAYER = core.regex("[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAME = core.regex("index/(0|[1-9][0-9]{0,11})-[0-9a-f]{16}-[0-9a-f]{64}|index/key-[0-9a-f]{16}|packs/[0-9a-f]{64}")
 _CHANGED = "another content than its name says: it was changed"
 
 
-class PartName(NamedTuple):
-    """The name of an index part: when it was made, in epoch seconds, its portability key, and the file's SHA-256."""
-
-    made: int
-    key: str
-    sha256: str
-
-    def __str__(self) -> str:
-        return f"{self.made}-{self.key}-{self.sha256}"
-
-
-def digest_of(parts: Iterable[PartName]) -> str:
-    """Return the SHA-256 of the sorted names of index parts, joined by newlines: it pins the content of a store."""
-    return hashlib.sha256("\n".join(sorted(map(str, parts))).encode()).hexdigest()
-
-
-def sort_names(listed: Iterable[place.Stored]) -> tuple[tuple[PartName, ...], frozenset[str]]:
-    """Return the index parts among what was listed under ``index/``, the oldest first, and the names of all its files.
-
-    Raises :class:`BadStore` for more names than a store can have.
-    """
-    parts, files = set(), set()
-    for number, stored in enumerate(listed):
-        _require("the index", number < place.MOST_NAMES, f"more than {place.MOST_NAMES:,} names")
-        match = _NAME.fullmatch(stored.name)
-        if match is not None and stored.name.startswith(INDEX):
-            files.add(stored.name.removeprefix(INDEX))
-            if match[1] is not None:
-                parts.add(PartName(int(match[1]), match[2], match[3]))
-    return tuple(sorted(parts)), frozenset(files)
+# ---------------------------------------------------------------------- names
 
 
 def is_name(name: str) -> bool:
@@ -90,40 +57,57 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-class Pack(NamedTuple):
-    """A pack: the SHA-256 of its file, and the bytes of its file and of its content."""
+def made_of(part: str) -> int:
+    """Return when an index part was made, in epoch seconds, by its name ``MADE-KEY-SHA256``."""
+    return int(part.partition("-")[0])
 
-    sha256: str
-    packed: int
-    unpacked: int
 
-    @property
-    def name(self) -> str:
-        """Return the name of the pack in the store."""
-        return f"packs/{self.sha256}"
+def key_of(part: str) -> str:
+    """Return the name of the portability key of an index part."""
+    return part.split("-")[1]
+
+
+def sort_names(listed: Collection[str]) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Return the index parts among what was listed under ``index/``, the oldest first, and the names of all its files.
+
+    Raises :class:`BadStore` for more names than a store can have.
+    """
+    _require("the index", len(listed) <= place.MOST_NAMES, f"more than {place.MOST_NAMES:,} names")
+    files = frozenset(name.removeprefix(INDEX) for name in listed if name.startswith(INDEX) and is_name(name))
+    parts = (name for name in files if not name.startswith("key-"))
+    return tuple(sorted(parts, key=lambda part: (made_of(part), part))), files
+
+
+def digest_of(parts: Iterable[str]) -> str:
+    """Return the SHA-256 of the sorted names of index parts, joined by newlines: it pins the content of a store."""
+    return _sha256("\n".join(sorted(parts)).encode())
+
+
+# ---------------------------------------------------------------------- entries
 
 
 @dataclass(frozen=True, slots=True)
 class Item(core.Entry):
     """An entry of a store: ``bytes`` and ``sha256`` are those of its artifact, which lies in a pack, at an offset.
 
-    ``form`` and ``detail`` are those of the artifact. It has no root. ``modified`` is the time of its last change where
-    it was pushed, in whole seconds.
+    ``form`` and ``detail`` are those of the artifact. ``pack`` is the name of the pack, empty before it is written;
+    ``packed`` and ``unpacked`` are the bytes of its file and of its content. It has no root. ``modified`` is the time
+    of its last change where it was pushed, in whole seconds.
     """
 
     form: str = ""
     sha256: str = ""
-    pack: Pack | None = None
+    pack: str = ""
+    packed: int = 0
+    unpacked: int = 0
     offset: int = 0
-    as_json: ClassVar[core.AsJson] = core.AsJson(
-        hidden=("stamp", "guest", "disk", "idle_only", "sums", "fixed", "form", "sha256", "pack", "offset"),
-        also=("state",),
-        optional=("because",),
+    as_json: ClassVar[core.AsJson] = core.Entry.as_json._replace(
+        hidden=(*core.Entry.as_json.hidden, "form", "sha256", "pack", "packed", "unpacked", "offset")
     )
 
     def to_line(self) -> dict[str, object]:
         """Return what its line in an index part says."""
-        return {name: getattr(self, name) for name in _LINE} | {"pack": self.pack and self.pack.sha256}
+        return {name: getattr(self, name) for name in _LINE} | {"pack": self.pack.removeprefix(PACKS)}
 
 
 #: What the line of an entry says besides the name of its pack.
@@ -142,31 +126,34 @@ def item_of(entry: core.Entry, artifact: core.Artifact, *, with_time: bool = Tru
         versions=dict(entry.versions),
         detail=dict(artifact.detail),
         form=artifact.form,
-        sha256=hashlib.sha256(artifact.data).hexdigest(),
+        sha256=_sha256(artifact.data),
     )
 
 
 def complaint(item: Item) -> str | None:
     """Return why no reader would accept this entry; ``None`` if readers accept it."""
-    numbers = (item.bytes, item.offset, 0 if item.modified is None else item.modified)
-    if any(type(number) is not int or number < 0 for number in numbers):
-        return "an invalid size, offset or time"
-    if item.bytes > core.LARGEST_ENTRY or (item.modified or 0) > _LATEST:
-        return f"an entry of {item.bytes} bytes, or of a time to come"
-    device = "" if item.device is None else item.device
-    texts = [item.layer, item.key, item.form, item.sha256, device, *(item.kernels or ())]
+    most = _most_packed(core.LARGEST_ENTRY)
+    limits = {"bytes": core.LARGEST_ENTRY, "offset": most, "packed": most, "unpacked": most, "modified": _LATEST}
+    for name, limit in limits.items():
+        number = getattr(item, name)
+        is_unknown = name == "modified" and number is None
+        if not is_unknown and not (type(number) is int and 0 <= number <= limit):
+            return f"an invalid number of {name}"
+    device = () if item.device is None else (item.device,)
+    texts = [item.key, item.form, item.sha256, *device, *(item.kernels or ())]
     for table in (item.detail, item.versions):
         if not isinstance(table, dict) or len(table) > core.MOST_DETAILS:
             return "a value that should be a table of few details and is not"
         texts += [*table, *table.values()]
     if not all(isinstance(text, str) for text in texts) or sum(map(len, texts)) > _MOST_TEXT:
         return "a value that should be a text of bounded length and is not"
-    if not _LAYER.fullmatch(item.layer) or not _DIGEST.fullmatch(item.sha256):
-        return "an invalid layer name or checksum"
     wrong = core.key_complaint(item.key)
     if wrong is None and (item.key.startswith("/") or ".." in item.key.split("/")):
         wrong = "leads outside its root"
     return None if wrong is None else f"the key {item.key[:200]!r}, which {wrong}"
+
+
+# ---------------------------------------------------------------------- documents
 
 
 def canonical(value: object) -> bytes:
@@ -175,10 +162,10 @@ def canonical(value: object) -> bytes:
 
 
 class StoreKey(NamedTuple):
-    """A layer and the facts of a place that decide whether its entries can be hit elsewhere."""
+    """A layer and the facts of a place that decide whether its entries can be hit elsewhere; none for a layer here."""
 
     layer: str
-    facts: core.Facts
+    facts: core.Facts = types.MappingProxyType({})
 
     def to_bytes(self) -> bytes:
         """Return the key document."""
@@ -187,7 +174,7 @@ class StoreKey(NamedTuple):
     @property
     def name(self) -> str:
         """Return the first 16 hexadecimal digits of the document's SHA-256."""
-        return hashlib.sha256(self.to_bytes()).hexdigest()[:16]
+        return _sha256(self.to_bytes())[:16]
 
 
 @contextmanager
@@ -201,80 +188,71 @@ def _parsing(name: str) -> Iterator[None]:
         raise place.BadStore(f"{name} cannot be read: {type(error).__name__}") from error
 
 
-def parse_key(name: str, document: bytes | Mapping[str, Any]) -> StoreKey:
-    """Read a key document, or the first line of an index part, of the portability key of a name.
-
-    Raises :class:`BadStore`.
-    """
+def parse_key(name: str, document: bytes) -> StoreKey:
+    """Read the key document of a portability key of a name. Raises :class:`BadStore`."""
     shown = f"key-{name}"
+    _require(shown, _sha256(document)[:16] == name, _CHANGED)
     with _parsing(shown):
-        value = json.loads(document) if isinstance(document, bytes) else document
+        value = json.loads(document)
         key = StoreKey(value["layer"], value["facts"])
         valid = isinstance(key.layer, str) and len(key.facts) <= core.MOST_DETAILS
         valid = valid and all(isinstance(text, str) or text is None for text in key.facts.values())
         _require(shown, valid, "no layer, or no facts")
-        is_same = not isinstance(document, bytes) or key.to_bytes() == document
-        _require(shown, is_same and key.name == name, _CHANGED)
         return key
 
 
 class Part(NamedTuple):
-    """The content of an index part; ``made`` is when, in epoch seconds.
+    """The content of an index part.
 
-    ``signer`` is who signed it, as the first list that allows it says; ``None`` without lists.
+    ``signer`` is who signed it, as the list that allows it says; ``None`` without a list.
     """
 
-    made: int
     key: StoreKey
-    entries: tuple[Item, ...]
+    entries: Sequence[Item]
     is_signed: bool = False
     signer: str | None = None
 
     @property
-    def packs(self) -> dict[str, Pack]:
-        """Return the packs with its entries, by their names."""
-        return {item.pack.name: item.pack for item in self.entries if item.pack is not None}
-
-    def to_bytes(self) -> bytes:
-        """Return the text that is signed."""
-        head = {
-            "schema": SCHEMA,
-            "made": self.made,
-            "layer": self.key.layer,
-            "facts": dict(self.key.facts),
-            "packs": {pack.sha256: (pack.packed, pack.unpacked) for pack in self.packs.values()},
-        }
-        return b"\n".join((canonical(head), *(canonical(item.to_line()) for item in self.entries), b""))
+    def packs(self) -> frozenset[str]:
+        """Return the names of the packs with its entries."""
+        return frozenset(item.pack for item in self.entries)
 
 
-def parse_part(name: PartName, text: bytes) -> Part:
-    """Read the text of a trusted index part. Raises :class:`BadStore`."""
-    shown = str(name)
-    _require(shown, text.count(b"\n") <= MOST_ENTRIES + 1, "too many entries")
+def part_of(made: int, key: StoreKey, items: Sequence[Item]) -> bytes:
+    """Return the text of an index part, which is signed."""
+    packs = {item.pack.removeprefix(PACKS): (item.packed, item.unpacked) for item in items}
+    head = {"schema": SCHEMA, "made": made, "layer": key.layer, "facts": dict(key.facts), "packs": packs}
+    return b"\n".join((canonical(head), *(canonical(item.to_line()) for item in items), b""))
+
+
+def parse_part(name: str, text: bytes) -> Part:
+    """Read the text of a trusted index part of a name. Raises :class:`BadStore`."""
+    _require(name, text.count(b"\n") <= MOST_ENTRIES + 1, "too many entries")
     lines = text.split(b"\n")
-    _require(shown, max(map(len, lines)) <= _LONGEST_LINE, "a line that is too long")
-    most, entries = _most_packed(core.LARGEST_ENTRY), []
-    with _parsing(shown):
-        head = json.loads(lines[0])
-        _require(shown, head["schema"] == SCHEMA, "an unknown schema; a newer cachectl may read it")
-        _require(shown, head["made"] == name.made, "another time than its name says")
-        packs = {sha256: Pack(sha256, *sizes) for sha256, sizes in head["packs"].items()}
-        for pack in packs.values():
-            fit = all(type(size) is int and 0 <= size <= most for size in (pack.packed, pack.unpacked))
-            _require(shown, fit and _DIGEST.fullmatch(pack.sha256) is not None, "an invalid pack")
-        key = parse_key(name.key, head)
-        for line in map(json.loads, lines[1:-1]):
-            pack, kernels = packs[line.pop("pack")], line["kernels"]
-            _require(shown, line.keys() == set(_LINE), "an entry with other members")
+    _require(name, max(map(len, lines)) <= _LONGEST_LINE, "a line that is too long")
+    _require(name, not lines.pop(), "no end")
+    entries: dict[str, Item] = {}
+    with _parsing(name):
+        head = json.loads(lines[0] if lines else b"")
+        _require(name, head["schema"] == SCHEMA, "an unknown schema; a newer cachectl may read it")
+        _require(name, head["made"] == made_of(name), "another time than its name says")
+        key = parse_key(key_of(name), StoreKey(head["layer"], head["facts"]).to_bytes())
+        for line in map(json.loads, lines[1:]):
+            sha256, kernels = line.pop("pack"), line["kernels"]
+            _require(name, line.keys() == set(_LINE), "an entry with other members")
             line["kernels"] = None if kernels is None else tuple(kernels)
-            item = Item(layer=key.layer, root=_NOWHERE, files=0, pack=pack, **line)
+            line["packed"], line["unpacked"] = head["packs"][sha256]
+            item = Item(layer=key.layer, root=_NOWHERE, files=0, pack=PACKS + sha256, **line)
             wrong = complaint(item)
-            _require(shown, wrong is None, str(wrong))
-            _require(shown, item.offset + item.bytes <= pack.unpacked, "an entry that is not inside its pack")
-            entries.append(item)
-    _require(shown, not lines[-1], "no end")
-    _require(shown, len({item.key for item in entries}) == len(entries), "an entry twice")
-    return Part(name.made, key, tuple(entries))
+            _require(name, wrong is None, str(wrong))
+            inside = is_name(item.pack) and item.offset + item.bytes <= item.unpacked
+            _require(name, inside, "an entry that is not inside its pack")
+            _require(name, item.key not in entries, "an entry twice")
+            entries[item.key] = item
+    return Part(key, tuple(entries.values()))
+
+
+# ---------------------------------------------------------------------- files
 
 
 def file_of(content: bytes, label: bytes = b"") -> bytes:
@@ -283,25 +261,26 @@ def file_of(content: bytes, label: bytes = b"") -> bytes:
     return _FRAME.pack(_SKIPPABLE, len(label)) + label + frame
 
 
-def open_part(name: PartName, file: bytes) -> tuple[bytes, bytes]:
+def open_part(name: str, file: bytes) -> tuple[bytes, bytes]:
     """Return the signed text in the file of an index part, and its signature, empty if there is none.
 
     Raises :class:`BadStore` if the file is not the one that the name says.
     """
-    return _opened(str(name), name.sha256, file, _LARGEST_PART)
+    return _opened(name, file, _LARGEST_PART)
 
 
-def open_pack(items: Iterable[Item], pack: Pack, file: bytes) -> list[tuple[Item, core.Artifact]]:
+def open_pack(items: Sequence[Item], file: bytes) -> list[tuple[Item, core.Artifact]]:
     """Return entries with their artifacts out of the file of a pack, in which all of them lie.
 
     Raises :class:`BadStore` if the file is another, or an entry has another SHA-256.
     """
-    content, _ = _opened(pack.name, pack.sha256, file, pack.unpacked)
+    pack = items[0].pack
+    content, _ = _opened(pack, file, items[0].unpacked)
     entries = []
     for item in items:
         data = content[item.offset : item.offset + item.bytes]
-        fit = len(data) == item.bytes and hashlib.sha256(data).hexdigest() == item.sha256
-        _require(pack.name, fit, f"another content for {item.layer} {item.key} than the index says")
+        fit = len(data) == item.bytes and _sha256(data) == item.sha256
+        _require(pack, fit, f"another content for {item.layer} {item.key} than the index says")
         entries.append((item, artifact_of(item, data)))
     return entries
 
@@ -311,21 +290,21 @@ def artifact_of(item: Item, data: bytes) -> core.Artifact:
     return core.Artifact(item.layer, item.key, item.form, data, item.detail)
 
 
-def _opened(shown: str, sha256: str, file: bytes, most: int) -> tuple[bytes, bytes]:
+def _opened(name: str, file: bytes, most: int) -> tuple[bytes, bytes]:
     """Return the content of a file, of at most a number of bytes, and its label. Raises :class:`BadStore`."""
-    _require(shown, hashlib.sha256(file).hexdigest() == sha256, _CHANGED)
-    _require(shown, len(file) >= _FRAME.size, "too few bytes")
+    _require(name, _sha256(file) == name[-64:], _CHANGED)
+    _require(name, len(file) >= _FRAME.size, "too few bytes")
     magic, length = _FRAME.unpack_from(file)
     at = _FRAME.size + length
-    _require(shown, magic == _SKIPPABLE and length <= core.LARGEST_SIGNATURE and at <= len(file), "no beginning")
+    _require(name, magic == _SKIPPABLE and length <= core.LARGEST_SIGNATURE and at <= len(file), "no beginning")
     zstd = _zstd()
     frames = zstd.decompressor()
     try:
         content: bytes = frames.decompress(memoryview(file)[at:], max_length=most + 1)
     except zstd.ZstdError as error:
-        raise place.BadStore(f"{shown} is damaged: {error}") from error
-    _require(shown, len(content) <= most, "more content than announced: a decompression bomb")
-    _require(shown, frames.eof and not frames.unused_data, "less content than announced, or bytes after its end")
+        raise place.BadStore(f"{name} is damaged: {error}") from error
+    _require(name, len(content) <= most, "more content than announced: a decompression bomb")
+    _require(name, frames.eof and not frames.unused_data, "less content than announced, or bytes after its end")
     return content, file[_FRAME.size : at]
 
 
@@ -336,6 +315,10 @@ def _most_packed(size: int) -> int:
 
 #: The largest file of an index part, in bytes.
 MOST_PART = _most_packed(_LARGEST_PART) + core.LARGEST_SIGNATURE
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _require(name: str, condition: bool, what: str) -> None:

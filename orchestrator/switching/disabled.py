@@ -84,7 +84,7 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
     settings = _settings(switches, tagged_builds.patches(SALTING) if salted else ())
     with ExitStack() as block:
         if salted:
-            platforms = {layer.name: part.platforms for layer in salted if (part := layer.about.tagging) is not None}
+            platforms = {layer.name: layer.about.platforms for layer in salted}
             SALTING.enter(_keeping(stack, salted, held), stack.environment.clock(), platforms)
             block.push(lambda _kind, error, _trace: SALTING.leave(platforms, error))
         for switch in reversed(switches):
@@ -146,7 +146,7 @@ def _judge(layer: core.Layer, off: core.Switch, maps: bytes | None) -> Held:
             return Held("on", f"{lack}, by which it would be switched off")
         if off.patches:
             return Held("off", "switched off in this process; no variable switches it off in child processes")
-        return Held("off", f"switched off {off.takes_effect.value}")
+        return Held("off", f"switched off {off.takes_effect}")
     return _judge_started(layer, maps, why)
 
 
@@ -154,10 +154,10 @@ def _judge_started(layer: core.Layer, maps: bytes | None, why: str) -> Held:
     began = _began(layer)
     if began is not None and began.state().condition is core.Condition.DISABLED:
         return Held("off", f"off since the process began: {began.state().why}")
-    part = layer.about.tagging
-    if part is None or not part.drivers or not part.platforms:
+    libraries = layer.about.libraries
+    if not libraries or not layer.about.platforms:
         return Held("on", why)
-    if not tagged_builds.can_tag() or processes.has_loaded(part.drivers, maps) is False:
+    if not tagged_builds.can_tag() or processes.has_loaded(libraries, maps) is False:
         return Held("on", f"{why}; {tagged_builds.LIBRARY}, whose builds could be salted, is not what started it")
     if (lack := tagged_builds.misfit()) is not None:
         return Held("on", f"{why}; builds cannot be salted, because {lack}")
@@ -169,15 +169,15 @@ def _misfit(switch: core.Switch) -> str | None:
 
     Libraries whose methods are replaced are imported.
     """
-    for patch in switch.patches:
-        if patch.module not in sys.modules and find_spec(patch.module.partition(".")[0]) is None:
+    for module, owner, method, _ in switch.patches:
+        if module not in sys.modules and find_spec(module.partition(".")[0]) is None:
             continue
         try:
-            import_module(patch.module)
+            import_module(module)
         except ImportError as error:
             return str(error)
-        if not callable(getattr(overlay.Slot(patch.method, patch.module, patch.owner).target(), patch.method, None)):
-            return f"{patch.module} has no {'.'.join(filter(None, (patch.owner, patch.method)))}"
+        if not callable(getattr(overlay.Slot(method, module, owner).target(), method, None)):
+            return f"{module} has no {'.'.join(filter(None, (owner, method)))}"
     for module_name, attribute in switch.flags:
         if module_name in sys.modules and not hasattr(sys.modules[module_name], attribute):
             return f"{module_name} has no {attribute}"
@@ -211,8 +211,8 @@ def _keeping(stack: LayerSet, salted: Iterable[core.Layer], held: Mapping[str, H
         if (began := _began(layer)) is not None:
             yield began
     for layer in stack:
-        part, hold = layer.about.tagging, held.get(layer.name)
-        if part is not None and not part.drivers and (hold is None or hold.status != "off"):
+        about, hold = layer.about, held.get(layer.name)
+        if about.finds_tags and not about.libraries and (hold is None or hold.status != "off"):
             yield layer
 
 
@@ -248,12 +248,12 @@ def _settings(switches: Sequence[core.Switch], salts: Iterable[core.Patch] = ())
     for switch in switches:
         settings.update(_flags(switch))
     patches = [patch for switch in switches for patch in dict.fromkeys((*switch.patches, *switch.memo_patches))]
-    for patch in (*patches, *salts):
+    for module, owner, name, replacement in (*patches, *salts):
         # A wrapper goes around the method, or around an earlier wrapper of it. A library that is not loaded gets none.
-        slot = overlay.Slot(patch.method, patch.module, patch.owner)
-        method = settings.get(slot, getattr(slot.target(), patch.method, None))
+        slot = overlay.Slot(name, module, owner)
+        method = settings.get(slot, getattr(slot.target(), name, None))
         if callable(method):
-            settings[slot] = patch.replacement(method)
+            settings[slot] = replacement(method)
     return settings
 
 

@@ -122,9 +122,10 @@ class Salting:
             yield built
         except BaseException as error:
             failure = error
-            parts = (layer.about.tagging for layer in self._layers.values())
-            patterns = {part.failure_trace for part in parts if part is not None and part.failure_trace is not None}
-            built.traces = frozenset(found[0] for pattern in patterns for found in pattern.finditer(str(error)))
+            patterns = {layer.about.failure_trace for layer in self._layers.values()}
+            built.traces = frozenset(
+                found[0] for pattern in patterns if pattern is not None for found in pattern.finditer(str(error))
+            )
             # A failed build has no binary, and stores no program.
             built.whole = True
             built.due.clear()
@@ -225,9 +226,8 @@ class Salting:
         known = {key: salt for salt, built in self._built.items() for key in built.keys}
         salts = rf"{_NAME}_{self._token}_\d+_\d+_"
         pattern = re.compile("|".join([*map(re.escape, traces), salts]).encode())
-        tagging = layer.about.tagging
         for root in layer.roots():
-            if tagging is None or root.path != path:
+            if not layer.about.finds_tags or root.path != path:
                 continue
             # Only the stores of such layers have it.
             store: Any = layer.store

@@ -89,7 +89,7 @@ class Request:
         # A verb about all layers is incomplete without them.
         if not options.get("layers") and not options.get("layer"):
             for plugin in stack.broken:
-                self.notice(f"plug-in {plugin.name}: {plugin.why}")
+                self.notice(f"plug-in {plugin['name']}: {plugin['why']}")
         return stack
 
     @cached_property

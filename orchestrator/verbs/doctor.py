@@ -88,8 +88,9 @@ def diagnosis(layers: Iterable[core.Layer], broken: Iterable[registry.Broken] = 
     roots = {layer: list(_held(layer)) for layer in layers}
     found = list(_of_space([held for of_layer in roots.values() for held in of_layer]))
     for plugin in broken:
-        fix = f"fix or uninstall the plug-in {plugin.name}"
-        found.append(core.Finding(plugin.name, Path("*"), None, core.Severity.HARMLESS, "plugin", plugin.why, fix))
+        name, why = plugin["name"], plugin["why"]
+        fix = f"fix or uninstall the plug-in {name}"
+        found.append(core.Finding(name, Path("*"), None, core.Severity.HARMLESS, "plugin", why, fix))
     said: set[object] = set()
     for layer, of_layer in roots.items():
         # Another layer may have reported the same problem of a place.
@@ -186,12 +187,12 @@ def _of_space(roots: Iterable[_Held]) -> Iterator[core.Finding]:
 def _shortage(roots: list[_Held], free: room.Room) -> Iterator[core.Finding]:
     grades = [
         sum(amount is not None and amount < limits[unit] for limits in (_FULL, _NEARLY_FULL))
-        for unit, amount in enumerate((free.bytes, free.files))
+        for unit, amount in enumerate(free[:2])
     ]
     if not any(grades):
         return
-    short = [f"{free.bytes:,} more bytes"] if grades[0] else []
-    short += [f"{free.files:,} more files"] if grades[1] else []
+    short = [f"{free[0]:,} more bytes"] if grades[0] else []
+    short += [f"{free[1]:,} more files"] if grades[1] else []
     unit = "files" if grades[1] > grades[0] else "bytes"
     largest, most = roots[0], 0
     for held in roots:
@@ -203,7 +204,7 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[core.Finding]:
         owner = f"{largest.layer.name} holds most of what can be cleared there, {most:,} {unit}"
         fix = f"cachectl purge {largest.layer.name}"
     severity = core.Severity.FAILS if max(grades) > 1 else core.Severity.RISKS
-    yield largest.finding(None, severity, "full", f"{free.source} has room for {' and '.join(short)}; {owner}", fix)[1]
+    yield largest.finding(None, severity, "full", f"{free[2]} has room for {' and '.join(short)}; {owner}", fix)[1]
 
 
 # ---------------------------------------------------------------------- network file systems and shared roots
@@ -279,13 +280,12 @@ def _of_use(held: _Held, hazard: core.Hazard) -> Iterator[Placed]:
         message = f"something that is not a directory is {which}, so {hazard.message}"
         yield held.finding(place, hazard.severity, "no-folder", message, fix)
     elif not _writable_for_us(place):
-        closed, status = trust.closed_by_another(place, environment.home_folder), place.stat()
+        (owner, command, _), status = trust.closed_by_another(place, environment.home_folder), place.stat()
         state = "is" if itself else f"cannot be made, because {place} is"
-        message = f"{state} not writable for you, so {hazard.message}"
-        message += f"; it belongs to {closed.owner}" if closed else ""
+        message = f"{state} not writable for you, so {hazard.message}{owner}"
         fix = held.elsewhere(_OWN if _writable_for_us(environment.home_folder) else _TEMPORARY)
-        if closed and closed.command:
-            fix = closed.command
+        if command:
+            fix = command
         elif hasattr(os, "geteuid") and status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWUSR:
             fix = f"chmod u+w {quoted}"
         yield held.finding(place, hazard.severity, "closed", message, fix)

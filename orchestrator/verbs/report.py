@@ -209,7 +209,7 @@ def _root_report(layer: core.Layer, root: core.Root) -> RootReport:
         return RootReport(root, root.exists, usage)
     except core.FAILURES as error:
         # An unreadable root exists.
-        usage = core.unknown_usage(core.Problem(root.path, "unreadable", core.reason_of(error)))
+        usage = core.Usage(problems=(core.Problem(root.path, "unreadable", core.reason_of(error)),))
         return RootReport(root, exists=True, usage=usage)
 
 

@@ -14,7 +14,7 @@ from cachectl.layers import core
 from cachectl.switching import child
 
 if TYPE_CHECKING:
-    from cachectl.exchange import push_pull
+    from cachectl.exchange.trust import Trust
     from cachectl.watching.proof import Proof
 
 #: How many paths the proof of a layer names.
@@ -44,12 +44,6 @@ OPTIONS = (
     ("--prove", "attest that no real root was read or written; also without another option"),
     ("--store", "SOURCE", "pull from this store before the command, and push what is new after it"),
     ("--store-mode", None, "ro: only pull; rw: pull and push (default)", {"choices": ("rw", "ro"), "default": "rw"}),
-    (
-        "--store-wait",
-        "SECONDS",
-        "how long the store may delay the command; then it runs without (default: 30)",
-        {"type": verbs.seconds},
-    ),
     [
         ("--allowed-signers", "LIST", "pull what a signer of this list has signed"),
         ("--digest", "HEX", "pull if the store is exactly the one with this digest"),
@@ -78,7 +72,10 @@ def run_with(
     base: str | Path | None = None,
     layers: Sequence[str] = (),
     prove: bool = False,
-    store: push_pull.StoreUse | None = None,
+    store: str | None = None,
+    trust: Trust | None = None,
+    store_mode: str = "rw",
+    sign: str | None = None,
     notice: Callable[[str], None] = layer_set.warn_user,
 ) -> Ran:
     """Run a command with layers off, or on in an empty root (``True``), or in the root ``isolated``.
@@ -86,8 +83,9 @@ def run_with(
     With ``base`` they start warm from that folder, which never changes, and new entries go to the root
     ``isolated``; by default to one in the user cache folder, which is kept for each base.
     ``prove`` watches the real roots; the proof says whether any was read or written. ``store`` is a shared store to
-    pull from before and to push to after the command, for its own caches or for the root that is kept; entries of
-    the base are not pulled and not pushed. ``notice`` gets a line for each layer that stays as it is. Raises
+    pull from before and to push to after the command (``store_mode="ro"`` only pulls), for its own caches or for the
+    root that is kept; entries of the base are not pulled and not pushed. ``trust`` says why it is trusted, and what is
+    pushed is signed with the key ``sign``. ``notice`` gets a line for each layer that stays as it is. Raises
     :class:`Refused` if such a layer was named, and :class:`~cachectl.switching.child.CannotStart`.
     """
     here, chosen = stack.environment, stack.named(layers)
@@ -104,8 +102,11 @@ def run_with(
             from cachectl.exchange import push_pull
 
             isolated = isolated if isinstance(isolated, bool) else here.absolute(isolated)
-            kept = _kept_below(stack, isolated)
-            block.enter_context(push_pull.shared_around(kept, store, notice, layers=layers, besides=besides, own=here))
+            kept, writes = _kept_below(stack, isolated), store_mode == "rw"
+            around = push_pull.shared_around(
+                kept, store, trust, notice, layers, besides=besides, writes=writes, sign=sign
+            )
+            block.enter_context(around)
         staying = child.left_alone(chosen, off=no_cache) if no_cache or isolated else {}
         for name in (name for name in staying if stack[name].about.scope is core.Scope.USER):
             if name in layers:
@@ -128,7 +129,7 @@ def run_with(
                 changes = child.variables_isolated(chosen, root)
             if place is not None:
                 names = tuple(layer.name for layer in moved)
-                copying.start_from(here, place, root, layers=names, notice=notice)
+                copying.start_from(here, place, root, notice, names)
             child.link_cache_home(here, moved, root)
         if not prove:
             return Ran(child.run(command, changes, here, signals), None)
@@ -163,7 +164,11 @@ def run(request: verbs.Request) -> int:
         )
     if options.no_cache and base is not None:
         request.misuse("--no-cache switches off what --base would start warm; choose one of them")
-    store = _store_use(request)
+    trust = request.trust()
+    if not options.store and (trust is not None or options.sign is not None):
+        request.misuse("--allowed-signers, --digest, --trust and --sign are for --store SOURCE")
+    if options.store and options.no_cache:
+        request.misuse("--no-cache leaves nothing to pull or push; drop --store")
     request.demand_command()
     ran = run_with(
         request.stack,
@@ -173,7 +178,10 @@ def run(request: verbs.Request) -> int:
         isolated=Path(isolated) if isolated else isolated is not None,
         layers=options.layers,
         prove=options.prove,
-        store=store,
+        store=request.target(options.store) if options.store else None,
+        trust=trust,
+        store_mode=options.store_mode,
+        sign=options.sign,
         notice=request.notice,
     )
     if ran.proof is None:
@@ -181,24 +189,6 @@ def run(request: verbs.Request) -> int:
     for line in _lines(ran.proof):
         request.notice(line)
     return ran.status if ran.proof.holds else 1
-
-
-def _store_use(request: verbs.Request) -> push_pull.StoreUse | None:
-    """Return the store around the command; ``None`` without one."""
-    options, trust = request.options, request.trust()
-    if not options.store:
-        if trust is not None or options.sign is not None:
-            request.misuse("--allowed-signers, --digest, --trust and --sign are for --store SOURCE")
-        return None
-    if options.no_cache:
-        request.misuse("--no-cache leaves nothing to pull or push; drop --store")
-    from cachectl.exchange import push_pull
-    from cachectl.exchange.trust import UNTRUSTED
-
-    if trust is None:
-        request.misuse(UNTRUSTED)
-    wait = push_pull.PATIENCE if options.store_wait is None else options.store_wait
-    return push_pull.StoreUse(request.target(options.store), trust, options.store_mode == "rw", options.sign, wait)
 
 
 def _lines(proof: Proof) -> Iterator[str]:

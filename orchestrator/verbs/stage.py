@@ -24,12 +24,11 @@ OPTIONS = (
     ("--out", "TARGET", "push what the nodes have at the end to this bundle or store"),
     verbs.SIGN,
     verbs.FORCE_BUNDLE,
-    ("--scratch", "DIR", "on each node's own disk: your folder of mode 700, or its parent (default: TMPDIR)"),
 )
 USAGE = """\
 mpiexec -n N cachectl stage
        [SOURCE (--allowed-signers LIST | --digest HEX | --trust)]
-       [--out TARGET [--sign KEY] [--force]] [--scratch DIR] -- COMMAND..."""
+       [--out TARGET [--sign KEY] [--force]] -- COMMAND..."""
 
 
 def run(request: verbs.Request) -> int:
@@ -45,10 +44,9 @@ def run(request: verbs.Request) -> int:
     options = request.options
     request.demand_command()
     environment, notice = request.stack.environment, request.notice
-    scratch = None if options.scratch is None else environment.expand(options.scratch)
-    job = stage.Job(options.source, request.trust(), options.out, options.sign, scratch, options.force)
+    asked = (options.source, request.trust(), options.out, options.sign)
     try:
-        ranks = stage.Ranks(environment, job, notice=notice, inform=notice)
+        ranks = stage.Ranks(environment, *asked, force=options.force, notice=notice, inform=notice)
     except stage.NotConnected as error:
         if error.first:
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -135,7 +135,7 @@ class SharedStore:
         self._environment = stack.environment
         self._place = place_of(url, stack.environment)
 
-    def _index(self, allowed: Sequence[str] = ()) -> StoreCollection:
+    def _index(self, allowed: str | None = None) -> StoreCollection:
         index = StoreCollection(self._place, self._environment, allowed)
         index.require_store()
         return index
@@ -144,11 +144,11 @@ class SharedStore:
         """Return what is in the store, by portability key. Raises :class:`BadStore` and :class:`Missing`."""
         index, keys = self._index(), []
         for key in sorted(index.portability_keys(), key=lambda key: (key.layer, key.name)):
-            names = [name for name in index.parts if name.key == key.name]
+            names = [name for name in index.parts if wire.key_of(name) == key.name]
             parts = [index.part(name) for name in names]
             sizes = [entry.bytes for part in parts for entry in part.entries]
             unsigned = sum(not part.is_signed for part in parts)
-            newest = None if self._place.is_bundle else names[-1].made
+            newest = None if self._place.is_bundle else wire.made_of(names[-1])
             counts = (len(sizes), sum(sizes), len(parts), unsigned, newest)
             keys.append(ListedKey(key.name, key.layer, *counts, dict(key.facts)))
         index.memory.save(index.files)
@@ -172,23 +172,24 @@ class SharedStore:
     def _collect(self, older_than: float | None, max_size: int | None, *, dry_run: bool) -> Collection:
         store, now = self._place, self._environment.clock()
         # Before the index: what is listed by then is not taken for unlisted.
-        contents = {stored.name: stored for folder in place.FOLDERS for stored in store.names(folder)}
+        contents = {name: written for folder in place.FOLDERS for name, written in store.names(folder).items()}
         index = self._index()
         parts = {name: index.part(name) for name in index.parts}
         uses = Counter(pack for part in parts.values() for pack in part.packs)
-        sizes = {name: stored.bytes or 0 for name, stored in contents.items()}
+        sizes = {name: size or 0 for name, (size, _) in contents.items()}
         kept = sum(sizes.get(pack, 0) for pack in uses)
-        old: list[wire.PartName] = []
+        old: list[str] = []
         # The oldest first.
         for name, part in parts.items():
-            is_old = older_than is not None and name.made < now - older_than
+            is_old = older_than is not None and wire.made_of(name) < now - older_than
             # Readers remember the parts of the newest second together.
-            is_same = bool(old) and old[-1].made == name.made
+            is_same = bool(old) and wire.made_of(old[-1]) == wire.made_of(name)
             if is_old or is_same or (max_size is not None and kept > max_size):
                 old.append(name)
                 uses.subtract(list(part.packs))
                 kept -= sum(sizes.get(pack, 0) for pack in part.packs if not uses[pack])
-        unlisted = [name for name, stored in contents.items() if not uses[name] and self._is_left(stored, now)]
+        left = (name for name, (_, modified) in contents.items() if self._is_left(name, modified, now))
+        unlisted = [name for name in left if not uses[name]]
         if not dry_run and (old or unlisted):
             self._require_clock(now)
             # Readers find packs as long as they find the part.
@@ -197,13 +198,13 @@ class SharedStore:
             store.finish()
             index.memory.save(index.files)
         entries, freed = sum(len(parts[name].entries) for name in old), sum(sizes[name] for name in unlisted)
-        return Collection(store.shown, dry_run, tuple(map(str, old)), entries, len(unlisted), freed, kept)
+        return Collection(store.shown, dry_run, tuple(old), entries, len(unlisted), freed, kept)
 
-    def _is_left(self, stored: place.Stored, now: float) -> bool:
+    def _is_left(self, path: str, modified: float | None, now: float) -> bool:
         """Return whether a pack or a stage is one that no push can still be about to list."""
-        folder, _, name = stored.name.partition("/")
-        if name.startswith(plain.STAGE) or (folder == "packs" and wire.is_name(stored.name)):
-            return self._place.is_bundle or (stored.modified is not None and now - stored.modified > GRACE)
+        folder, _, name = path.partition("/")
+        if name.startswith(plain.STAGE) or (folder == "packs" and wire.is_name(path)):
+            return self._place.is_bundle or (modified is not None and now - modified > GRACE)
         return False
 
     def _require_clock(self, now: float) -> None:
@@ -215,14 +216,13 @@ class SharedStore:
             return
         probe = f"{wire.INDEX}{plain.own_name()}"
         self._place.write(probe, b"")
-        moments = [stored.modified for stored in self._place.names("index") if stored.name == probe]
+        _, moment = self._place.names("index").get(probe, (None, None))
         self._place.remove([probe])
-        for moment in moments:
-            if moment is not None and abs(moment - now) > _SKEW:
-                store_time, own_time = core.moment_text(moment), core.moment_text(now)
-                raise core.CachectlError(
-                    f"{self._place.shown}: its clock shows {store_time}, that of this machine {own_time}; set it"
-                )
+        if moment is not None and abs(moment - now) > _SKEW:
+            store_time, own_time = core.moment_text(moment), core.moment_text(now)
+            raise core.CachectlError(
+                f"{self._place.shown}: its clock shows {store_time}, that of this machine {own_time}; set it"
+            )
 
     def verify(self, *, allowed_signers: str | None = None) -> StoreCheck:
         """Check every index part, key document, pack and entry.
@@ -230,10 +230,10 @@ class SharedStore:
         With ``allowed_signers`` a part that no such signer has signed is a finding, and what it lists is not checked.
         Raises :class:`Missing` if there is no store.
         """
-        with trust.allowed_lists(self._environment, None, allowed_signers) as allowed:
+        with trust.allowed_list(self._environment, None, allowed_signers) as allowed:
             for _ in range(_AGAIN):
                 # Before the index: a writer adds packs first.
-                contents = set(filter(wire.is_name, (stored.name for stored in self._place.names("packs"))))
+                contents = set(filter(wire.is_name, self._place.names("packs")))
                 index = self._index(allowed)
                 check = self._check(index, contents)
                 # Another gc may have removed it meanwhile.
@@ -246,10 +246,10 @@ class SharedStore:
         packs: dict[str, list[wire.Item]] = {}
         for name in index.parts:
             with check.reporting(f"{wire.INDEX}{name}"):
-                index.key(name.key)
+                index.key(wire.key_of(name))
                 for item in index.part(name).entries:
                     check.entries += 1
-                    packs.setdefault(item.pack.name if item.pack is not None else "", []).append(item)
+                    packs.setdefault(item.pack, []).append(item)
         for pack, items in packs.items():
             with check.reporting(pack):
                 # Each entry is checked as it is read.

@@ -117,14 +117,13 @@ class Evidence:
 
     def take(self, uses: Iterable[Use], doubts: Mapping[str, None]) -> None:
         """Take over what file events showed: the uses of the layer's files, and why some may be missing."""
-        shared = None if self.part.files is None else self.part.files.shared
         self.entries, self.doubts = [], {**doubts}
         for use in uses:
             root, key, history = use
             name = key.rpartition("/")[2]
             if self.layer.store.kind_of(root, key) == core.ENTRY:
                 self.entries.append(use)
-            elif shared is not None and shared.fullmatch(name):
+            elif self.part.shared is not None and self.part.shared.fullmatch(name):
                 self._shared[name] = self._shared.get(name, 0) + history.openings
             else:
                 continue
@@ -265,8 +264,8 @@ class Evidence:
 
         A lookup that finds nothing touches no file: a miss is counted when its entry is stored.
         """
-        name, files, before = self.layer.name, self.part.files, self._before
-        if files is None or self.entries is None or (before is None and not self._is_system):
+        name, part, before = self.layer.name, self.part, self._before
+        if not part.files or self.entries is None or (before is None and not self._is_system):
             return None
         doubts = [*self.doubts]
         if others := ", ".join(sorted(self.strangers)):
@@ -275,8 +274,8 @@ class Evidence:
             after = self._list() or {}
             new = [entry.bytes for key, entry in after.items() if key not in (before or {}) and entry.guest is None]
             openings = sum(self._shared.values())
-            hits, misses = self.part.by_openings(openings, len(new), self.layer.environment) or (None, None)
-            shown = f"opened {openings} times; {files.otherwise}; stores are the entries that appeared"
+            hits, misses = part.by_openings(openings, len(new), self.layer.environment) or (None, None)
+            shown = f"opened {openings} times; {part.otherwise}; stores are the entries that appeared"
             why = "; ".join([f"{', '.join(sorted(self._shared))}: {shown}", *doubts])
             return LayerTrace(name, hits, misses, len(new), sum(new), INFERRED, why)
         stores = sum(entry.stores for entry in used)
@@ -296,8 +295,7 @@ class Evidence:
         builds = [event for event in self.events if _is_silent(event) or event.get("by_files")]
         if used and any(event["failed"] for event in builds):
             yield "a build failed, which stores nothing, so that its misses do not show"
-        tagging = self.layer.about.tagging
-        platforms = () if tagging is None else tagging.platforms
+        platforms = self.layer.about.platforms
         lost = (event for event in builds if not event.get("by_files") and not event["failed"] and event.get("kernels"))
         if all(entry.kernels for entry in used) and any(event.get("platform") in platforms for event in lost):
             yield "a build used no entry, so that it may have missed and stored nothing"

@@ -148,8 +148,8 @@ class Processes:
     def __init__(self, folder: Path, lookups: Mapping[str, core.Lookups]) -> None:
         self._folder = folder
         #: Lookups that count in the process itself, and those that are seen by their files, by any program.
-        self._observed = {name: part for name, part in lookups.items() if part.files is None}
-        self._by_files = {name: part for name, part in lookups.items() if part.files is not None}
+        self._observed = {name: part for name, part in lookups.items() if not part.files}
+        self._by_files = {name: part for name, part in lookups.items() if part.files}
         #: The parent, the command and the used layers of each program of the run: by process id and the address where
         #: its stack begins, because a process may execute another program, which gets another stack. A fork keeps it.
         self._programs: dict[tuple[int, int], tuple[int, str, set[str]]] = {}

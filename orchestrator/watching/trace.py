@@ -121,7 +121,7 @@ class Tracer:
         self.notes.mkdir()
         self._layers = {layer.name: evidence.Evidence(layer, explain=explain) for layer in stack}
         self._parts = {name: layer.part for name, layer in self._layers.items()}
-        self._entry_events = EntryEvents(seen.layer for seen in self._layers.values() if seen.part.files is not None)
+        self._entry_events = EntryEvents(seen.layer for seen in self._layers.values() if seen.part.files)
         self._processes = programs.Processes(self.notes, self._parts)
         self._began = timelines.clocks()
         (self.site / "cachectl_observer.py").write_bytes(Path(observer.__file__).read_bytes())

@@ -170,7 +170,7 @@ def test_a_base_and_an_own_root_do_not_contain_one_another(tmp_path: Path) -> No
     (tmp_path / "base/own").mkdir(parents=True)
     for base, own in (("base", "base"), ("base", "base/own"), ("base/own", "base")):
         with pytest.raises(BadRequest, match="contain"):
-            start_from(environment, tmp_path / base, tmp_path / own, notice=print)
+            start_from(environment, tmp_path / base, tmp_path / own, print)
 
 
 def test_a_base_without_entries_and_one_that_others_can_write_say_so(home: Home, open_folder: Path) -> None:

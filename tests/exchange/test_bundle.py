@@ -30,7 +30,7 @@ from cachectl.exchange import place, portability, trust
 from cachectl.exchange.bundle import BundlePlace
 from cachectl.layers.core import errors, facts
 from cachectl.layers.core.layer import Layer, put_many
-from cachectl.layers.cuda import CudaPortability
+from cachectl.layers.cuda import CudaComputeCache
 from cachectl.stack import Stack
 
 # ---------------------------------------------------------------------- warm elsewhere
@@ -59,7 +59,7 @@ def test_entries_that_cannot_be_hit_are_foreseen_and_left_out(packed: Path, home
     done = Stack(environment).pull(str(packed), TRUSTED)
     layers = {layer.layer: layer for layer in done.layers}
     assert layers["loopy"].placed == 0
-    assert all("3.9.1.final.0" in one.outlook.words for one in layers["loopy"].foreseen)
+    assert all("3.9.1.final.0" in one.words for one in layers["loopy"].foreseen)
     assert layers["pocl"].placed > layers["pocl"].cannot_hit == 0
 
 
@@ -97,7 +97,7 @@ def test_misses_in_another_virtual_environment_are_those_foreseen(packed: Path, 
 
 
 def test_another_driver_decides_and_an_unknown_one_does_not(home: Home) -> None:
-    environment, cuda = home.environment(), CudaPortability()
+    environment, cuda = home.environment(), CudaComputeCache.about.portability
     version = environment.processes / "driver/nvidia/version"
     version.parent.mkdir(parents=True)
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n")
@@ -223,7 +223,7 @@ def test_pushes_into_one_file_at_once_lose_nothing(home: Home, tmp_path: Path, n
 
 def test_a_first_push_does_not_replace_a_faster_one(home: Home, tmp_path: Path) -> None:
     first, second = (BundlePlace(tmp_path / "new.zip", home.environment(), writes=True) for _ in range(2))
-    assert (first.names("index"), second.names("index")) == ([], [])
+    assert (first.names("index"), second.names("index")) == ({}, {})
     # Both have looked before either of them is done.
     for number, bundle in enumerate((first, second)):
         bundle.write(f"index/key-{number:016}", b"\n")
@@ -272,7 +272,7 @@ def test_what_was_placed_before_a_failure_is_counted(small: Path, home: Home, mo
         put(layer, artifacts[:2], **more)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("cachectl.exchange.copying.put_many", fails)
+    monkeypatch.setattr("cachectl.layers.core.put_many", fails)
     done = Stack(home.environment()).pull(small, TRUSTED)
     assert (done.total.placed, done.total.failed) == (2, 1)
     assert len(list(Stack(home.environment()).entries(layers=["miopen"]))) == 2

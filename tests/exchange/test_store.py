@@ -8,7 +8,7 @@ import platform
 import socket
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from support.kernels import add_kernels
 from support.tracing import numbers, trace
 from tiers import thorough, thorough_only
 
-from cachectl.exchange import place, push_pull, trust, wire
+from cachectl.exchange import place, trust, wire
 from cachectl.exchange.store import StoreCollection
 from cachectl.layers.core import errors, facts
 from cachectl.layers.core.environment import Environment
@@ -170,7 +170,7 @@ def test_a_part_that_gc_removes_meanwhile_is_no_error(cheap: Home, other: Home, 
     Stack(cheap.environment()).push(tmp_path / "store", layers=["miopen"])
     pulling, listed = Stack(other.environment()), place.FolderPlace.names
 
-    def names(folder_place: place.FolderPlace, folder: str) -> object:
+    def names(folder_place: place.FolderPlace, folder: str) -> Mapping[str, place.Written]:
         found = listed(folder_place, folder)
         for path in (tmp_path / "store/index").glob("[0-9]*"):
             path.unlink()
@@ -183,22 +183,22 @@ def test_a_part_that_gc_removes_meanwhile_is_no_error(cheap: Home, other: Home, 
 
 def test_a_part_that_is_pushed_meanwhile_is_not_taken_for_removed(cheap: Home, other: Home, tmp_path: Path) -> None:
     """Two processes of one user push at once, and a third one pulls."""
-    store, own = str(tmp_path / "store"), make_home(tmp_path / "own").environment()
+    store, own = str(tmp_path / "store"), str(tmp_path / "own")
     add_kernels(other, range(100, 103))
-    first, second = Stack(cheap.environment()), Stack(other.environment())
+    first, second = (Stack(home.environment(XDG_STATE_HOME=own)) for home in (cheap, other))
     listed, waiting = place.FolderPlace.names, [second]
 
-    def names(place: place.FolderPlace, folder: str) -> Sequence[place.Stored]:
-        found = listed(place, folder)
+    def names(folder_place: place.FolderPlace, folder: str) -> Mapping[str, place.Written]:
+        found = listed(folder_place, folder)
         if waiting:
-            push_pull.push(waiting.pop(), store, layers=["miopen"], own=own)
+            waiting.pop().push(store, layers=["miopen"])
         return found
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(place.FolderPlace, "names", names)
-        placed = push_pull.push(first, store, layers=["miopen"], own=own).total.placed
-    third = make_home(tmp_path / "third").stack
-    done = push_pull.pull(third, store, TRUSTED, layers=["miopen"], own=own)
+        placed = first.push(store, layers=["miopen"]).total.placed
+    third = Stack(make_home(tmp_path / "third").environment(XDG_STATE_HOME=own))
+    done = third.pull(store, TRUSTED, layers=["miopen"])
     assert (done.total.placed, done.left_out) == (placed + 3, ())
 
 
@@ -364,10 +364,10 @@ def test_a_folder_that_is_put_in_the_place_of_a_new_one_keeps_its_mode(
     assert stat.S_IMODE(at.stat().st_mode) == 0o700
 
 
-def test_a_store_that_never_answers_keeps_no_command(cheap: Home) -> None:
+def test_a_store_that_never_answers_keeps_no_command(cheap: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "PATIENCE", 1.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         silent = f"oci://127.0.0.1:{server.getsockname()[1]}/caches"
         said: list[str] = []
-        use = push_pull.StoreUse(silent, TRUSTED, seconds=1.5)
-        assert cheap.stack.run(["false"], store=use, notice=said.append).status == 1
+        assert cheap.stack.run(["false"], store=silent, trust=TRUSTED, notice=said.append).status == 1
     assert ["not done within 1.5 s" in line for line in said] == [True]

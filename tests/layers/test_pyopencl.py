@@ -149,7 +149,7 @@ def test_the_state_depends_on_release_and_drivers(
     condition: Condition,
 ) -> None:
     assert "PoCL" in layer.state().why
-    found = [drivers.Driver(maker, "", "") for maker in makers]
+    found = [(maker, "", "") for maker in makers]
     monkeypatch.setattr(drivers, "find_drivers", lambda _environment: found)
     there = PyOpenCLBinaries(replace(layer.environment, installed={"pyopencl": release}.get))
     assert there.state().condition is condition

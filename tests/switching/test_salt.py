@@ -194,10 +194,10 @@ def test_a_build_that_cannot_be_tagged_is_left_alone() -> None:
     def layers_of(_platform: str) -> set[str]:
         raise LookupError
 
-    patch, *_ = tagged_builds.patches(SimpleNamespace(layers_of=layers_of))
+    (*_, replacement), *_ = tagged_builds.patches(SimpleNamespace(layers_of=layers_of))
     program = object()
     with pytest.warns(RuntimeWarning, match="gets no salt"):
-        assert patch.replacement(build)(program, "-DA", devices=None) == ((program, "-DA"), {"devices": None})
+        assert replacement(build)(program, "-DA", devices=None) == ((program, "-DA"), {"devices": None})
 
 
 def counts(loopy: int = 0, invoker: int = 0, pocl: int = 0) -> dict[str, int]:

@@ -117,14 +117,14 @@ def test_code_run_in_programs_needs_the_standard_library_alone() -> None:
 def read(events: Sequence[Mapping[str, Any]], *compilations: Compilation) -> tuple[Span, ...]:
     """Read events of a run that began at 100 s of the monotonic clock, and 1000 s of the epoch."""
 
-    class Driver(Lookups):
-        def compilations(self, path: str) -> tuple[Compilation, ...]:
-            assert path == "/program"
-            return compilations
+    def read_times(path: str) -> tuple[Compilation, ...]:
+        assert path == "/program"
+        return compilations
 
+    driver = Lookups(compilations=read_times)
     started = {"pid": 1, "event": "started", "program": ["program"], "host": "here"}
     began, layer_of = (100 * SECOND, 1000 * SECOND), itemgetter("layer")
-    made = read_timeline(("run",), began, 50.0, [started, *events], layer_of=layer_of, lookups={"drv": Driver()})
+    made = read_timeline(("run",), began, 50.0, [started, *events], layer_of=layer_of, lookups={"drv": driver})
     return made.spans
 
 

@@ -16,7 +16,7 @@ from support.layers import register_driver, write
 from cachectl.layers.core.environment import Environment
 from cachectl.layers.host.drivers import driver_files, driver_libraries, only_library, opencl_drivers
 from cachectl.layers.pocl import PoclKernels
-from cachectl.layers.pyopencl import BinaryPortability
+from cachectl.layers.pyopencl import PyOpenCLBinaries
 
 if TYPE_CHECKING:
     from conftest import Driver
@@ -123,8 +123,9 @@ def test_several_drivers_of_one_maker_are_told_from_copies_and_links(tmp_path: P
         several = folder == "another"
         assert len(libraries) == 1 + several
         assert only_library(environment, maker) == (None if several else libraries[0])
-        is_unknown = BinaryPortability().facts(environment)["OpenCL drivers"] is None
-        assert is_unknown is (several and maker == "AMD")
+        portability = PyOpenCLBinaries.about.portability
+        assert portability is not None
+        assert (portability.facts(environment)["OpenCL drivers"] is None) is (several and maker == "AMD")
         findings = [finding for finding in PoclKernels(environment).diagnose() if finding.code == "drivers"]
         assert len(findings) == (several and maker == "PoCL")
         assert all(library in finding.message for finding in findings for library in libraries)

@@ -93,7 +93,7 @@ class RealLoader:
             # The home has no caches.
             variables = {**self.variables, "HOME": str(home / "new"), **named}
             environment = Environment(variables, home=home / "new", cwd=cwd, site=self.site, prefix=self.prefix)
-            drivers = {os.path.realpath(driver.library) for driver in find_drivers(environment)}
+            drivers = {os.path.realpath(library) for _, library, _ in find_drivers(environment)}
             real = answers.get(number)
             state = PoclKernels(environment).state()
             has_pocl = any(os.path.basename(library).startswith("libpocl") for library in real or ())
@@ -333,8 +333,8 @@ def test_a_driver_that_debian_registers_by_name_is_found(debian_pocl: Driver, tm
     name = Path(Path(debian_pocl.variables["OCL_ICD_VENDORS"]).read_text().strip()).resolve().name
     (tmp_path / "pocl.icd").write_text(name)
     opened = subprocess.check_output(python(OPENED, name), text=True).strip()
-    (driver,) = find_drivers(Environment({"OCL_ICD_VENDORS": f"{tmp_path}/pocl.icd"}, home=tmp_path))
-    assert (driver.maker, os.path.realpath(driver.library)) == ("PoCL", os.path.realpath(opened))
+    ((maker, library, _),) = find_drivers(Environment({"OCL_ICD_VENDORS": f"{tmp_path}/pocl.icd"}, home=tmp_path))
+    assert (maker, os.path.realpath(library)) == ("PoCL", os.path.realpath(opened))
 
 
 def test_pyopencl_of_a_package_uses_the_loader_that_the_linker_finds(

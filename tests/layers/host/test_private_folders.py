@@ -91,7 +91,7 @@ def test_a_node_stages_only_in_a_folder_of_its_own(home: Home, shared: Path, scr
     """A missing one is made for this user alone; one that another user made first gets nothing."""
     (shared / "job").mkdir(mode=0o700)
     os.chown(shared / "job", NOBODY, NOBODY)
-    root = NodeRoot(home.environment(), shared / scratch)
+    root = NodeRoot(replace(home.environment(), temporary=shared / scratch))
     if scratch == "new":
         assert root.root is not None
         assert (root.root.parent, mode(shared / "new")) == (shared / "new", 0o700)

@@ -21,7 +21,7 @@ from homes import Home
 from support.layers import python, running, sql, write
 from tiers import thorough
 
-from cachectl.layers.disk.room import Room, left_of_quota
+from cachectl.layers.disk.room import left_of_quota
 
 pytestmark = pytest.mark.real
 
@@ -265,5 +265,5 @@ def test_a_full_home_is_first_and_pruned(lack: str, mount: Callable[..., Path], 
 def test_a_quota_bounds_what_can_be_stored() -> None:
     """``struct dqblk`` of the Linux kernel: 100 blocks of 1024 bytes, 60,000 bytes used; 10 inodes, 12 used."""
     answer = struct.pack("=8QI4x", 100, 90, 60_000, 10, 0, 12, 0, 0, 63)
-    assert left_of_quota(answer, "your quota") == Room(42_400, 0, "your quota")
+    assert left_of_quota(answer, "your quota") == (42_400, 0, "your quota")
     assert left_of_quota(struct.pack("=8QI4x", 0, 90, 60_000, 0, 5, 12, 0, 0, 63), "your quota") is None

@@ -19,7 +19,7 @@ from tiers import thorough
 from worlds import synthetic_world
 
 from cachectl.exchange.place import FolderPlace
-from cachectl.exchange.wire import Item, Pack, Part, StoreKey, file_of
+from cachectl.exchange.wire import PACKS, Item, StoreKey, file_of, part_of
 
 pytest.importorskip("resource")
 
@@ -60,15 +60,15 @@ def cachectl(home: Path, *arguments: str, source: Any = subprocess.DEVNULL, **va
 
 def store_with(folder: Path, text: bytes) -> Path:
     """Make a store with one index part of a text."""
-    place, key, file = FolderPlace(folder), StoreKey("pocl", {}), file_of(text)
+    place, key, file = FolderPlace(folder), StoreKey("pocl"), file_of(text)
     place.write(f"index/key-{key.name}", key.to_bytes())
     place.write(f"index/1-{key.name}-{hashlib.sha256(file).hexdigest()}", file)
     return folder
 
 
 def part(items: Iterable[Item]) -> bytes:
-    pack = Pack("0" * 64, 1, 1)
-    return Part(1, StoreKey("pocl", {}), tuple(replace(item, pack=pack) for item in items)).to_bytes()
+    pack = PACKS + "0" * 64
+    return part_of(1, StoreKey("pocl"), [replace(item, pack=pack, packed=1, unpacked=1) for item in items])
 
 
 def refuse(home: Home, store: Path, *trust: str, because: str) -> None:

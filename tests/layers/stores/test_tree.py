@@ -108,7 +108,7 @@ def test_write_replaces_only_when_asked(tree: Tree) -> None:
 def test_a_key_of_another_shape_is_refused(tree: Tree, key: str) -> None:
     with pytest.raises(LayerError):
         place(tree, key, {"one": b"1"})
-    assert tree.read(key) is None
+    assert tree.read_members(key) is None
     assert not tree.root.exists()
 
 
@@ -184,9 +184,9 @@ def test_special_files_are_neither_read_nor_waited_for(tmp_path: Path) -> None:
     (tmp_path / "cd").symlink_to("/etc/hostname")
     os.truncate(os.open(tmp_path / "ef", os.O_CREAT | os.O_WRONLY), 1 << 41)
     assert [leaf.entry.key for leaf in leaves(files)] == ["ef"]
-    assert (files.read("ab"), files.read("cd")) == (None, None)
+    assert (files.read_members("ab"), files.read_members("cd")) == (None, None)
     with pytest.raises(Damaged, match="has more than 1,073,741,824 bytes"):
-        files.read("ef")
+        files.read_members("ef")
 
 
 def test_a_folder_nested_without_end_is_a_problem(tree: Tree) -> None:

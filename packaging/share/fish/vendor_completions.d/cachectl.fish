@@ -51,7 +51,7 @@ function _shtab_cachectl_using
 end
 
 set -g _shtab_cachectl_commands report dir ls get put purge prune verify doctor run env trace bench push pull store stage config schedule layers completion demo
-set -g _shtab_cachectl_opts_with_value --allowed-signers --base --by --digest --html --isolated --json --kernel --key --layer --limit --max-size --older-than --out --output --plot --python --root --rounds --scratch --shell --sign --sort --store --store-mode --store-wait --timeline --user --wait -n -o
+set -g _shtab_cachectl_opts_with_value --allowed-signers --base --by --digest --html --isolated --json --kernel --key --layer --limit --max-size --older-than --out --output --plot --python --root --rounds --shell --sign --sort --store --store-mode --timeline --user --wait -n -o
 
 complete -c cachectl -e
 complete -c cachectl -f
@@ -169,7 +169,6 @@ complete -c cachectl -n '_shtab_cachectl_using run' -l layer -xka "(cachectl com
 complete -c cachectl -n '_shtab_cachectl_using run' -l prove -d 'attest that no real root was read or written; also without another option'
 complete -c cachectl -n '_shtab_cachectl_using run' -l store -x -d 'pull from this store before the command, and push what is new after it'
 complete -c cachectl -n '_shtab_cachectl_using run' -l store-mode -xka "rw ro" -d 'ro: only pull; rw: pull and push (default)'
-complete -c cachectl -n '_shtab_cachectl_using run' -l store-wait -x -d 'how long the store may delay the command; then it runs without (default: 30)'
 complete -c cachectl -n '_shtab_cachectl_using run' -l allowed-signers -xka "(__fish_complete_path (commandline -ct))" -d 'pull what a signer of this list has signed'
 complete -c cachectl -n '_shtab_cachectl_using run' -l digest -x -d 'pull if the store is exactly the one with this digest'
 complete -c cachectl -n '_shtab_cachectl_using run' -l trust -d 'pull unchecked: it is code that the command will run'
@@ -238,7 +237,6 @@ complete -c cachectl -n '_shtab_cachectl_using stage' -l trust -d 'trust it unch
 complete -c cachectl -n '_shtab_cachectl_using stage' -l out -x -d 'push what the nodes have at the end to this bundle or store'
 complete -c cachectl -n '_shtab_cachectl_using stage' -l sign -xka "(__fish_complete_path (commandline -ct))" -d 'sign what is added with a key of OpenSSH'
 complete -c cachectl -n '_shtab_cachectl_using stage' -l force -d 'replace an existing FILE that is not a bundle'
-complete -c cachectl -n '_shtab_cachectl_using stage' -l scratch -xka "(__fish_complete_directories)" -d 'on each node'"'"'s own disk: your folder of mode 700, or its parent (default: TMPDIR)'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a config -d 'Show what is set, and where.'
 complete -c cachectl -n '_shtab_cachectl_using config' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using config' -l json -d 'print JSON'
