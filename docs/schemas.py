@@ -24,7 +24,7 @@ DOCUMENTS = (
     "cachectl.listing:Listing",
     "cachectl.listing:Findings",
     "cachectl.removal:Removal",
-    "cachectl.watching.trace:Trace",
+    "cachectl.watching.timeline:Trace",
     "cachectl.verbs.bench:Bench",
     "cachectl.transfer:Transfer",
     "cachectl.verbs.store:StoreListing",

@@ -26,7 +26,6 @@ _NOT_WHOLE = (
 )
 _LENGTH = struct.Struct("<Q")
 _AMDGPU = 0xE0
-_NOTE = 7
 _METADATA = 32
 #: How a descriptor, which is the symbol of a kernel, is named after it.
 _DESCRIPTOR = ".kd"
@@ -65,8 +64,7 @@ class ComgrCodec(core.Codec):
         if file is None or file.machine != _AMDGPU:
             return details.Details("unknown" if file is None else "ELF")
         descriptors = (name.removesuffix(_DESCRIPTOR) for name in file.symbols() if name.endswith(_DESCRIPTOR))
-        notes = (note for section in file.sections if section.kind == _NOTE for note in file.notes(section))
-        targets = (_TARGET.search(described) for _, kind, described in notes if kind == _METADATA)
+        targets = (_TARGET.search(described) for _, kind, described in file.notes() if kind == _METADATA)
         device = next((target[1].decode() for target in targets if target is not None), None)
         return details.Details("code object", details.names_or_none(descriptors), device)
 
@@ -76,12 +74,12 @@ class ComgrCodec(core.Codec):
 
         output = output_of(data)
         if output is None:
-            return core.Damage(core.Severity.RECOMPILES, _NOT_WHOLE)
+            return core.Damage(core.RECOMPILES, _NOT_WHOLE)
         # A translation to SPIR-V may end otherwise than the programs that drivers return.
         wrong = None if output.startswith(device_binaries.SPIRV) else device_binaries.complaint(output)
         if wrong is None:
             return None
-        return core.Damage(core.Severity.FAILS, f"holds a program that {wrong}; comgr hands it on as it is")
+        return core.Damage(core.FAILS, f"holds a program that {wrong}; comgr hands it on as it is")
 
 
 class ComgrCache(drivers.DriverLayer):
@@ -102,7 +100,7 @@ class ComgrCache(drivers.DriverLayer):
             "AMD_COMGR_EMIT_VERBOSE_LOGS",
             "(?!)",
             "0",
-            core.Severity.RECOMPILES,
+            core.RECOMPILES,
             "is part of every key: entries stored without it are not hit",
         ),
     )
@@ -122,7 +120,7 @@ class ComgrCache(drivers.DriverLayer):
     store: Any = core.later(__name__, "outputs")
     about = core.About(
         on_network=core.Hazard(
-            core.Severity.RISKS,
+            core.RISKS,
             "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep "
             "no cache there unless AMD_COMGR_CACHE_DIR names it",
         ),
@@ -139,11 +137,11 @@ class ComgrCache(drivers.DriverLayer):
         from cachectl.layers.host import processes
 
         state = super().state()
-        for root in self.roots() if state.condition is core.Condition.ENABLED else ():
+        for root in self.roots() if state.condition is core.ENABLED else ():
             kind = processes.network_file_system(self.environment, root.path)
             if kind is not None and root.source != self.places.variable:
                 why = f"the default place is on a network file system ({kind}): the newest releases keep no cache there"
-                return core.State(core.Condition.UNKNOWN, why, state.drivers)
+                return core.State(core.UNKNOWN, why, state.drivers)
         return state
 
     def faults(self) -> Iterator[core.Fault]:
@@ -157,10 +155,10 @@ class ComgrCache(drivers.DriverLayer):
             works = policy_complaint(corrected) is None
             fix = f"export {variable}={shlex.quote(corrected)}" if works else None
             outcome = f"cannot be read ({wrong}): nothing is kept, and every run compiles"
-            yield core.Condition.DISABLED, core.misread(self, variable, core.Severity.RECOMPILES, outcome, fix)
+            yield core.DISABLED, core.misread(self, variable, core.RECOMPILES, outcome, fix)
         if self.environment.get(self.places.variable) == "":
             outcome = "is empty: older releases keep nothing then, newer ones use the default place"
-            yield None, core.misread(self, self.places.variable, core.Severity.RECOMPILES, outcome)
+            yield None, core.misread(self, self.places.variable, core.RECOMPILES, outcome)
 
 
 def outputs() -> core.Store:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cachectl.verbs.report import Report
     from cachectl.verbs.run import Ran
     from cachectl.verbs.store import SharedStore
-    from cachectl.watching.trace import Trace
+    from cachectl.watching.timeline import Trace
 
 T = TypeVar("T")
 

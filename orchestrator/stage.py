@@ -270,14 +270,15 @@ class Ranks:
 
     def _report(self, leaders: Intracomm, here: NodeRoot) -> None:
         """Say on rank 0 what was staged. Nothing is written over a source that a node could not use."""
-        placed, trusted = leaders.gather(here.placed) or [], leaders.gather(here.trusted) or []
+        staged = leaders.gather((here.placed, here.trusted)) or []
         if self._writes and self._is_same and not leaders.allreduce(here.usable, op=min):
             self._writes = False
             if self.rank == 0:
                 here.notes.append(f"nothing will be written to {self._out}, which stays as it is")
-        if why := dict.fromkeys(reason for reasons in trusted for reason in reasons):
-            nodes = f"{sum(number > 0 for number in placed)} of {core.plural(leaders.size, 'node')}"
-            self._inform(f"staged {sum(placed):,} entries on {nodes}; trusted: {', '.join(why)}")
+        if why := dict.fromkeys(reason for _, reasons in staged for reason in reasons):
+            numbers = [number for number, _ in staged if number]
+            nodes = f"{len(numbers)} of {core.plural(leaders.size, 'node')}"
+            self._inform(f"staged {sum(numbers):,} entries on {nodes}; trusted: {', '.join(why)}")
         self._say_notes(leaders, here)
 
     def _say_notes(self, leaders: Intracomm, here: NodeRoot) -> None:
@@ -312,10 +313,10 @@ class Ranks:
 
     def _collect(self, leaders: Intracomm, here: NodeRoot) -> None:
         """Send the new entries that no lower leader has to rank 0, which pushes its own and those it receives."""
-        lower: frozenset[Name] | None = leaders.exscan(here.new(), op=or_)
+        lower: frozenset[Name] = leaders.exscan(here.new(), op=or_)
         if leaders.rank:
             try:
-                with open(here.pack(lower or frozenset()) or os.devnull, "rb") as file:
+                with open(here.pack(lower) or os.devnull, "rb") as file:
                     for chunk in bundle.pieces(file):
                         leaders.ssend(chunk, dest=0)
             except OSError as error:
@@ -335,8 +336,9 @@ class Ranks:
         chunks = iter(partial(leaders.recv, source=source), b"")
         environment = here.stack().environment
         try:
-            file = bundle.spooled(environment, chunks, "what a node has sent")
-            return StoreCollection(bundle.BundlePlace(None, environment, file=file), environment)
+            shown = "what a node has sent"
+            file = bundle.spooled(environment, chunks, shown)
+            return StoreCollection(bundle.BundlePlace(None, environment, shown=shown, file=file), environment)
         except (OSError, core.CachectlError) as error:
             deque(chunks, maxlen=0)
             self.notice(f"the new entries of a node are lost: {_reason(error)}")

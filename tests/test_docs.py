@@ -25,6 +25,7 @@ class TestToyc(LayerConformance):
     @pytest.fixture(autouse=True, params=["", "in subfolders"])
     def _listed(self, request: pytest.FixtureRequest) -> None:
         page, module = PAGE.read_text(), types.ModuleType("toyc_cachectl")
+        vars(module)["__file__"] = str(PAGE)
         for caption in filter(None, ("toyc_cachectl.py", request.param)):
             block = re.search(rf":caption: {re.escape(caption)}\n\n(.*?)\n```", page, re.DOTALL)
             assert block is not None

@@ -134,7 +134,7 @@ def _objects(data: bytes) -> None:
 PARSERS: tuple[tuple[Callable[[bytes], object], ...], ...] = (
     (lambda data: pdict.parse_name(_text(data), "3.11.7.final.0"),),
     (_pickle,),
-    (opencl_source.info_complaint, lambda data: list(opencl_source.dependencies(data))),
+    (opencl_source.source_info, lambda data: list(opencl_source.dependencies(data))),
     (_compute_entry,),
     (_compute_index,),
     (_kernel_blob,),

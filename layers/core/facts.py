@@ -55,6 +55,9 @@ class Condition(Enum):
     UNKNOWN = "unknown"
 
 
+ENABLED, DISABLED, BYPASSED, ABSENT, UNKNOWN = Condition
+
+
 class Ability(Enum):
     """An operation of a layer."""
 
@@ -244,6 +247,9 @@ class Severity(Enum):
     HEALS = "recompiles once"
     WASTES = "wastes space"
     HARMLESS = "harmless"
+
+
+UNSAFE, FAILS, RISKS, RECOMPILES, HEALS, WASTES, HARMLESS = Severity
 
 
 class Hazard(NamedTuple):

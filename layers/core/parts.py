@@ -66,20 +66,6 @@ class Portability(NamedTuple):
     outlook: Callable[[Mapping[str, str], Facts, Environment], Outlook | None] = lambda *_: None
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A function of a library, every call of which is a lookup of the layer, or (``stores``) a store.
-
-    ``function`` is its name in ``module``, with its class and a dot before it if it is a method. A lookup that finds
-    nothing raises ``absent``, an exception of that module, or returns ``None`` if ``absent`` is empty.
-    """
-
-    module: str
-    function: str
-    stores: bool = False
-    absent: str = ""
-
-
 #: A driver's compilation: the kernel, ``None`` for a whole program as it is built; when it began in epoch seconds,
 #: ``None`` for a kernel that is compiled from its launch on; and when it ended.
 Compilation = tuple[str | None, float | None, float]
@@ -96,15 +82,12 @@ def any_difference(alike: Sequence[Entry], event: Event) -> str:
 class Lookups(NamedTuple):
     """How the lookups and stores of a run are observed.
 
-    A library in Python is watched in the interpreter: by ``calls``, or by ``watchers`` if a call is not enough. A
-    driver is listened to while it builds, or counts by itself. A layer with none of these is judged by its entries
-    before and after the run.
+    A library in Python is watched in the interpreter by ``watchers``. A driver is listened to while it builds, or
+    counts by itself. A layer with none of these is judged by its entries before and after the run.
     """
 
     #: Who reports, in words: "pytools", "PoCL's own messages".
     by: str = ""
-    #: Functions whose calls count.
-    calls: tuple[Call, ...] = ()
     #: Modules with the file that watches each: its ``watch(module, notes)`` replaces functions by others that note.
     #: The file imports the standard library alone, and runs on Python 3.8. It may also time functions, by the stages
     #: of a timeline (``notes.timed``, ``notes.span``).

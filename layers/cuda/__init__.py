@@ -16,6 +16,8 @@ from cachectl.layers.host import drivers
 LIBRARIES = ("libcuda.so", "libnvidia-opencl.so")
 _DRIVER = "NVIDIA driver"
 _KERNEL_MODULE = Path("/proc/driver/nvidia")
+#: A relative or empty path leaves the driver without a cache.
+_NAMED = core.Rule("CUDA_CACHE_PATH", empty=core.NOWHERE, relative=core.NOWHERE)
 
 
 def _facts(environment: core.Environment) -> core.Facts:
@@ -63,11 +65,11 @@ class CudaComputeCache(drivers.DriverLayer):
     title = "CUDA ComputeCache"
     about = core.About(
         on_network=core.Hazard(
-            core.Severity.RISKS,
+            core.RISKS,
             "programs of all nodes wait for one lock on its index, and read entries that are half written",
         ),
         among_ranks=core.Hazard(
-            core.Severity.RISKS,
+            core.RISKS,
             "they wait for one lock on its index, and may miss files that another is just replacing",
         ),
         reveals="source text of your kernels, in keys",
@@ -82,11 +84,10 @@ class CudaComputeCache(drivers.DriverLayer):
         libraries=("libnvidia-opencl.so",),
         platforms=("NVIDIA CUDA",),
     )
-    # A relative or empty path leaves the driver without a cache.
     places = core.Places(
         "CUDA_CACHE_PATH",
         linux=(
-            core.Rule("CUDA_CACHE_PATH", empty=core.NOWHERE, relative=core.NOWHERE),
+            _NAMED,
             core.Rule(
                 "HOME",
                 ".nv/ComputeCache",
@@ -95,10 +96,7 @@ class CudaComputeCache(drivers.DriverLayer):
                 source="default (HOME)",
             ),
         ),
-        windows=(
-            core.Rule("CUDA_CACHE_PATH", empty=core.NOWHERE, relative=core.NOWHERE),
-            core.Rule("APPDATA", "NVIDIA/ComputeCache"),
-        ),
+        windows=(_NAMED, core.Rule("APPDATA", "NVIDIA/ComputeCache")),
     )
     makers = ("NVIDIA",)
     limit_variable, limit_highest, zero_limit_is_off = "CUDA_CACHE_MAXSIZE", 1 << 32, True

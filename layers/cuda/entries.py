@@ -14,7 +14,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -60,30 +60,21 @@ class ComputeCache(files.Files):
 
     shapes = (_SHAPE, _INDEX)
     forms = ("cuda-entry/65",)
-    unread = core.Damage(core.Severity.HARMLESS, _REWRITES)
+    unread = core.Damage(core.HARMLESS, _REWRITES)
 
     # ------------------------------------------------------------------ entries
 
-    def scan(
-        self, root: core.Root, selection: core.Selection = core.ALL, *, contents: bool = True
-    ) -> Iterator[core.Found]:
-        """Add an index that is not whole."""
-        yield from super().scan(root, selection, contents=contents)
+    def leaves(self, root: core.Root) -> Iterator[Leaf | core.Problem]:
+        """Leave alone what has the name of an entry, but not its format; add the heads of entries, and a bad index."""
+        index = b""
         try:
             index = _read_index(root)
         except OSError as error:
             yield core.unreadable(root.path / INDEX, error)
-        else:
-            if index and read_index(index) is None:
-                yield core.Problem(root.path / INDEX, "index", "is not whole")
-
-    def leaves(self, root: core.Root) -> Iterator[Leaf | core.Problem]:
-        """Leave alone what has the name of an entry, but not its format; add the heads of entries."""
-        index = b""
-        # A scan reports it.
-        with suppress(OSError):
-            index = _read_index(root) or b""
-        listed = dict(read_index(index) or ())
+        records = read_index(index)
+        if records is None:
+            yield core.Problem(root.path / INDEX, "index", "is not whole")
+        listed = dict(records or ())
         for leaf in self.tree_of(root).scan(head=HEADER.size):
             # Without a header that is known, only the index shows that a file belongs to the cache.
             if (
@@ -100,7 +91,6 @@ class ComputeCache(files.Files):
 
     def described(self, tree: Tree, leaf: Leaf, selection: core.Selection, *, contents: bool) -> Iterator[core.Found]:
         """Describe an entry by its key; one of another format version is opaque."""
-        del selection
         entry, size = leaf.entry, stated_size(leaf.head)
         if not contents or (size is None and len(leaf.head) == HEADER.size):
             yield replace(entry, detail={"format": "unknown"}) if contents else entry
@@ -123,14 +113,13 @@ class ComputeCache(files.Files):
 
     def require_whole(self, key: str, files: Mapping[str, bytes], path: Path | str) -> None:
         """Check version and lengths; the checksum takes longer than reading, and is checked before a put."""
-        del key
         if (wrong := form_complaint(files[""])) is not None:
             raise core.Damaged(self.name, wrong, path)
 
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
         """Check name and checksum, too."""
         if (wrong := entry_complaint(key, files[""])) is not None:
-            yield core.Damage(core.Severity.HARMLESS, wrong + _REWRITES)
+            yield core.Damage(core.HARMLESS, wrong + _REWRITES)
 
     def foreign(self, files: Mapping[str, bytes]) -> str | None:
         """Return that an entry is of another version."""
@@ -176,7 +165,7 @@ class ComputeCache(files.Files):
                 handle = stack.enter_context(self._locked(root.path / INDEX, folder, create=True))
             old = os.pread(handle, min(os.fstat(handle).st_size, _LARGEST_INDEX), 0)
             if not old or is_index(old):
-                new = write_index(_records(*self._standing(root, folder), read_index(old) or (), root.path))
+                new = write_index(_records(*self._standing(root, folder), dict(read_index(old) or ()), root.path))
                 if new != old:
                     atomic.overwrite(handle, old, new)
 
@@ -220,30 +209,30 @@ class ComputeCache(files.Files):
             if data[:4] in (bytes(4), VERSION.to_bytes(4, "little")):
                 fix, leaf = (f"cachectl purge --damaged {self.name}", self.tree_of(root).find(INDEX))
                 thing = None if leaf is None else core.orphan(leaf.entry, complaint, idle_only=True)
-        yield core.Finding(self.name, root.path, INDEX, core.Severity.WASTES, "index", complaint, fix, thing)
+        yield core.Finding(self.name, root.path, INDEX, core.WASTES, "index", complaint, fix, thing)
 
 
-def _read_index(root: core.Root) -> bytes | None:
-    """Return the bytes of the index; ``None`` where there is no plain file. Raises :class:`OSError`."""
+def _read_index(root: core.Root) -> bytes:
+    """Return the bytes of the index, none where there is no plain file. Raises :class:`OSError`."""
     try:
         return plain.read_locked(root.path / INDEX, limit=_LARGEST_INDEX)
     except OSError as error:
         if plain.means_no_file(error):
-            return None
+            return b""
         raise
 
 
 def _records(
-    entries: Mapping[int, core.Entry], unread: Sequence[Path], old: SizeIndex, root: Path
+    entries: Mapping[int, core.Entry], unread: Sequence[Path], old: Mapping[int, int], root: Path
 ) -> list[tuple[int, int]]:
     """Return the records that the index should have. Entries that cannot be read keep their records."""
     sizes = {number: entry.bytes - HEADER.size for number, entry in entries.items()}
     kept = []
-    for number, size in dict(old).items():
+    for number, size in old.items():
         path = root / key_from(number)
         if number in sizes or any(place in (path, *path.parents) for place in unread):
             kept.append((number, sizes.get(number, size)))
-    new = sorted(sizes.keys() - dict(old).keys(), key=lambda number: entries[number].stamp[-1])
+    new = sorted(sizes.keys() - old.keys(), key=lambda number: entries[number].stamp[-1])
     return [*kept, *((number, sizes[number]) for number in new)]
 
 
@@ -357,7 +346,7 @@ def read_index(data: bytes) -> SizeIndex | None:
     """Read an index; ``None`` where it is incomplete, or of another version. An empty file is an empty index."""
     if not data:
         return ()
-    if not is_index(data) or not _has_all_records(data):
+    if _version_of(data) != VERSION:
         return None
     records = tuple(_INDEX_RECORD.iter_unpack(data[_INDEX_HEADER.size :]))
     return records if sum(size for _, size in records) == _INDEX_HEADER.unpack_from(data)[2] else None
@@ -368,16 +357,17 @@ def is_index(data: bytes) -> bool:
     return len(data) >= _INDEX_HEADER.size and int.from_bytes(data[:4], "little") == VERSION
 
 
-def _has_all_records(data: bytes) -> bool:
-    _, count, _ = _INDEX_HEADER.unpack_from(data)
-    return len(data) == _INDEX_HEADER.size + int(count) * _INDEX_RECORD.size
+def _version_of(index: bytes) -> int:
+    """Return the version of an index that has all the records that it counts; -1 for any other."""
+    if len(index) < _INDEX_HEADER.size:
+        return -1
+    version, count, _ = _INDEX_HEADER.unpack_from(index)
+    return int(version) if len(index) == _INDEX_HEADER.size + count * _INDEX_RECORD.size else -1
 
 
 def has_version_of(index: bytes, entry: bytes) -> bool:
     """Return whether a complete index of another version has the version of an entry."""
-    if len(index) < _INDEX_HEADER.size or entry[:4] != index[:4]:
-        return False
-    return _has_all_records(index) and VERSION != int.from_bytes(index[:4], "little") < _PLAUSIBLE
+    return VERSION != _version_of(index) in range(_PLAUSIBLE) and entry[:4] == index[:4]
 
 
 def write_index(records: Sequence[tuple[int, int]]) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 
 from cachectl.layers.formats.details import Cut, fields, names_or_none, part, require
 
@@ -117,18 +118,18 @@ def _functions(data: bytes) -> Iterator[tuple[str, bool]]:
             yield table[begin : begin + length].decode(errors="replace"), convention in _KERNELS and not declared
 
 
+@dataclass(eq=False)
 class _Block:
     """A block at the top of a file, whose records are read once: ``width`` is that of its abbreviations.
 
     ``at`` is the place of its next bit, and ``end`` that behind its last.
     """
 
-    def __init__(self, data: bytes, number: int, width: int, at: int, end: int) -> None:
-        self._data = data
-        self.number = number
-        self._width = width
-        self._at = at
-        self._end = end
+    data: bytes
+    number: int
+    width: int
+    at: int
+    end: int
 
     def needs_names(self) -> bool:
         """Return whether the version of a module, which is its first record, demands a string table."""
@@ -140,8 +141,8 @@ class _Block:
     def records(self) -> Iterator[tuple[int, list[int], bytes]]:
         """Yield code, operands and blob of each record of the block itself. Raises :class:`Cut` if one is not whole."""
         layouts = [_UNABBREVIATED]
-        while self._at < self._end:
-            number = self._fixed(self._width)
+        while self.at < self.end:
+            number = self._fixed(self.width)
             if number == _END:
                 return
             if number == _ENTER:
@@ -154,7 +155,7 @@ class _Block:
             elif number - _PLAIN < len(layouts):
                 yield self._record(layouts[number - _PLAIN])
             else:
-                raise Cut(self._data)
+                raise Cut(self.data)
 
     def _record(self, layout: list[tuple[int, int]]) -> tuple[int, list[int], bytes]:
         numbers: list[int] = []
@@ -167,10 +168,10 @@ class _Block:
             if encoding == _BLOB:
                 length = self._count(6)
                 self._align()
-                begin = self._at // 8
+                begin = self.at // 8
                 self._skip(8 * length)
                 self._align()
-                blob = self._data[begin : begin + length]
+                blob = self.data[begin : begin + length]
             else:
                 numbers.append(self._scalar(encoding, value))
         return (numbers or [0])[0], numbers[1:], blob
@@ -189,8 +190,8 @@ class _Block:
     def _count(self, width: int) -> int:
         """Return the length of a list, which cannot have more elements than its block has bits."""
         count = self._variable(width)
-        if count > self._end - self._at:
-            raise Cut(self._data)
+        if count > self.end - self.at:
+            raise Cut(self.data)
         return count
 
     def _variable(self, width: int) -> int:
@@ -205,14 +206,14 @@ class _Block:
         return value
 
     def _fixed(self, width: int) -> int:
-        at = self._at
+        at = self.at
         self._skip(width)
-        return int.from_bytes(self._data[at >> 3 : (self._at + 7) >> 3], "little") >> (at & 7) & (1 << width) - 1
+        return int.from_bytes(self.data[at >> 3 : (self.at + 7) >> 3], "little") >> (at & 7) & (1 << width) - 1
 
     def _skip(self, width: int) -> None:
-        self._at += width
-        if self._at > self._end:
-            raise Cut(self._data)
+        self.at += width
+        if self.at > self.end:
+            raise Cut(self.data)
 
     def _align(self) -> None:
-        self._at = -(-self._at // _WORD) * _WORD
+        self.at = -(-self.at // _WORD) * _WORD

@@ -21,6 +21,7 @@ _NO_BITS = 8
 _STRINGS = 3
 _SYMBOLS = (2, 11)
 _DYNAMIC = 6
+_NOTES = 7
 #: Tags of dynamic entries: a library that is needed, and folders to look for libraries in.
 NEEDED = 1
 RPATH = 15
@@ -55,8 +56,8 @@ class Elf(NamedTuple):
     width: int
     order: str
     sections: tuple[Section, ...]
-    #: Type and offset of each segment.
-    segments: tuple[tuple[int, int], ...]
+    #: The offset of each segment.
+    segments: tuple[int, ...]
     #: The number of the section that holds the names of sections.
     names: int
 
@@ -64,17 +65,18 @@ class Elf(NamedTuple):
         """Return the bytes of a section, none for one without bytes in the file."""
         return b"" if section.kind == _NO_BITS else self.data[section.offset : section.offset + section.size]
 
-    def notes(self, section: Section) -> Iterator[tuple[bytes, int, bytes]]:
-        """Yield owner, type and descriptor of each note in a section."""
-        content, at, head = self.content(section), 0, struct.Struct(self.order + _NOTE)
-        while at + head.size <= len(content):
-            owner, described, kind = head.unpack_from(content, at)
-            name = at + head.size
-            begin = name + -(-owner // 4) * 4
-            if begin + described > len(content):
-                return
-            yield content[name : name + owner].rstrip(b"\0"), kind, content[begin : begin + described]
-            at = begin + -(-described // 4) * 4
+    def notes(self) -> Iterator[tuple[bytes, int, bytes]]:
+        """Yield owner, type and descriptor of each note."""
+        head = struct.Struct(self.order + _NOTE)
+        for content in (self.content(section) for section in self.sections if section.kind == _NOTES):
+            at = 0
+            while at + head.size <= len(content):
+                owner, described, kind = head.unpack_from(content, at)
+                name = at + head.size
+                begin = name + -(-owner // 4) * 4
+                at = begin + -(-described // 4) * 4
+                if begin + described <= len(content):
+                    yield content[name : name + owner].rstrip(b"\0"), kind, content[begin : begin + described]
 
     def symbols(self) -> Iterator[str]:
         """Yield the names of all symbols, including those of the dynamic linker."""
@@ -146,7 +148,7 @@ def _read(data: bytes, width: int, order: str) -> Elf:
     loaded = _headers(data, segment, load_at, each_load, loads)
     for row in loaded:
         require(data, row[place], row[length])
-    segments = tuple((row[0], row[place]) for row in loaded)
+    segments = tuple(row[place] for row in loaded)
     return Elf(data, kind, machine, width, order, sections, segments, names_at)
 
 

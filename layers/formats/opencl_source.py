@@ -35,11 +35,6 @@ def source_info(info: bytes) -> dict[str, object] | None:
     return None
 
 
-def info_complaint(info: bytes) -> str | None:
-    """Return what is wrong with the file, ``None`` where nothing is."""
-    return "info is not the pickle that PyOpenCL stores" if source_info(info) is None else None
-
-
 def dependencies(info: bytes) -> Iterator[tuple[str, float, str]]:
     """Yield path, modification time (epoch seconds) and md5 of each header that a program included."""
     found = (source_info(info) or {}).get("dependencies")

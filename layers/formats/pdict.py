@@ -46,7 +46,6 @@ _REMEMBERED = 300
 class DictionaryName(NamedTuple):
     """The parts of a dictionary's name."""
 
-    file: str
     generation: str
     identifier: str
     python: str
@@ -68,11 +67,11 @@ def parse_name(file: str, python: str) -> DictionaryName | None:
     if file.startswith("pdict-v5-") and file.endswith(f"{python}.sqlite"):
         identifier = file[len("pdict-v5-") : -len(f"{python}.sqlite")]
         if identifier.rstrip("-"):
-            return DictionaryName(file, "v5", identifier.removesuffix("-"), python, identifier.endswith("-"))
+            return DictionaryName("v5", identifier.removesuffix("-"), python, identifier.endswith("-"))
     if (match := _SQLITE.fullmatch(file)) is not None:
-        return DictionaryName(file, "v5", match["identifier"], match["python"], bool(match["dash"]))
+        return DictionaryName("v5", match["identifier"], match["python"], bool(match["dash"]))
     if (match := _FOLDER.fullmatch(file)) is not None:
-        return DictionaryName(file, f"v{match['generation']}", match["identifier"], match["python"], dash=True)
+        return DictionaryName(f"v{match['generation']}", match["identifier"], match["python"], dash=True)
     return None
 
 

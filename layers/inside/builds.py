@@ -18,7 +18,6 @@ _ATTRIBUTE = r"(?:__attribute__\s{0,9}\(\((?:(?!\)\)).){0,200}\){2,9}\s{0,99}){0
 _KERNEL = re.compile(
     r"\b(?:__)?kernel\s{1,99}" + _ATTRIBUTE + r"void\s{1,99}" + _ATTRIBUTE + r"(\w{1,999})\s{0,99}\(", re.DOTALL
 )
-_WORSE = ("miss", "hit")
 #: Functions of PyOpenCL's extension module that may wait for kernels.
 _WAITS = ("wait_for_events", "enqueue_map_buffer", "_enqueue_read_buffer", "_enqueue_svm_memcpy")
 _here = threading.local()
@@ -44,10 +43,11 @@ def _watch_binaries(module: Any, notes: Any) -> None:
         event = "miss" if call.value is None else "hit"
         folder, key = str(call.get(0, "cache_dir")), str(call.get(1, "cache_key"))
         # A program for several devices is a hit if the binaries of all devices are.
-        _here.binary = event if getattr(_here, "binary", None) is None else min(_here.binary, event, key=_WORSE.index)
+        if event == "miss" or getattr(_here, "binary", None) is None:
+            _here.binary = event
         if call.value is None:
             vars(_here).setdefault("missed", []).append(os.path.join(folder, key))
-        notes.add(event=event, layer="pyopencl", key=key, **notes.timing(call.start), **getattr(_here, "about", {}))
+        notes.add(call.start, event=event, layer="pyopencl", key=key, **getattr(_here, "about", {}))
 
     def begin(_: Any) -> None:
         _here.missed = []
@@ -59,7 +59,7 @@ def _watch_binaries(module: Any, notes: Any) -> None:
             size = notes.quietly(_size, folder)
             if size is not None:
                 key = os.path.basename(folder)
-                notes.add(event="store", layer="pyopencl", key=key, bytes=size, **notes.timing(start))
+                notes.add(start, event="store", layer="pyopencl", key=key, bytes=size)
 
     notes.wrap(module, "retrieve_from_cache", looked)
     notes.wrap(module, "_create_built_program_from_source_cached", made, begin)
@@ -84,20 +84,21 @@ def _watch_builds(module: Any, notes: Any) -> None:
     def after(kind: str, call: Any) -> None:
         driver, listens = call.before
         failed = call.error is not None
-        when = notes.timing(call.start)
+        end = notes.now()
         compiled, heard = (notes.quietly(driver.heard, failed=failed) if listens else None) or (None, False)
         notes.add(
+            call.start,
+            end=end,
             event="build",
             layer="pyopencl",
             kind=kind,
-            seconds=(when["end"] - when["start"]) / 1e9,
+            seconds=(end - call.start) / 1e9,
             failed=failed,
             binary=_here.binary,
             heard=heard,
             compiled=compiled,
             driver=driver.layer if driver else None,
             compiles=_here.compiles,
-            **when,
             **_here.about,
         )
 

@@ -64,9 +64,9 @@ def _found(call: Any) -> str:
 
 
 def _note(notes: Any, event: str, call: Any, **more: object) -> None:
-    kernels = notes.quietly(kernels_of, call.get(1, "key"))
+    kernels = notes.quietly(notes.kernels_of, call.get(1, "key"))
     about = {"dictionary": notes.quietly(getattr, call.arguments[0], "identifier"), "kernels": kernels}
-    notes.add(event=event, layer="pytools", **notes.timing(call.start), **about, **more)
+    notes.add(call.start, event=event, layer="pytools", **about, **more)
 
 
 def _changes(call: Any) -> Any:
@@ -100,18 +100,3 @@ def _folder(call: Any) -> str:
 def _lookups(call: Any) -> int:
     """Count how often a write-once dictionary had to ask the disk."""
     return int(call.arguments[0]._fetch.cache_info().misses)  # noqa: SLF001
-
-
-def kernels_of(key: Any, depth: int = 3) -> list[str]:
-    """Return the names of the kernels in a key of loopy's."""
-    kind = type(key).__name__
-    if kind == "TranslationUnit":
-        return sorted(str(name) for name in key.entrypoints)
-    if kind == "LoopKernel":
-        return [str(key.name)]
-    if isinstance(key, (tuple, list)) and depth:
-        for part in key[:8]:
-            names = kernels_of(part, depth - 1)
-            if names:
-                return names
-    return []

@@ -33,6 +33,10 @@ def watch(module: Any, notes: Any) -> None:
 
 
 def _watch_functions(loopy: Any, notes: Any) -> None:
+    def about(call: Any) -> dict[str, Any]:
+        # What a function made, or else got.
+        return {"kernels": notes.kernels_of((call.value, *call.arguments[:1]), 1)}
+
     stages = dict(_STAGES)
     for value in vars(loopy).values():
         if str(getattr(value, "__module__", "")).startswith("loopy.transform.") and type(value) is type(watch):
@@ -42,7 +46,7 @@ def _watch_functions(loopy: Any, notes: Any) -> None:
         function = vars(sys.modules.get(module, loopy)).get(name)
         if function is not None:
             # Stages use transformations too.
-            timed[id(function)] = notes.timed(function, stage, _kernels_of_call, outermost=stage == "create")
+            timed[id(function)] = notes.timed(function, stage, about, outermost=stage == "create")
             # A function is pickled by its name there.
             notes.put(sys.modules[module], name, timed[id(function)])
     for name, value in list(vars(loopy).items()):
@@ -63,14 +67,3 @@ def _watch_executor(executor: Any, notes: Any) -> None:
 
     notes.wrap(executor, "__call__", called, launched)
     notes.put(executor, "get_invoker_uncached", notes.timed(executor.get_invoker_uncached, "codegen", about))
-
-
-def _kernels_of_call(call: Any) -> dict[str, Any]:
-    """Return the names of the kernels that a function made, or else got."""
-    for thing in (call.value, *call.arguments[:1]):
-        kind = type(thing).__name__
-        if kind == "TranslationUnit":
-            return {"kernels": sorted(map(str, thing.entrypoints))}
-        if kind == "LoopKernel":
-            return {"kernels": [str(thing.name)]}
-    return {}

@@ -37,6 +37,16 @@ def _quietly(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         return None
 
 
+def _kernels_of(thing: Any, depth: int = 3) -> list[str]:
+    kind = type(thing).__name__
+    if kind == "TranslationUnit":
+        return sorted(str(name) for name in thing.entrypoints)
+    if kind == "LoopKernel":
+        return [str(thing.name)]
+    parts = thing[:8] if isinstance(thing, (tuple, list)) and depth else ()
+    return next(filter(None, (_kernels_of(part, depth - 1) for part in parts)), [])
+
+
 class Invocation:
     """One call of a watched function: its arguments, when it began, and what came of it.
 
@@ -72,6 +82,8 @@ class Notes:
     epoch = staticmethod(time.time)
     #: Calls something, and returns ``None`` if it fails.
     quietly = staticmethod(_quietly)
+    #: Returns the names of the kernels in what loopy makes, or in a key of it.
+    kernels_of = staticmethod(_kernels_of)
 
     def __init__(self, folder: str, site: str, table: dict[str, Any]) -> None:
         self.folder = folder
@@ -83,12 +95,10 @@ class Notes:
         self._pid = 0
         #: Of each thread: the stages and imports that are open, and the kernels that it has launched first.
         self.here = threading.local()
-        #: What watches each module.
-        self._hooks: dict[str, list[Callable[[Any], None]]] = {}
-        for call in table["calls"]:
-            self._hooks.setdefault(call["module"], []).append(functools.partial(self._watch_call, call))
+        #: The files that watch each module.
+        self._watchers: dict[str, list[str]] = {}
         for name, file in table["watchers"]:
-            self._hooks.setdefault(name, []).append(functools.partial(self._watch_by, file))
+            self._watchers.setdefault(name, []).append(file)
 
     def load(self, file: str) -> Any:
         """Execute a layer's file, once, and return the module."""
@@ -107,7 +117,7 @@ class Notes:
     def start(self) -> None:
         """Wrap the libraries that are loaded now, and others when they are loaded."""
         self._introduce()
-        for name in self._hooks:
+        for name in self._watchers:
             # A lazy module is wrapped at its first use.
             if type(sys.modules.get(name)).__name__ == "module":
                 self._watch(name, sys.modules[name])
@@ -122,15 +132,15 @@ class Notes:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Find a library through the other finders, and wrap it after its loader has executed it."""
         is_of_package = name.partition(".")[0] in self._packages
-        if not is_of_package and name not in self._hooks:
+        if not is_of_package and name not in self._watchers:
             return None
         imports = vars(self.here).setdefault("imports", set())
         timed = name in self._packages or (is_of_package and not imports)
-        if not timed and name not in self._hooks:
+        if not timed and name not in self._watchers:
             return None
         begun = self.now()
         others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        spec: Any = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
 
         def before(_: Invocation) -> None:
             if timed:
@@ -143,32 +153,18 @@ class Notes:
             if call.error is None:
                 self._watch(name, call.get(0, "module"))
 
-        _quietly(self._wrap_loader, spec, after, before)
+        def wrap() -> None:
+            spec.loader.exec_module = self.around(spec.loader.exec_module, after, before)
+
+        _quietly(wrap)
         return spec
 
-    def _wrap_loader(self, spec: Any, *hooks: Any) -> None:
-        spec.loader.exec_module = self.around(spec.loader.exec_module, *hooks)
-
     def _watch(self, name: str, module: Any) -> None:
-        for hook in self._hooks.get(name, ()):
-            self.fit(name, hook, module)
+        for file in self._watchers.get(name, ()):
+            self.fit(name, self._watch_by, file, module)
 
     def _watch_by(self, file: str, module: Any) -> None:
         self.load(file).watch(module, self)
-
-    def _watch_call(self, row: dict[str, Any], module: Any) -> None:
-        """Record each call of a function as a store, or as a lookup that returned or raised what means a miss."""
-        owner, _, name = row["function"].rpartition(".")
-        absent = getattr(module, row["absent"]) if row["absent"] else ()
-
-        def after(call: Invocation) -> None:
-            if call.error is not None and not (absent and issubclass(call.error, absent)):
-                return
-            found = "miss" if call.error is not None or (call.value is None and not absent) else "hit"
-            kind = "store" if row["stores"] and call.error is None else found
-            self.add(event=kind, layer=row["layer"], **self.timing(call.start))
-
-        self.wrap(getattr(module, owner) if owner else module, name, after)
 
     # ------------------------------------------------------------------ replacing functions
 
@@ -248,9 +244,11 @@ class Notes:
 
     # ------------------------------------------------------------------ events
 
-    def add(self, **event: object) -> None:
-        """Append an event."""
+    def add(self, start: int | None = None, **event: object) -> None:
+        """Append an event; one of work has a ``start``, and an ``end`` if that is not now, in monotonic nanoseconds."""
         self._introduce()
+        if start is not None:
+            event = {"start": start, "end": self.now(), "thread": threading.get_native_id(), **event}
         self._write(event)
 
     def _introduce(self) -> None:
@@ -272,11 +270,7 @@ class Notes:
         """Append an event of a stretch of work that began at ``start`` (monotonic nanoseconds) and ends now."""
         end = self.now()
         if end - start >= _SHORTEST:
-            self.add(event="span", stage=stage, **self.timing(start, end), **more)
-
-    def timing(self, start: int, end: int | None = None) -> dict[str, int]:
-        """Return the fields of an event that began at ``start`` (monotonic nanoseconds), and ends now by default."""
-        return {"start": start, "end": self.now() if end is None else end, "thread": threading.get_native_id()}
+            self.add(start, end=end, event="span", stage=stage, **more)
 
 
 def observe(folder: str, site: str) -> Notes:

@@ -23,7 +23,8 @@ LIBRARY = "PyOpenCL"
 _CONSTANT = "\n\n__constant int {tag} __attribute__((__used__)) = 0;\n"
 #: What a tag uses of PyOpenCL's module, and of its programs.
 _OF_MODULE = ("link_program", "Kernel", "Error", "program_info", "program_kind", "kernel_info")
-_OF_PROGRAM = ("build", "compile", "from_int_ptr", "int_ptr", "get_info")
+_BUILDS = ("build", "compile")
+_OF_PROGRAM = (*_BUILDS, "from_int_ptr", "int_ptr", "get_info")
 
 
 def _pyopencl() -> Any:
@@ -58,17 +59,23 @@ def patches(tagger: Any) -> tuple[core.Patch, ...]:
     a reference to the program that was built.
     """
     return (
-        *(("pyopencl", "Program", name, partial(_tagged_build, tagger)) for name in ("build", "compile")),
-        ("pyopencl", None, "link_program", partial(_tagged_link, tagger)),
+        *(("pyopencl", "Program", name, partial(_once, _tagged_build, tagger)) for name in _BUILDS),
+        ("pyopencl", None, "link_program", partial(_once, _tagged_link, tagger)),
     )
 
 
-def _tagged_build(tagger: Any, build: Callable[..., object]) -> Callable[..., object]:
-    """Return a replacement for ``Program.build`` or ``Program.compile``; for a replacement, itself."""
-    if getattr(build, "tags", False):
-        return build
+def _once(tagged: Callable[..., Any], tagger: Any, function: Callable[..., object]) -> Callable[..., object]:
+    """Return a replacement for a function; for a replacement, itself."""
+    if getattr(function, "tags", False):
+        return function
+    replacement: Callable[..., object] = wraps(function)(tagged(tagger, function))
+    vars(replacement)["tags"] = True
+    return replacement
 
-    @wraps(build)
+
+def _tagged_build(tagger: Any, build: Callable[..., object]) -> Callable[..., object]:
+    """Return a replacement for ``Program.build`` or ``Program.compile``."""
+
     def build_tagged(program: Any, *arguments: Any, **named: Any) -> object:
         source, due = None, set()
         try:
@@ -92,16 +99,12 @@ def _tagged_build(tagger: Any, build: Callable[..., object]) -> Callable[..., ob
                 if program._prg is not made:  # noqa: SLF001
                     built.program = _held(program)
 
-    vars(build_tagged)["tags"] = True
     return build_tagged
 
 
 def _tagged_link(tagger: Any, link: Callable[..., object]) -> Callable[..., object]:
     """Return a replacement for ``link_program`` that links a tagged program too."""
-    if getattr(link, "tags", False):
-        return link
 
-    @wraps(link)
     def link_tagged(context: Any, programs: Iterable[Any], *rest: object, **named: object) -> object:
         if not tagger.layers_of(_platform_of(context)):
             return link(context, programs, *rest, **named)
@@ -112,7 +115,6 @@ def _tagged_link(tagger: Any, link: Callable[..., object]) -> Callable[..., obje
             built.program = _held(linked)
             return linked
 
-    vars(link_tagged)["tags"] = True
     return link_tagged
 
 
@@ -215,8 +217,4 @@ def _source_replaced(program: Any, source: str | bytes, tag: str) -> Iterator[No
 
 def _with_macro(options: Any, tag: str) -> Any:
     macro = f"-D{tag.upper()}=1"
-    if options is None:
-        return [macro]
-    if isinstance(options, bytes):
-        return options + b" " + macro.encode()
-    return f"{options} {macro}" if isinstance(options, str) else [*options, macro]
+    return f"{options} {macro}" if isinstance(options, str) else [*(options or ()), macro]

@@ -13,7 +13,7 @@ import os
 import struct
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -165,7 +165,7 @@ class Pair(ABC):
 
     # ------------------------------------------------------------------ changes
 
-    def remove(self, stamps: Mapping[str, tuple[int, ...]]) -> core.Outcome:
+    def remove(self, stamps: dict[str, tuple[int, ...]]) -> core.Outcome:
         """Remove the entries of these keys that have not changed. Raises :class:`LayerError` before any change."""
         before: set[str] = set()
         size = 0

@@ -22,6 +22,7 @@ from cachectl.layers.host import distributions
 #: MIOpen reads each variable once, when it first needs it.
 LIBRARIES = ("libMIOpen",)
 PACKAGED = "these files belong to the package that MIOpen came with"
+_UNMOVED = f"{PACKAGED}; MIOpen finds them beside its library, or through MIOPEN_SYSTEM_DB_PATH"
 #: The role of roots in a temporary folder, which other users write to as well.
 TEMPORARY = "temporary"
 
@@ -35,7 +36,7 @@ _DISABLES = core.EnvSwitch(
     "MIOPEN_DISABLE_CACHE",
     "1|enable|enabled|yes|on|true",
     "0|disable|disabled|no|off|false",
-    core.Severity.FAILS,
+    core.FAILS,
     "is not a boolean: MIOpen throws (ignores it before ROCm 6.1)",
     disables=True,
     read=core.at_load(*LIBRARIES),
@@ -47,15 +48,15 @@ _ENFORCE = "MIOPEN_FIND_ENFORCE"
 #: Its values, and the effects of some on every run.
 _ACTIONS = {"NONE": "1", "DB_UPDATE": "2", "SEARCH": "3", "SEARCH_DB_UPDATE": "4", "DB_CLEAN": "5"}
 _ENFORCED = {
-    "2": (core.Severity.HARMLESS, "a search that a program requests is repeated although its result is known"),
-    "3": (core.Severity.HARMLESS, "everything that has not been tuned is tuned, which takes long"),
-    "4": (core.Severity.RECOMPILES, "everything is tuned again in every run"),
-    "5": (core.Severity.RECOMPILES, "every run erases the tuning results that it reads"),
+    "2": (core.HARMLESS, "a search that a program requests is repeated although its result is known"),
+    "3": (core.HARMLESS, "everything that has not been tuned is tuned, which takes long"),
+    "4": (core.RECOMPILES, "everything is tuned again in every run"),
+    "5": (core.RECOMPILES, "every run erases the tuning results that it reads"),
 }
 #: Other variables of a tuning session, and their effects.
 _LEFT_SET = {
-    "MIOPEN_DEBUG_FIND_ONLY_SOLVER": (core.Severity.HARMLESS, "no other solver is used, also while tuning"),
-    "MIOPEN_DEBUG_PERFDB_OVERRIDE": (core.Severity.HARMLESS, "tuning results are ignored"),
+    "MIOPEN_DEBUG_FIND_ONLY_SOLVER": (core.HARMLESS, "no other solver is used, also while tuning"),
+    "MIOPEN_DEBUG_PERFDB_OVERRIDE": (core.HARMLESS, "tuning results are ignored"),
 }
 
 
@@ -104,7 +105,6 @@ class UserPlace(core.Places):
 
     def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
         """Return MIOpen's own variable; MIOpen makes the folder."""
-        del layer
         return {self.variable: str(folder / self.below)}
 
 
@@ -114,8 +114,6 @@ class SystemPlace(core.Places):
 
     variable: str = "MIOPEN_SYSTEM_DB_PATH"
     expands: bool = False
-    #: Why the databases are not moved.
-    reason: ClassVar[str] = f"{PACKAGED}; MIOpen finds them beside its library, or through MIOPEN_SYSTEM_DB_PATH"
 
     def roots(self, environment: core.Environment) -> tuple[core.Root, ...]:
         """Return the named folder, or one relative to each library that is found."""
@@ -133,7 +131,7 @@ class SystemPlace(core.Places):
 
     def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
         """Refuse to move a package's files."""
-        raise core.Refused(layer, f"cannot relocate: {self.reason}", folder)
+        raise core.Refused(layer, f"cannot relocate: {_UNMOVED}", folder)
 
 
 #: Up to MIOpen 3.3 the variable names the folder itself; MIOpen 3.5 makes its version folder in it.
@@ -171,8 +169,7 @@ def _prefixes(environment: core.Environment) -> Iterator[str]:
     for site in map(os.fspath, environment.site):
         yield f"{site}/torch"
         yield from (f"{site}/{name}" for name in distributions.names_in(site, "_rocm_sdk_"))
-    rocm = environment.get("ROCM_PATH")
-    if rocm:
+    if rocm := environment.get("ROCM_PATH"):
         yield os.fspath(environment.absolute(rocm))
     yield "/opt/rocm"
     yield from (f"/opt/{name}" for name in distributions.names_in("/opt", "rocm-"))
@@ -231,27 +228,26 @@ class MIOpenLayer(core.Layer):
     def state(self) -> core.State:
         """Read the switch. In a temporary folder only a database shows that MIOpen was there."""
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
-        if value is not None and not (self.switch.is_off(value) or self.switch.is_fine(value)):
-            return core.State(
-                core.Condition.DISABLED, f"{variable}={value!r} {self.switch.outcome}; use 1, or unset it"
-            )
         if self.switch.is_off(value):
             hint = "" if value in _ALWAYS_KNOWN else " (MIOpen before ROCm 6.1 ignores this value; use 1)"
-            return core.State(core.Condition.DISABLED, f"{variable}={value}{hint}")
+            return core.State(core.DISABLED, f"{variable}={value}{hint}")
+        if value is not None and not self.switch.is_fine(value):
+            why = f"{variable}={value!r} {self.switch.outcome}; use 1, or unset it"
+            return core.State(core.DISABLED, why)
         used = (
             root.exists and (root.role != TEMPORARY or (root.may_exist and any(self.store.databases(root))))
             for root in self.roots()
         )
         if not libraries(self.environment) and not any(used):
-            return core.State(core.Condition.ABSENT, "no libMIOpen is found here, and none has left a file")
-        return core.State(core.Condition.ENABLED, "on by default" if value is None else f"{variable}={value}")
+            return core.State(core.ABSENT, "no libMIOpen is found here, and none has left a file")
+        return core.State(core.ENABLED, "on by default" if value is None else f"{variable}={value}")
 
     def diagnose(self) -> Iterator[core.Finding]:
         """Yield problems with the switch."""
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         if self.switch.is_off(value) and value not in _ALWAYS_KNOWN:
             outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
-            yield core.misread(self, variable, core.Severity.HARMLESS, outcome, f"export {variable}=1")
+            yield core.misread(self, variable, core.HARMLESS, outcome, f"export {variable}=1")
         yield from (finding for _, finding in core.faults_of(self, (self.switch,)))
 
 
@@ -266,14 +262,14 @@ class MIOpenKernels(MIOpenLayer):
     places = KERNELS
     about = MIOpenLayer.about._replace(
         on_network=core.Hazard(
-            core.Severity.RISKS,
+            core.RISKS,
             "sqlite's WAL mode fails there, and databases were damaged; MIOpen since ROCm 5.7 uses the temporary "
             "folder instead, unless MIOPEN_CUSTOM_CACHE_DIR names this one",
         ),
         among_ranks=core.Hazard(
-            core.Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
+            core.HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
         ),
-        when_closed=core.Hazard(core.Severity.FAILS, "MIOpen throws, even where it only looks up"),
+        when_closed=core.Hazard(core.FAILS, "MIOpen throws, even where it only looks up"),
         lookups=_LOOKUPS._replace(by_openings=_by_openings),
     )
     store: Any = core.later("cachectl.layers.miopen.kernels", "KernelDatabases")
@@ -296,7 +292,7 @@ class MIOpenKernels(MIOpenLayer):
             why = "HOME names no folder" if kind is None else f"the home is on {kind}"
             message = f"as {why}, MIOpen up to 3.3 takes kernels from {folder} itself, where anybody may have put them"
             fix = f'export {variable}="$(mktemp -d)"'
-            yield core.Finding(self.name, folder, None, core.Severity.UNSAFE, "fallback", message, fix)
+            yield core.Finding(self.name, folder, None, core.UNSAFE, "fallback", message, fix)
 
 
 class MIOpenSystemKernels(MIOpenLayer):
@@ -323,7 +319,7 @@ class MIOpenSystemKernels(MIOpenLayer):
                 package = f"miopen-hip-{arch}kdb"
                 fix = f"sudo apt-get install {package} || sudo dnf install {package}"
                 place = self.name, roots[0].path, None
-                yield core.Finding(*place, core.Severity.RECOMPILES, "no-database", message, fix)
+                yield core.Finding(*place, core.RECOMPILES, "no-database", message, fix)
 
 
 class MIOpenTuning(MIOpenLayer):
@@ -337,12 +333,12 @@ class MIOpenTuning(MIOpenLayer):
     about = MIOpenLayer.about._replace(
         precious=True,
         on_network=core.Hazard(
-            core.Severity.RISKS,
+            core.RISKS,
             "the locks of MIOpen up to 3.3 lie in each node's temporary folder, so nodes write over each other's "
             "results",
         ),
         among_ranks=core.Hazard(
-            core.Severity.RISKS,
+            core.RISKS,
             "a rewrite removes the file before it renames the new one, so the others may not find it",
         ),
     )
@@ -371,7 +367,7 @@ class MIOpenTuning(MIOpenLayer):
         effects = {_ENFORCE: _ENFORCED[action]} if action in _ENFORCED else {}
         if not effects and action != "1":
             outcome = "is no action that MIOpen knows: it throws, or ignores it"
-            yield core.misread(self, _ENFORCE, core.Severity.FAILS, outcome)
+            yield core.misread(self, _ENFORCE, core.FAILS, outcome)
         for variable, (severity, effect) in {**effects, **_LEFT_SET}.items():
             if value := self.environment.get(variable):
                 message, place = f"{variable}={value} is set: {effect}", core.first_place(self)

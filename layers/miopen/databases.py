@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -121,11 +121,6 @@ def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:3])
 
 
-def newest(versions: Iterable[str]) -> str | None:
-    """Return the highest version; ``None`` where there is none."""
-    return max(versions, key=version_numbers, default=None)
-
-
 def program_names(kernel_name: str) -> tuple[str, ...]:
     """Return the names by which a user may select a program: without ``.o``, and without the ending of its source."""
     program = kernel_name.removesuffix(".obj").removesuffix(".o")
@@ -182,7 +177,6 @@ class MIOpenDatabases(row_store.Rows):
 
     def kind_of(self, root: core.Root, path: str) -> str:
         """Compare with the names of databases, which the parts of an entry follow, of files beside, and of folders."""
-        del root
         relative, *parts = path.split(SEPARATOR, self.parts)
         if parts:
             file = self.named(relative)
@@ -208,9 +202,8 @@ class MIOpenDatabases(row_store.Rows):
 
     def newest(self, root: core.Root) -> str | None:
         """Return the newest version with a folder, or files, in the root."""
-        if self.versioned:
-            return newest(self.folders(root))
-        return newest(file.version for file in self.present(root) if file.version is not None)
+        named = self.folders(root) if self.versioned else (file.version for file in self.present(root))
+        return max(filter(None, named), key=version_numbers, default=None)
 
     def folders(self, root: core.Root) -> Sequence[str]:
         """Return the folders of MIOpen's versions."""
@@ -256,38 +249,31 @@ class MIOpenDatabases(row_store.Rows):
         for thing in super().scan(root, selection, contents=contents):
             yield thing if isinstance(thing, core.Problem) else _aged(thing, latest)
 
-    def template(self, root: core.Root, file: str) -> core.Entry:
-        """Return what the name of a database says of its entries."""
-        named, entry = self.known(file), core.Entry(self.name, file, root.path, 0, 0)
+    def with_name(self, entry: core.Entry) -> core.Entry:
+        """Add device, version and the other facts."""
+        named = self.known(entry.key)
         return replace(entry, device=named.arch or named.base, versions=named.versions, detail=named.detail)
 
-    def fix(self, path: Path, own: str) -> str:
-        """Return the fix of a user's file; a package's file has another."""
-        return f"reinstall the package that {path} belongs to" if self.asked_first else own
+    def owned(self, finding: core.Finding) -> core.Finding:
+        """Return the finding of a user's file as it is; a package's file has another fix, and is never removed."""
+        if not self.asked_first:
+            return finding
+        path = finding.root / (finding.key or "").partition(SEPARATOR)[0]
+        return replace(finding, fix=f"reinstall the package that {path} belongs to", thing=None)
 
     def place_finding(self, root: core.Root, problem: core.Problem) -> core.Finding:
         """Return the finding of what is in the place of a database, which MIOpen makes again where there is none."""
         finding, quoted = super().place_finding(root, problem), shlex.quote(str(problem.path))
         if problem.code != "no-file":
             return finding
-        return replace(finding, severity=self.when_blocked, fix=self.fix(problem.path, f"mv {quoted} {quoted}.moved"))
+        return self.owned(replace(finding, severity=self.when_blocked, fix=f"mv {quoted} {quoted}.moved"))
 
     def file_finding(self, root: core.Root, file: str, error: core.LayerError) -> core.Finding:
         """Return the finding of a file that could not be read; a package's file is never removed."""
         finding = super().file_finding(root, file, error)
-        if not isinstance(error, core.Damaged):
-            return finding
-        thing = None if self.asked_first else finding.thing
-        return replace(finding, code="damaged", fix=self.fix(root.path / file, finding.fix), thing=thing)
+        return self.owned(replace(finding, code="damaged")) if isinstance(error, core.Damaged) else finding
 
-    # ------------------------------------------------------------------ get and put
-
-    def read_rows(
-        self, root: core.Root, file: str, keys: Sequence[str]
-    ) -> Mapping[str, core.Artifact | core.EntryError]:
-        """Read entries of one database; what stands in the place of one is a miss."""
-        asked = [key for key in keys if self.kind_of(root, key) == core.ENTRY]
-        return super().read_rows(root, file, asked) if asked and self.is_usable(root, file) else {}
+    # ------------------------------------------------------------------ put
 
     def write_rows(
         self, root: core.Root, file: str, artifacts: Sequence[core.Artifact], *, replace: bool

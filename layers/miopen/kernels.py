@@ -62,7 +62,7 @@ class KernelDatabases(databases.MIOpenDatabases):
     parts = 2
     tidies = True
     # If MIOpen cannot open its database, it throws at every lookup and store.
-    when_blocked = core.Severity.FAILS
+    when_blocked = core.FAILS
 
     def __init__(self, asked_first: str = "") -> None:
         super().__init__(asked_first)
@@ -90,7 +90,6 @@ class KernelDatabases(databases.MIOpenDatabases):
         self, root: core.Root, file: str, template: core.Entry, *, part: bytes, contents: bool
     ) -> Iterator[core.Found]:
         """Yield the rows of a file that MIOpen does not ignore. Their keys say everything, so no content is read."""
-        del part, contents
         for row in () if self._is_ignored(root, file) else self.opened(root, file).rows():
             name, args = row.key
             detail = {**template.detail, "kernel_name": name, "kernel_args": args}
@@ -126,7 +125,7 @@ class KernelDatabases(databases.MIOpenDatabases):
         place, path = (self.name, root.path, file), root.path / file
         if self._is_ignored(root, file):
             message = "is smaller than 512 bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
-            yield core.Finding(*place, core.Severity.RECOMPILES, "too-small", message, self.fix(path, ""))
+            yield self.owned(core.Finding(*place, core.RECOMPILES, "too-small", message, ""))
             return
         # The header decides whether MIOpen and other users can open a file of a package; an unreadable one has a
         # finding.
@@ -134,7 +133,7 @@ class KernelDatabases(databases.MIOpenDatabases):
             if self.asked_first and database.is_wal(plain.read_plain(path, limit=_LEAST)):
                 message = "is in WAL mode: only users who can write beside it can open it"
                 fix = f"as its owner: sqlite3 {shlex.quote(str(path))} 'pragma journal_mode=delete'"
-                yield core.Finding(*place, core.Severity.FAILS, "wal", message, fix)
+                yield core.Finding(*place, core.FAILS, "wal", message, fix)
         opened = self.opened(root, file)
         if opened.require_sound():
             yield from self._check_rows(root, file, opened)
@@ -156,9 +155,7 @@ class KernelDatabases(databases.MIOpenDatabases):
             except ValueError as error:
                 flaws.append(("content", str(error)))
             for flaw in flaws:
-                finding = self.row_finding(_entry(template, row), *flaw)
-                thing = None if self.asked_first else finding.thing
-                yield replace(finding, fix=self.fix(root.path / file, finding.fix), thing=thing)
+                yield self.owned(self.row_finding(_entry(template, row), *flaw))
 
     # ------------------------------------------------------------------ files of single kernels
 
@@ -170,7 +167,6 @@ class KernelDatabases(databases.MIOpenDatabases):
         self, tree: tree.Tree, leaf: tree.Leaf, selection: core.Selection, *, contents: bool
     ) -> Iterator[core.Found]:
         """Yield the entry of an object file."""
-        del selection, contents
         if not leaf.head.startswith(CODE):
             yield core.Problem(tree.root / leaf.entry.key, "unrecognised", _NO_CODE)
             return
@@ -179,18 +175,15 @@ class KernelDatabases(databases.MIOpenDatabases):
 
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
         """Yield that an object file is no code."""
-        del key
         if not files[""].startswith(CODE):
-            yield core.Damage(core.Severity.HARMLESS, "is no code object")
+            yield core.Damage(core.HARMLESS, "is no code object")
 
     def foreign(self, files: Mapping[str, bytes]) -> str | None:
         """Return that a file without code may be of another program."""
-        del files
         return _NO_CODE
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return that nothing more is known of an object file."""
-        del key, files
         return {"kernels": "", "device": ""}
 
 

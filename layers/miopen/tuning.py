@@ -29,9 +29,9 @@ _OPEN_TO_ALL = 0o777
 _THREADS = Lock()
 #: The effect of each fault of a record. The finding of a line that hides another says what that costs.
 _FAULTS = {
-    **dict.fromkeys(("malformed", "newline"), core.Severity.RECOMPILES),
-    **dict.fromkeys(("duplicate", "duplicate-id"), core.Severity.WASTES),
-    **dict.fromkeys(("hidden", "item"), core.Severity.HARMLESS),
+    **dict.fromkeys(("malformed", "newline"), core.RECOMPILES),
+    **dict.fromkeys(("duplicate", "duplicate-id"), core.WASTES),
+    **dict.fromkeys(("hidden", "item"), core.HARMLESS),
 }
 
 
@@ -50,7 +50,7 @@ class TuningDatabases(databases.MIOpenDatabases):
     )
     writers = miopen.LIBRARIES
     # If MIOpen cannot open its database, it tunes again in every run.
-    when_blocked = core.Severity.RECOMPILES
+    when_blocked = core.RECOMPILES
 
     def __init__(self, asked_first: str = "") -> None:
         super().__init__(asked_first)
@@ -77,7 +77,6 @@ class TuningDatabases(databases.MIOpenDatabases):
         self, root: core.Root, file: str, template: core.Entry, *, part: bytes, contents: bool
     ) -> Iterator[core.Found]:
         """Yield the records of a file, and its faults."""
-        del part, contents
         path = root.path / file
         for found in self._found(root, file):
             if isinstance(found, rows.Row):
@@ -102,7 +101,7 @@ class TuningDatabases(databases.MIOpenDatabases):
                 if code == "newline":
                     fix = f"while nothing uses MIOpen: echo >> {shlex.quote(str(path))}"
                 place, told = (self.name, root.path, file, _FAULTS[code]), f"line {number}: {message}"
-                yield core.Finding(*place, code, told, self.fix(path, fix))
+                yield self.owned(core.Finding(*place, code, told, fix))
 
     def file_finding(self, root: core.Root, file: str, error: core.LayerError) -> core.Finding:
         """Return the finding of a file that could not be read."""

@@ -57,7 +57,7 @@ class NeoCompilerCache(drivers.DriverLayer):
         "NEO_CACHE_PERSISTENT",
         r"\s*0\s*",
         r"\s*[+-]?0*[1-9].*",
-        core.Severity.RECOMPILES,
+        core.RECOMPILES,
         "is no number: the driver takes it for 0, and keeps nothing",
         "export NEO_CACHE_PERSISTENT=1",
         disables=True,
@@ -88,12 +88,12 @@ class NeoCompilerCache(drivers.DriverLayer):
             folder = (root.path, *root.path.parents)[above]
             if not folder.is_dir():
                 message = f"{folder} is not there ({root.source}): the driver keeps nothing, and every run compiles"
-                severity, fix = core.Severity.RECOMPILES, f"mkdir -p {shlex.quote(str(folder))}"
+                severity, fix = core.RECOMPILES, f"mkdir -p {shlex.quote(str(folder))}"
                 found = core.Finding(self.name, folder, None, severity, "folder", message, fix)
-                yield core.Condition.DISABLED, found
+                yield core.DISABLED, found
         for variable in sorted(name for name in self.environment.variables if name.startswith("IGC_"))[:1]:
             outcome = "switches the cache off in compute-runtime 25.31 to 26.31, and is in no key of earlier ones"
-            yield core.Condition.UNKNOWN, core.misread(self, variable, core.Severity.RECOMPILES, outcome)
+            yield core.UNKNOWN, core.misread(self, variable, core.RECOMPILES, outcome)
 
     def relocate(self, folder: Path) -> core.Switch:
         """Return the path, and the folder to make first: the driver keeps nothing in a missing folder."""

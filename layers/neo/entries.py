@@ -17,8 +17,7 @@ from functools import partial
 
 from cachectl.layers import core, neo
 from cachectl.layers.disk import atomic, locks, plain
-from cachectl.layers.formats import device_binaries, elf
-from cachectl.layers.formats.details import Cut, Details, fields, names_or_none, part, require
+from cachectl.layers.formats import details, device_binaries, elf
 from cachectl.layers.stores import files, tree
 
 ACCOUNT = "config.file"
@@ -47,8 +46,7 @@ _SPIRV = 0xFF000009
 _TEXT = ".text."
 #: The section of functions that are no kernels.
 _FUNCTIONS = "Intel_Symbol_Table_Void_Program"
-_COMPATIBILITY = ".note.intelgt.compat"
-#: The types of its notes: product family, graphics core, version of zebin, exact device.
+#: The types of notes about compatibility: product family, graphics core, version of zebin, exact device.
 _FAMILY, _CORE, _VERSION, _DEVICE = 1, 2, 4, 6
 _ARCHIVE = b"!<arch>\n"
 
@@ -69,24 +67,24 @@ class NeoPrograms(files.Files):
     shapes = _SHAPES
     forms = ("neo-entry/1",)
     writers = neo.LIBRARIES
-    unread = core.Damage(core.Severity.RECOMPILES, f"; {_NEVER}")
+    unread = core.Damage(core.RECOMPILES, f"; {_NEVER}")
 
-    def describe(self, data: bytes) -> Details:
+    def describe(self, data: bytes) -> details.Details:
         """Return kernels, device and versions of a program of any kind."""
         if (known := device_binaries.describe(data)) is not None:
             return known
         if data.startswith(_ARCHIVE):
-            return Details("archive")
+            return details.Details("archive")
         file = elf.read_elf(data)
         if file is None:
-            return _patch_tokens(data) or Details("unknown")
+            return _patch_tokens(data) or details.Details("unknown")
         if file.kind != _WRAPPER:
-            return _zebin(file) or Details("ELF")
+            return _zebin(file) or details.Details("ELF")
         wrapped = {section.kind: file.content(section) for section in file.sections}
         device = wrapped.get(_DEVICE_BINARY, b"")
         # A wrapper is not wrapped again: no depth to bound.
         inner = _zebin(elf.read_elf(device)) or _patch_tokens(device)
-        return inner or Details("OpenCL ELF", device_binaries.spirv_kernels(wrapped.get(_SPIRV, b"")))
+        return inner or details.Details("OpenCL ELF", device_binaries.spirv_kernels(wrapped.get(_SPIRV, b"")))
 
     def check(self, data: bytes) -> core.Damage | None:
         """Check that an entry is a whole program, of a kind that the driver stores."""
@@ -94,16 +92,16 @@ class NeoPrograms(files.Files):
         if device_binaries.is_known(data):
             wrong = device_binaries.complaint(data)
         elif data.startswith(_PATCH_TOKENS):
-            wrong = str(Cut(data)) if _patch_tokens(data) is None else None
+            wrong = str(details.Cut(data)) if _patch_tokens(data) is None else None
         elif not data.startswith(_ARCHIVE):
             wrong = "holds no program of a kind that the driver stores" if data else "is empty"
         if wrong is None:
             return None
         is_wrapper = data.startswith(elf.MAGIC) and data[16:18] == _WRAPPER.to_bytes(2, "little")
         if not data or is_wrapper:
-            return core.Damage(core.Severity.RECOMPILES, f"{wrong}; {_NEVER}")
+            return core.Damage(core.RECOMPILES, f"{wrong}; {_NEVER}")
         message = f"{wrong}; the driver takes it for a program, and the build fails"
-        return core.Damage(core.Severity.FAILS, message)
+        return core.Damage(core.FAILS, message)
 
     @contextmanager
     def changing(self, root: core.Root) -> Iterator[bool]:
@@ -150,23 +148,18 @@ class NeoPrograms(files.Files):
             fix = "nothing: the next put or purge in this layer counts again"
             if len(account) != _TOTAL.size:
                 fix = f"rm {shlex.quote(str(root.path / ACCOUNT))}"
-            yield core.Finding(self.name, root.path, ACCOUNT, core.Severity.WASTES, "index", complaint, fix)
+            yield core.Finding(self.name, root.path, ACCOUNT, core.WASTES, "index", complaint, fix)
 
 
-def _zebin(file: elf.Elf | None) -> Details | None:
+def _zebin(file: elf.Elf | None) -> details.Details | None:
     """Describe a file of the current format; ``None`` for other files."""
     if file is None or file.kind not in _ZEBIN:
         return None
     named = {one.name.removeprefix(_TEXT) for one in file.sections if one.name.startswith(_TEXT)}
-    notes = {
-        kind: described
-        for section in file.sections
-        if section.name == _COMPATIBILITY
-        for owner, kind, described in file.notes(section)
-        if owner == b"IntelGT"
-    }
+    notes = {kind: described for owner, kind, described in file.notes() if owner == b"IntelGT"}
     version = notes.get(_VERSION, b"").rstrip(b"\0").decode(errors="replace")
-    return Details("zebin", names_or_none(named - {_FUNCTIONS}), _device(notes), {"zebin": version} if version else {})
+    kernels = details.names_or_none(named - {_FUNCTIONS})
+    return details.Details("zebin", kernels, _device(notes), {"zebin": version} if version else {})
 
 
 def _device(notes: Mapping[int, bytes]) -> str | None:
@@ -180,25 +173,25 @@ def _device(notes: Mapping[int, bytes]) -> str | None:
     return f"graphics core {numbers[_CORE]}" if _CORE in numbers else None
 
 
-def _patch_tokens(data: bytes) -> Details | None:
+def _patch_tokens(data: bytes) -> details.Details | None:
     """Read a device binary of the format before zebin; ``None`` where it is none, or not whole."""
     try:
-        magic, version, device, _, count, _, patches = fields(_PROGRAM, data)
-        names = list(_kernels(data, _PROGRAM.size + patches, count))
-    except Cut:
+        magic, version, device, _, count, _, patches = details.fields(_PROGRAM, data)
+        kernels = details.names_or_none(_kernels(data, _PROGRAM.size + patches, count))
+    except details.Cut:
         return None
     is_one = magic == int.from_bytes(_PATCH_TOKENS, "little")
-    details = Details("patch tokens", names_or_none(names), f"graphics core {device}", {"format": str(version)})
-    return details if is_one else None
+    about = details.Details("patch tokens", kernels, f"graphics core {device}", {"format": str(version)})
+    return about if is_one else None
 
 
 def _kernels(data: bytes, at: int, count: int) -> Iterator[str]:
     """Yield the name of each kernel. Raises :class:`Cut`."""
     for _ in range(count):
-        _, _, name, patches, *heaps, _ = fields(_KERNEL, data, at)
+        _, _, name, patches, *heaps, _ = details.fields(_KERNEL, data, at)
         at += _KERNEL.size
-        yield part(data, at, name).rstrip(b"\0").decode(errors="replace")
-        require(data, at, name + patches + sum(heaps))
+        yield details.part(data, at, name).rstrip(b"\0").decode(errors="replace")
+        details.require(data, at, name + patches + sum(heaps))
         at += name + patches + sum(heaps)
 
 

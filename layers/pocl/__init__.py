@@ -16,40 +16,10 @@ from cachectl.layers.host import distributions, drivers
 
 LIBRARIES = ("libpocl",)
 _PLATFORMS = ("Portable Computing Language",)
-_NO_HOME = "default (HOME is not set)"
+NO_HOME = "default (HOME is not set)"
 _BITCODE = "program.bc"
 # Where the answer of statx has the time of birth: seconds, then nanoseconds (linux/stat.h, linux/fcntl.h).
 _HERE, _NO_FOLLOW, _BIRTH, _BIRTH_AT, _STATX_SIZE = -100, 0x100, 0x800, 80, 256
-
-PLACES = core.Places(
-    "POCL_CACHE_DIR",
-    linux=(
-        core.Rule("POCL_CACHE_DIR", empty=core.NOWHERE),
-        core.Rule("XDG_CACHE_HOME", "pocl"),
-        core.Rule("HOME", ".cache/pocl", empty=core.TOP, source="default (HOME)"),
-    ),
-    windows=(
-        core.Rule("POCL_CACHE_DIR", empty=core.NOWHERE),
-        core.Rule("LOCALAPPDATA", "pocl"),
-        core.Rule("TEMP", "pocl"),
-    ),
-)
-
-
-def roots_in(environment: core.Environment) -> tuple[core.Root, ...]:
-    """Resolve as PoCL does when its first device is opened.
-
-    ``POCL_CACHE_DIR`` is used as it stands, with the cache on or off; every other rule appends a leaf for each.
-    """
-    place = PLACES.place(environment)
-    if place is None:
-        if environment.platform == "win32" or environment.get("POCL_CACHE_DIR") is not None:
-            return ()
-        place = Path("/tmp/pocl"), _NO_HOME  # noqa: S108 - PoCL's own rule
-    path, source = place
-    if environment.platform == "win32" or source == "POCL_CACHE_DIR":
-        return (core.Root(path, core.Scope.USER, source, "kcache"),)
-    return tuple(core.Root(path / leaf, core.Scope.USER, source, leaf) for leaf in ("kcache", "uncached"))
 
 
 def _facts(environment: core.Environment) -> core.Facts:
@@ -87,10 +57,6 @@ _PORTABILITY = core.Portability(
 )
 
 
-def _is_folder(item: os.DirEntry[str]) -> bool:
-    return item.is_dir(follow_symlinks=False)
-
-
 def _weigh(path: str) -> int | None:
     """Return the bytes of a program's folder; with its cache off, PoCL removes the program that it has written."""
     if not os.path.exists(os.path.join(path, _BITCODE)):
@@ -109,10 +75,8 @@ def _compilations(path: str) -> tuple[core.Compilation, ...]:
     try:
         born, compiled = birth_time(path), os.stat(os.path.join(path, _BITCODE)).st_mtime
         found: list[core.Compilation] = [] if born is None else [(None, born, compiled)]
-        for kernel in filter(_is_folder, os.scandir(path)):
-            for shape in filter(_is_folder, os.scandir(kernel)):
-                objects = (item for item in os.scandir(shape) if item.name.endswith(".so"))
-                found += [(kernel.name, None, item.stat().st_ctime) for item in objects]
+        natives = Path(path).glob("*/*/*.so")
+        found += [(native.parents[1].name, None, native.stat().st_ctime) for native in natives]
     except OSError:
         return ()
     return tuple(found)
@@ -169,14 +133,14 @@ class PoclKernels(drivers.DriverLayer):
     title = "PoCL kernel cache"
     about = core.About(
         on_network=core.Hazard(
-            core.Severity.HARMLESS,
+            core.HARMLESS,
             "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",
         ),
         among_ranks=core.Hazard(
-            core.Severity.RISKS,
+            core.RISKS,
             "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
         ),
-        when_closed=core.Hazard(core.Severity.FAILS, "PoCL can build no program"),
+        when_closed=core.Hazard(core.FAILS, "PoCL can build no program"),
         unchecked="machine code, and the records of LLVM bitcode",
         reveals="paths of your home, in bitcode",
         portability=_PORTABILITY,
@@ -187,15 +151,27 @@ class PoclKernels(drivers.DriverLayer):
         platforms=_PLATFORMS,
         failure_trace=core.regex("tempfile_[A-Za-z0-9]{6}"),
     )
-    places = PLACES
-    placeless = core.Hazard(core.Severity.FAILS, "is empty: PoCL finds no device; unset it")
+    places = core.Places(
+        "POCL_CACHE_DIR",
+        linux=(
+            core.Rule("POCL_CACHE_DIR", empty=core.NOWHERE),
+            core.Rule("XDG_CACHE_HOME", "pocl"),
+            core.Rule("HOME", ".cache/pocl", empty=core.TOP, source="default (HOME)"),
+        ),
+        windows=(
+            core.Rule("POCL_CACHE_DIR", empty=core.NOWHERE),
+            core.Rule("LOCALAPPDATA", "pocl"),
+            core.Rule("TEMP", "pocl"),
+        ),
+    )
+    placeless = core.Hazard(core.FAILS, "is empty: PoCL finds no device; unset it")
     makers = ("PoCL",)
     # PoCL reads it once, when its first device is opened.
     switch = core.EnvSwitch(
         "POCL_KERNEL_CACHE",
         "n|no|f|false|off|0",
         "1.*",
-        core.Severity.RECOMPILES,
+        core.RECOMPILES,
         "switches the cache off: only a value that begins with 1 means on",
         "export POCL_KERNEL_CACHE=1",
         disables=True,
@@ -205,8 +181,19 @@ class PoclKernels(drivers.DriverLayer):
     store: Any = core.later("cachectl.layers.pocl.programs", "Programs")
 
     def roots(self) -> tuple[core.Root, ...]:
-        """Resolve as PoCL does when its first device is opened."""
-        return roots_in(self.environment)
+        """Resolve as PoCL does when its first device is opened.
+
+        ``POCL_CACHE_DIR`` is used as it stands, with the cache on or off; every other rule appends a leaf for each.
+        """
+        environment, place = self.environment, self.places.place(self.environment)
+        if place is None:
+            if environment.platform == "win32" or environment.get("POCL_CACHE_DIR") is not None:
+                return ()
+            place = Path("/tmp/pocl"), NO_HOME  # noqa: S108 - PoCL's own rule
+        path, source = place
+        if environment.platform == "win32" or source == "POCL_CACHE_DIR":
+            return (core.Root(path, core.Scope.USER, source, "kcache"),)
+        return tuple(core.Root(path / leaf, core.Scope.USER, source, leaf) for leaf in ("kcache", "uncached"))
 
     def diagnose(self) -> Iterator[core.Finding]:
         """Add several drivers."""
@@ -216,37 +203,3 @@ class PoclKernels(drivers.DriverLayer):
     def enable(self) -> core.Switch:
         """Return the variable with a value that means on, whatever the default."""
         return replace(self.switch.read, layer=self.name, set={self.switch.variable: "1"})
-
-
-# ---------------------------------------------------------------------- running programs
-
-
-def users_of(root: Path, environment: core.Environment) -> tuple[int, ...] | None:
-    """Return the ids of processes with PoCL loaded whose root this is, or may be; ``None`` if they are unknown."""
-    from cachectl.layers.host.processes import using
-
-    users = using(LIBRARIES, processes=environment.processes)
-    return None if users is None else tuple(number for number in users if _may_use(number, root, environment))
-
-
-def _may_use(number: int, root: Path, environment: core.Environment) -> bool:
-    """Return whether a program's root is this one, by its first variables or its mapped files, or is unknown.
-
-    It is unknown for this very process, whose variables change, and where the variables name no absolute folder: the
-    folder in which a program was started is unknown.
-    """
-    from cachectl.layers.host.processes import finds, first_variables, maps_below
-
-    processes = environment.processes
-    variables = first_variables(number, processes=processes)
-    if number == os.getpid() or not variables:
-        return True
-    roots = roots_in(replace(environment, variables=variables, cwd=Path()))
-    if not roots or not all(root.path.is_absolute() and root.source != _NO_HOME for root in roots):
-        return True
-    try:
-        return any(finds(number, own.path, root, processes=processes) for own in roots) or maps_below(
-            number, root, processes=processes
-        )
-    except OSError:
-        return True

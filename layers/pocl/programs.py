@@ -18,9 +18,8 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from cachectl.layers import core
+from cachectl.layers import core, pocl
 from cachectl.layers.host import processes
-from cachectl.layers.pocl import users_of
 from cachectl.layers.stores.files import Files
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
@@ -106,7 +105,7 @@ class Programs(Files):
     shapes = NAMED
     beside = NO_PROGRAM
     forms = ("pocl-entry/1",)
-    unread = core.Damage(core.Severity.FAILS, "")
+    unread = core.Damage(core.FAILS, "")
 
     def shapes_of(self, root: core.Root) -> tuple[Shape, ...]:
         """Return the shapes in a root: the less certain it is that PoCL alone uses it, the fewer temporaries."""
@@ -161,7 +160,6 @@ class Programs(Files):
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the names of the kernels."""
-        del key
         names = kernel_names(files, files.get)
         return {"kernels": " ".join(sorted(name or folder for folder, name in names.items()))}
 
@@ -169,13 +167,12 @@ class Programs(Files):
         """Yield damaged files: PoCL checks nothing, and fails with one, but for an object that it links itself."""
         from cachectl.layers.formats import bitcode, elf
 
-        del key
         for path in filter(self.is_checked, files):
             message = (bitcode.complaint if path == BITCODE else elf.complaint)(files[path])
             if message is not None and path.endswith(OBJECT):
-                yield core.Damage(core.Severity.HEALS, f"{path}: {message}; PoCL compiles the kernel again")
+                yield core.Damage(core.HEALS, f"{path}: {message}; PoCL compiles the kernel again")
             elif message is not None:
-                yield core.Damage(core.Severity.FAILS, f"{path}: {message}")
+                yield core.Damage(core.FAILS, f"{path}: {message}")
 
     def require_replaceable(self, root: core.Root, key: str, files: Mapping[str, bytes]) -> None:
         """Refuse to replace a program that PoCL may be using."""
@@ -315,3 +312,32 @@ def _folder_names(name: bytes) -> frozenset[bytes]:
     letters = bytes(ord("A") + nibble for byte in digest for nibble in (byte & 15, byte >> 4))
     prefixes = (name[: limit - _HASH_AND_DOT] for limit in limits)
     return frozenset((name, *(prefix + dot + letters for prefix in prefixes for dot in (b".", b" "))))
+
+
+# ---------------------------------------------------------------------- running programs
+
+
+def users_of(root: Path, environment: core.Environment) -> tuple[int, ...] | None:
+    """Return the ids of processes with PoCL loaded whose root this is, or may be; ``None`` if they are unknown."""
+    users = processes.using(pocl.LIBRARIES, processes=environment.processes)
+    return None if users is None else tuple(number for number in users if _may_use(number, root, environment))
+
+
+def _may_use(number: int, root: Path, environment: core.Environment) -> bool:
+    """Return whether a program's root is this one, by its first variables or its mapped files, or is unknown.
+
+    It is unknown for this very process, whose variables change, and where the variables name no absolute folder: the
+    folder in which a program was started is unknown.
+    """
+    folder = environment.processes
+    variables = processes.first_variables(number, processes=folder)
+    if number == os.getpid() or not variables:
+        return True
+    roots = pocl.PoclKernels(replace(environment, variables=variables, cwd=Path())).roots()
+    if not roots or not all(own.path.is_absolute() and own.source != pocl.NO_HOME for own in roots):
+        return True
+    try:
+        leads_there = any(processes.finds(number, own.path, root, processes=folder) for own in roots)
+        return leads_there or processes.maps_below(number, root, processes=folder)
+    except OSError:
+        return True

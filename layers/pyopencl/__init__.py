@@ -123,16 +123,16 @@ class PyOpenCLBinaries(core.Layer):
     title = "PyOpenCL program binaries"
     about = core.About(
         on_network=core.Hazard(
-            core.Severity.RISKS,
+            core.RISKS,
             "its one lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
             "and fails",
         ),
         among_ranks=core.Hazard(
-            core.Severity.RISKS,
+            core.RISKS,
             "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others "
             "fail",
         ),
-        when_closed=core.Hazard(core.Severity.FAILS, "every build fails, after a minute where its lock cannot be made"),
+        when_closed=core.Hazard(core.FAILS, "every build fails, after a minute where its lock cannot be made"),
         unchecked="machine code, the records of LLVM bitcode, and binaries whose format only their driver knows",
         reveals="source text of your kernels, paths of included headers",
         portability=_PORTABILITY,
@@ -157,22 +157,20 @@ class PyOpenCLBinaries(core.Layer):
     def state(self) -> core.State:
         """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""
         for finding in pytools.diagnosed(self, "pyopencl", _VARIABLES):
-            return core.State(core.Condition.DISABLED, finding.message)
+            return core.State(core.DISABLED, finding.message)
         if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
-            return core.State(core.Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
+            return core.State(core.ABSENT, "pyopencl is not installed here and has left no binaries")
         found = drivers.find_drivers(self.environment)
         makers = tuple(dict.fromkeys(maker for maker, *_ in found))
         others = bypassed_on(self.environment)
         bypassed, used = ([maker for maker in makers if (maker in others) is left] for left in (True, False))
         if not makers:
-            return core.State(core.Condition.UNKNOWN, "no OpenCL driver is registered here")
+            return core.State(core.UNKNOWN, "no OpenCL driver is registered here")
         if not used:
-            return core.State(
-                core.Condition.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache"
-            )
+            return core.State(core.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache")
         why = f"on for {' and '.join(used)}" + (f", but not {' and '.join(bypassed)}" if bypassed else "")
         files = dict.fromkeys(file for maker, _, file in found if maker in used)
-        return core.State(core.Condition.ENABLED, why, tuple(files))
+        return core.State(core.ENABLED, why, tuple(files))
 
     def disable(self) -> core.Switch:
         """Return the switch that PyOpenCL reads at every build."""
@@ -190,7 +188,7 @@ class PyOpenCLBinaries(core.Layer):
         """Yield problems with the variables, and locks that have lost their holders."""
         yield from pytools.diagnosed(self, "pyopencl", _VARIABLES)
         yield from pytools.relative_cache_home(self)
-        consulted = self.state().condition in (core.Condition.ENABLED, core.Condition.UNKNOWN)
+        consulted = self.state().condition in (core.ENABLED, core.UNKNOWN)
         for root in self.roots():
             yield from self.store.stale_locks(root, consulted=consulted)
 

@@ -41,7 +41,7 @@ class ProgramFolders(files.Files):
     shapes = (trees.Shape((_BASE, core.regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",)),)
     forms = ("pyopencl-binary/2",)
     beside = frozenset()
-    unread = core.Damage(core.Severity.FAILS, "")
+    unread = core.Damage(core.FAILS, "")
     # PyOpenCL's lock is a file.
     clearing_needs_room = True
 
@@ -52,13 +52,13 @@ class ProgramFolders(files.Files):
             age = self.environment.clock() - status.st_mtime
             if age <= STALE_LOCK:
                 continue
-            severity, fix = core.Severity.FAILS, f"rm {shlex.quote(str(lock))}"
+            severity, fix = core.FAILS, f"rm {shlex.quote(str(lock))}"
             message = f"an abandoned lock, {age:.0f} s old; PyOpenCL holds it for milliseconds"
             if not locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
                 holder = self._holder(lock)
                 message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
-                severity, fix = core.Severity.RISKS, f"end {holder}, then: {fix}"
-            severity = severity if consulted else core.Severity.HARMLESS
+                severity, fix = core.RISKS, f"end {holder}, then: {fix}"
+            severity = severity if consulted else core.HARMLESS
             yield core.Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
 
     def _holder(self, lock: Path) -> str:
@@ -72,16 +72,14 @@ class ProgramFolders(files.Files):
 
     # ------------------------------------------------------------------ listing
 
-    def scan(
-        self, root: core.Root, selection: core.Selection = core.ALL, *, contents: bool = True
-    ) -> Iterator[core.Found]:
+    def leaves(self, root: core.Root) -> Iterator[trees.Leaf | core.Problem]:
         """Add locks without a holder."""
-        yield from super().scan(root, selection, contents=contents)
+        yield from super().leaves(root)
         for key, lock, status in self._locks(root):
             if locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
                 why, disk = "a lock that nobody holds any more", handles.blocks_of(status)
                 entry = core.Entry(self.name, key, root.path, status.st_size, 1, modified=status.st_mtime, disk=disk)
-                yield core.orphan(entry, why)
+                yield trees.Leaf(core.orphan(entry, why), {}, self.shapes[0])
 
     @staticmethod
     def _locks(root: core.Root) -> Iterator[tuple[str, Path, os.stat_result]]:
@@ -95,7 +93,6 @@ class ProgramFolders(files.Files):
         self, tree: trees.Tree, leaf: trees.Leaf, selection: core.Selection, *, contents: bool
     ) -> Iterator[core.Found]:
         """Yield a program, with a problem for each missing or empty half."""
-        del selection
         key, path = leaf.entry.key, tree.root / leaf.entry.key
         for half in ("info", "binary"):
             status = leaf.members.get(half)
@@ -118,7 +115,6 @@ class ProgramFolders(files.Files):
 
     def kind_of(self, root: core.Root, path: str) -> str:
         """Compare with the name of the folders of each Python."""
-        del root
         if trees.entry_shape(self.shapes, path) is not None:
             return core.ENTRY
         return core.OWN if _BASE.fullmatch(path.partition("/")[0]) else core.FOREIGN
@@ -127,7 +123,6 @@ class ProgramFolders(files.Files):
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the version of Python."""
-        del files
         return {"python": _python_of(key)}
 
     def is_checked(self, path: str) -> bool:
@@ -138,7 +133,6 @@ class ProgramFolders(files.Files):
         """Yield damage of the binary, if its kind is known, and an info that PyOpenCL has not stored."""
         from cachectl.layers.formats import device_binaries
 
-        del key
         binary, info = files.get("binary"), files.get("info")
         wrong = device_binaries.complaint(binary) if binary else "is missing or empty"
         if binary and wrong is None and not device_binaries.is_known(binary):
@@ -148,11 +142,11 @@ class ProgramFolders(files.Files):
             if used and set(used) <= device_binaries.KNOWN_DRIVERS:
                 wrong = f"is no program of {' or '.join(used)}"
         if wrong is not None:
-            yield core.Damage(core.Severity.FAILS, f"binary: {wrong}")
+            yield core.Damage(core.FAILS, f"binary: {wrong}")
         if not info:
-            yield core.Damage(core.Severity.HEALS, "info is missing or empty: PyOpenCL builds the program again")
-        elif (complaint := opencl_source.info_complaint(info)) is not None:
-            yield core.Damage(core.Severity.FAILS, complaint)
+            yield core.Damage(core.HEALS, "info is missing or empty: PyOpenCL builds the program again")
+        elif opencl_source.source_info(info) is None:
+            yield core.Damage(core.FAILS, "info is not the pickle that PyOpenCL stores")
 
     # ------------------------------------------------------------------ locks
 

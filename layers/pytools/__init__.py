@@ -35,7 +35,7 @@ _SETTINGS = tuple(
         variable,
         "y|yes|t|true|on|1",
         "(?!)",
-        core.Severity.RECOMPILES,
+        core.RECOMPILES,
         "switches sumpy's dictionaries off all the same: sumpy asks only whether it is set",
         what="sumpy's dictionaries",
     )
@@ -118,13 +118,11 @@ class PytoolsDictionaries(core.Layer):
     title = "other pytools persistent dictionaries"
     about = core.About(
         on_network=core.Hazard(
-            core.Severity.RISKS,
+            core.RISKS,
             "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
         ),
-        among_ranks=core.Hazard(core.Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait"),
-        when_closed=core.Hazard(
-            core.Severity.FAILS, "no dictionary can be made or extended, and programs that try fail"
-        ),
+        among_ranks=core.Hazard(core.HARMLESS, "sqlite lets one of them write at a time, and the others wait"),
+        when_closed=core.Hazard(core.FAILS, "no dictionary can be made or extended, and programs that try fail"),
         reveals="whatever the programs keep in their dictionaries",
         # A dictionary's name bears Python and the versions of the libraries whose code its values depend on.
         portability=core.Portability(_facts, outlook=_outlook),
@@ -146,7 +144,7 @@ class PytoolsDictionaries(core.Layer):
         """Read the variables as the library does when it is imported; pytools has none, but sumpy has one."""
         library, root = self.library, self.roots()[0]
         for finding in diagnosed(self, library, self.variables):
-            return core.State(core.Condition.DISABLED, finding.message)
+            return core.State(core.DISABLED, finding.message)
         why = f"not switched off by {' or '.join(self.variables)}" if self.variables else "pytools has no switch"
         if not self.variables and self.environment.get("SUMPY_NO_CACHE") is not None:
             why = "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)"
@@ -155,8 +153,8 @@ class PytoolsDictionaries(core.Layer):
             root.exists and self.store.has_any(root)
         ):
             why = f"{library} is not installed here and has left no dictionary"
-            return core.State(core.Condition.ABSENT, why)
-        return core.State(core.Condition.ENABLED, why)
+            return core.State(core.ABSENT, why)
+        return core.State(core.ENABLED, why)
 
     def diagnose(self) -> Iterator[core.Finding]:
         """Yield problems with the variables, those of sumpy for pytools."""
@@ -217,10 +215,10 @@ class LoopyDictionaries(PytoolsDictionaries):
 def diagnosed(layer: core.Layer, distribution: str, variables: tuple[str, ...]) -> Iterator[core.Finding]:
     """Yield how variables switch a layer off that are read with ``pytools.strtobool`` at import."""
     version = layer.environment.installed(distribution)
-    fine, severity = "n|no|f|false|off|0", core.Severity.FAILS
+    fine, severity = "n|no|f|false|off|0", core.FAILS
     outcome = f"is not a boolean: import {distribution} raises ValueError"
     if (core.release_of(version) or (9999,)) < _BOOLEAN_SINCE.get(distribution, ()):
-        fine, severity = "(?!)", core.Severity.RECOMPILES
+        fine, severity = "(?!)", core.RECOMPILES
         outcome = f"switches {layer.title} off all the same: {distribution} {version} asks only whether it is set"
     settings = (core.EnvSwitch(variable, "y|yes|t|true|on|1", fine, severity, outcome) for variable in variables)
     yield from (finding for _, finding in core.faults_of(layer, settings))
@@ -233,7 +231,7 @@ def relative_cache_home(layer: core.Layer) -> Iterator[core.Finding]:
         outcome = "is not absolute: pytools and PyOpenCL ignore it, and use ~/.cache"
         if layer.environment.follows_relative_cache_home:
             outcome = "is not absolute: pytools and PyOpenCL make a cache in every folder that a program starts in"
-        yield core.misread(layer, "XDG_CACHE_HOME", core.Severity.HARMLESS, outcome)
+        yield core.misread(layer, "XDG_CACHE_HOME", core.HARMLESS, outcome)
 
 
 def user_cache_roots(environment: core.Environment, application: str) -> tuple[core.Root, ...]:

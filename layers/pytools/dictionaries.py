@@ -60,7 +60,6 @@ class Dictionaries(row_store.Rows):
 
     def kind_of(self, root: core.Root, path: str) -> str:
         """Compare the identifier; other names belong to the layer that takes all other dictionaries."""
-        del root
         file, _, digest = path.partition("/")
         # The key of a row is any one word.
         is_row = self.is_database(file) and bool(digest) and "/" not in digest
@@ -71,19 +70,14 @@ class Dictionaries(row_store.Rows):
 
     # ------------------------------------------------------------------ listing
 
-    def template(self, root: core.Root, file: str) -> core.Entry:
-        """Return what the name of a dictionary says of its rows."""
-        return self._with_name(core.Entry(self.name, file, root.path, 0, 0))
-
     def described(
         self, tree: tree.Tree, leaf: tree.Leaf, selection: core.Selection, *, contents: bool
     ) -> Iterator[core.Found]:
         """Yield an entry of an older dictionary."""
-        del tree, selection, contents
-        yield self._with_name(leaf.entry)
+        yield self.with_name(leaf.entry)
 
-    def _with_name(self, entry: core.Entry) -> core.Entry:
-        """Add what a dictionary's name says of its entries."""
+    def with_name(self, entry: core.Entry) -> core.Entry:
+        """Add the versions in a dictionary's name, and whether a program can still hit its entries."""
         name = self.named(entry.key)
         if name is None:
             return entry
@@ -129,23 +123,19 @@ class Dictionaries(row_store.Rows):
 
     def artifact_of(self, root: core.Root, key: str, values: rows.Values) -> core.Artifact:
         """Return a row as its raw pickle."""
-        del root
         return core.Artifact(self.name, key, self.forms[0], rows.as_bytes(values[0]), self.detail(key, {}))
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the name of the dictionary, and the version of Python in it."""
-        del files
         name = self.named(key)
         return {} if name is None else {"dictionary": name.identifier, "python": name.python}
 
     def is_checked(self, path: str) -> bool:
         """Return ``False``: the folders of older dictionaries are not checked."""
-        del path
         return False
 
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
         """Yield nothing."""
-        del key, files
         yield from ()
 
     def values_of(self, artifact: core.Artifact) -> rows.Values:

@@ -45,8 +45,8 @@ class Rows(files.Files):
         """Return whether a path below a root is that of a database of rows."""
 
     @abstractmethod
-    def template(self, root: core.Root, file: str) -> core.Entry:
-        """Return what the entries of a database have in common, as an entry with its path for a key."""
+    def with_name(self, entry: core.Entry) -> core.Entry:
+        """Add what the name of a database says of its entries to one that has its path for a key."""
 
     @abstractmethod
     def list_rows(
@@ -145,7 +145,7 @@ class Rows(files.Files):
         written = max((status.st_mtime for status in modified if status is not None), default=None)
         template = core.Entry(self.name, file, root.path, 0, 0)
         try:
-            template = replace(self.template(root, file), written_before=written)
+            template = replace(self.with_name(template), written_before=written)
             for thing in lister(root, file, template):
                 payload += thing.bytes if isinstance(thing, core.Entry) and thing.files == 0 else 0
                 yield thing
@@ -271,14 +271,15 @@ class Rows(files.Files):
 
     def read(self, root: core.Root, keys: Sequence[str]) -> Mapping[str, core.Artifact | core.EntryError]:
         """Read the rows of each file at once, and what lies next to the databases one by one."""
-        groups, others = self._split({key: key for key in keys})
-        asked = [key for key in others if self.kind_of(root, key) == core.ENTRY]
-        return {**_each_file(groups, partial(self.read_rows, root)), **super().read(root, asked)}
+        groups, others = self._split({key: key for key in keys if self.kind_of(root, key) == core.ENTRY})
+        return {**_each_file(groups, partial(self._read_rows, root)), **super().read(root, [*others])}
 
-    def read_rows(
+    def _read_rows(
         self, root: core.Root, file: str, keys: Sequence[str]
     ) -> Mapping[str, core.Artifact | core.EntryError]:
         """Return rows of one database, or the error of each; missing rows are left out."""
+        if not self.is_usable(root, file):
+            return {}
         found = self.opened(root, file).read_many([self.key_of(key) for key in keys])
         values = {key: row for key, row in zip(keys, found, strict=True) if row is not None}
         return core.read_each(lambda key: self.artifact_of(root, key, values[key]), values)

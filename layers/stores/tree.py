@@ -227,11 +227,13 @@ class Tree:
                 found |= shape.beside(names or {parts[-1], *os.listdir(folder)})
         return found
 
-    def _files_of(self, folder: int, parts: Sequence[str]) -> list[str]:
-        """Return the names of the files of an entry in an open folder, its own first."""
-        beside = self._beside(folder, parts).get(parts[-1], ())
-        found = ((file, handles.status_of(folder, file)) for file in beside)
-        return [parts[-1], *(file for file, status in found if status is not None and stat.S_ISREG(status.st_mode))]
+    def _companions(
+        self, folder: int, parts: Sequence[str], beside: Mapping[str, Sequence[str]] | None = None
+    ) -> dict[str, os.stat_result]:
+        """Return the files beside an entry in an open folder, given those of all entries there."""
+        names = (self._beside(folder, parts) if beside is None else beside).get(parts[-1], ())
+        found = ((file, handles.status_of(folder, file)) for file in names)
+        return {file: status for file, status in found if status is not None and stat.S_ISREG(status.st_mode)}
 
     def _recognise(
         self,
@@ -259,8 +261,7 @@ class Tree:
             return [one for one in fitting if len(one.levels) > depth] if stat.S_ISDIR(status.st_mode) else None
         members, newest = _measured(folder, name, status)
         if shape.companions is not None:
-            others = {file: handles.status_of(folder, file) for file in beside.get(name, ())}
-            members |= {file: found for file, found in others.items() if found and stat.S_ISREG(found.st_mode)}
+            members |= self._companions(folder, parts, beside)
             newest = max(found.st_mtime_ns for found in members.values())
         elif (strange := shape.strange(name, members)) is not None:
             return self._problem(parts, "unrecognised", f"holds {strange!r}, which does not belong there; left alone")
@@ -309,7 +310,7 @@ class Tree:
             own = "" if shape.companions is None else name
             total = 0
             try:
-                for file in self._files_of(parent, key.split("/")):
+                for file in (name, *self._companions(parent, key.split("/"))):
                     for folder, child, path, found in handles.walk(parent, file):
                         if stat.S_ISDIR(found.st_mode):
                             continue
@@ -492,7 +493,7 @@ class Tree:
                         wrong = "something that is no entry has its name; left alone"
                     elif not replace:
                         return core.EntryExists(self.layer, self.root / key)
-                elif len(self._files_of(parent, parts)) > 1:
+                elif self._companions(parent, parts):
                     wrong = "files of an entry that is not there are in its place; cachectl purge removes them"
                 if wrong:
                     return core.LayerError(self.layer, wrong, self.root / key)
@@ -513,13 +514,13 @@ class Tree:
             return
         moved: list[tuple[int, str, int, str]] = []
         with ExitStack() as stack:
-            moves = [(parent, file, stage, plain.own_name()) for file in self._files_of(parent, parts) if replace]
+            files = (name, *self._companions(parent, parts)) if replace else ()
+            moves = [(parent, file, stage, plain.own_name()) for file in files]
             if shape.companions is None:
                 moves.append((stage, staged, parent, name))
             else:
                 own = stack.enter_context(handles.opened(staged, stage))
-                files = sorted(os.listdir(own), key=lambda file: file == name)
-                moves += [(own, file, parent, file) for file in files]
+                moves += [(own, file, parent, file) for file in sorted(os.listdir(own), key=lambda file: file == name)]
             try:
                 for source, file, to, place in moves:
                     with suppress(FileNotFoundError) if source == parent else nullcontext():

@@ -225,10 +225,12 @@ class FolderPlace(StorePlace):
 
     def failure(self, verb: str, name: str, error: OSError) -> core.CachectlError:
         """Return what could not be done, and what would let it be done."""
-        if (verb == "read" and plain.means_no_file(error)) or (verb != "write" and plain.means_absent(error)):
-            return self.lacks(name)
         advice = ""
-        if isinstance(error, PermissionError):
+        if isinstance(error, NotADirectoryError):
+            advice = "; name a folder or a URL"
+        elif (verb == "read" and plain.means_no_file(error)) or (verb != "write" and plain.means_absent(error)):
+            return self.lacks(name)
+        elif isinstance(error, PermissionError):
             access = "g+rX" if verb in ("list", "read") else "g+rwX"
             advice = f"; chmod -R {access} {self.shown} lets the group of the folder do it"
         return TransferFailed(f"cannot {verb} {self.shown}/{core.printable(name)}: {core.reason_of(error)}{advice}")

@@ -15,12 +15,11 @@ from collections.abc import Iterable
 from cachectl import layer_set
 from cachectl.layers import core
 
-_EVERYWHERE = {"platform": "another system's", "machine": "another kind of processor's"}
+_EVERYWHERE = ("platform", "machine")
 
-
-#: A fact that differs here: its name, its value there and here, and the reason if it keeps every entry of the layer
-#: from being hit.
-Difference = tuple[str, str | None, str | None, str | None]
+#: A fact that differs here: its name, its value there and here, and whether that keeps every entry of the layer from
+#: being hit.
+Difference = tuple[str, str | None, str | None, bool]
 
 
 def portability_key(portability: core.Portability | None, environment: core.Environment) -> dict[str, str | None]:
@@ -39,10 +38,10 @@ def differences(
     portability: core.Portability | None, there: core.Facts, environment: core.Environment
 ) -> tuple[Difference, ...]:
     """List the facts of a place that differ in an environment, or that either does not know."""
-    deciding = {**_EVERYWHERE, **({} if portability is None else portability.deciding)}
+    deciding = {*_EVERYWHERE, *(() if portability is None else portability.deciding)}
     here = portability_key(portability, environment)
     return tuple(
-        (name, value, here.get(name), deciding.get(name) if None not in (value, here.get(name)) else None)
+        (name, value, here.get(name), name in deciding and None not in (value, here.get(name)))
         for name, value in sorted(there.items())
         if value is None or here.get(name) != value
     )
@@ -50,7 +49,7 @@ def differences(
 
 def why_not(differing: Iterable[Difference]) -> str | None:
     """Return why no entry can be hit here; ``None`` if some may be."""
-    deciding = [f"{name} {there}, here {here}" for name, there, here, decides in differing if decides is not None]
+    deciding = [f"{name} {there}, here {here}" for name, there, here, decides in differing if decides]
     return f"cannot hit: {', '.join(deciding)}" if deciding else None
 
 

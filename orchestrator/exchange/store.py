@@ -254,17 +254,17 @@ class StoreCollection:
 
     def usable(self, name: str) -> wire.Part | None:
         """Return an index part; ``None``, with the reason in ``left_out``, if its entries may not be used."""
-        if name not in self.left_out:
-            try:
-                part = self.part(name)
-            except trust.Untrusted as error:
-                self.left_out[name] = str(error)
-                return None
-            if name not in self.gone:
-                self.trusted[name] = part.signer
-                return part
+        if name in self.gone:
             self.left_out[name] = "it was removed from the store before, and has come back"
-        return None
+        if name in self.left_out:
+            return None
+        try:
+            part = self.part(name)
+        except trust.Untrusted as error:
+            self.left_out[name] = str(error)
+            return None
+        self.trusted[name] = part.signer
+        return part
 
     def _read(self, file: str, most: int, parse: Callable[[bytes], Any]) -> Any:  # noqa: ANN401 - what is parsed
         """Return what is in a file of the index: one that this machine keeps, or that of the store."""

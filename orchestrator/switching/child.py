@@ -99,7 +99,7 @@ def make_folders(switches: Iterable[core.Switch]) -> None:
 def companions(layers: Iterable[core.Layer], everything: Iterable[core.Layer], folder: Path) -> tuple[str, ...]:
     """Return the names of layers that move too because they follow a variable that moves one of the given layers."""
     moved = relocations(layers, folder)
-    shared = {variable for switch in moved.values() for variable in switch.set} & _SHARED
+    shared = merged(moved.values()).keys() & _SHARED
     return tuple(
         name
         for name, switch in relocations(everything, folder).items()
@@ -169,13 +169,11 @@ def variables_off(layers: Iterable[core.Layer], stack: LayerSet, folder: Path) -
     changes = merged(layer.disable() for layer in chosen if can_switch(layer))
     along = companions(chosen, stack, folder)
     staying = {variable for name in along for variable in stack[name].relocate(folder).set}
-    for layer in chosen:
-        moved = layer.relocate(folder).set if layer.abilities()[core.Ability.RELOCATE] is None else {}
-        if not staying & moved.keys():
-            changes.update(moved)
-        elif layer.disable().patches:
-            others = ", ".join(along)
-            raise core.Refused(layer.name, f"has no switch, and shares its folder with {others}; name these too")
+    for name, switch in relocations(chosen, folder).items():
+        if not staying & switch.set.keys():
+            changes.update(switch.set)
+        elif stack[name].disable().patches:
+            raise core.Refused(name, f"has no switch, and shares its folder with {', '.join(along)}; name these too")
     return changes
 
 

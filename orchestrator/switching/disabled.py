@@ -72,9 +72,7 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
     off = {layer.name: layer.disable() for layer in chosen}
     held = {layer.name: _judge(layer, off[layer.name], maps) for layer in chosen}
     still_on = {name: hold.why for name, hold in held.items() if hold.status == "on"}
-    if still_on and strict:
-        raise StillOn(still_on, "switch off", _INSTEAD_OF_DISABLED)
-    _warn_of(still_on)
+    _report(still_on, "switch off", _INSTEAD_OF_DISABLED, strict=strict)
     # A salted layer's variables still switch it off in children.
     switches = [switch for name, switch in off.items() if name not in still_on]
     held.update(_switched_along(stack, switches))
@@ -111,10 +109,7 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
             root = block.enter_context(child.isolated_root(stack.environment))
         else:
             root = Path(folder).absolute()
-        late = too_late(stack, root)
-        if late and strict:
-            raise StillOn(late, "move", _INSTEAD_OF_ISOLATED)
-        _warn_of(late)
+        _report(too_late(stack, root), "move", _INSTEAD_OF_ISOLATED, strict=strict)
         root.mkdir(parents=True, exist_ok=True)
         moved = child.relocations(stack, root)
         child.make_folders(moved.values())
@@ -176,7 +171,7 @@ def _misfit(switch: core.Switch) -> str | None:
             import_module(module)
         except ImportError as error:
             return str(error)
-        if not callable(getattr(overlay.Slot(method, module, owner).target(), method, None)):
+        if not callable(getattr(overlay.owner_of(module, owner), method, None)):
             return f"{module} has no {'.'.join(filter(None, (owner, method)))}"
     for module_name, attribute in switch.flags:
         if module_name in sys.modules and not hasattr(sys.modules[module_name], attribute):
@@ -238,7 +233,9 @@ def _latched(switch: core.Switch, maps: bytes | None) -> str | None:
     return "its driver has started, and reads its variables only then" if started else None
 
 
-def _warn_of(still_on: Mapping[str, str]) -> None:
+def _report(still_on: Mapping[str, str], act: str, instead: str, *, strict: bool) -> None:
+    if still_on and strict:
+        raise StillOn(still_on, act, instead)
     for name, why in still_on.items():
         warnings.warn(f"{name} stays as it is: {why}", RuntimeWarning, stacklevel=4)
 
@@ -250,15 +247,15 @@ def _settings(switches: Sequence[core.Switch], salts: Iterable[core.Patch] = ())
     patches = [patch for switch in switches for patch in dict.fromkeys((*switch.patches, *switch.memo_patches))]
     for module, owner, name, replacement in (*patches, *salts):
         # A wrapper goes around the method, or around an earlier wrapper of it. A library that is not loaded gets none.
-        slot = overlay.Slot(name, module, owner)
-        method = settings.get(slot, getattr(slot.target(), name, None))
+        slot = module, owner, name
+        method = settings.get(slot, getattr(overlay.owner_of(module, owner), name, None))
         if callable(method):
             settings[slot] = replacement(method)
     return settings
 
 
 def _flags(switch: core.Switch) -> dict[overlay.Slot, object]:
-    return {overlay.Slot(attribute, module): value for (module, attribute), value in switch.flags.items()}
+    return {(module, None, attribute): value for (module, attribute), value in switch.flags.items()}
 
 
 def _flags_left_behind(layers: Iterable[core.Layer]) -> dict[overlay.Slot, object]:
@@ -279,9 +276,9 @@ def _drop_copies(switch: core.Switch) -> None:
 
 def _reload_modules(switch: core.Switch) -> None:
     """Reload modules that made no dictionary because their first import happened while their layer was off."""
-    if any(slot.read() == value for slot, value in _flags(switch).items()):
+    if any(overlay.read(slot) == value for slot, value in _flags(switch).items()):
         return
     for module, attribute in switch.reloads:
         loaded = sys.modules.get(module)
-        if loaded is not None and overlay.Slot(attribute, module).read() is overlay.MISSING:
+        if loaded is not None and overlay.read((module, None, attribute)) is overlay.MISSING:
             reload(loaded)

@@ -10,50 +10,46 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from cachectl.layers import core
 
+#: An attribute: of a module, or of a class in it, and its name. Without a module it is an environment variable of this
+#: process, whose value is ``None`` if it is not set.
+Slot = tuple[str | None, str | None, str]
 #: The value of an attribute that does not exist.
 MISSING = object()
 #: The value of an attribute of a module that is not loaded: nothing to read or restore.
 _UNLOADED = object()
 
 
-class Slot(NamedTuple):
-    """An environment variable of this process (no module), or an attribute of a module, or of a class in it.
+def read(slot: Slot) -> object:
+    """Return the value now; :data:`MISSING` if there is no such attribute."""
+    module, owner, name = slot
+    if module is None:
+        return core.process_variable(name)
+    target = owner_of(module, owner)
+    return _UNLOADED if target is None else vars(target).get(name, MISSING)
 
-    The value of a variable that is not set is ``None``.
-    """
 
-    name: str
-    module: str | None = None
-    owner: str | None = None
+def _write(slot: Slot, value: object) -> None:
+    """Set the value; :data:`MISSING` removes it. Does nothing if the module is, or was, not loaded."""
+    module, owner, name = slot
+    if module is None:
+        core.set_process_variable(name, None if value is None else str(value))
+        return
+    target = owner_of(module, owner)
+    if target is None or value is _UNLOADED:
+        return
+    if value is not MISSING:
+        setattr(target, name, value)
+    elif name in vars(target):
+        delattr(target, name)
 
-    def read(self) -> object:
-        """Return the value now; :data:`MISSING` if there is no such attribute."""
-        if self.module is None:
-            return core.process_variable(self.name)
-        target = self.target()
-        return _UNLOADED if target is None else vars(target).get(self.name, MISSING)
 
-    def write(self, value: object) -> None:
-        """Set the value; :data:`MISSING` removes it. Does nothing if the module is, or was, not loaded."""
-        if self.module is None:
-            core.set_process_variable(self.name, None if value is None else str(value))
-            return
-        target = self.target()
-        if target is None or value is _UNLOADED:
-            return
-        if value is not MISSING:
-            setattr(target, self.name, value)
-        elif self.name in vars(target):
-            delattr(target, self.name)
-
-    def target(self) -> object | None:
-        """Return the module or the class that has the attribute; ``None`` if it is not loaded."""
-        module = sys.modules.get(self.module or "")
-        return module if module is None or self.owner is None else getattr(module, self.owner, None)
+def owner_of(module: str, owner: str | None) -> object | None:
+    """Return a module, or a class in it; ``None`` if it is not loaded."""
+    loaded = sys.modules.get(module)
+    return loaded if loaded is None or owner is None else getattr(loaded, owner, None)
 
 
 _LOCK = threading.RLock()
@@ -73,7 +69,7 @@ def applied(settings: Mapping[Slot, object], absent: Mapping[Slot, object] | Non
     with _LOCK:
         for slot in hold:
             if slot not in _GROUND:
-                value = slot.read()
+                value = read(slot)
                 _GROUND[slot] = (absent or {}).get(slot, value) if value is _UNLOADED else value
         _HOLDS.append(hold)
         _lay(hold)
@@ -90,10 +86,10 @@ def applied(settings: Mapping[Slot, object], absent: Mapping[Slot, object] | Non
 
 def variables(changes: Mapping[str, str | None]) -> dict[Slot, object]:
     """Return the settings of environment variables; ``None`` unsets one."""
-    return {Slot(name): value for name, value in changes.items()}
+    return {(None, None, name): value for name, value in changes.items()}
 
 
 def _lay(slots: Mapping[Slot, object]) -> None:
     for slot in slots:
         wanted = [hold[slot] for hold in _HOLDS if slot in hold]
-        slot.write(wanted[-1] if wanted else _GROUND[slot])
+        _write(slot, wanted[-1] if wanted else _GROUND[slot])

@@ -58,7 +58,7 @@ class Salting:
         self._lock = threading.RLock()
         self._numbers = itertools.count()
         self._built: dict[str, _Built] = {}
-        self._layers: dict[tuple[str, Path], core.Layer] = {}
+        self._roots: dict[tuple[str, Path], tuple[core.Layer, core.Root]] = {}
         #: The names of the layers that each block salts, with those of the platforms whose programs a layer stores.
         self._blocks: list[Mapping[str, tuple[str, ...]]] = []
         self._since = 0.0
@@ -76,7 +76,7 @@ class Salting:
                 self._since = now - _SLACK
             for layer in layers:
                 for root in layer.roots():
-                    self._layers.setdefault((layer.name, root.path), layer)
+                    self._roots.setdefault((layer.name, root.path), (layer, root))
             self._blocks.append(block)
 
     def leave(self, block: Mapping[str, tuple[str, ...]], error: BaseException | None) -> None:
@@ -122,7 +122,7 @@ class Salting:
             yield built
         except BaseException as error:
             failure = error
-            patterns = {layer.about.failure_trace for layer in self._layers.values()}
+            patterns = {layer.about.failure_trace for layer, _ in self._roots.values()}
             built.traces = frozenset(
                 found[0] for pattern in patterns if pattern is not None for found in pattern.finditer(str(error))
             )
@@ -172,9 +172,7 @@ class Salting:
                 if not built.whole and built.program is not None and held[built.program.int_ptr] > 1:
                     built.whole = True
                     tagged_builds.ask_for_binaries(built.program)
-            notes = [
-                note for (_, path), layer in tuple(self._layers.items()) for note in self._sweep(layer, path, idle)
-            ]
+            notes = [note for layer, root in tuple(self._roots.values()) for note in self._sweep(layer, root, idle)]
             notes += self._missing(idle)
             busy = len(self._built.keys() - idle)
             for salt in () if notes else idle:
@@ -182,7 +180,7 @@ class Salting:
                     # No kernel of it can be launched any more.
                     del self._built[salt]
             if not self._built and not self._blocks and not self._forked and not notes:
-                self._layers.clear()
+                self._roots.clear()
             return busy, notes
 
     def _missing(self, idle: set[str]) -> list[str]:
@@ -197,22 +195,22 @@ class Salting:
             f"{name} stored {count} of the salted builds without their names, so these entries may have stayed; "
             f"cachectl ls {name} --sort age lists the candidates last"
             for name, count in sorted(lost.items())
-            if any(self._has_recent(layer) for (known, _), layer in self._layers.items() if known == name)
+            if any(self._has_recent(layer, root) for layer, root in self._roots.values() if layer.name == name)
         ]
 
-    def _has_recent(self, layer: core.Layer) -> bool:
-        """Return whether a layer may hold an entry that was stored since the first block began."""
+    def _has_recent(self, layer: core.Layer, root: core.Root) -> bool:
+        """Return whether a root may hold an entry that was stored since the first block began."""
         try:
-            found = itertools.chain.from_iterable(layer.store.scan(root, contents=False) for root in layer.roots())
-            times = (entry.modified for entry in found if isinstance(entry, core.Entry) and entry.is_listed)
+            entries = layer.store.scan(root, contents=False)
+            times = (entry.modified for entry in entries if isinstance(entry, core.Entry) and entry.is_listed)
             return any(moment is None or moment >= self._since for moment in times)
         except core.FAILURES:
             return True
 
-    def _sweep(self, layer: core.Layer, path: Path, idle: set[str]) -> Iterator[str]:
+    def _sweep(self, layer: core.Layer, root: core.Root, idle: set[str]) -> Iterator[str]:
         """Remove spent entries in one root; yield a note for each that was left."""
         try:
-            things = tuple(self._spent(layer, path, idle))
+            things = tuple(self._spent(layer, root, idle))
             outcome = layer.clear(core.plan_removal(layer, things, in_use=True)) if things else None
         except core.FAILURES as error:
             yield f"{layer.name} keeps an entry of a salted build: {core.reason_of(error)}"
@@ -220,25 +218,22 @@ class Salting:
         for note in () if outcome is None else (*outcome.failed, *outcome.skipped):
             yield f"{layer.name} keeps an entry of a salted build: {note.key} {note.because}"
 
-    def _spent(self, layer: core.Layer, path: Path, idle: set[str]) -> Iterator[core.Entry]:
+    def _spent(self, layer: core.Layer, root: core.Root, idle: set[str]) -> Iterator[core.Entry]:
         """Yield the entries of finished builds in one root, of this process or of forked children that have ended."""
         traces = {trace: salt for salt, built in self._built.items() for trace in built.traces}
         known = {key: salt for salt, built in self._built.items() for key in built.keys}
         salts = rf"{_NAME}_{self._token}_\d+_\d+_"
         pattern = re.compile("|".join([*map(re.escape, traces), salts]).encode())
-        for root in layer.roots():
-            if not layer.about.finds_tags or root.path != path:
-                continue
-            # Only the stores of such layers have it.
-            store: Any = layer.store
-            for thing, tag in store.find_tagged(root, pattern, self._since, known):
-                salt = traces.get(tag) or tag or known[thing.key]
-                if salt in idle:
-                    self._built[salt].keys.add(thing.key)
-                    self._built[salt].due.discard(layer.name)
-                    yield thing
-                elif salt not in self._built and processes.has_ended(int(salt.split("_")[3])):
-                    yield thing
+        # Only the stores of layers with tags have it.
+        store: Any = layer.store
+        for thing, tag in store.find_tagged(root, pattern, self._since, known):
+            salt = traces.get(tag) or tag or known[thing.key]
+            if salt in idle:
+                self._built[salt].keys.add(thing.key)
+                self._built[salt].due.discard(layer.name)
+                yield thing
+            elif salt not in self._built and processes.has_ended(int(salt.split("_")[3])):
+                yield thing
 
 
 def _warn(notes: Iterable[str], error: BaseException | None = None) -> None:

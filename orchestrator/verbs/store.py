@@ -143,14 +143,15 @@ class SharedStore:
     def ls(self) -> StoreListing:
         """Return what is in the store, by portability key. Raises :class:`BadStore` and :class:`Missing`."""
         index, keys = self._index(), []
-        for key in sorted(index.portability_keys(), key=lambda key: (key.layer, key.name)):
-            names = [name for name in index.parts if wire.key_of(name) == key.name]
-            parts = [index.part(name) for name in names]
+        for group in dict.fromkeys(map(wire.key_of, index.parts)):
+            names = [name for name in index.parts if wire.key_of(name) == group]
+            key, parts = index.key(group), [index.part(name) for name in names]
             sizes = [entry.bytes for part in parts for entry in part.entries]
             unsigned = sum(not part.is_signed for part in parts)
             newest = None if self._place.is_bundle else wire.made_of(names[-1])
             counts = (len(sizes), sum(sizes), len(parts), unsigned, newest)
-            keys.append(ListedKey(key.name, key.layer, *counts, dict(key.facts)))
+            keys.append(ListedKey(group, key.layer, *counts, dict(key.facts)))
+        keys.sort(key=lambda listed: (listed.layer, listed.key))
         index.memory.save(index.files)
         return StoreListing(self._place.shown, index.digest, tuple(keys))
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cachectl import layer_set, output_files, verbs
 from cachectl.layers import core
 from cachectl.switching import child
 from cachectl.watching import evidence, timeline
-from cachectl.watching.trace import KernelTrace, Trace, Tracer
+from cachectl.watching.trace import tracing
 
 OPTIONS = (
     verbs.UNEXPECTED,
@@ -33,21 +32,19 @@ def trace(
     *,
     explain: bool = False,
     notice: Callable[[str], None] = layer_set.warn_user,
-) -> Trace:
+) -> timeline.Trace:
     """Run a command and return what each layer did; with ``explain`` also why each lookup missed.
 
     ``notice`` gets a line for each thing that went wrong with the temporary folder, and for each library that could not
     be watched. Raises :class:`~cachectl.switching.child.CannotStart`.
     """
-    with child.signals_held() as signals, child.isolated_root(stack.environment, notice=notice) as folder:
-        tracer = Tracer(stack, folder, explain=explain)
-        with tracer.watching():
-            started = time.perf_counter()
-            status = child.run(command, tracer.variables(stack.environment), stack.environment, signals)
-            wall = time.perf_counter() - started
-        traced = tracer.ended(command, status, wall)
-    for line in traced.misfits:
-        notice(line)
+    with (
+        child.signals_held() as signals,
+        child.isolated_root(stack.environment, notice=notice) as folder,
+        tracing(stack, folder, notice, explain=explain) as (traced, variables),
+    ):
+        traced.command = tuple(command)
+        traced.exit_status = child.run(command, variables, stack.environment, signals)
     return traced
 
 
@@ -63,15 +60,15 @@ def run(request: verbs.Request) -> int:
     request.write_json(traced, document)
     # Standard output belongs to the command.
     request.output.say_on_stderr(show(traced))
-    if drawn is not None and traced.timeline is None:
+    if drawn is not None and not traced.processes:
         request.notice(f"no process of the run could be watched, so {drawn.name} was not written")
         return traced.exit_status or 1
-    if drawn is not None and traced.timeline is not None:
-        drawn.write((timeline.encode(traced.timeline, drawn.name),))
+    if drawn is not None:
+        drawn.write((timeline.encode(traced, drawn.name),))
     return traced.exit_status or 0
 
 
-def show(traced: Trace) -> Iterator[bytes | str | verbs.Table]:
+def show(traced: timeline.Trace) -> Iterator[bytes | str | verbs.Table]:
     """Yield what people see of a trace, after what the run's own C code printed."""
     yield traced.passed_on
     shown = [layer for layer in traced.layers if layer.was_used]
@@ -84,7 +81,7 @@ def show(traced: Trace) -> Iterator[bytes | str | verbs.Table]:
     others = len(traced.layers) - len({layer.layer for layer in (*shown, *stopped)})
     yield f"{core.plural(others, 'more layer' if shown or stopped else 'layer')}: no use seen"
     for program in traced.unwatched:
-        yield f"not counted, could not be watched: {program.command} (it used {', '.join(program.layers)})"
+        yield f"not counted, could not be watched: {program['command']} (it used {', '.join(program['layers'])})"
     summary = traced.summary
     if summary is not None and summary.stages:
         yield from ("", _stages(summary.stages), "", _missed(summary, traced))
@@ -113,7 +110,7 @@ def _slowest(kernels: Iterable[timeline.KernelTime]) -> verbs.Table:
     return verbs.Table({"seconds": verbs.count, "most in": str, "state": str, "slowest kernels": str}, rows)
 
 
-def _builds(kernels: Iterable[KernelTrace]) -> verbs.Table:
+def _builds(kernels: Iterable[timeline.KernelTrace]) -> verbs.Table:
     """Return a row for the builds of the same kernels that the same layer served."""
     groups: dict[tuple[str, str], list[float]] = {}
     for kernel in kernels:
@@ -133,7 +130,7 @@ def _entries(entries: Iterable[evidence.EntryTrace]) -> verbs.Table:
     return verbs.Table({"entries of": str, **numbers, "device": str, "kernels": str}, rows)
 
 
-def _missed(summary: timeline.Summary, traced: Trace) -> str:
+def _missed(summary: timeline.Summary, traced: timeline.Trace) -> str:
     off = "".join(
         f"; {layer.layer} is {layer.state}" for layer in traced.layers if layer.state in ("disabled", "closed")
     )

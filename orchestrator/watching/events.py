@@ -28,7 +28,7 @@ from cachectl.layers.disk.plain import nearest
 
 # sys/inotify.h
 ACCESS, MODIFY, ATTRIBUTES, CLOSE_WRITE, CLOSE, OPEN, MOVED_FROM, MOVED_TO, CREATE, DELETE, DELETE_SELF, MOVE_SELF = (
-    1 << bit for bit in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
+    1 << bit for bit in range(12)
 )
 UNMOUNTED, _OVERFLOW, _MASK_ADD, FOLDER = 1 << 13, 1 << 14, 1 << 29, 1 << 30
 ARRIVED = CREATE | MOVED_TO
@@ -54,8 +54,6 @@ _EARLY = "an entry was stored in a new folder before that was watched, so that f
 _ABOVE = 2
 #: Bytes that are free on a file system that cannot take another entry.
 _LITTLE = 16 << 20
-#: How many events of entries are recorded, so that memory stays bounded.
-_MOST = 1 << 20
 
 
 def open_queue() -> tuple[Any, int]:
@@ -91,14 +89,9 @@ class FileEvents:
         self._thread = threading.Thread(target=self._drain, name="cachectl-events", daemon=True)
         try:
             self._library, self._queue = open_queue()
-        except OSError as error:
-            self.why_not = error.strerror
-        else:
-            try:
-                self._thread.start()
-            except RuntimeError as error:
-                self.why_not = str(error)
-                os.close(self._queue)
+            self._thread.start()
+        except (OSError, RuntimeError) as error:
+            self.why_not = core.reason_of(error)
 
     def watch(self, path: Path, mask: int) -> str | None:
         """Watch a folder's files, or one file; return why that is not possible, or ``None``."""
@@ -175,20 +168,21 @@ class WatchedPlace:
         """Return the name of a path below the place, "" for the place itself; ``None`` for a path elsewhere."""
         if path == self.path:
             return ""
-        return str(path)[len(str(self.path)) + 1 :] if str(path).startswith(f"{self.path}/") else None
+        below = str(path).removeprefix(f"{self.path}/")
+        return None if below == str(path) else below
 
     def owners(self, relative: str) -> frozenset[str]:
         """Return the names of the layers that recognise a path below the place as theirs, or as leading to theirs."""
         return frozenset(
-            layer.name for layer, root in self.claims if _kind_of(layer, root, relative) in (core.ENTRY, core.OWN)
+            layer.name for layer, root in self.claims if kind_of(layer, root, relative) in (core.ENTRY, core.OWN)
         )
 
     def is_unclear(self, name: str) -> bool:
         """Return whether a layer cannot say which files here are its own."""
-        return any(layer.name == name and _kind_of(layer, root, "?") is None for layer, root in self.claims)
+        return any(layer.name == name and kind_of(layer, root, "?") is None for layer, root in self.claims)
 
 
-def _kind_of(layer: core.Layer, root: core.Root, path: str) -> str | None:
+def kind_of(layer: core.Layer, root: core.Root, path: str) -> str | None:
     """Ask a layer what a path is to it; a layer that fails to answer counts as unknown."""
     try:
         return layer.store.kind_of(root, path)
@@ -203,8 +197,8 @@ def places_of(layers: Iterable[core.Layer]) -> tuple[list[WatchedPlace], dict[st
     unknown: dict[str, str] = {}
     for layer in layers:
         here = layer.environment
-        folders = (here.home, here.home_folder, here.temporary)
-        common |= {Path(os.path.realpath(folder)) for folder in folders}
+        for folder in map(os.path.realpath, (here.home, here.home_folder, here.temporary)):
+            common |= {Path(folder), *Path(folder).parents}
         try:
             roots = layer.roots()
         except core.FAILURES as error:
@@ -215,11 +209,7 @@ def places_of(layers: Iterable[core.Layer]) -> tuple[list[WatchedPlace], dict[st
             places.setdefault(path, WatchedPlace(path)).claims.append((layer, root))
     for path, place in places.items():
         inside = (other for other in places.values() if path in other.path.parents)
-        place.everybodys = (
-            path == Path(path.anchor)
-            or any(path in (folder, *folder.parents) for folder in common)
-            or any(not other.layers <= place.layers for other in inside)
-        )
+        place.everybodys = path in common or any(not other.layers <= place.layers for other in inside)
     return list(places.values()), unknown
 
 
@@ -313,12 +303,15 @@ class History:
         self._creating = self._writing = self._dirty = self._listed = False
 
 
-#: A file of a layer that was used: the root, the name below it, and its history.
+#: A file in a root of a layer that was used: the root, the name below it, and its history.
 Use = tuple[core.Root, str, History]
 
 
 class EntryEvents:
-    """Watches the files of some layers' entries: :meth:`watching` is the block in which they are used."""
+    """Watches the files of some layers' entries: :meth:`watching` is the block in which they are used.
+
+    ``why_not`` is the reason if nothing could be watched. ``doubts`` says for each layer why uses may be missing.
+    """
 
     _events: FileEvents
 
@@ -326,13 +319,13 @@ class EntryEvents:
         layers = tuple(layers)
         places, unknown = places_of(layers)
         self.why_not: str | None = None
-        #: Why uses of each layer may be missing.
-        self._doubts = {layer.name: {unknown[layer.name]: None} if layer.name in unknown else {} for layer in layers}
+        self.doubts: dict[str, dict[str, None]] = {layer.name: {} for layer in layers}
+        for name, why in unknown.items():
+            self.doubts[name][why] = None
         # Too much happens in a folder where everybody keeps files.
         self._places = [place for place in places if not place.everybodys]
         self._unwatched = [place for place in places if place.everybodys]
         self._histories: dict[Path, History] = {}
-        self._left = _MOST
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -340,7 +333,7 @@ class EntryEvents:
         self._events = FileEvents(self._note)
         self.why_not = self._events.why_not
         try:
-            for place in self._places if self.why_not is None else ():
+            for place in self._places:
                 # Folders above it: all that exist until it does.
                 with suppress(OSError):
                     for folder in {*place.path.parents[:_ABOVE], nearest(place.path)} - {place.path}:
@@ -349,6 +342,7 @@ class EntryEvents:
             yield
         finally:
             self._events.stop()
+            self._doubt_places()
 
     def _watch(self, folder: Path, mask: int) -> bool:
         if not folder.is_dir():
@@ -362,7 +356,7 @@ class EntryEvents:
 
     def _doubt(self, place: WatchedPlace, why: str) -> None:
         for name in place.layers:
-            self._doubts[name][why] = None
+            self.doubts[name][why] = None
 
     def _descend(self, folder: Path, *, new: bool) -> None:
         """Watch a folder and those below it; then list it, because files may have been made before it was watched."""
@@ -391,28 +385,14 @@ class EntryEvents:
             if mask & ARRIVED and self._leads(path):
                 self._descend(path, new=bool(mask & CREATE))
         elif path in self._histories or (mask & _USES and self._is_owned(path)):
-            self._left -= 1
-            if self._left < 0:
-                self._events.lost = True
-            else:
-                self._histories.setdefault(path, History()).record(mask, time.time())
+            self._histories.setdefault(path, History()).record(mask, time.time())
 
-    def seen(self) -> dict[str, tuple[list[Use], dict[str, None]]]:
-        """Return the uses of each layer's files and why some may be missing, when the block has ended.
-
-        There is nothing if nothing could be watched.
-        """
-        if self.why_not is not None:
-            return {}
-        self._doubt_places()
-        uses: dict[str, list[Use]] = {name: [] for name in self._doubts}
+    def uses_of(self, name: str) -> Iterator[Use]:
+        """Yield the files that were used in the roots of a layer, when the block has ended."""
         for path, history in self._histories.items():
             for place in self._places if history.uses else ():
                 if key := place.relative(path):
-                    for layer, root in place.claims:
-                        if _kind_of(layer, root, key) in (core.ENTRY, core.OWN):
-                            uses[layer.name].append((root, key, history))
-        return {name: (of_layer, self._doubts[name]) for name, of_layer in uses.items()}
+                    yield from ((root, key, history) for layer, root in place.claims if layer.name == name)
 
     def _doubt_places(self) -> None:
         for place in self._places:

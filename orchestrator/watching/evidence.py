@@ -8,6 +8,7 @@ doubtful. For other layers the entries before and after the run are compared: ne
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
 from cachectl.layers import core
-from cachectl.watching.events import Use, storing_refused
+from cachectl.watching.events import Use, kind_of, storing_refused
 from cachectl.watching.programs import Event
 
 EXACT = "exact"
@@ -86,26 +87,21 @@ class Miss:
 class Evidence:
     """All that is seen of one layer in a run: made before it starts, and completed after it has ended.
 
-    ``began`` is when it started. ``events`` are those of watched programs, of every layer; ``unread`` has a line for
-    each file of events that could not be read. ``entries`` are those that file events showed, ``None`` without any
-    events. ``commands`` of the run used the layer and could not be watched, and ``strangers`` are other programs that
-    may have used its files.
+    ``used`` are the entries that file events showed, ``None`` without any events, and ``doubts`` say why uses of files
+    may be missing. ``commands`` of the run used the layer and could not be watched; ``unread`` has a line for each file
+    of noted events that could not be read.
     """
 
     def __init__(self, layer: core.Layer, *, explain: bool = False) -> None:
         self.layer = layer
         self.part = layer.about.lookups or core.Lookups()
-        self.began = 0.0
-        self.events: Sequence[Event] = ()
-        self.unread: Sequence[str] = ()
-        self.entries: list[Use] | None = None
-        #: Files that hold many entries, with how often each was opened, and why uses of files may be missing.
-        self._shared: dict[str, int] = {}
+        self.used: list[EntryTrace] | None = None
         self.doubts: dict[str, None] = {}
         self.commands: Sequence[str] = ()
-        self.strangers: Iterable[str] = ()
-        #: Modules that must be watched for the numbers to be exact.
-        self._modules = {*self.part.modules, *(call.module for call in self.part.calls)}
+        self.unread: Sequence[str] = ()
+        self._events: Sequence[Event] = ()
+        #: Files that hold many entries, with how often each was opened.
+        self._shared: dict[str, int] = {}
         self._is_system = layer.about.scope is core.Scope.SYSTEM
         #: Entries before the run, by root and key; ``None`` if they cannot be listed, or the layer is watched.
         self._before = self._list()
@@ -114,27 +110,31 @@ class Evidence:
         if explain:
             with suppress(*core.FAILURES):
                 self._known += layer.entries()
+        self._began = time.time()
 
     def take(self, uses: Iterable[Use], doubts: Mapping[str, None]) -> None:
         """Take over what file events showed: the uses of the layer's files, and why some may be missing."""
-        self.entries, self.doubts = [], {**doubts}
+        shared, entries = self.part.shared, []
+        self.used, self.doubts = [], {**doubts}
         for use in uses:
             root, key, history = use
-            name = key.rpartition("/")[2]
-            if self.layer.store.kind_of(root, key) == core.ENTRY:
-                self.entries.append(use)
-            elif self.part.shared is not None and self.part.shared.fullmatch(name):
+            name, kind = key.rpartition("/")[2], kind_of(self.layer, root, key)
+            if kind == core.ENTRY:
+                entries.append(use)
+            elif kind == core.OWN and shared is not None and shared.fullmatch(name):
                 self._shared[name] = self._shared.get(name, 0) + history.openings
             else:
                 continue
             self.doubts |= dict.fromkeys(sorted(history.doubts))
-
-    def owns(self, event: Event) -> bool:
-        """Return whether a lookup or store that a program noted was the layer's."""
-        return self.part.owns(event, self.layer.name)
+        listed = {**(self._before or {}), **(self._list() or {})} if entries else {}
+        for use in sorted(entries, key=lambda use: use[2].uses[0]):
+            entry = listed.get(f"{use[0].path}/{use[1]}")
+            # Those of other layers that share the root are left out.
+            if entry is None or entry.guest is None:
+                self.used.append(self._described(use, None if entry is None else entry.bytes))
 
     def _list(self) -> dict[str, core.Entry] | None:
-        if self._is_system or self._modules:
+        if self._is_system or self.part.modules:
             return None
         try:
             return {
@@ -153,20 +153,20 @@ class Evidence:
         except core.FAILURES:
             return None
 
-    def trace(self, used: Sequence[EntryTrace]) -> LayerTrace:
-        """Return what the layer did; ``used`` are its entries that file events showed."""
-        counted = self._by_files(used) or self._by_programs()
-        if counted.evidence == EXACT and self.entries is None and (self.commands or self.unread):
+    def trace(self, events: Sequence[Event]) -> LayerTrace:
+        """Return what the layer did; ``events`` are those that watched programs noted, of every layer."""
+        self._events = events
+        counted = self._by_files() or self._by_programs()
+        if counted.evidence == EXACT and self.used is None and (self.commands or self.unread):
             gaps = (("watch", self.commands), ("read", self.unread))
             reasons = " and ".join(f"could not {act} {', '.join(names)}" for act, names in gaps if names)
             counted = replace(counted, evidence=INFERRED, why=f"{counted.why}; a lower bound: {reasons}")
         # Why it took no part; what was counted counts more, because a program may switch a layer itself.
         with suppress(*core.FAILURES):
             state = self.layer.state()
-            if state.condition is core.Condition.DISABLED:
-                return counted if counted.hits else replace(counted, state="disabled", state_why=state.why)
-            if state.condition is core.Condition.BYPASSED:
-                return counted if counted.was_used else replace(counted, state="bypassed", state_why=state.why)
+            if state.condition in (core.Condition.DISABLED, core.Condition.BYPASSED):
+                was_used = counted.hits if state.condition is core.Condition.DISABLED else counted.was_used
+                return counted if was_used else replace(counted, state=state.condition.value, state_why=state.why)
             if state.condition is not core.Condition.ABSENT and self.layer.about.when_closed and not counted.stores:
                 roots = (root.path for root in self.layer.roots() if root.scope is core.Scope.USER)
                 if why := next(filter(None, map(storing_refused, roots)), None):
@@ -176,24 +176,26 @@ class Evidence:
     # ------------------------------------------------------------------ seen in programs
 
     def _by_programs(self) -> LayerTrace:
-        name, part, wrong = self.layer.name, self.part, misfits(self.events)
-        if unfit := sorted(self._modules & wrong.keys()):
+        name, part, wrong = self.layer.name, self.part, misfits(self._events)
+        if unfit := sorted(wrong.keys() & set(part.modules)):
             return LayerTrace(name, why=wrong[unfit[0]])
-        if self._modules and any(event["event"] == "started" for event in self.events):
-            own = [event for event in self.events if event["event"] in ("hit", "miss", "store") and self.owns(event)]
+        if part.modules and any(event["event"] == "started" for event in self._events):
+            own = [
+                event for event in self._events if event["event"] in ("hit", "miss", "store") and part.owns(event, name)
+            ]
             counts = Counter(str(event["event"]) for event in own)
             sizes = [event["bytes"] for event in own if event.get("bytes") is not None]
             total = sum(sizes) if len(sizes) == counts["store"] else None
             why = f"{part.by} in each Python of the run that could be watched"
             return LayerTrace(name, counts["hit"], counts["miss"], counts["store"], total, EXACT, why)
-        builds = [event for event in self.events if event["event"] == "build" and event.get("driver") == name]
+        builds = [event for event in self._events if event["event"] == "build" and event.get("driver") == name]
         if part.listeners and builds and all(event["heard"] for event in builds):
             return self._by_messages()
-        return LayerTrace(name, why=_NO_PYTHON) if self._modules else self._by_comparison()
+        return LayerTrace(name, why=_NO_PYTHON) if part.modules else self._by_comparison()
 
     def _by_messages(self) -> LayerTrace:
         name = self.layer.name
-        own = [event for event in self.events if event["event"] == "messages" and event["layer"] == name]
+        own = [event for event in self._events if event["event"] == "messages" and event["layer"] == name]
         written = [path for event in own for path in event["wrote"]]
         asked = [event.get("lookups") for event in own]
         weights = {path: self.part.weigh(path) for path in set(written)}
@@ -214,7 +216,7 @@ class Evidence:
             return LayerTrace(self.layer.name, why="it keeps no entry, and no lookup shows")
         new = after.keys() - before.keys()
         times = [entry.used for key, entry in after.items() if key not in new and entry.used is not None]
-        hits = sum(moment >= self.began for moment in times) if times or part.keeps_use else None
+        hits = sum(moment >= self._began for moment in times) if times or part.keeps_use else None
         misses = None
         why = "entries that appeared, and times of use"
         if (counters := self._count()) is not None:
@@ -227,16 +229,6 @@ class Evidence:
         return LayerTrace(self.layer.name, hits, misses, len(new), total, INFERRED, why)
 
     # ------------------------------------------------------------------ seen by files
-
-    def used(self) -> Iterator[EntryTrace]:
-        """Yield the entries that were used; those of other layers that share the root are left out."""
-        if not self.entries:
-            return
-        listed = {**(self._before or {}), **(self._list() or {})}
-        for use in sorted(self.entries, key=lambda use: use[2].uses[0]):
-            entry = listed.get(f"{use[0].path}/{use[1]}")
-            if entry is None or entry.guest is None:
-                yield self._described(use, None if entry is None else entry.bytes)
 
     def _described(self, use: Use, size: int | None) -> EntryTrace:
         root, key, history = use
@@ -259,20 +251,20 @@ class Evidence:
             root=str(root.path),
         )
 
-    def _by_files(self, used: Sequence[EntryTrace]) -> LayerTrace | None:
+    def _by_files(self) -> LayerTrace | None:
         """Return what the files of entries showed; ``None`` if they could not be watched at all.
 
         A lookup that finds nothing touches no file: a miss is counted when its entry is stored.
         """
-        name, part, before = self.layer.name, self.part, self._before
-        if not part.files or self.entries is None or (before is None and not self._is_system):
+        name, part, used = self.layer.name, self.part, self.used
+        if used is None or (self._before is None and not self._is_system):
             return None
         doubts = [*self.doubts]
-        if others := ", ".join(sorted(self.strangers)):
-            doubts.append(f"another program that may use the cache ran meanwhile: {others}")
         if self._shared:
             after = self._list() or {}
-            new = [entry.bytes for key, entry in after.items() if key not in (before or {}) and entry.guest is None]
+            new = [
+                entry.bytes for key, entry in after.items() if key not in (self._before or {}) and entry.guest is None
+            ]
             openings = sum(self._shared.values())
             hits, misses = part.by_openings(openings, len(new), self.layer.environment) or (None, None)
             shown = f"opened {openings} times; {part.otherwise}; stores are the entries that appeared"
@@ -292,7 +284,7 @@ class Evidence:
             state = self.layer.state()
             if state.condition is core.Condition.DISABLED:
                 yield f"it is off ({state.why}), so that no lookup shows"
-        builds = [event for event in self.events if _is_silent(event) or event.get("by_files")]
+        builds = [event for event in self._events if _is_silent(event) or event.get("by_files")]
         if used and any(event["failed"] for event in builds):
             yield "a build failed, which stores nothing, so that its misses do not show"
         platforms = self.layer.about.platforms
@@ -328,19 +320,20 @@ def misfits(events: Iterable[Event]) -> dict[str, str]:
     return {event["library"]: f"{event['library']} cannot be watched ({event.get('error')})" for event in failed}
 
 
-def layer_of(event: Event, layers: Mapping[str, Evidence]) -> str:
+def layer_of(event: Event, lookups: Mapping[str, core.Lookups]) -> str:
     """Return the name of the layer that a lookup or store belongs to."""
-    return next((name for name, layer in layers.items() if layer.owns(event)), str(event["layer"]))
+    return next((name for name, part in lookups.items() if part.owns(event, name)), str(event["layer"]))
 
 
 def misses(layers: Mapping[str, Evidence], events: Iterable[Event], entries: Iterable[EntryTrace]) -> Iterator[Miss]:
     """Yield every miss, then those that show by what was stored after them, each with its reason."""
     built: list[Event] = []
+    lookups = {name: layer.part for name, layer in layers.items()}
     for event in events:
         is_build = event["event"] == "build"
         is_compilation = is_build and event.get("compiled") and not event.get("by_files")
         if event["event"] == "miss" or is_compilation:
-            name = str(event.get("driver")) if is_compilation else layer_of(event, layers)
+            name = str(event.get("driver")) if is_compilation else layer_of(event, lookups)
             # A program can note any name.
             if name in layers:
                 yield layers[name].miss(event, _other_build(event, built))
@@ -372,22 +365,22 @@ def _quoted(value: object) -> str:
 # ---------------------------------------------------------------------- builds by drivers that say nothing
 
 
-def with_files(events: Sequence[Event], entries: Sequence[EntryTrace]) -> list[Event]:
-    """Return the events, with what the files of entries say of builds whose driver says nothing."""
-    completed = list(events)
-    silent = ((index, event) for index, event in enumerate(events) if _is_silent(event))
-    begun = sorted(((event.get("at") or 0) - event["seconds"], index) for index, event in silent)
+def complete_builds(events: Iterable[Event], entries: Iterable[EntryTrace]) -> None:
+    """Add to events of builds whose driver says nothing of them what the files of entries say."""
+    silent = sorted(filter(_is_silent, events), key=_start_of)
     for entry in entries:
         names = set() if entry.broken else set(entry.kernels or ())
-        alike = [(start, index) for start, index in begun if names & set(events[index].get("kernels") or ())]
+        alike = [build for build in silent if names & set(build.get("kernels") or ())]
         for at in entry.at:
             # Builds of kernels of one name are distinguished by time: an entry counts for the last that had begun.
-            if indexes := [index for start, index in alike if start <= at + _LATE]:
-                build = completed[indexes[-1]]
+            for build in [build for build in alike if _start_of(build) <= at + _LATE][-1:]:
                 compiled = bool(build.get("compiled") or entry.stores)
-                driver = build.get("driver") or entry.layer
-                completed[indexes[-1]] = {**build, "driver": driver, "compiled": compiled, "by_files": True}
-    return completed
+                build.update(driver=build.get("driver") or entry.layer, compiled=compiled, by_files=True)
+
+
+def _start_of(build: Event) -> float:
+    """Return when a build began, in epoch seconds."""
+    return float((build.get("at") or 0) - build["seconds"])
 
 
 def _is_silent(event: Event) -> bool:

@@ -31,7 +31,7 @@ _MOST = 128 << 20
 _MOST_MESSAGES = 16 << 20
 _LARGEST_NUMBER = 1 << 62
 
-Event = Mapping[str, Any]
+Event = dict[str, Any]
 _WHEN = ("start", "end", "thread")
 #: The fields that every event of a kind must have. Other fields may be missing, or unknown (null).
 _REQUIRED: Mapping[str, Sequence[str]] = {
@@ -113,13 +113,11 @@ def _read(path: Path, start: int, most: int) -> tuple[bytes, bool]:
 def _event(line: bytes) -> Event | None:
     """Return an event in which every field is valid; ``None`` if the line holds none."""
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
+        event: Event = json.loads(line)
+        required = _REQUIRED[event["event"]]
+    except (ValueError, RecursionError, LookupError, TypeError):
         return None
-    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-        return None
-    required = _REQUIRED.get(event["event"])
-    if required is None or any(event.get(name) is None for name in ("pid", *required)):
+    if any(event.get(name) is None for name in ("pid", *required)):
         return None
     used = ((value, _FORMS[name]) for name, value in event.items() if value is not None and name in _FORMS)
     return event if all(_fits(value, form) for value, form in used) else None

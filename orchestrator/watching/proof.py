@@ -50,8 +50,6 @@ _LEADS_TO = " -> "
 #: The stamp of a name: kind, inode, size in bytes, last change of content and of any kind (ns). Folders have no size,
 #: because the names in them are compared.
 _Stamp = tuple[int, int, int, int, int]
-#: What happened to a path, in words, and the layers that it belongs to.
-_Touch = tuple[frozenset[str], Path, tuple[str, ...]]
 
 
 #: The verdict on a layer, or on all layers.
@@ -97,14 +95,9 @@ class Proof:
         self._folders = [_Folder(place) for place in places if not place.layers.isdisjoint(self._layers)]
         self._events = events.FileEvents(self._note)
         for folder in self._folders:
-            if self._events.why_not is not None:
-                folder.doubt(f"no file events ({self._events.why_not})")
-            elif not os.path.isdir(folder.path):
+            if not os.path.isdir(folder.path):
                 self._expect(folder)
             folder.begin(self._events)
-
-    def __repr__(self) -> str:
-        return f"Proof(attestations={self.attestations!r}, left_out={self.left_out!r})"
 
     def of(self, verdict: str) -> tuple[str, ...]:
         """Return the names of the layers with a verdict."""
@@ -118,23 +111,23 @@ class Proof:
     def end(self) -> Proof:
         """Stop watching, look at every root again, and return this proof."""
         self._events.stop()
-        touches = {folder.path: folder.end(lost=self._events.lost) for folder in self._folders}
-        self.attestations = tuple(self._attest(name, touches) for name in self._layers)
+        for folder in self._folders:
+            folder.end(lost=self._events.lost)
+        self.attestations = tuple(map(self._attest, self._layers))
         return self
 
-    def _attest(self, name: str, touches: Mapping[Path, Iterable[_Touch]]) -> Attestation:
+    def _attest(self, name: str) -> Attestation:
+        folders = [folder for folder in self._folders if name in folder.layers]
         unknown = [self._failed[name]] if name in self._failed else []
-        notes: list[str] = []
-        touched: list[tuple[Path, tuple[str, ...]]] = []
-        compared = watched = 0
-        for folder in self._folders:
-            if name in folder.layers:
-                unknown += folder.unknown_of(name)
-                notes += folder.notes()
-                touched += ((path, what) for owners, path, what in touches[folder.path] if name in owners)
-                compared += folder.files_of(name)
-                watched += folder.watched
-        return Attestation(name, compared, watched, tuple(notes), tuple(dict.fromkeys(unknown)), tuple(touched))
+        unknown += (why for folder in folders for why in folder.unknown_of(name))
+        return Attestation(
+            name,
+            sum(folder.files_of(name) for folder in folders),
+            sum(folder.watched for folder in folders),
+            tuple(note for folder in folders for note in folder.notes()),
+            tuple(dict.fromkeys(unknown)),
+            tuple((path, what) for folder in folders for owners, path, what in folder.touches if name in owners),
+        )
 
     def _note(self, path: Path, mask: int) -> None:
         said = mask & ~(_LISTING if mask & events.FOLDER else 0)
@@ -175,6 +168,8 @@ class _Folder(events.WatchedPlace):
         #: What events said of names below the place, and why something could not be observed there.
         self._seen: dict[tuple[str, str], None] = {}
         self._unknown: dict[tuple[str, str], None] = {}
+        #: What happened to each path, to which layers it belongs, and in words.
+        self.touches: list[tuple[frozenset[str], Path, tuple[str, ...]]] = []
 
     def doubt(self, why: str, relative: str = "") -> None:
         """Record why something here could not be observed."""
@@ -211,7 +206,7 @@ class _Folder(events.WatchedPlace):
         """Record the present content, and watch it. A file made in between shows, because it was not there before."""
         self._before, watched = self._look()
         self.watched = sum(relative in self._before and stat.S_ISDIR(self._before[relative][0]) for relative in watched)
-        for relative in watched if reader.why_not is None else ():
+        for relative in watched:
             path = self.path / relative
             # Of a folder that everybody uses, most events concern others.
             mask = _ON_THE_WAY if not relative and self.everybodys else _EVERYTHING
@@ -236,15 +231,14 @@ class _Folder(events.WatchedPlace):
                 if relative in self._before or word not in (_OPENED, _READ):
                     self._seen[relative, word] = None
 
-    def end(self, *, lost: bool) -> list[_Touch]:
-        """Return what happened to each path, and to which layers, by its content and by the events."""
+    def end(self, *, lost: bool) -> None:
+        """Record what happened to each path, by its content and by the events."""
         if lost or len(self._seen) >= _MOST:
             self.doubt(events.LOST)
         words: dict[str, dict[str, None]] = {}
         for relative, word in (*self._changes(), *self._seen):
             words.setdefault(relative, {})[word] = None
         parents = {relative.rpartition("/")[0] for relative in words}
-        touches = []
         for relative, what in words.items():
             # A folder changes whenever something in it comes or goes; that is reported for the thing itself.
             implied = {_CHANGED} if relative in parents else set()
@@ -253,8 +247,7 @@ class _Folder(events.WatchedPlace):
             implied |= {_TOUCHED} if what.keys() & {_WRITTEN, _APPEARED, _VANISHED} else set()
             said = tuple(word for word in what if word not in implied)
             if said and (owners := self._owners_of(relative)):
-                touches.append((owners, self.shown / relative, said))
-        return touches
+                self.touches.append((owners, self.shown / relative, said))
 
     def _changes(self) -> Iterator[tuple[str, str]]:
         after, _ = self._look()

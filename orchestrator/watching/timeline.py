@@ -1,4 +1,4 @@
-"""Where the time of a run went: spans of its processes and threads, on one clock, their sums, and files of them.
+"""What a run did, and where its time went: spans of its processes on one clock, their sums, and files of them.
 
 Times are seconds since the trace began. They come from the monotonic clock, which all processes of a machine share.
 Those of drivers come from the time of day. Spans of processes on other machines are left out.
@@ -14,11 +14,14 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from cachectl import output_files
 from cachectl.layers import core
+from cachectl.watching import evidence
 from cachectl.watching.programs import Event
 
 #: The stages of a start, in the order in which a kernel passes through them.
@@ -58,170 +61,10 @@ class Span:
     outcome: str | None = None
     bytes: int | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """One process of a run; ``rank`` is its number in an MPI job, if it has one."""
-
-    process: int
-    command: str
-    host: str
-    rank: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """The spans of a run. ``started`` is when the trace began, in epoch seconds."""
-
-    command: tuple[str, ...]
-    started: float
-    wall_seconds: float
-    processes: tuple[Process, ...]
-    spans: tuple[Span, ...]
-
-    def own(self) -> list[tuple[Span, float, str | None]]:
-        """Return each span with its seconds without the spans inside it, and its kernel, or that of a span around it.
-
-        Spans must be in order: by start, longer ones first. A wait for several kernels that were launched before it
-        belongs to none of them.
-        """
-        spans = self.spans
-        own = [span.seconds for span in spans]
-        kernels: list[str | None] = []
-        open_spans: dict[tuple[int, int], list[int]] = {}
-        for index, span in enumerate(spans):
-            stack = open_spans.setdefault((span.process, span.thread), [])
-            while stack and spans[stack[-1]].start + spans[stack[-1]].seconds <= span.start:
-                stack.pop()
-            kernel = None if span.stage == "launch" and " " in (span.kernel or "") else span.kernel
-            if stack:
-                outer = stack[-1]
-                # Parts of spans that overlap without nesting count once, in the later one.
-                own[outer] -= min(span.start + span.seconds, spans[outer].start + spans[outer].seconds) - span.start
-                kernel = kernel or kernels[outer]
-            kernels.append(kernel)
-            stack.append(index)
-        return [(span, max(0.0, seconds), kernel) for span, seconds, kernel in zip(spans, own, kernels, strict=True)]
-
-
-#: Seconds that a run may take longer than its command: processes that outlive it.
-_SLACK = 1.0
-#: How many of the slowest kernels are listed.
-_SLOWEST = 10
-
-
-def clocks() -> tuple[int, int]:
-    """Return the moment by both clocks of this machine, in nanoseconds: monotonic, and since the epoch."""
-    return time.monotonic_ns(), time.time_ns()
-
-
-def read_timeline(
-    command: Sequence[str],
-    began: tuple[int, int],
-    wall: float,
-    events: Sequence[Event],
-    *,
-    layer_of: Callable[[Event], str],
-    lookups: Mapping[str, core.Lookups],
-) -> Timeline:
-    """Return the timeline of a run from the events of its processes, each process's in their order.
-
-    ``began`` is when it did, by :func:`clocks`. ``layer_of`` names the layer that an event belongs to; ``lookups`` know
-    what drivers have stored.
-    """
-    monotonic, epoch = began
-    latest = monotonic + (wall + _SLACK) * 1e9
-    started = {event["pid"]: event for event in events if event["event"] == "started"}
-    spans: list[Span] = []
-    #: What a driver has said that it stored. It says so just before a build ends.
-    stored: Sequence[str] = ()
-    #: Kernels that were compiled after the build of their program, by process and name; they start at the end.
-    later: dict[tuple[int, str], list[Span]] = {}
-    for event in events:
-        kind = event["event"]
-        # A program can write any event, and other machines have other clocks.
-        within = monotonic <= event.get("start", monotonic) <= event.get("end", monotonic) <= latest
-        if event["pid"] not in started or not within:
-            continue
-        if kind == "messages":
-            stored = event["wrote"]
-        elif kind == "span" and event["stage"] in STAGES:
-            span = _span(event, event["stage"], event["name"], monotonic)
-            spans += [span, *(_compiled_in(span, later) if span.stage == "launch" else ())]
-        elif kind in ("hit", "miss", "store"):
-            stage, name = "store" if kind == "store" else "lookup", event.get("dictionary") or event.get("key")
-            span = _span(event, stage, name or event["layer"], monotonic, layer=layer_of(event), outcome=kind)
-            spans.append(replace(span, bytes=event.get("bytes")))
-        elif kind == "build":
-            name, binary = event.get("kind") or kind, event.get("binary")
-            spans.append(_span(event, "build", name, monotonic, layer=event["layer"], outcome=binary))
-            part = lookups.get(event.get("driver") or "", core.Lookups())
-            spans += _driver_spans(event, part, stored if event.get("compiled") else (), began, later)
-            stored = ()
-    processes = [
-        Process(pid, " ".join(event["program"]), event["host"], event.get("rank")) for pid, event in started.items()
-    ]
-    processes.sort(key=lambda process: (process.rank is None, process.rank or 0, process.process))
-    spans.sort(key=lambda span: (span.start, -span.seconds))
-    return Timeline(tuple(command), epoch / 1e9, wall, tuple(processes), tuple(spans))
-
-
-def _span(
-    event: Event,
-    stage: str,
-    name: str,
-    began: int,
-    *,
-    when: Sequence[int] = (),
-    layer: str | None = None,
-    outcome: str | None = None,
-) -> Span:
-    start, end = when or (event["start"], event["end"])
-    kernel = " ".join(event.get("kernels") or ()) or None
-    times = (start - began) / 1e9, (end - start) / 1e9
-    return Span(event["pid"], event["thread"], stage, name, *times, layer, kernel, outcome)
-
-
-def _compiled_in(launch: Span, later: Mapping[tuple[int, str], list[Span]]) -> Iterator[Span]:
-    """Yield what the driver compiled in a launch, or a wait, since a kernel was launched."""
-    begun, end = launch.start, launch.start + launch.seconds
-    names = {(launch.process, name) for name in (launch.kernel or "").split()}
-    ended = [span for name in names for span in later.get(name, ()) if begun < span.start <= end]
-    for span in sorted(ended, key=lambda span: span.start):
-        yield replace(span, thread=launch.thread, start=begun, seconds=span.start - begun)
-        begun = span.start
-        # It is part of the innermost such span, which is noted first.
-        later[span.process, span.kernel or ""].remove(span)
-
-
-def _driver_spans(
-    event: Event,
-    part: core.Lookups,
-    stored: Sequence[str],
-    began: tuple[int, int],
-    later: dict[tuple[int, str], list[Span]],
-) -> Iterator[Span]:
-    """Yield the spans of the driver in a build: one that missed looks up, compiles, and loads."""
-    compiled = event.get("compiled")
-    times = [(path, *compilation) for path in stored for compilation in part.compilations(path)]
-    outcome = None if compiled is None else "miss" if compiled else "hit"
-    for interval in event["compiles"]:
-        span = _span(event, "compile", DRIVER, began[0], when=interval, layer=event.get("driver"), outcome=outcome)
-        inside = []
-        for path, kernel, begun, ended in times:
-            end = ended - began[1] / 1e9
-            start = end if begun is None else begun - began[1] / 1e9
-            compiler = replace(span, name="compiler", start=start, seconds=end - start)
-            if begun is None:
-                later.setdefault((span.process, kernel or ""), []).append(replace(compiler, kernel=kernel))
-            elif span.start <= start < end <= span.start + span.seconds:
-                inside.append(replace(compiler, bytes=part.weigh(path)))
-        is_known = compiled is False or bool(inside)
-        yield replace(span, stage="lookup") if is_known else span
-        yield from inside
-
-
-# ---------------------------------------------------------------------- sums
+    @property
+    def end(self) -> float:
+        """Return when it ended."""
+        return self.start + self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,22 +105,201 @@ class Summary:
     slowest: tuple[KernelTime, ...]
 
 
-def summarize(timeline: Timeline) -> Summary:
-    """Sum a timeline up."""
-    stages = {stage: [0.0, 0.0, 0.0] for stage in STAGES}
-    kernels: dict[str, dict[str, float]] = {}
-    outcomes: dict[str, set[str | None]] = {}
-    threads: dict[tuple[int, int], list[Span]] = {}
-    for span, seconds, name in timeline.own():
-        times = stages[span.stage]
-        times[0] += seconds
-        times[1] += seconds * (span.outcome == "hit")
-        times[2] += seconds * (span.outcome == "miss")
-        threads.setdefault((span.process, span.thread), []).append(span)
+@dataclass(frozen=True, slots=True)
+class KernelTrace:
+    """One build: its kernels, the layer that served it, whether it was compiled, and the seconds it took.
+
+    ``served_by`` and ``compiled`` are ``None`` if they are unknown, as with a driver that does not report.
+    """
+
+    kernels: tuple[str, ...]
+    served_by: str | None
+    compiled: bool | None
+    seconds: float
+
+
+@dataclass
+class Trace:
+    """A run: its command, how it ended, and what each layer did. Seconds are wall time.
+
+    ``kernels`` are its builds; ``entries`` those that were hit or stored, of the layers whose files show it; ``misses``
+    every miss, ``None`` if nobody asked for them; ``unwatched`` commands that used a cache and could not be watched,
+    with the ``layers`` that each was seen to use; ``passed_on`` the output of C code on its error stream in a build
+    that did not end; ``started`` when the run did, in epoch seconds; ``processes`` those that were watched
+    (:func:`read_processes`); and ``spans`` what their time went to. ``summary`` is ``None`` if there was none.
+    """
+
+    command: tuple[str, ...] = ()
+    exit_status: int | None = None
+    wall_seconds: float = 0.0
+    layers: tuple[evidence.LayerTrace, ...] = ()
+    kernels: tuple[KernelTrace, ...] = ()
+    entries: tuple[evidence.EntryTrace, ...] = ()
+    misses: tuple[evidence.Miss, ...] | None = None
+    unwatched: tuple[Mapping[str, str | tuple[str, ...]], ...] = ()
+    passed_on: bytes = b""
+    started: float = 0.0
+    processes: Sequence[Mapping[str, Any]] = ()
+    spans: Sequence[Span] = ()
+    summary: Summary | None = None
+    as_json: ClassVar[core.AsJson] = core.AsJson(
+        "cachectl/trace/1", hidden=("passed_on", "started", "processes", "spans"), optional=("misses",)
+    )
+
+    def __getitem__(self, name: str) -> evidence.LayerTrace:
+        """Return what a layer did. Raises :class:`KeyError` for an unknown name."""
+        return {layer.layer: layer for layer in self.layers}[name]
+
+
+#: Seconds that a run may take longer than its command: processes that outlive it.
+_SLACK = 1.0
+#: How many of the slowest kernels are listed.
+_SLOWEST = 10
+
+
+def clocks() -> tuple[int, int]:
+    """Return the moment by both clocks of this machine, in nanoseconds: monotonic, and since the epoch."""
+    return time.monotonic_ns(), time.time_ns()
+
+
+def read_processes(events: Iterable[Event]) -> list[Mapping[str, Any]]:
+    """Return the processes that were watched: number, command, host, and ``rank`` in an MPI job, if any."""
+    started = {event["pid"]: event for event in events if event["event"] == "started"}
+    processes = [
+        {"process": pid, "command": " ".join(event["program"]), "host": event["host"], "rank": event.get("rank")}
+        for pid, event in started.items()
+    ]
+    return sorted(processes, key=lambda one: (one["rank"] is None, one["rank"] or 0, one["process"]))
+
+
+def read_spans(
+    events: Sequence[Event], began: tuple[int, int], wall: float, lookups: Mapping[str, core.Lookups]
+) -> list[Span]:
+    """Return the spans of a run from the events of its processes, each process's in their order.
+
+    ``began`` is when it did, by :func:`clocks`. ``lookups`` of layers know which events are theirs, and what drivers
+    have stored.
+    """
+    monotonic = began[0]
+    latest = monotonic + (wall + _SLACK) * 1e9
+    started = {event["pid"] for event in events if event["event"] == "started"}
+    spans: list[Span] = []
+    #: What a driver has said that it stored. It says so just before a build ends.
+    stored: Sequence[str] = ()
+    #: Kernels that were compiled after the build of their program, by process and name; they start at the end.
+    later: dict[tuple[int, str], list[Span]] = {}
+    for event in events:
+        kind = event["event"]
+        # A program can write any event, and other machines have other clocks.
+        within = monotonic <= event.get("start", monotonic) <= event.get("end", monotonic) <= latest
+        if event["pid"] not in started or not within:
+            continue
+        if kind == "messages":
+            stored = event["wrote"]
+        elif kind == "span" and event["stage"] in STAGES:
+            span = _span(event, event["stage"], event["name"], monotonic)
+            spans += [span, *(_compiled_in(span, later) if span.stage == "launch" else ())]
+        elif kind in ("hit", "miss", "store"):
+            stage, name = "store" if kind == "store" else "lookup", event.get("dictionary") or event.get("key")
+            about = {"layer": evidence.layer_of(event, lookups), "outcome": kind, "bytes": event.get("bytes")}
+            spans.append(_span(event, stage, name or event["layer"], monotonic, **about))
+        elif kind == "build":
+            name, binary = event.get("kind") or kind, event.get("binary")
+            spans.append(_span(event, "build", name, monotonic, layer=event["layer"], outcome=binary))
+            part = lookups.get(event.get("driver") or "", core.Lookups())
+            spans += _driver_spans(event, part, stored if event.get("compiled") else (), began, later)
+            stored = ()
+    return sorted(spans, key=lambda span: (span.start, -span.seconds))
+
+
+def _span(event: Event, stage: str, name: str, began: int, when: Sequence[int] = (), **more: Any) -> Span:  # noqa: ANN401 - fields
+    start, end = when or (event["start"], event["end"])
+    kernel = " ".join(event.get("kernels") or ()) or None
+    times = (start - began) / 1e9, (end - start) / 1e9
+    return Span(event["pid"], event["thread"], stage, name, *times, kernel=kernel, **more)
+
+
+def _compiled_in(launch: Span, later: Mapping[tuple[int, str], list[Span]]) -> Iterator[Span]:
+    """Yield what the driver compiled in a launch, or a wait, since a kernel was launched."""
+    begun = launch.start
+    names = {(launch.process, name) for name in (launch.kernel or "").split()}
+    ended = [span for name in names for span in later.get(name, ()) if begun < span.start <= launch.end]
+    for span in sorted(ended, key=lambda span: span.start):
+        yield replace(span, thread=launch.thread, start=begun, seconds=span.start - begun)
+        begun = span.start
+        # It is part of the innermost such span, which is noted first.
+        later[span.process, span.kernel or ""].remove(span)
+
+
+def _driver_spans(
+    event: Event,
+    part: core.Lookups,
+    stored: Sequence[str],
+    began: tuple[int, int],
+    later: dict[tuple[int, str], list[Span]],
+) -> Iterator[Span]:
+    """Yield the spans of the driver in a build: one that missed looks up, compiles, and loads."""
+    compiled = event.get("compiled")
+    times = [(path, *compilation) for path in stored for compilation in part.compilations(path)]
+    outcome = None if compiled is None else "miss" if compiled else "hit"
+    for interval in event["compiles"]:
+        span = _span(event, "compile", DRIVER, began[0], interval, layer=event.get("driver"), outcome=outcome)
+        inside = []
+        for path, kernel, begun, ended in times:
+            end = ended - began[1] / 1e9
+            start = end if begun is None else begun - began[1] / 1e9
+            compiler = replace(span, name="compiler", start=start, seconds=end - start)
+            if begun is None:
+                later.setdefault((span.process, kernel or ""), []).append(replace(compiler, kernel=kernel))
+            elif span.start <= start < end <= span.end:
+                inside.append(replace(compiler, bytes=part.weigh(path)))
+        is_known = compiled is False or bool(inside)
+        yield replace(span, stage="lookup") if is_known else span
+        yield from inside
+
+
+# ---------------------------------------------------------------------- sums
+
+
+def own_times(spans: Sequence[Span]) -> list[tuple[Span, float, str | None]]:
+    """Return each span with its seconds without the spans inside it, and its kernel, or that of a span around it.
+
+    Spans must be in order: by start, longer ones first. A wait for several kernels that were launched before it
+    belongs to none of them.
+    """
+    rows: list[list[Any]] = []
+    open_rows: dict[tuple[int, int], list[list[Any]]] = {}
+    for span in spans:
+        around = open_rows.setdefault((span.process, span.thread), [])
+        while around and around[-1][0].end <= span.start:
+            around.pop()
+        kernel = None if span.stage == "launch" and " " in (span.kernel or "") else span.kernel
+        if around:
+            outer = around[-1]
+            # Parts of spans that overlap without nesting count once, in the later one.
+            outer[1] -= min(span.end, outer[0].end) - span.start
+            kernel = kernel or outer[2]
+        around.append([span, span.seconds, kernel])
+        rows.append(around[-1])
+    return [(span, max(0.0, seconds), kernel) for span, seconds, kernel in rows]
+
+
+def summarize(spans: Sequence[Span]) -> Summary:
+    """Sum spans up, which must be in order."""
+    times: dict[tuple[str, str | None], float] = defaultdict(float)
+    kernels: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    outcomes: dict[str, set[str | None]] = defaultdict(set)
+    threads: dict[tuple[int, int], list[Span]] = defaultdict(list)
+    for span, seconds, name in own_times(spans):
+        times[span.stage, span.outcome] += seconds
+        threads[span.process, span.thread].append(span)
         if name is not None:
-            by_stage = kernels.setdefault(name, {})
-            by_stage[span.stage] = by_stage.get(span.stage, 0.0) + seconds
-            outcomes.setdefault(name, set()).add(span.outcome)
+            kernels[name][span.stage] += seconds
+            outcomes[name].add(span.outcome)
+    totals: dict[str, float] = defaultdict(float)
+    for (stage, _), seconds in times.items():
+        totals[stage] += seconds
+    stages = [stage for stage in STAGES if totals[stage]]
     slowest = [
         KernelTime(
             name,
@@ -288,9 +310,9 @@ def summarize(timeline: Timeline) -> Summary:
         for name, by_stage in kernels.items()
     ]
     return Summary(
-        tuple(StageTime(stage, *times) for stage, times in stages.items() if times[0]),
+        tuple(StageTime(stage, totals[stage], times[stage, "hit"], times[stage, "miss"]) for stage in stages),
         max(map(_missed, threads.values()), default=0.0),
-        any(span.stage == "compile" and span.outcome is None for span in timeline.spans),
+        any(span.stage == "compile" and span.outcome is None for span in spans),
         tuple(sorted(slowest, key=lambda kernel: -kernel.seconds)[:_SLOWEST]),
     )
 
@@ -300,14 +322,13 @@ def _missed(spans: Sequence[Span]) -> float:
     waiting: dict[tuple[str | None, str, str | None], list[Span]] = {}
     work: list[tuple[float, float]] = []
     for span in spans:
-        end = span.start + span.seconds
         lookup = (span.layer, span.name, span.kernel)
         if span.outcome == "miss":
-            work.append((span.start, end))
+            work.append((span.start, span.end))
             if span.stage == "lookup":
                 waiting.setdefault(lookup, []).append(span)
         elif span.stage == "store" and waiting.get(lookup):
-            work.append((waiting[lookup].pop().start, end))
+            work.append((waiting[lookup].pop().start, span.end))
     missed, until = 0.0, -math.inf
     for start, end in sorted(work):
         missed += max(0.0, end - max(start, until))
@@ -325,38 +346,38 @@ def check(name: str) -> None:
         raise core.BadRequest(message)
 
 
-def encode(timeline: Timeline, name: str) -> bytes:
-    """Return the file of a timeline, in the form that its name says, which :func:`check` has seen."""
+def encode(trace: Trace, name: str) -> bytes:
+    """Return the file of a run's timeline, in the form that its name says, which :func:`check` has seen."""
     if name.endswith(".html"):
-        return page(timeline)
+        return page(trace)
     document = {
         # The first bytes say that cachectl wrote it.
         "otherData": {
             "schema": SCHEMA,
-            "command": list(timeline.command),
-            "started": timeline.started,
-            "wall_seconds": timeline.wall_seconds,
-            "processes": [asdict(process) for process in timeline.processes],
+            "command": trace.command,
+            "started": trace.started,
+            "wall_seconds": trace.wall_seconds,
+            "processes": trace.processes,
         },
         "displayTimeUnit": "ms",
-        "traceEvents": [*_metadata(timeline), *map(_complete, timeline.spans)],
+        "traceEvents": [*_metadata(trace), *map(_complete, trace.spans)],
     }
     return json.dumps(document, separators=(",", ":")).encode() + b"\n"
 
 
-def _metadata(timeline: Timeline) -> Iterator[dict[str, object]]:
+def _metadata(trace: Trace) -> Iterator[dict[str, object]]:
     threads: dict[int, dict[int, None]] = {}
-    for span in timeline.spans:
+    for span in trace.spans:
         threads.setdefault(span.process, {})[span.thread] = None
-    for index, process in enumerate(timeline.processes):
-        rank = "" if process.rank is None else f"rank {process.rank}: "
-        about = {"process_name": {"name": f"{rank}{process.command}"}, "process_sort_index": {"sort_index": index}}
-        about |= {"process_labels": {"labels": process.host}} if process.host else {}
-        for name, arguments in about.items():
-            yield {"name": name, "ph": "M", "pid": process.process, "tid": 0, "args": arguments}
-        for number, thread in enumerate(threads.get(process.process, ())):
-            title = {"name": "main" if thread == process.process else f"thread {number}"}
-            yield {"name": "thread_name", "ph": "M", "pid": process.process, "tid": thread, "args": title}
+    for index, process in enumerate(trace.processes):
+        number, rank = process["process"], process["rank"]
+        title = process["command"] if rank is None else f"rank {rank}: {process['command']}"
+        rows = [(0, "process_name", {"name": title}), (0, "process_sort_index", {"sort_index": index})]
+        rows.append((0, "process_labels", {"labels": process["host"]}))
+        for place, thread in enumerate(threads.get(number, ())):
+            rows.append((thread, "thread_name", {"name": "main" if thread == number else f"thread {place}"}))
+        for thread, name, arguments in rows:
+            yield {"name": name, "ph": "M", "pid": number, "tid": thread, "args": arguments}
 
 
 def _complete(span: Span) -> dict[str, object]:
@@ -372,22 +393,22 @@ def _complete(span: Span) -> dict[str, object]:
     }
 
 
-def page(timeline: Timeline) -> bytes:
+def page(trace: Trace) -> bytes:
     """Return one HTML page with all spans. It requests nothing, so it can be sent and kept as a file."""
     from cachectl.pages import build_page, numbered
 
     words, spans = numbered(), []
-    for span in timeline.spans:
+    for span in trace.spans:
         # Texts are written once, and spans have their numbers; seconds are rounded to nanoseconds.
         texts = (span.stage, span.name, span.layer, span.kernel, span.outcome)
         numbers = [None if text is None else words[text] for text in texts]
         spans.append([span.process, span.thread, *numbers, round(span.start, 9), round(span.seconds, 9), span.bytes])
     data = {
-        "command": shlex.join(timeline.command),
-        "started": timeline.started,
-        "wall": timeline.wall_seconds,
+        "command": shlex.join(trace.command),
+        "started": trace.started,
+        "wall": trace.wall_seconds,
         "stages": list(STAGES),
-        "processes": [[one.process, one.command, one.host, one.rank] for one in timeline.processes],
+        "processes": [[*process.values()] for process in trace.processes],
         "spans": spans,
         "words": list(words),
     }

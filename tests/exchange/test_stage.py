@@ -180,11 +180,14 @@ def test_a_job_that_gets_a_signal_ends_in_order(tmp_path: Path, mpiexec: str) ->
 
 
 @real
-def test_a_node_whose_disk_cannot_be_used_runs_cold_and_says_so(jobs: Jobs) -> None:
-    # Every node had one in an earlier job.
-    (jobs.home.path / "scratch/b").chmod(0o777)
+def test_a_node_whose_disk_cannot_be_used_runs_cold_and_says_so(jobs: Jobs, open_folder: Path) -> None:
+    disk = jobs.home.path / "scratch/b"
+    disk.rmdir()
+    disk.symlink_to(open_folder)
+    # Everybody could replace what is in it.
+    open_folder.chmod(0o777)
     said, ranks = jobs.ranks("no-disk", "warm.zip", "--trust")
-    (jobs.home.path / "scratch/b").chmod(0o700)
+    disk.unlink()
     assert "entries on 1 of 2 nodes" in said
     assert [line for line in said.splitlines() if "CACHECTL_NODE=b" in line and "not staged" in line]
     assert all((rank["before"] == rank["after"]) == (rank["node"] == "a") for rank in ranks)

@@ -49,7 +49,7 @@ def folder_of(home: Home) -> Path:
     ],
 )
 def test_names_of_every_generation(file: str, parts: tuple[str, str, str, bool] | None) -> None:
-    assert pdict.parse_name(file, PYTHON) == (None if parts is None else pdict.DictionaryName(file, *parts))
+    assert pdict.parse_name(file, PYTHON) == (None if parts is None else pdict.DictionaryName(*parts))
 
 
 def test_a_planted_pickle_is_read_and_not_run(tmp_path: Path) -> None:

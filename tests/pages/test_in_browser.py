@@ -14,7 +14,7 @@ from support.reports import make_report
 from support.timelines import make_timeline
 
 from cachectl.verbs.report import draw
-from cachectl.watching.timeline import Process, Span, Timeline, page
+from cachectl.watching.timeline import Span, Trace, page
 
 ENTER, HOME, END, ESCAPE, RIGHT = "\ue007", "\ue011", "\ue010", "\ue00c", "\ue014"
 BELOW = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
@@ -48,7 +48,7 @@ def test_empty_pages_are_pages_too(browser: Browser, file: Path, home: Home) -> 
     browser.press("map", RIGHT, ENTER, ESCAPE)
     assert (browser.messages, browser.requests) == ([], [])
     assert "No problem was found." in browser.find("findings").text
-    browser.open(page(Timeline(("true",), 0.0, 0.01, (), ())), file)
+    browser.open(page(Trace(("true",), wall_seconds=0.01)), file)
     browser.press("chart", "+n0")
     assert (browser.messages, browser.requests) == ([], [])
 
@@ -64,7 +64,7 @@ def test_hostile_names_are_only_shown(browser: Browser, file: Path) -> None:
     made = make_timeline(ranks=1, kernels=len(HOSTILE))
     rename = dict(zip(dict.fromkeys(span.kernel for span in made.spans if span.kernel), HOSTILE, strict=True))
     spans = tuple(replace(span, kernel=rename.get(span.kernel or ""), name=HOSTILE[0]) for span in made.spans)
-    processes = (replace(made.processes[0], command=HOSTILE[0], host=HOSTILE[2]),)
+    processes = ({**made.processes[0], "command": HOSTILE[0], "host": HOSTILE[2]},)
     traced = page(replace(made, command=HOSTILE, processes=processes, spans=spans))
     for drawn, canvas, keys, title, shows in (
         (draw(report, replace(listing, entries=entries), hostile), "map", (RIGHT, ENTER) * 2, "report", "entries"),
@@ -184,7 +184,8 @@ def test_stages_count_without_the_spans_inside_them(browser: Browser, file: Path
         Span(1, 1, "compile", "clang", 3.0, 4.0, "pocl"),
         Span(1, 2, "compile", "clang", 3.0, 1.0, "pocl", "scale"),
     )
-    browser.open(page(Timeline(("python",), 0.0, 10.0, (Process(1, "python", "here"),), spans)), file)
+    process = {"process": 1, "command": "python", "host": "here", "rank": None}
+    browser.open(page(Trace(("python",), wall_seconds=10.0, processes=(process,), spans=spans)), file)
     stages = [row.text.split()[:2] for row in rows(browser, "stages")]
     assert stages == [["build", "4.00"], ["compile", "5.00"], ["lookup", "2.00"]]
     # A span without a kernel of its own belongs to that of the span around it.

@@ -1,6 +1,7 @@
 """The layer ``toyc``: compiled kernels, one file each, in a flat folder."""
 
 import re
+from pathlib import Path
 
 from cachectl.layers import core
 from cachectl.layers.formats.details import Details
@@ -30,5 +31,5 @@ class Toyc(core.Layer):
     about = core.About(
         reveals="names of your kernels",
         portability=core.Portability(),
-        lookups=core.Lookups("toyc", (core.Call("toyc", "find"), core.Call("toyc", "keep", stores=True))),
+        lookups=core.Lookups("toyc", {"toyc": Path(__file__).with_name("toyc_watcher.py")}, ("toyc",)),
     )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from cachectl.watching.timeline import Process, Span, Timeline
+from cachectl.watching.timeline import Span, Trace
 
 #: Kernels of a flow solver, as generated code names them.
 SUBJECTS = ("mass", "momentum", "energy", "species", "gradient", "divergence", "flux", "operator", "projection")
@@ -17,7 +17,7 @@ def kernel_names(count: int) -> list[str]:
     return [f"{SUBJECTS[number % len(SUBJECTS)]}_{number:03}" for number in range(count)]
 
 
-def read_timeline_file(path: Path) -> Timeline:
+def read_timeline_file(path: Path) -> Trace:
     """Read a file in the Chrome trace format that ``trace --timeline`` has written."""
     document = json.loads(path.read_bytes())
     about = document["otherData"]
@@ -28,16 +28,24 @@ def read_timeline_file(path: Path) -> Timeline:
         if one["ph"] == "X"
     ]
     spans.sort(key=lambda span: (span.start, -span.seconds))
-    processes = tuple(Process(**one) for one in about["processes"])
-    return Timeline(tuple(about["command"]), about["started"], about["wall_seconds"], processes, tuple(spans))
+    return Trace(
+        tuple(about["command"]),
+        wall_seconds=about["wall_seconds"],
+        started=about["started"],
+        processes=about["processes"],
+        spans=spans,
+    )
 
 
-def make_timeline(ranks: int = 4, kernels: int = 24) -> Timeline:
+def make_timeline(ranks: int = 4, kernels: int = 24) -> Trace:
     """Return a timeline in which each rank imports the stack and starts each kernel once; a third of them is warm."""
-    processes = tuple(Process(4000 + rank, "python simulate.py", "node1", rank) for rank in range(ranks))
-    spans = tuple(span for one in processes for span in _process(one.process, kernel_names(kernels)))
-    wall = max(span.start + span.seconds for span in spans) + 0.05
-    return Timeline(("python", "simulate.py", "--order", "3"), 1_790_000_000.0, wall, processes, spans)
+    processes = [
+        {"process": 4000 + rank, "command": "python simulate.py", "host": "node1", "rank": rank}
+        for rank in range(ranks)
+    ]
+    spans = [span for rank in range(ranks) for span in _process(4000 + rank, kernel_names(kernels))]
+    wall, command = max(span.end for span in spans) + 0.05, ("python", "simulate.py", "--order", "3")
+    return Trace(command, wall_seconds=wall, started=1_790_000_000.0, processes=processes, spans=spans)
 
 
 def _process(process: int, names: list[str]) -> Iterator[Span]:

@@ -7,9 +7,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,13 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.core.parts import Compilation, Lookups
 from cachectl.layers.inside import observer
 from cachectl.watching import timeline as timelines
-from cachectl.watching.evidence import EntryTrace, with_files
-from cachectl.watching.timeline import STAGES, Span, Timeline, read_timeline, summarize
+from cachectl.watching.evidence import EntryTrace, complete_builds
+from cachectl.watching.timeline import STAGES, Span, Trace, own_times, read_spans, summarize
 
 SECOND = 1_000_000_000
 
 
-def timed(home: Home, *command: str) -> Timeline:
+def timed(home: Home, *command: str) -> Trace:
     file = home.path / "timeline.json"
     home.cachectl(f"trace --timeline {file} --", *command)
     return read_timeline_file(file)
@@ -44,9 +43,9 @@ def test_a_start_is_timed_stage_by_stage(home: Home) -> None:
     # PyOpenCL's own cache is off for PoCL.
     assert {span.stage for span in cold.spans} == set(STAGES)
     (process,) = cold.processes
-    assert (process.rank, process.host, "kernels.py" in process.command) == (None, os.uname().nodename, True)
+    assert (process["rank"], process["host"], "kernels.py" in process["command"]) == (None, os.uname().nodename, True)
     assert {"loopy", "islpy", "numpy"} <= {span.name for span in cold.spans if span.stage == "import"}
-    assert {kernel for _, _, kernel in cold.own()} == {None, "lk0"}
+    assert {kernel for _, _, kernel in own_times(cold.spans)} == {None, "lk0"}
     (compiled, shaped) = [span for span in cold.spans if span.stage == "compile"]
     assert (compiled.layer, compiled.outcome, shaped.layer, shaped.kernel) == ("pocl", "miss", "pocl", "lk0")
     document = trace(home, "kernels.py", "1")
@@ -60,7 +59,7 @@ def test_a_start_is_timed_stage_by_stage(home: Home) -> None:
 def test_ranks_are_aligned(home: Home, mpiexec: str) -> None:
     """Four ranks leave a barrier at the same moment, give or take what the scheduler of two processors adds."""
     timeline = timed(home, mpiexec, "-n", "4", sys.executable, f"{home.programs}/barriers.py")
-    ranks = [one.rank for one in timeline.processes if "barriers.py" in one.command and one.rank is not None]
+    ranks = [one["rank"] for one in timeline.processes if "barriers.py" in one["command"] and one["rank"] is not None]
     assert ranks == [*range(4)]
     moments: dict[str, list[float]] = {}
     for span in timeline.spans:
@@ -114,7 +113,7 @@ def test_code_run_in_programs_needs_the_standard_library_alone() -> None:
 # ---------------------------------------------------------------------- events
 
 
-def read(events: Sequence[Mapping[str, Any]], *compilations: Compilation) -> tuple[Span, ...]:
+def read(events: Sequence[dict[str, Any]], *compilations: Compilation) -> list[Span]:
     """Read events of a run that began at 100 s of the monotonic clock, and 1000 s of the epoch."""
 
     def read_times(path: str) -> tuple[Compilation, ...]:
@@ -123,9 +122,7 @@ def read(events: Sequence[Mapping[str, Any]], *compilations: Compilation) -> tup
 
     driver = Lookups(compilations=read_times)
     started = {"pid": 1, "event": "started", "program": ["program"], "host": "here"}
-    began, layer_of = (100 * SECOND, 1000 * SECOND), itemgetter("layer")
-    made = read_timeline(("run",), began, 50.0, [started, *events], layer_of=layer_of, lookups={"drv": driver})
-    return made.spans
+    return read_spans([started, *events], (100 * SECOND, 1000 * SECOND), 50.0, {"drv": driver})
 
 
 def event(kind: str, start: float, end: float, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
@@ -150,7 +147,7 @@ def test_a_driver_that_missed_looked_up_and_compiled() -> None:
         ("launch", 13.0, 7.0),
         ("compile", 13.0, 5.0),
     ]
-    assert [own for _, own, _ in Timeline((), 0.0, 50.0, (), spans).own()] == [2.0, 3.0, 5.0, 1.0, 2.0, 5.0]
+    assert [own for _, own, _ in own_times(spans)] == [2.0, 3.0, 5.0, 1.0, 2.0, 5.0]
     # Where files have no such times, all of it counts as compiled.
     assert [(span.stage, span.seconds) for span in read([said, build])] == [("build", 10.0), ("compile", 8.0)]
 
@@ -162,11 +159,12 @@ def test_a_build_by_a_driver_that_says_nothing(*, compiled: bool | None) -> None
     build = event("build", 100, 110, compiles=[[101 * SECOND, 109 * SECOND]], **about)
     stores = int(compiled is True)
     entry = EntryTrace("drv", "key", 1 - stores, stores, None, ("k",), "gpu", at=(1005.0,))
-    spans = read(with_files([build], [] if compiled is None else [entry]))
+    complete_builds([build], [] if compiled is None else [entry])
+    spans = read([build])
     (span,) = [span for span in spans if span.name == "driver"]
     stage, outcome = {True: ("compile", "miss"), False: ("lookup", "hit"), None: ("compile", None)}[compiled]
     assert (span.stage, span.outcome, span.layer) == (stage, outcome, "drv" if compiled is not None else None)
-    summary = summarize(Timeline((), 0.0, 12.0, (), spans))
+    summary = summarize(spans)
     assert summary.slowest[0].warm is (None if compiled is None else not compiled)
     assert (summary.at_least, summary.missed) == (compiled is None, 8 if compiled else 0)
 
@@ -194,7 +192,7 @@ def test_misses_last_from_the_lookup_to_the_end_of_the_store() -> None:
         span("compile", 8, 4, outcome="miss", **KEY),
         span("launch", 12, 1, kernel="k"),
     )
-    summary = summarize(Timeline((), 0.0, 14.0, (), spans))
+    summary = summarize(spans)
     assert summary.missed == 6.5 + 4
     assert not summary.at_least
     assert {one.stage: (one.seconds, one.hit, one.missed) for one in summary.stages} == {
@@ -210,7 +208,7 @@ def test_misses_last_from_the_lookup_to_the_end_of_the_store() -> None:
     assert (slowest.kernel, slowest.seconds, slowest.slowest_stage, slowest.warm) == ("k", 11.5, "compile", False)
     # A wait for several kernels is part of none.
     waits = (span("launch", 0, 1, kernel="k"), span("launch", 1, 1, name="wait", kernel="k other"))
-    summary = summarize(Timeline((), 0.0, 2.0, (), waits))
+    summary = summarize(waits)
     assert [(one.kernel, one.seconds) for one in summary.slowest] == [("k", 1)]
     assert [(one.stage, one.seconds) for one in summary.stages] == [("launch", 2)]
 

@@ -131,8 +131,8 @@ def watched(home: Home, *, lost: bool = False) -> Iterator[dict[str, Evidence]]:
         yield seen
         if lost:
             watching._events.lost = True
-    for name, what in watching.seen().items():
-        seen[name].take(*what)
+    for name, what in seen.items():
+        what.take(watching.uses_of(name), watching.doubts[name])
 
 
 WRITING = (events.OPEN, events.MODIFY, events.CLOSE_WRITE)
@@ -172,8 +172,8 @@ def test_openings_at_once_are_doubtful(home: Home, order: str, fewest: int) -> N
                 handles.append(os.open(entry, os.O_RDONLY))
             else:
                 os.close(handles.pop() if step == "c" else os.open(other, os.O_RDONLY))
-    entries = found["comgr"].entries or []
-    hits = sum(not stored for _, stored in entries[0][2].uses) if order else 0
+    used = found["comgr"].used or []
+    hits = used[0].hits if order else 0
     assert fewest <= hits <= order.count("o") * 100
     assert [*found["comgr"].doubts] == {"oc": [], "": [LOST]}.get(order, [events._TOGETHER])
 

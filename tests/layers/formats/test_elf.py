@@ -57,9 +57,9 @@ def our_tables(data: bytes) -> dict[str, Any]:
     return {
         "kind": (found.machine == 62, found.width, found.order == "<"),
         "sections": [(one.name, one.offset, one.size, one.link) for one in found.sections],
-        "segments": [offset for _, offset in found.segments],
+        "segments": list(found.segments),
         "symbols": list(found.symbols()),
-        "notes": [note[::2] for section in found.sections if section.kind == 7 for note in found.notes(section)],
+        "notes": [note[::2] for note in found.notes()],
         "dynamic": [text for _, text in found.dynamic_strings()],
     }
 

@@ -17,7 +17,7 @@ from cachectl.layers.miopen import (
     MIOpenTuning,
     libraries,
 )
-from cachectl.layers.miopen.databases import newest, parse_name, program_names
+from cachectl.layers.miopen.databases import parse_name, program_names, version_numbers
 
 LAYERS = (MIOpenKernels, MIOpenSystemKernels, MIOpenTuning, MIOpenSystemTuning)
 HOME = Path("/home/u")
@@ -199,7 +199,7 @@ def test_names_of_files() -> None:
     of_base = {name.base: (name.arch, name.device, name.units) for name in named.values() if name.kind == "ukdb"}
     assert of_base == BASES
     assert [parse_name(file) for file in OTHERS] == [None] * len(OTHERS)
-    assert (newest(["2.20.0.x", "2.9.0", "3.0.0."]), newest([])) == ("3.0.0.", None)
+    assert max(["2.20.0.x", "2.9.0", "3.0.0."], key=version_numbers) == "3.0.0."
     assert program_names("Conv_Winograd_v21_1_3.s.o") == ("Conv_Winograd_v21_1_3.s", "Conv_Winograd_v21_1_3")
     assert program_names("X.mlir.obj") == ("X.mlir", "X")
     assert program_names("d41d8cd98f00b204e9800998ecf8427e.o") == ("d41d8cd98f00b204e9800998ecf8427e",)
