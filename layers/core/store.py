@@ -7,11 +7,11 @@ is allowed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -179,7 +179,7 @@ def each_part(total: Sum, parts: Iterable[tuple[str, Callable[[], Sum]]]) -> Sum
     return total
 
 
-@contextmanager
+@contextlib.contextmanager
 def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[None]:
     """Recount the entries into an index after a change, even after a failed one, which may be half done.
 
@@ -188,7 +188,7 @@ def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[N
     try:
         yield
     except BaseException:
-        with suppress(core.LayerError, OSError):
+        with contextlib.suppress(core.LayerError, OSError):
             recount()
         raise
     try:
@@ -202,7 +202,7 @@ def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[N
 
 
 def remove_counted(
-    layer: str, change: AbstractContextManager[_T], remove: Callable[[_T], core.Outcome]
+    layer: str, change: contextlib.AbstractContextManager[_T], remove: Callable[[_T], core.Outcome]
 ) -> core.Outcome:
     """Remove entries within a change that ends with :func:`counting`; a failed recount is added to the outcome."""
     outcome: core.Outcome | None = None

@@ -6,11 +6,11 @@ Both are text records; the perf-db of builds that keep it in sqlite is only coun
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace as changed
 from functools import partial
 from pathlib import Path
@@ -126,7 +126,7 @@ class TuningDatabases(databases.MIOpenDatabases):
 
     # ------------------------------------------------------------------ locks
 
-    @contextmanager
+    @contextlib.contextmanager
     def _editing(self, root: core.Root, file: str) -> Iterator[None]:
         """Hold the locks of every MIOpen version while a file is changed, then notify running programs.
 
@@ -135,13 +135,13 @@ class TuningDatabases(databases.MIOpenDatabases):
         """
         path = root.path / file
         marks = path.with_name(path.name + _TIME)
-        with _THREADS, ExitStack() as stack:
+        with _THREADS, contextlib.ExitStack() as stack:
             # One order everywhere, so that two cachectls never wait for each other.
             for lock in sorted(_lock_files(self.environment, path)):
                 folder = self._lock_folder(lock.parent, stack)
                 held = locks.record_lock(self.name, lock, folder=folder, lock_timeout=self.environment.lock_timeout)
                 handle = stack.enter_context(held)
-                with suppress(PermissionError):
+                with contextlib.suppress(PermissionError):
                     os.fchmod(handle, _OPEN_TO_ALL)
             yield
             if plain.status_at(path) is not None:
@@ -149,7 +149,7 @@ class TuningDatabases(databases.MIOpenDatabases):
             elif self.is_usable(root, file + _TIME):
                 atomic.remove_file(marks)
 
-    def _lock_folder(self, folder: Path, stack: ExitStack) -> int:
+    def _lock_folder(self, folder: Path, stack: contextlib.ExitStack) -> int:
         """Open a folder of locks, or make it; no link is followed."""
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
