@@ -53,7 +53,7 @@ class Findings:
     @property
     def failed(self) -> bool:
         """Return whether anything is damaged, or worse than harmless."""
-        return any(finding.thing or finding.severity is not core.Severity.HARMLESS for finding in self.findings)
+        return any(finding.thing or finding.severity is not core.HARMLESS for finding in self.findings)
 
 
 def _in_each_root(
@@ -133,7 +133,7 @@ def failure(layer: core.Layer, path: Path | None, error: Exception) -> core.Find
     elif place.is_absolute():
         owner, _, own_fix = trust.closed_by_another(place, layer.environment.home_folder)
         message, fix = message + owner, own_fix or fix
-    return core.Finding(layer.name, place, None, core.Severity.FAILS, code, message, fix)
+    return core.Finding(layer.name, place, None, core.FAILS, code, message, fix)
 
 
 def entries_table(entries: Iterable[core.Entry], now: float, stale: str) -> verbs.Table:

@@ -56,11 +56,11 @@ class Layer:
     def state(self) -> core.State:
         """Return whether a program started in this environment would use the cache, and why."""
         if self.switch is None:
-            return core.State(core.Condition.ENABLED, "has no switch")
+            return core.State(core.ENABLED, "has no switch")
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         if self.switch.is_off(value):
-            return core.State(core.Condition.DISABLED, f"{variable}={value}")
-        return core.State(core.Condition.ENABLED, f"on unless {variable}={self.switch.off}")
+            return core.State(core.DISABLED, f"{variable}={value}")
+        return core.State(core.ENABLED, f"on unless {variable}={self.switch.off}")
 
     def disable(self) -> core.Switch:
         """Return how to turn the layer off; changes nothing. Raises :class:`Refused` if that is impossible."""
@@ -346,7 +346,7 @@ def _plan_root(layer: Layer, root: core.Root, selection: core.Selection) -> core
 def off(layer: Layer, variable: str, what: str | None = None) -> core.Finding:
     """Return the finding that a variable switches a layer off, or ``what`` of it, on purpose."""
     message = f"{variable}={layer.environment.get(variable)} switches {what or layer.title} off"
-    where, severity = first_place(layer), core.Severity.RECOMPILES
+    where, severity = first_place(layer), core.RECOMPILES
     return core.Finding(layer.name, where, None, severity, "off", message, f"unset {variable}")
 
 
@@ -370,7 +370,7 @@ def faults_of(layer: Layer, switches: Iterable[core.EnvSwitch]) -> Iterator[Faul
     for switch in switches:
         value = layer.environment.get(switch.variable)
         if switch.is_off(value):
-            yield core.Condition.DISABLED, off(layer, switch.variable, switch.what)
+            yield core.DISABLED, off(layer, switch.variable, switch.what)
         elif value is not None and not switch.is_fine(value):
             found = misread(layer, switch.variable, switch.severity, switch.outcome, switch.fix)
-            yield core.Condition.DISABLED if switch.disables else None, found
+            yield core.DISABLED if switch.disables else None, found

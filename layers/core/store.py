@@ -134,11 +134,11 @@ class Store(ABC):
 def finding_of(store: Store, root: core.Root, problem: core.Problem) -> core.Finding:
     """Return the finding of a problem: unreadable things may hide entries that fail a program."""
     quoted, message = shlex.quote(str(problem.path)), problem.message
-    severity, fix = core.Severity.HARMLESS, f"nothing, or move {quoted} elsewhere"
+    severity, fix = core.HARMLESS, f"nothing, or move {quoted} elsewhere"
     if problem.code == "unreadable":
         owner, _, own_fix = trust.closed_by_another(problem.path, store.environment.home_folder)
         message += owner
-        severity, fix = core.Severity.FAILS, own_fix or f"chmod u+rwx {quoted}"
+        severity, fix = core.FAILS, own_fix or f"chmod u+rwx {quoted}"
     key = os.path.relpath(problem.path, root.path)
     where = None if key == "." else key
     return core.Finding(store.name, root.path, where, severity, problem.code, message, fix)

@@ -131,7 +131,7 @@ def several_drivers(of: core.Layer, maker: str) -> Iterator[core.Finding]:
         registered = f"{len(libraries)} drivers of {maker} are registered ({', '.join(libraries)})"
         message = f"{registered}: which of them built an entry is not known, nor whether one from elsewhere will hit"
         fix = "none needed; to know it, uninstall all but one"
-        yield core.Finding(of.name, core.first_place(of), None, core.Severity.HARMLESS, "drivers", message, fix)
+        yield core.Finding(of.name, core.first_place(of), None, core.HARMLESS, "drivers", message, fix)
 
 
 def _found_by(loader: Loader, environment: core.Environment) -> Iterator[Driver]:
@@ -377,7 +377,7 @@ class DriverLayer(core.Layer):
     zero_limit_is_off: ClassVar[bool] = False
     #: The effect of a variable that leaves the driver without a place.
     placeless: ClassVar[core.Hazard] = core.Hazard(
-        core.Severity.RECOMPILES, "is not absolute: the driver keeps nothing, and every run compiles"
+        core.RECOMPILES, "is not absolute: the driver keeps nothing, and every run compiles"
     )
 
     def drivers(self) -> tuple[str, ...]:
@@ -396,11 +396,11 @@ class DriverLayer(core.Layer):
             return core.State(condition, why.message, self.drivers())
         if not self.is_here():
             who = " or ".join(self.makers)
-            return core.State(core.Condition.ABSENT, f"no driver of {who} is here, and none has left a cache")
+            return core.State(core.ABSENT, f"no driver of {who} is here, and none has left a cache")
         variable, odd = self.switch.variable, [fault.message for _, fault in faults if fault.code == "variable"]
         value = self.environment.get(variable)
         named = "on by default" if value is None or odd else f"{variable}={value}"
-        return core.State(core.Condition.ENABLED, "; ".join((named, *odd)), self.drivers())
+        return core.State(core.ENABLED, "; ".join((named, *odd)), self.drivers())
 
     def diagnose(self) -> Iterator[core.Finding]:
         """Yield the problems, and a cache that is nearly full."""
@@ -423,27 +423,27 @@ class DriverLayer(core.Layer):
             if rules and not self.roots():
                 message = f"{rules[-1].variable} is not set: the driver has no place for a cache"
                 fix = f"export {rules[-1].variable}={shlex.quote(str(environment.home))}"
-                found = core.Finding(self.name, Path("*"), None, core.Severity.RECOMPILES, "variable", message, fix)
-                yield core.Condition.DISABLED, found
+                found = core.Finding(self.name, Path("*"), None, core.RECOMPILES, "variable", message, fix)
+                yield core.DISABLED, found
             return
         rule, value, odd = decided
         home = environment.home if rule.variable == "HOME" else environment.absolute(value)
         absolute = f"export {rule.variable}={shlex.quote(str(home))}"
         fixes = absolute if value or rule.variable == "HOME" else None
         if odd == core.NOWHERE:
-            yield core.Condition.DISABLED, core.misread(self, rule.variable, *self.placeless, fixes)
+            yield core.DISABLED, core.misread(self, rule.variable, *self.placeless, fixes)
         elif odd == core.HERE and environment.platform != "win32":
             outcome = "is not absolute: each folder that a program is started from gets a cache of its own"
-            yield None, core.misread(self, rule.variable, core.Severity.RECOMPILES, outcome, fixes)
+            yield None, core.misread(self, rule.variable, core.RECOMPILES, outcome, fixes)
 
     def _limit_faults(self) -> Iterator[core.Fault]:
         if (value := self.environment.get(self.limit_variable)) is None:
             return
         number = _leading_number(value)
-        condition = core.Condition.DISABLED if self.zero_limit_is_off and not number else None
+        condition = core.DISABLED if self.zero_limit_is_off and not number else None
         if not _PLAIN_NUMBER.fullmatch(value):
             outcome = f"is no number of bytes: the driver takes it for {number}"
-            severity = core.Severity.RECOMPILES if number or condition else core.Severity.WASTES
+            severity = core.RECOMPILES if number or condition else core.WASTES
             yield condition, core.misread(self, self.limit_variable, severity, outcome)
         elif condition is not None:
             yield condition, core.off(self, self.limit_variable)
@@ -468,7 +468,7 @@ class DriverLayer(core.Layer):
     def near_limit(self, held: int, limit: int, message: str, fix: str, place: Path) -> Iterator[core.Finding]:
         """Yield a finding if so many bytes are close to the limit, above which the library drops entries."""
         if held >= _NEARLY * limit:
-            yield core.Finding(self.name, place, None, core.Severity.RECOMPILES, "cap", message, fix)
+            yield core.Finding(self.name, place, None, core.RECOMPILES, "cap", message, fix)
 
 
 def _leading_number(value: str) -> int:

@@ -49,7 +49,7 @@ _SURPRISES = (
         "MESA_GLSL_DISABLE_IO_OPT",
         "(?!)",
         f"(?!(?:{_TRUE})\\Z).*",
-        core.Severity.RECOMPILES,
+        core.RECOMPILES,
         "switches the cache off in releases since 2025",
     ),
 )
@@ -65,11 +65,11 @@ class MesaShaderCache(drivers.DriverLayer):
     title = "Mesa shader cache (Rusticl)"
     about = core.About(
         on_network=core.Hazard(
-            core.Severity.HARMLESS,
+            core.HARMLESS,
             "every lookup goes over the network, and the size is counted in a file that programs map",
         ),
         among_ranks=core.Hazard(
-            core.Severity.HARMLESS,
+            core.HARMLESS,
             "of those that compile the same at once, one stores it; a single file or a database they lock",
         ),
         # Mesa opens the file of an entry to read it, and renames a temporary to a new one.
@@ -87,7 +87,7 @@ class MesaShaderCache(drivers.DriverLayer):
         core.EnvSwitch(name, _TRUE, _FALSE, outcome=_IGNORED, read=core.at_load(*OPENED), value="true")
         for name in _SWITCHES
     )
-    placeless = core.Hazard(core.Severity.RECOMPILES, "is empty: Mesa finds no place and keeps nothing")
+    placeless = core.Hazard(core.RECOMPILES, "is empty: Mesa finds no place and keeps nothing")
     places = core.Places(
         _PLACES[0],
         linux=(
@@ -127,9 +127,9 @@ class MesaShaderCache(drivers.DriverLayer):
     def state(self) -> core.State:
         """Return the state; without a variable Rusticl has no device."""
         if self.environment.platform == "win32":
-            return core.State(core.Condition.ABSENT, "Mesa keeps no cache on Windows")
+            return core.State(core.ABSENT, "Mesa keeps no cache on Windows")
         state = super().state()
-        if state.condition is not core.Condition.ENABLED or not state.drivers or self.environment.get("RUSTICL_ENABLE"):
+        if state.condition is not core.ENABLED or not state.drivers or self.environment.get("RUSTICL_ENABLE"):
             return state
         return replace(state, why=f"{state.why}; RUSTICL_ENABLE names no device, so there may be none")
 
@@ -150,7 +150,7 @@ class MesaShaderCache(drivers.DriverLayer):
         variable, value = self._first(_SIZES)
         if variable is not None and not read_limit(value)[1]:
             outcome = f"is taken for {read_limit(value)[0]:,} bytes: any unit but K or M counts as gigabytes"
-            yield None, core.misread(self, variable, core.Severity.HARMLESS, outcome, f"export {variable}=1G")
+            yield None, core.misread(self, variable, core.HARMLESS, outcome, f"export {variable}=1G")
         yield from core.faults_of(self, _SURPRISES)
 
     def _more_of_places(self) -> Iterator[core.Fault]:
@@ -159,11 +159,11 @@ class MesaShaderCache(drivers.DriverLayer):
             account = self.environment.home
             outcome = f"is not the home of the account, {account}, which releases before 2025 use instead"
             fix = f"export {_PLACES[0]}={shlex.quote(str(bases[0][0]))}"
-            yield None, core.misread(self, "HOME", core.Severity.HARMLESS, outcome, fix)
+            yield None, core.misread(self, "HOME", core.HARMLESS, outcome, fix)
         elif variable is not None and Path(value).is_absolute() and not Path(value).parent.is_dir():
             outcome = "has no parent folder, and releases before 2024 make only the last one: they keep nothing"
             fix = f"mkdir -p {shlex.quote(value)}"
-            yield None, core.misread(self, variable, core.Severity.RECOMPILES, outcome, fix)
+            yield None, core.misread(self, variable, core.RECOMPILES, outcome, fix)
 
     def diagnose(self) -> Iterator[core.Finding]:
         """Add a cache that is nearly full."""

@@ -134,7 +134,7 @@ class ShaderCache(Files):
         """Check the checksum. Nothing can check the name."""
         del key
         if (complaint := entries.complaint(files[""])) is not None:
-            yield core.Damage(core.Severity.RECOMPILES, f"{complaint}: {entries.NEVER}")
+            yield core.Damage(core.RECOMPILES, f"{complaint}: {entries.NEVER}")
 
     def detail(self, key: str, files: trees.Members) -> Mapping[str, str]:
         """Return kernels, device and driver."""
@@ -254,12 +254,12 @@ class ShaderCache(Files):
             yield core.finding_of(self, root, core.Problem(path, "foreign", entries.FOREIGN))
         elif complaint is not None:
             effect = _DROPS if root.role == cache.DATABASE else entries.NEVER
-            yield self.damaged(entry, core.Damage(core.Severity.RECOMPILES, f"{complaint}: {effect}"))
+            yield self.damaged(entry, core.Damage(core.RECOMPILES, f"{complaint}: {effect}"))
 
     def _broken(self, root: core.Root, problem: core.Problem) -> Iterator[core.Finding]:
         """Yield a finding for both files of a pair, since one without the other has the same effect."""
         folder, form = problem.path.parent.relative_to(root.path), _FORMATS[root.role]
-        damage = core.Damage(core.Severity.RECOMPILES, problem.message)
+        damage = core.Damage(core.RECOMPILES, problem.message)
         for name in (form.index_name, form.data_name):
             key = str(folder / name)
             leaf = self.tree_of(root).find(key)

@@ -36,7 +36,7 @@ class Files(core.Store):
     #: Files that a folder may have without being an entry; ``None`` if every folder is one, an empty one too.
     beside: ClassVar[frozenset[str] | None] = None
     #: The effect of an entry that is too large to be read, added to the reason.
-    unread: ClassVar[core.Damage] = core.Damage(core.Severity.RECOMPILES, "")
+    unread: ClassVar[core.Damage] = core.Damage(core.RECOMPILES, "")
 
     def __init__(
         self, *patterns: str | trees.Shape, codec: core.Codec | None = None, writers: tuple[str, ...] = ()

@@ -191,12 +191,12 @@ class Rows(files.Files):
 
     def file_finding(self, root: core.Root, file: str, error: core.LayerError) -> core.Finding:
         """Return the finding of a file that could not be read; its ``thing`` is the file only if it is damaged."""
-        severity, code, fix = core.Severity.HARMLESS, "unreadable", "nothing: try again when no program is writing"
+        severity, code, fix = core.HARMLESS, "unreadable", "nothing: try again when no program is writing"
         thing = None
         if isinstance(error, core.Refused):
             code, fix = "foreign", "nothing: cachectl does not use it"
         elif isinstance(error, core.Damaged):
-            severity, code = core.Severity.FAILS, "sqlite"
+            severity, code = core.FAILS, "sqlite"
             fix = f"end every program that has it open, then: cachectl purge --damaged {self.name}"
             with suppress(OSError):
                 stamp = database.file_stamp(root.path / file)
@@ -207,7 +207,7 @@ class Rows(files.Files):
     def row_finding(self, thing: core.Entry, code: str, message: str) -> core.Finding:
         """Return the finding of a damaged row."""
         fix = f"cachectl purge {self.name} --key {shlex.quote(thing.key)}"
-        return core.Finding(self.name, thing.root, thing.key, core.Severity.FAILS, code, message, fix, thing)
+        return core.Finding(self.name, thing.root, thing.key, core.FAILS, code, message, fix, thing)
 
     # ------------------------------------------------------------------ removal
 

@@ -146,7 +146,7 @@ def _judge(layer: core.Layer, off: core.Switch, maps: bytes | None) -> Held:
 
 def _judge_started(layer: core.Layer, maps: bytes | None, why: str) -> Held:
     began = _began(layer)
-    if began is not None and began.state().condition is core.Condition.DISABLED:
+    if began is not None and began.state().condition is core.DISABLED:
         return Held("off", f"off since the process began: {began.state().why}")
     libraries = layer.about.libraries
     if not libraries or not layer.about.platforms:
@@ -182,7 +182,7 @@ def _is_off(layer: core.Layer, off: core.Switch) -> bool:
     """Return whether variables have switched a layer off; asks the layer itself, which reads the disk, only then."""
     variables = layer.environment.variables
     touched = any(name in variables for name in off.set.keys() | layer.enable().unset)
-    return touched and layer.state().condition is core.Condition.DISABLED
+    return touched and layer.state().condition is core.DISABLED
 
 
 _first_variables = cache(processes.first_variables)

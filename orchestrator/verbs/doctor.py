@@ -90,7 +90,7 @@ def diagnosis(layers: Iterable[core.Layer], broken: Iterable[registry.Broken] = 
     for plugin in broken:
         name, why = plugin["name"], plugin["why"]
         fix = f"fix or uninstall the plug-in {name}"
-        found.append(core.Finding(name, Path("*"), None, core.Severity.HARMLESS, "plugin", why, fix))
+        found.append(core.Finding(name, Path("*"), None, core.HARMLESS, "plugin", why, fix))
     said: set[object] = set()
     for layer, of_layer in roots.items():
         # Another layer may have reported the same problem of a place.
@@ -160,12 +160,12 @@ def _of_waste(held: _Held) -> Iterator[Placed]:
     if usage.stale_entries:
         amount = core.plural(usage.stale_entries, "stale entry", "stale entries")
         message = f"{amount} of {usage.stale_bytes or 0:,} bytes, which no known Python or driver can hit"
-        yield held.finding(root, core.Severity.WASTES, "stale", message, fix)
+        yield held.finding(root, core.WASTES, "stale", message, fix)
     if usage.orphan_files:
         wastes = usage.orphan_bytes or usage.orphan_files >= _MANY_FILES
         amount = core.plural(usage.orphan_files, "leaked file")
         message = f"{amount} of {usage.orphan_bytes or 0:,} bytes, which nothing reads"
-        yield held.finding(root, core.Severity.WASTES if wastes else core.Severity.HARMLESS, "leaked", message, fix)
+        yield held.finding(root, core.WASTES if wastes else core.HARMLESS, "leaked", message, fix)
 
 
 # ---------------------------------------------------------------------- full file systems
@@ -203,7 +203,7 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[core.Finding]:
     if most:
         owner = f"{largest.layer.name} holds most of what can be cleared there, {most:,} {unit}"
         fix = f"cachectl purge {largest.layer.name}"
-    severity = core.Severity.FAILS if max(grades) > 1 else core.Severity.RISKS
+    severity = core.FAILS if max(grades) > 1 else core.RISKS
     yield largest.finding(None, severity, "full", f"{free[2]} has room for {' and '.join(short)}; {owner}", fix)[1]
 
 
@@ -214,7 +214,7 @@ def _of_surroundings(held: _Held) -> Iterator[Placed]:
     """Report problems with the place of an active layer's root, whether or not the root exists yet."""
     layer, root, environment = held.layer, held.root, held.layer.environment
     with suppress(*core.FAILURES):
-        if layer.state().condition not in (core.Condition.ENABLED, core.Condition.UNKNOWN):
+        if layer.state().condition not in (core.ENABLED, core.UNKNOWN):
             return
     is_reachable = held.first and held.error is None
     if is_reachable and root.scope is core.Scope.USER and layer.about.when_closed is not None:
@@ -305,7 +305,7 @@ def _of_writers(held: _Held) -> Iterator[Placed]:
     owner = real.stat().st_uid
     if root.scope is core.Scope.USER and owner not in (0, os.geteuid()):
         message = f"belongs to {core.user_name(owner)}, whose code runs as you"
-        yield held.finding(root.path, core.Severity.UNSAFE, "owner", message, held.elsewhere(_OWN))
+        yield held.finding(root.path, core.UNSAFE, "owner", message, held.elsewhere(_OWN))
     for folder in trust.open_to_others(root.path):
         status = folder.stat()
         whose = "everybody" if status.st_mode & stat.S_IWOTH else f"the group {_group_name(status.st_gid)}"
@@ -318,7 +318,7 @@ def _of_writers(held: _Held) -> Iterator[Placed]:
             fix = held.elsewhere(_OWN)
         elif os.geteuid() not in (0, status.st_uid):
             fix = f"as {core.user_name(status.st_uid)}: {fix}"
-        yield held.finding((status.st_dev, status.st_ino), core.Severity.UNSAFE, "writable", message, fix)
+        yield held.finding((status.st_dev, status.st_ino), core.UNSAFE, "writable", message, fix)
 
 
 def _group_name(number: int) -> str:

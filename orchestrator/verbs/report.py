@@ -107,7 +107,7 @@ class LayerReport:
     @property
     def idle(self) -> bool:
         """Return whether the layer is complete and empty, and nobody has switched it off."""
-        total, off = self.total, self.state.condition is core.Condition.DISABLED
+        total, off = self.total, self.state.condition is core.DISABLED
         return total.complete and not (off or total.entries or total.files or self.problems)
 
 
@@ -188,7 +188,7 @@ def report(
 
 def _layer_report(layer: core.Layer) -> LayerReport:
     failures: dict[str, None] = {}
-    state = core.State(core.Condition.UNKNOWN, "its state could not be read")
+    state = core.State(core.UNKNOWN, "its state could not be read")
     roots: tuple[core.Root, ...] = ()
     try:
         roots = tuple(core.every_root(layer))

@@ -164,10 +164,10 @@ class Evidence:
         # Why it took no part; what was counted counts more, because a program may switch a layer itself.
         with suppress(*core.FAILURES):
             state = self.layer.state()
-            if state.condition in (core.Condition.DISABLED, core.Condition.BYPASSED):
-                was_used = counted.hits if state.condition is core.Condition.DISABLED else counted.was_used
+            if state.condition in (core.DISABLED, core.BYPASSED):
+                was_used = counted.hits if state.condition is core.DISABLED else counted.was_used
                 return counted if was_used else replace(counted, state=state.condition.value, state_why=state.why)
-            if state.condition is not core.Condition.ABSENT and self.layer.about.when_closed and not counted.stores:
+            if state.condition is not core.ABSENT and self.layer.about.when_closed and not counted.stores:
                 roots = (root.path for root in self.layer.roots() if root.scope is core.Scope.USER)
                 if why := next(filter(None, map(storing_refused, roots)), None):
                     return replace(counted, state="closed", state_why=why)
@@ -282,7 +282,7 @@ class Evidence:
         """Yield why misses may have stored nothing, and so do not show."""
         with suppress(*core.FAILURES):
             state = self.layer.state()
-            if state.condition is core.Condition.DISABLED:
+            if state.condition is core.DISABLED:
                 yield f"it is off ({state.why}), so that no lookup shows"
         builds = [event for event in self._events if _is_silent(event) or event.get("by_files")]
         if used and any(event["failed"] for event in builds):
