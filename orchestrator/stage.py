@@ -210,7 +210,7 @@ class Ranks:
         self.root: Path | None = None
         self._source, self._trust, self._out, self._sign, self._force = source, trust, out, sign, force
         #: Whether the target is the source, which stays as it is if it cannot be used.
-        self._is_same = os.path.realpath(source or "") == os.path.realpath(out or "")
+        self._is_same = source is not None and out is not None and os.path.realpath(source) == os.path.realpath(out)
         self._inform = inform
         # A separate communicator, so that our messages do not mix with the program's.
         self._world = (mpi.COMM_WORLD if comm is None else comm).Dup()
@@ -257,7 +257,7 @@ class Ranks:
         if name := next((name for name in (out, self._source) if name in layers), None):
             return f"{name!r} is a layer, not a FILE; write ./NAME for a file"
         source = None if self._source is None else environment.expand(self._source)
-        if source is not None and self._trust is None and not source.is_dir():
+        if source is not None and self._trust is None and not os.path.isdir(source):
             return trusting.UNTRUSTED
         try:
             if out is not None and not place.is_url(out) and not (folder := environment.expand(out).parent).is_dir():
@@ -337,7 +337,7 @@ class Ranks:
         environment = here.stack().environment
         try:
             shown = "what a node has sent"
-            file = bundle.spooled(environment, chunks, shown)
+            file = bundle.spooled(environment, chunks, shown, spared=0)
             return StoreCollection(bundle.BundlePlace(None, environment, shown=shown, file=file), environment)
         except (OSError, core.CachectlError) as error:
             deque(chunks, maxlen=0)

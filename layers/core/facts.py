@@ -218,11 +218,11 @@ class Usage:
     of 0.
     """
 
-    entries: int | None = None
-    files: int | None = None
-    bytes: int | None = None
-    orphan_files: int | None = None
-    orphan_bytes: int | None = None
+    entries: int | None = 0
+    files: int | None = 0
+    bytes: int | None = 0
+    orphan_files: int | None = 0
+    orphan_bytes: int | None = 0
     stale_entries: int | None = None
     stale_bytes: int | None = None
     oldest: float | None = None
@@ -235,6 +235,10 @@ class Usage:
     def complete(self) -> bool:
         """Return whether everything could be counted."""
         return not any(problem.hides for problem in self.problems)
+
+
+#: The numbers of a root that could not be counted.
+UNCOUNTED = Usage(None, None, None, None, None)
 
 
 class Severity(Enum):

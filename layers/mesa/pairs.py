@@ -195,7 +195,9 @@ class Pair(ABC):
 
     def put(self, key: str, content: bytes, *, replace: bool) -> bool:
         """Add an entry; return whether it was not there. Raises :class:`EntryExists` if a different one is there."""
-        with self._changing(make=True):
+        with self._changing(make=True) as is_there:
+            if not is_there:
+                raise core.Unreachable(self.layer, "cannot be made", self.path)
             if not any(self._sizes()):
                 self.write_heads(self.new_head())
             elif (why := self._complaint()) is not None:

@@ -240,8 +240,7 @@ class Rows(files.Files):
             # Sqlite may report an error of a step that follows the deletion; the next program may finish it.
             with suppress(core.LayerError):
                 opened.recover()
-                standing = {row.key for row in opened.rows()}
-                removed = sum(row.key not in standing for row in planned)
+                removed = sum(values is None for values in opened.read_many([row.key for row in planned]))
         try:
             if removed:
                 skipped[file] = opened.vacuum()
@@ -278,8 +277,11 @@ class Rows(files.Files):
         self, root: core.Root, file: str, keys: Sequence[str]
     ) -> Mapping[str, core.Artifact | core.EntryError]:
         """Return rows of one database, or the error of each; missing rows are left out."""
-        if not self.is_usable(root, file):
-            return {}
+        try:
+            if not self.is_usable(root, file):
+                return {}
+        except OSError as error:
+            raise core.Unreachable(self.name, f"cannot open: {error.strerror}", root.path / file) from error
         found = self.opened(root, file).read_many([self.key_of(key) for key in keys])
         values = {key: row for key, row in zip(keys, found, strict=True) if row is not None}
         return core.read_each(lambda key: self.artifact_of(root, key, values[key]), values)

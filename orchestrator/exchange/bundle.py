@@ -69,26 +69,28 @@ def unnamed_file(folder: Path) -> BinaryIO:
     return cast("BinaryIO", tempfile.TemporaryFile(dir=folder if folder.is_dir() else None))
 
 
-def spool(file: BinaryIO, data: bytes, folder: Path, shown: str) -> None:
-    """Add to an unnamed file. Raises :class:`TransferFailed` if that would fill a disk that others use too."""
+def spool(file: BinaryIO, data: bytes, folder: Path, shown: str, spared: int = core.SPARED_ROOM) -> None:
+    """Add to an unnamed file. Raises :class:`TransferFailed` if that leaves less than ``spared`` bytes of the disk."""
     lacks_room = file.tell() > core.LARGEST_BUNDLE
     if hasattr(os, "fstatvfs"):
         disk = os.fstatvfs(file.fileno())
-        spared = min(core.SPARED_ROOM, disk.f_blocks * disk.f_frsize // 20) + _CHUNK
+        spared = min(spared, disk.f_blocks * disk.f_frsize // 20) + _CHUNK
         lacks_room |= disk.f_bavail * disk.f_frsize < spared
     if lacks_room:
         raise place.TransferFailed(f"{folder} has no room for {shown}; set TMPDIR to a larger folder")
     file.write(data)
 
 
-def spooled(environment: core.Environment, chunks: Iterable[bytes], shown: str) -> BinaryIO:
+def spooled(
+    environment: core.Environment, chunks: Iterable[bytes], shown: str, spared: int = core.SPARED_ROOM
+) -> BinaryIO:
     """Return an unnamed file with a bundle that comes in pieces."""
     file = unnamed_file(environment.temporary)
     for chunk in chunks:
         if not file.tell() and not is_begun_by(chunk):
             # Before a device that never ends is copied.
             raise place.BadStore(f"{shown} is not a bundle of cachectl")
-        spool(file, chunk, environment.temporary, shown)
+        spool(file, chunk, environment.temporary, shown, spared)
     file.flush()
     return file
 
@@ -299,7 +301,7 @@ class RegistryPlace(BundlePlace):
         address = _ADDRESS.fullmatch(url)
         if address is None:
             shown = core.printable(place.without_secrets(url))[:200]
-            raise core.BadRequest(f"{shown!r} is not of the form oci://HOST/NAME:TAG, without a password")
+            raise core.BadRequest(f"{shown!r} is not of the form oci://HOST/NAME:TAG; for a password, docker login")
         self.shown = core.printable(url)
         host, name, tag = address["host"], address["name"], address["tag"] or "latest"
         with self.reached("reach"):

@@ -199,7 +199,14 @@ class FolderPlace(StorePlace):
             # Another user may have put another folder into its place.
             if made and _is_new(folder):
                 os.fchmod(folder, mode)
-            atomic.replace_file(file, [data], folder=folder, mode=mode & _READABLE)
+            try:
+                atomic.replace_file(file, [data], folder=folder, mode=mode & _READABLE)
+            except PermissionError:
+                # In a sticky folder, the same file of another user cannot be replaced.
+                with suppress(core.CachectlError):
+                    if self.read(name, len(data)) == data:
+                        return
+                raise
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove files."""

@@ -115,7 +115,7 @@ class StoreMemory:
     def seen(self) -> tuple[Sequence[str], list[str]]:
         """Return the newest trusted parts, which were made in one second, and those that were read and removed."""
         try:
-            newest, gone = json.loads(self.read(_SEEN, _LARGEST))
+            *_, newest, gone = json.loads(self.read(_SEEN, _LARGEST))
             return wire.sort_names([wire.INDEX + name for name in newest])[0], list(map(str, gone))
         except (TypeError, ValueError, RecursionError):
             return (), []
@@ -135,7 +135,7 @@ class StoreMemory:
             known = {*parts, *trusted}
             latest = max(map(wire.made_of, known), default=0)
             newest = sorted(name for name in known if wire.made_of(name) == latest)
-            seen = json.dumps((newest, list(dict.fromkeys(gone))[-_MOST_GONE:])).encode()
+            seen = json.dumps((latest, newest, list(dict.fromkeys(gone))[-_MOST_GONE:])).encode()
             if seen != self.read(_SEEN, _LARGEST):
                 self.new[_SEEN] = seen
             for name, data in self.new.items():

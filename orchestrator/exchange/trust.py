@@ -114,7 +114,8 @@ def allowed_list(environment: core.Environment, key: str | None, allowed: str | 
     signers = b"" if allowed is None else Path(allowed).read_bytes()
     with temporary_folder(environment) as folder:
         both = folder / "signers"
-        both.write_bytes(b"%s\nme %s\n" % (signers, _public_key(key).encode()))
+        # ssh-keygen stops at the first line with the key.
+        both.write_bytes(b"me %s\n%s\n" % (_public_key(key).encode(), signers))
         yield str(both)
 
 

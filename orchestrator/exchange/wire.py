@@ -46,6 +46,9 @@ _FRAME = struct.Struct("<II")
 _LEVEL = 3
 
 _NAME = core.regex("index/(0|[1-9][0-9]{0,11})-[0-9a-f]{16}-[0-9a-f]{64}|index/key-[0-9a-f]{16}|packs/[0-9a-f]{64}")
+_DIGEST = core.regex("[0-9a-f]{64}")
+#: The registry's pattern of layer names.
+_LAYER = core.regex("[A-Za-z0-9][A-Za-z0-9._-]*")
 _CHANGED = "another content than its name says: it was changed"
 
 
@@ -138,7 +141,7 @@ def complaint(item: Item) -> str | None:
         number = getattr(item, name)
         is_unknown = name == "modified" and number is None
         if not is_unknown and not (type(number) is int and 0 <= number <= limit):
-            return f"an invalid number of {name}"
+            return f"an invalid value of {name}"
     device = () if item.device is None else (item.device,)
     texts = [item.key, item.form, item.sha256, *device, *(item.kernels or ())]
     for table in (item.detail, item.versions):
@@ -147,6 +150,8 @@ def complaint(item: Item) -> str | None:
         texts += [*table, *table.values()]
     if not all(isinstance(text, str) for text in texts) or sum(map(len, texts)) > _MOST_TEXT:
         return "a value that should be a text of bounded length and is not"
+    if not _DIGEST.fullmatch(item.sha256):
+        return "an invalid checksum"
     wrong = core.key_complaint(item.key)
     if wrong is None and (item.key.startswith("/") or ".." in item.key.split("/")):
         wrong = "leads outside its root"
@@ -195,7 +200,7 @@ def parse_key(name: str, document: bytes) -> StoreKey:
     with _parsing(shown):
         value = json.loads(document)
         key = StoreKey(value["layer"], value["facts"])
-        valid = isinstance(key.layer, str) and len(key.facts) <= core.MOST_DETAILS
+        valid = _LAYER.fullmatch(key.layer) is not None and len(key.facts) <= core.MOST_DETAILS
         valid = valid and all(isinstance(text, str) or text is None for text in key.facts.values())
         _require(shown, valid, "no layer, or no facts")
         return key

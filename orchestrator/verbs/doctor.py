@@ -107,7 +107,7 @@ def _held(layer: core.Layer) -> Iterator[_Held]:
     """Yield the roots of a layer; one that cannot be asked whether it exists is read, which reports the error."""
     with suppress(*core.FAILURES):
         for number, root in enumerate(layer.roots()):
-            exists, usage, failure = True, core.Usage(), None
+            exists, usage, failure = True, core.UNCOUNTED, None
             with suppress(OSError):
                 exists = root.exists
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -209,7 +209,7 @@ def _root_report(layer: core.Layer, root: core.Root) -> RootReport:
         return RootReport(root, root.exists, usage)
     except core.FAILURES as error:
         # An unreadable root exists.
-        usage = core.Usage(problems=(core.Problem(root.path, "unreadable", core.reason_of(error)),))
+        usage = replace(core.UNCOUNTED, problems=(core.Problem(root.path, "unreadable", core.reason_of(error)),))
         return RootReport(root, exists=True, usage=usage)
 
 

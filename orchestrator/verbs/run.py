@@ -169,6 +169,10 @@ def run(request: verbs.Request) -> int:
         request.misuse("--allowed-signers, --digest, --trust and --sign are for --store SOURCE")
     if options.store and options.no_cache:
         request.misuse("--no-cache leaves nothing to pull or push; drop --store")
+    if options.store and trust is None:
+        from cachectl.exchange.trust import UNTRUSTED
+
+        request.misuse(UNTRUSTED)
     request.demand_command()
     ran = run_with(
         request.stack,

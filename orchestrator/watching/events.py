@@ -47,6 +47,8 @@ _AT_ONCE = 1 << 16
 _PAUSE = 20
 #: Seconds of work for which the last events are read: a program may cause them without end.
 _LONGEST = 1.0
+#: The most events of entries that are kept.
+_MOST = 1 << 20
 LOST = "file events came faster than they could be read"
 _TOGETHER = "an entry was open twice at once, and such openings may be reported as one"
 _EARLY = "an entry was stored in a new folder before that was watched, so that first hits of it may be missing"
@@ -89,9 +91,14 @@ class FileEvents:
         self._thread = threading.Thread(target=self._drain, name="cachectl-events", daemon=True)
         try:
             self._library, self._queue = open_queue()
-            self._thread.start()
-        except (OSError, RuntimeError) as error:
+        except OSError as error:
             self.why_not = core.reason_of(error)
+            return
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self.why_not = str(error)
+            os.close(self._queue)
 
     def watch(self, path: Path, mask: int) -> str | None:
         """Watch a folder's files, or one file; return why that is not possible, or ``None``."""
@@ -326,6 +333,7 @@ class EntryEvents:
         self._places = [place for place in places if not place.everybodys]
         self._unwatched = [place for place in places if place.everybodys]
         self._histories: dict[Path, History] = {}
+        self._left = _MOST
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -385,7 +393,11 @@ class EntryEvents:
             if mask & ARRIVED and self._leads(path):
                 self._descend(path, new=bool(mask & CREATE))
         elif path in self._histories or (mask & _USES and self._is_owned(path)):
-            self._histories.setdefault(path, History()).record(mask, time.time())
+            self._left -= 1
+            if self._left < 0:
+                self._events.lost = True
+            else:
+                self._histories.setdefault(path, History()).record(mask, time.time())
 
     def uses_of(self, name: str) -> Iterator[Use]:
         """Yield the files that were used in the roots of a layer, when the block has ended."""
