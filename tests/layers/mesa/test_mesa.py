@@ -102,8 +102,7 @@ def test_without_zstd_entries_are_listed_and_left(tmp_path: Path, monkeypatch: p
     assert (found.device, found.kernels) == ("llvmpipe", None)
     assert "cannot be distinguished" in str(found.guest)
     assert layer.plan_clear().entries == ()
-    read = got(layer, key("x"))
-    assert (read.data, read.detail) == (data, {"kernels": "", "device": "llvmpipe", "driver": OPENCL})
+    assert got(layer, key("x")).data == data
 
 
 @pytest.mark.parametrize(("announced", "most"), [(0, 1 << 22), (40, 1 << 22), (1 << 25, 3 << 25), (1 << 31, 1 << 22)])
@@ -123,21 +122,6 @@ def test_a_payload_is_unpacked_no_further_than_its_header_says(announced: int, m
 
 
 # ---------------------------------------------------------------------- stores
-
-
-def test_an_entry_goes_from_one_store_into_another(store: str, tmp_path: Path) -> None:
-    source, _ = filled(tmp_path, "multi-file")
-    target = layer_of(tmp_path / "two", store)
-    for name in CONTENTS:
-        target.put(name, got(source, name))
-    kernels = [{name: found.kernels for name, found in listed(layer).items()} for layer in (source, target)]
-    assert kernels[0] == kernels[1]
-    expected = tmp_path / "three"
-    fill(expected, store, CONTENTS)
-    for path in expected.rglob("*"):
-        if path.suffix in (".foz", ".db") or path.parent.name == key("a")[:2]:
-            written = tmp_path / "two/.cache" / path.relative_to(expected)
-            assert written.read_bytes()[20:] == path.read_bytes()[20:]
 
 
 def test_a_different_entry_is_replaced_only_when_asked(store: str, tmp_path: Path) -> None:
@@ -223,18 +207,12 @@ def test_a_database_gets_another_number_so_that_programs_read_it_again(tmp_path:
 
 def test_the_index_counts_what_is_there_after_every_change(tmp_path: Path) -> None:
     layer, root = filled(tmp_path, "multi-file", EVERYTHING)
-
-    def differs() -> int:
-        """Return by how much the index differs from what is held, if that is not nothing."""
-        held = sum(path.stat().st_blocks * 512 for path in root.glob("??/*"))
-        return int.from_bytes((root / "index").read_bytes()[:8], "little") - held if held else 1
-
     (root / "index").write_bytes(struct.pack("<Q", 1 << 28) + bytes(65536 * 20))
     artifact = got(layer, key("a"))
-    clear(layer)
-    assert differs() == 0
-    layer.put(key("a"), artifact)
-    assert differs() == 0
+    for change in (lambda: clear(layer), lambda: layer.put(key("a"), artifact)):
+        change()
+        held = sum(path.stat().st_blocks * 512 for path in root.glob("??/*"))
+        assert int.from_bytes((root / "index").read_bytes()[:8], "little") == held > 0
     assert verified(layer) == []
 
 
