@@ -17,7 +17,7 @@ from support.databases import CREATE, FILE, dictionary, interrupted, purge, rows
 from support.layers import clear_damaged, keys_of, python, running, sql, usage_of, verified
 from tiers import amount
 
-from cachectl.layers.core import Busy, LayerError, Refused, Unreachable
+from cachectl.layers.core import Busy, Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.pytools.dictionaries import SCHEMA
@@ -90,21 +90,12 @@ def test_every_spelling_of_the_table_is_accepted(tmp_path: Path, statement: str)
     assert rows_in(tmp_path / FILE).sum() == (0, 0)
 
 
-def test_many_rows_are_read_and_placed_as_one_is(tmp_path: Path) -> None:
-    path = tmp_path / FILE
-    rows, keys = rows_in(path), ["ABC", "abc", "a", "a ", "12", "012", "12.0", "x\0y", "x", "\udcff", "0", "Z", "z"]
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute(CREATE)
-        before = {("ABC", b"1"), ("a ", b"2"), ("12", b"3"), ("x\0y", b"4")}
-        connection.executemany("insert into dict values (?, ?)", before)
-
-        def read_each() -> list[object]:
-            return [rows.read_many([(key,)])[0] for key in keys]
-
-        assert rows.read_many([(key,) for key in keys]) == read_each()
-        placed = rows.insert([((key,), (b"1",)) for key in keys])
-        assert [value == (b"1",) for value in read_each()] == [not isinstance(result, LayerError) for result in placed]
-        assert before <= set(connection.execute("select * from dict"))
+def test_keys_that_are_nearly_equal_are_different(tmp_path: Path) -> None:
+    rows = rows_in(dictionary(tmp_path / FILE))
+    keys = [(key,) for key in ("ABC", "abc", "a", "a ", "12", "012", "12.0", "x\0y", "x", "\udcff")]
+    *placed, refused = rows.insert([(key, key) for key in keys[:-1]] + [(keys[-1], (b"1",))])
+    assert (placed, type(refused)) == ([True] * 9, Damaged)
+    assert rows.read_many(keys) == [*keys[:-1], None]
 
 
 def test_every_truncation_is_found_and_none_ends_in_an_error(home: Home) -> None:

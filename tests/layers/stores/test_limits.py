@@ -111,13 +111,6 @@ def test_a_source_without_end_costs_nothing(home: Home, mount: Callable[..., Pat
     assert os.statvfs(small).f_bavail * os.statvfs(small).f_frsize == 40 * MIB
 
 
-@pytest.mark.parametrize("character", ["\n", "\x1b", "\x9b", "\u202e"])
-def test_keys_with_control_characters_are_refused(home: Home, tmp_path: Path, character: str) -> None:
-    digest = hashlib.sha256(b"x").hexdigest()
-    item = Item("pocl", f"AB/kernel{character}", Path(), 1, 0, form="f", sha256=digest)
-    refuse(home, store_with(tmp_path / "store", part([item])), "--trust", because="holds control characters")
-
-
 @pytest.mark.parametrize("part", thorough(0, 1, 2))
 def test_files_of_holes_end_no_verb(tmp_path: Path, part: int) -> None:
     home = synthetic_world(tmp_path).path

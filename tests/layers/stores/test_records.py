@@ -158,13 +158,6 @@ def test_a_record_is_deleted_as_it_was_planned(path: Path) -> None:
     assert path.read_bytes() == b"b=S:1\nc=S:2\n"
 
 
-@pytest.mark.parametrize("line", [b"", b"a", b"=S:1", b"a=", b"a=S", b"a=S:1\nb=S:1", b"a=S:1\n"])
-def test_an_artifact_that_is_not_a_record_is_refused(path: Path, line: bytes) -> None:
-    with pytest.raises(Damaged):
-        put(path, line, replace=True)
-    assert os.listdir(path.parent) == []
-
-
 def test_a_link_is_neither_read_nor_written_through(path: Path) -> None:
     target = path.with_name("elsewhere.txt")
     target.write_bytes(b"a=S:1\n")

@@ -195,11 +195,6 @@ def test_special_files_are_neither_read_nor_waited_for(tmp_path: Path) -> None:
         files.read_members("ef")
 
 
-def test_a_folder_nested_without_end_is_a_problem(tree: Tree) -> None:
-    (tree.root / "ab/0001").joinpath(*60 * ["d"]).mkdir(parents=True)
-    assert list(problems(tree).values()) == ["unrecognised"]
-
-
 def test_only_what_left_the_disk_is_counted_as_freed(tree: Tree, tmp_path: Path) -> None:
     folder = fill(tree, file=b"x" * 1000, other=b"y" * 10)
     os.link(folder / "file", tmp_path / "another name")
