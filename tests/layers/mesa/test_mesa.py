@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import struct
 import sys
 import tracemalloc
@@ -107,11 +106,7 @@ def test_without_zstd_entries_are_listed_and_left(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize(("announced", "most"), [(0, 1 << 22), (40, 1 << 22), (1 << 25, 3 << 25), (1 << 31, 1 << 22)])
 def test_a_payload_is_unpacked_no_further_than_its_header_says(announced: int, most: int) -> None:
-    frame = io.BytesIO()
-    with zstd.ZstdFile(frame, "wb") as file:
-        for _ in range(256):
-            file.write(bytes(1 << 20))
-    packed = frame.getvalue()
+    packed = zstd.compress(bytes(128 << 20))
     data = b"\1driver\0llvmpipe\0" + struct.pack("<BQIII", 8, 0, 0, crc(packed), announced) + packed
     tracemalloc.start()
     with pytest.raises(ValueError, match="header"):
@@ -180,8 +175,6 @@ def test_a_single_file_that_mesa_cannot_use_is_removed_with_its_other_half(name:
     assert {note.because.partition(" in ")[0] for note in busy.skipped} == {"may be open"}
     clear_damaged(layer)
     assert [path.name for path in root.glob("*/*/*")] == ["index"]
-    layer.put(key("a"), Artifact("mesa", key("a"), "mesa-entry/1", CONTENTS[key("a")]))
-    assert set(listed(layer)) == {key("a")}
 
 
 def test_a_program_that_has_a_single_file_open_goes_on_using_its_own(tmp_path: Path) -> None:

@@ -230,18 +230,20 @@ def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path, layer: M
 RECORD = Artifact("miopen-tuning", f"{FIND}::b", "miopen-record/1", b"b=S:1")
 
 
+#: Of each layer, the file of a database, what is put into it, and the effect of what stands in its place.
+FILES: dict[type[Layer], tuple[str, Artifact, Severity]] = {
+    MIOpenKernels: (f".cache/miopen/{VERSION}/gfx90a6e.ukdb", artifact(KEY), Severity.FAILS),
+    MIOpenTuning: (f".config/miopen/{FIND}", RECORD, Severity.RECOMPILES),
+}
+
+
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link"])
-@pytest.mark.parametrize(
-    ("made", "file", "put", "severity"),
-    [
-        (MIOpenKernels, f".cache/miopen/{VERSION}/gfx90a6e.ukdb", artifact(KEY), Severity.FAILS),
-        (MIOpenTuning, f".config/miopen/{FIND}", RECORD, Severity.RECOMPILES),
-    ],
-)
-def test_what_stands_in_the_place_of_a_database_is_named_and_moved(  # noqa: PLR0917 - a table
-    tmp_path: Path, kind: str, made: type[Layer], file: str, put: Artifact, severity: Severity
+@pytest.mark.parametrize("made", FILES)
+def test_what_stands_in_the_place_of_a_database_is_named_and_moved(
+    tmp_path: Path, kind: str, made: type[Layer]
 ) -> None:
     """MIOpen throws, or finds and stores nothing. No link is followed."""
+    file, put, severity = FILES[made]
     path, elsewhere = tmp_path / file, tmp_path / "elsewhere"
     path.parent.mkdir(parents=True)
     elsewhere.write_text("a=S:1\n")

@@ -297,24 +297,26 @@ from cachectl.layers.disk.trust import open_to_others, shared_because
 folder = Path(sys.argv[1])
 print(shared_because(folder), list(map(str, open_to_others(folder))))
 """
+OTHERS = "other users can write to {folder} ['{folder}']\n"
 MOUNT = 'mount --bind "$0/passwd" /etc/passwd && mount --bind "$0/group" /etc/group && exec "$@"'
 
 
 @as_root
-@pytest.mark.parametrize(("passwd", "group"), [("operator:x:11:0::/:/bin/sh\n", ""), ("", "eve")])
-def test_the_group_of_root_is_trusted_only_while_nobody_else_has_it(open_folder: Path, passwd: str, group: str) -> None:
+@pytest.mark.parametrize(
+    ("passwd", "group", "answer"),
+    [("operator:x:11:0::/:/bin/sh\n", "", OTHERS), ("", "eve", OTHERS), ("", "", "None []\n")],
+)
+def test_the_group_of_root_is_trusted_only_while_nobody_else_has_it(
+    open_folder: Path, passwd: str, group: str, answer: str
+) -> None:
     """An account whose first group it is stands in no list of members."""
     folder = open_folder / "folder"
     folder.mkdir()
     folder.chmod(0o775)
+    (open_folder / "passwd").write_text(f"root:x:0:0::/root:/bin/sh\n{passwd}")
+    (open_folder / "group").write_text(f"root:x:0:{group}\n")
     command = ("unshare", "--mount", "sh", "-c", MOUNT, open_folder, *python(ASK, folder))
-    for accounts, members, answer in (
-        (passwd, group, f"other users can write to {folder} ['{folder}']\n"),
-        ("", "", "None []\n"),
-    ):
-        (open_folder / "passwd").write_text(f"root:x:0:0::/root:/bin/sh\n{accounts}")
-        (open_folder / "group").write_text(f"root:x:0:{members}\n")
-        asked = subprocess.run(command, capture_output=True, text=True, check=False)
-        if "Traceback" not in asked.stderr and asked.returncode:
-            pytest.skip("cannot mount here")
-        assert asked.stdout == answer
+    asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "Traceback" not in asked.stderr and asked.returncode:
+        pytest.skip("cannot mount here")
+    assert asked.stdout == answer.format(folder=folder)

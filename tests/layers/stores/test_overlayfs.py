@@ -19,6 +19,8 @@ from support.layers import got, keys_of, root_of
 from support.tracing import layer_of, trace
 from worlds import leftovers
 
+from cachectl.layers.core import Selection
+
 Mounter = Callable[[Path], None]
 
 
@@ -90,12 +92,8 @@ def test_a_killed_purge_leaves_all_or_a_miss(
 ) -> None:
     """Killed at each call in turn. No half may look whole to the library: the file that it looks for goes first."""
     # Of those that the program stores again: PyOpenCL makes each build for its own cache a new program to PoCL.
-    found = [
-        entry
-        for entry in image.stack[layer].entries()
-        if layer == "pyopencl" or not {"lk0", "lk1"}.isdisjoint(entry.kernels or ())
-    ]
-    entry = max(found, key=lambda entry: entry.files)
+    kernel = "lk[01]" if layer == "pocl" else None
+    entry = max(image.stack[layer].entries(Selection(kernel=kernel)), key=lambda entry: entry.files)
     folder = entry.root / entry.key
     whole = files(folder)
     command = ("purge", layer, "--key", entry.key, "--wait", "0.2")
