@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from homes import Home
-from support.databases import CREATE, FILE, dictionary, interrupted, purge, rows_of
+from support.databases import CREATE, FILE, dictionary, interrupted, rows_of
 from support.layers import clear_damaged, keys_of, python, running, sql, usage_of, verified
 from tiers import amount
 
@@ -233,14 +233,14 @@ def test_no_database_is_opened_for_writing_where_others_can_write(open_folder: P
     os.chown(journal, NOBODY, NOBODY)
     with pytest.raises(LayerError):
         rows_in(path, 0.2).insert([(("new",), (b"1",))], replace=True)
-    status, done = purge(open_folder)
-    assert (status, done["removed"]) == (1, 0)
+    home = Home(open_folder, {"HOME": str(open_folder)})
+    home.refused("purge pytools --wait 0.5", says="cachectl: pytools: ")
     assert victim.read_text() == "years of work"
     journal.unlink()
-    assert "other users can write to" in purge(open_folder)[1]["failed"][0]["because"]
+    home.refused("purge pytools", says="other users can write to")
     assert rows_of(path) == 20
     path.parent.chmod(0o755)
-    assert purge(open_folder)[0] == 0
+    home.cachectl("purge pytools")
     assert rows_of(path) == 0
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from homes import Home
+from support.databases import PYTHON
 from support.layers import python, running, select, sql, write
 from tiers import thorough
 
@@ -24,7 +25,6 @@ from cachectl.layers.disk.room import left_of_quota
 
 pytestmark = pytest.mark.real
 
-PYTHON = ".".join(str(part) for part in sys.version_info)
 ROWS = 40
 #: Starts a dictionary of pytools, and then does what it is asked, a line at a time.
 PROGRAM = """

@@ -39,14 +39,11 @@ def cachectl(injector: Injector) -> Run:
 
 
 @pytest.fixture(scope="module")
-def crowded(
-    tmp_path_factory: pytest.TempPathFactory, filled: Home, compute_cache: Callable[[Path], None], cachectl: Run
-) -> tuple[Path, Mapping[str, str]]:
+def crowded(tmp_path_factory: pytest.TempPathFactory, filled: Home, cachectl: Run) -> tuple[Path, Mapping[str, str]]:
     """Return a home in which every layer has entries, next to a bundle and artifacts; and a key of each layer."""
     folder = tmp_path_factory.mktemp("crowded")
     home = synthetic_world(folder).path
     shutil.copytree(filled.path, home, symlinks=True, dirs_exist_ok=True)
-    compute_cache(home / ".nv/ComputeCache")
     mesa.fill(home / ".cache", "single-file", mesa.contents())
     assert cachectl(home, "push", str(folder / "bundle.zip")).status == 0
     keys: dict[str, str] = {}
@@ -87,8 +84,9 @@ def files(home: Path) -> list[Path]:
     return sorted(path for path in found if path.read_bytes()[:8] != b"this is ")
 
 
-def _beside(home: Path, *endings: str) -> list[Path]:
-    """Name one of the files of sqlite's own beside each database, in turn."""
+def _beside(home: Path) -> list[Path]:
+    """Name a journal, a log or the index of a log beside each database, in turn."""
+    endings = ("-journal", "-wal", "-shm")
     databases = (path for path in files(home) if path.read_bytes()[:15] == b"SQLite format 3")
     return [path.with_name(path.name + ending) for path, ending in zip(databases, cycle(endings), strict=False)]
 
@@ -108,12 +106,7 @@ def _unborn(home: Path) -> list[Path]:
     return [*names, *home.rglob("label.json"), home / ".nv/ComputeCache/index"]
 
 
-WORLDS: Mapping[str, Callable[[Path], Sequence[Path]]] = {
-    "files": files,
-    # Journal, log, and index of the log.
-    "beside": lambda home: _beside(home, "-journal", "-wal", "-shm"),
-    "unborn": _unborn,
-}
+WORLDS: Mapping[str, Callable[[Path], Sequence[Path]]] = {"files": files, "beside": _beside, "unborn": _unborn}
 
 
 @pytest.mark.real
