@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 import struct
 import subprocess
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -121,11 +120,10 @@ def test_a_damaged_file_goes_only_whole_unchanged_and_used_by_nobody(tmp_path: P
     assert remove_damaged(path, "is open in a program") == "is open in a program"
     hold = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_SH, 1, 0x40000002);"
     with running(*python(f"{hold} print(flush=True); input()", path)):
-        begin = time.monotonic()
-        with pytest.raises(Busy):
-            remove_damaged(path)
         # It does not wait for the end of the program's transaction.
-        assert (time.monotonic() - begin < 2, path.exists()) == (True, True)
+        with pytest.raises(Busy, match="more than 0 s"):
+            remove_damaged(path)
+        assert path.exists()
     for suffix in ("-journal", "-shm"):
         Path(f"{path}{suffix}").touch()
     assert remove_damaged(path) is None
