@@ -125,7 +125,10 @@ def test_a_different_entry_is_replaced_only_when_asked(store: str, tmp_path: Pat
     assert got(layer, key("b")).data == CONTENTS[key("b")]
     layer.put(key("b"), artifact, replace=True)
     assert {name: got(layer, name).data for name in CONTENTS} == {**CONTENTS, key("b"): artifact.data}
-    assert verified(layer) == []
+    empty = layer_of(tmp_path / "empty", store)
+    empty.put(key("b"), artifact)
+    assert got(empty, key("b")).data == artifact.data
+    assert verified(layer) == verified(empty) == []
 
 
 def test_a_flipped_byte_is_found_and_the_entry_removed(store: str, tmp_path: Path) -> None:
