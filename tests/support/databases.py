@@ -1,12 +1,8 @@
 """Helpers shared by the tests of databases."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-
-from homes import CACHECTL
 
 from support import dictionaries
 from support.layers import select
@@ -39,18 +35,3 @@ def interrupted(path: Path) -> Path:
 def rows_of(path: Path) -> int:
     ((count,),) = select(path, "count(*) from dict")
     return int(count)
-
-
-def purge(home: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Purge the dictionaries of a home as the superuser."""
-    done = subprocess.run(
-        [*CACHECTL, "purge", "pytools", "--wait", "0.5", "--json", *arguments],
-        env={"HOME": str(home)},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr
-    (layer,) = json.loads(done.stdout)["layers"]
-    return done.returncode, layer

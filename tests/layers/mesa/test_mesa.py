@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import struct
 import sys
 import tracemalloc
@@ -44,11 +43,9 @@ def filled(folder: Path, store: str, entries: dict[str, bytes] = CONTENTS) -> tu
         ("10", (10 << 30, False)),
         ("500M", (500 << 20, True)),
         ("64k", (64 << 10, True)),
-        ("2G", (2 << 30, True)),
         ("2T", (2 << 30, False)),
         ("0", (1 << 30, False)),
         ("many", (1 << 30, False)),
-        ("-3M", (1 << 30, True)),
     ],
 )
 def test_a_size_without_unit_is_gigabytes(value: str, expected: tuple[int, bool]) -> None:
@@ -102,17 +99,12 @@ def test_without_zstd_entries_are_listed_and_left(tmp_path: Path, monkeypatch: p
     assert (found.device, found.kernels) == ("llvmpipe", None)
     assert "cannot be distinguished" in str(found.guest)
     assert layer.plan_clear().entries == ()
-    read = got(layer, key("x"))
-    assert (read.data, read.detail) == (data, {"kernels": "", "device": "llvmpipe", "driver": OPENCL})
+    assert got(layer, key("x")).data == data
 
 
 @pytest.mark.parametrize(("announced", "most"), [(0, 1 << 22), (40, 1 << 22), (1 << 25, 3 << 25), (1 << 31, 1 << 22)])
 def test_a_payload_is_unpacked_no_further_than_its_header_says(announced: int, most: int) -> None:
-    frame = io.BytesIO()
-    with zstd.ZstdFile(frame, "wb") as file:
-        for _ in range(256):
-            file.write(bytes(1 << 20))
-    packed = frame.getvalue()
+    packed = zstd.compress(bytes(128 << 20))
     data = b"\1driver\0llvmpipe\0" + struct.pack("<BQIII", 8, 0, 0, crc(packed), announced) + packed
     tracemalloc.start()
     with pytest.raises(ValueError, match="header"):
@@ -125,21 +117,6 @@ def test_a_payload_is_unpacked_no_further_than_its_header_says(announced: int, m
 # ---------------------------------------------------------------------- stores
 
 
-def test_an_entry_goes_from_one_store_into_another(store: str, tmp_path: Path) -> None:
-    source, _ = filled(tmp_path, "multi-file")
-    target = layer_of(tmp_path / "two", store)
-    for name in CONTENTS:
-        target.put(name, got(source, name))
-    kernels = [{name: found.kernels for name, found in listed(layer).items()} for layer in (source, target)]
-    assert kernels[0] == kernels[1]
-    expected = tmp_path / "three"
-    fill(expected, store, CONTENTS)
-    for path in expected.rglob("*"):
-        if path.suffix in (".foz", ".db") or path.parent.name == key("a")[:2]:
-            written = tmp_path / "two/.cache" / path.relative_to(expected)
-            assert written.read_bytes()[20:] == path.read_bytes()[20:]
-
-
 def test_a_different_entry_is_replaced_only_when_asked(store: str, tmp_path: Path) -> None:
     layer, _ = filled(tmp_path, store)
     artifact = Artifact("mesa", key("b"), "mesa-entry/1", entry(b"\x7fELF, another"))
@@ -148,7 +125,10 @@ def test_a_different_entry_is_replaced_only_when_asked(store: str, tmp_path: Pat
     assert got(layer, key("b")).data == CONTENTS[key("b")]
     layer.put(key("b"), artifact, replace=True)
     assert {name: got(layer, name).data for name in CONTENTS} == {**CONTENTS, key("b"): artifact.data}
-    assert verified(layer) == []
+    empty = layer_of(tmp_path / "empty", store)
+    empty.put(key("b"), artifact)
+    assert got(empty, key("b")).data == artifact.data
+    assert verified(layer) == verified(empty) == []
 
 
 def test_a_flipped_byte_is_found_and_the_entry_removed(store: str, tmp_path: Path) -> None:
@@ -196,8 +176,6 @@ def test_a_single_file_that_mesa_cannot_use_is_removed_with_its_other_half(name:
     assert {note.because.partition(" in ")[0] for note in busy.skipped} == {"may be open"}
     clear_damaged(layer)
     assert [path.name for path in root.glob("*/*/*")] == ["index"]
-    layer.put(key("a"), Artifact("mesa", key("a"), "mesa-entry/1", CONTENTS[key("a")]))
-    assert set(listed(layer)) == {key("a")}
 
 
 def test_a_program_that_has_a_single_file_open_goes_on_using_its_own(tmp_path: Path) -> None:
@@ -223,18 +201,12 @@ def test_a_database_gets_another_number_so_that_programs_read_it_again(tmp_path:
 
 def test_the_index_counts_what_is_there_after_every_change(tmp_path: Path) -> None:
     layer, root = filled(tmp_path, "multi-file", EVERYTHING)
-
-    def differs() -> int:
-        """Return by how much the index differs from what is held, if that is not nothing."""
-        held = sum(path.stat().st_blocks * 512 for path in root.glob("??/*"))
-        return int.from_bytes((root / "index").read_bytes()[:8], "little") - held if held else 1
-
     (root / "index").write_bytes(struct.pack("<Q", 1 << 28) + bytes(65536 * 20))
     artifact = got(layer, key("a"))
-    clear(layer)
-    assert differs() == 0
-    layer.put(key("a"), artifact)
-    assert differs() == 0
+    for change in (lambda: clear(layer), lambda: layer.put(key("a"), artifact)):
+        change()
+        held = sum(path.stat().st_blocks * 512 for path in root.glob("??/*"))
+        assert int.from_bytes((root / "index").read_bytes()[:8], "little") == held > 0
     assert verified(layer) == []
 
 

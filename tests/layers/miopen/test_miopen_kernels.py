@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import bz2
 import os
-import sqlite3
 import subprocess
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +22,6 @@ from support.layers import (
     running,
     select,
     sql,
-    usage_of,
     verified,
 )
 from support.miopen_kernels import (
@@ -51,7 +48,6 @@ from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.core.errors import Damaged, EntryExists, LayerError, Refused
 from cachectl.layers.core.facts import Artifact, Entry, Severity
 from cachectl.layers.core.layer import Layer, put_many
-from cachectl.layers.core.selection import Selection
 from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenTuning
 from cachectl.layers.miopen.kernels import encode, kernel_key, split_kernel_key
 from cachectl.stack import Stack
@@ -65,22 +61,21 @@ def layer(tmp_path: Path) -> MIOpenKernels:
 def test_both_generations_are_listed(tmp_path: Path, layer: MIOpenKernels) -> None:
     fill(tmp_path)
     entries = listed(layer)
-    old = "3.2.0.x/gfx906_60.ukdb"
-    assert set(entries) == {KEY, key_of(f"{VERSION}/gfx90a6e.ukdb", *OTHER), key_of(old), OBJECT}
+    old = key_of("3.2.0.x/gfx906_60.ukdb")
+    assert set(entries) == {KEY, key_of(f"{VERSION}/gfx90a6e.ukdb", *OTHER), old, OBJECT}
     new = entries[KEY]
     assert (new.bytes, new.files, new.device) == (len(packed(CODE)[0]), 0, "gfx90a")
     assert (new.stale, new.modified) == (None, None)
     assert (new.kernels, new.versions) == (("MIOpenConvUni.cl", "MIOpenConvUni"), {"miopen": VERSION})
     assert new.written_before == user_file(tmp_path).stat().st_mtime
-    assert (entries[key_of(old)].bytes, entries[key_of(old)].stale) == (len(CODE), True)
-    assert entries[key_of(old)].stale_because == f"a newer MIOpen ({VERSION}) has its own files"
-    assert (entries[OBJECT].bytes, entries[OBJECT].files, entries[OBJECT].stale) == (len(CODE), 1, True)
+    because = f"a newer MIOpen ({VERSION}) has its own files"
+    for key, files in ((old, 0), (OBJECT, 1)):
+        entry = entries[key]
+        assert (entry.bytes, entry.files, entry.stale, entry.stale_because) == (len(CODE), files, True, because)
     assert entries[OBJECT].kernels == ("MIOpenPooling.cl", "MIOpenPooling")
-    for pattern in ("MIOpenConvUni", "MIOpenConvUni.cl", "*ConvUni*"):
-        assert {entry.kernels for entry in layer.entries(Selection(kernel=pattern))} == {new.kernels}
     read = got(layer, KEY)
     assert (read.form, read.data) == ("miopen-kernel/1", CODE)
-    assert {**read.detail, "kernel_name": NAME, "kernel_args": ARGS, "md5": packed(CODE)[1]} == read.detail
+    assert read.detail.items() >= {"kernel_name": NAME, "kernel_args": ARGS, "md5": packed(CODE)[1]}.items()
     # Of exactly these arguments.
     assert [layer.get(key_of(args=args)) for args in (ARGS.strip(), ARGS.upper())] == [None, None]
 
@@ -140,7 +135,7 @@ while True:
 
 @pytest.mark.parametrize("wal", [True, False])
 def test_a_database_that_a_program_writes_all_the_time_is_read_and_cleared(tmp_path: Path, wal: bool) -> None:
-    """Its rows go, the file never; also a row that is only in the log of a program goes."""
+    """Its rows go, the file never."""
     path = store(user_file(tmp_path), {(NAME, ARGS): packed(CODE)}, wal=wal)
     inode = path.stat().st_ino
     layer = MIOpenKernels(replace(environment_of(tmp_path), lock_timeout=60.0))
@@ -149,14 +144,7 @@ def test_a_database_that_a_program_writes_all_the_time_is_read_and_cleared(tmp_p
         assert clear(layer).removed >= 4
         assert KEY not in listed(layer)
         assert program.poll() is None
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA wal_autocheckpoint=0")
-        connection.execute(INSERT, ("late.cl.o", "", *packed(CODE)))
-        connection.commit()
-        layer.store.recover(layer.roots()[0])
-        outcome = clear(layer)
-        assert (outcome.removed >= 1, outcome.skipped, outcome.failed) == (True, (), ())
-    assert (path.stat().st_ino, stored(path)) == (inode, [])
+    assert path.stat().st_ino == inode
 
 
 GOOD = packed(CODE)
@@ -212,10 +200,8 @@ def test_rows_that_miopen_rejects_are_damaged(tmp_path: Path, layer: MIOpenKerne
     assert (finding.key, finding.severity, finding.code) == (KEY, Severity.FAILS, "content")
     assert finding.fix == f"cachectl purge miopen --key '{KEY}'"
     # A damaged row is cleared, or replaced, like any other.
-    before = stored(user_file(tmp_path))
     with pytest.raises(EntryExists):
         layer.put(KEY, artifact(KEY))
-    assert stored(user_file(tmp_path)) == before
     layer.put(KEY, artifact(KEY), replace=True)
     assert findings(layer) == []
 
@@ -227,38 +213,35 @@ def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path, layer: M
     keys = {kernel_key(name, args): (name, args) for name in NAMES for args in ("", ":x", "::", ARGS, "ns::name.cl.o")}
     assert len(keys) == len(NAMES) * 5
     assert {key: split_kernel_key(key) for key in keys} == keys
-    odd = {(name, ARGS): encode(CODE + name.encode()) for name in NAMES}
-    path = store(user_file(tmp_path), odd)
-    entries = {entry.detail["kernel_name"]: entry.key for entry in layer.entries()}
-    assert entries["ns::name.cl.o"] == key_of(name="ns%3A%3Aname.cl.o")
-    artifacts = [got(layer, key) for key in entries.values()]
-    assert {one.detail["kernel_name"]: one.data for one in artifacts} == {name: CODE + name.encode() for name in NAMES}
-    assert clear(layer, key=entries["ns::name.cl.o"]).removed == 1
-    assert len(stored(path)) == len(NAMES) - 1
-    clear(layer)
-    whole = [one for one in artifacts if one.detail["kernel_name"].endswith(".o")]
-    assert put_many(layer, whole) == [True] * len(whole)
-    assert len(stored(path)) == len(whole)
+    codes = {name: CODE + name.encode() for name in NAMES if name.endswith(".o")}
+    store(user_file(tmp_path), {(name, ARGS): encode(code) for name, code in codes.items()})
+    artifacts = {key: got(layer, key) for key in keys_of(layer)}
+    assert {artifact.detail["kernel_name"]: artifact.data for artifact in artifacts.values()} == codes
+    assert clear(layer, key=key_of(name="ns%3A%3Aname.cl.o")).removed == 1
+    assert clear(layer).removed == len(codes) - 1
+    assert put_many(layer, list(artifacts.values())) == [True] * len(codes)
     # Keys of files in such a folder would mean another file.
     store(tmp_path / ".cache/miopen/3.3.0.a::b/gfx90a6e.ukdb", {(NAME, ARGS): GOOD})
-    assert len(keys_of(layer)) == len(whole)
+    assert keys_of(layer) == list(artifacts)
 
 
 RECORD = Artifact("miopen-tuning", f"{FIND}::b", "miopen-record/1", b"b=S:1")
 
 
+#: Of each layer, the file of a database, what is put into it, and the effect of what stands in its place.
+FILES: dict[type[Layer], tuple[str, Artifact, Severity]] = {
+    MIOpenKernels: (f".cache/miopen/{VERSION}/gfx90a6e.ukdb", artifact(KEY), Severity.FAILS),
+    MIOpenTuning: (f".config/miopen/{FIND}", RECORD, Severity.RECOMPILES),
+}
+
+
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link"])
-@pytest.mark.parametrize(
-    ("made", "file", "put", "severity"),
-    [
-        (MIOpenKernels, f".cache/miopen/{VERSION}/gfx90a6e.ukdb", artifact(KEY), Severity.FAILS),
-        (MIOpenTuning, f".config/miopen/{FIND}", RECORD, Severity.RECOMPILES),
-    ],
-)
-def test_what_stands_in_the_place_of_a_database_is_named_and_moved(  # noqa: PLR0917 - a table
-    tmp_path: Path, kind: str, made: type[Layer], file: str, put: Artifact, severity: Severity
+@pytest.mark.parametrize("made", FILES)
+def test_what_stands_in_the_place_of_a_database_is_named_and_moved(
+    tmp_path: Path, kind: str, made: type[Layer]
 ) -> None:
     """MIOpen throws, or finds and stores nothing. No link is followed."""
+    file, put, severity = FILES[made]
     path, elsewhere = tmp_path / file, tmp_path / "elsewhere"
     path.parent.mkdir(parents=True)
     elsewhere.write_text("a=S:1\n")
@@ -267,7 +250,6 @@ def test_what_stands_in_the_place_of_a_database_is_named_and_moved(  # noqa: PLR
     else:
         path.mkdir() if kind == "folder" else os.mkfifo(path)
     layer, code = made(environment_of(tmp_path)), "link" if kind == "link" else "no-file"
-    assert problems(layer) == [code]
     (finding,) = verified(layer)
     assert (finding.key, finding.code) == (str(path.relative_to(root_of(layer))), code)
     assert layer.get(put.key) is None
@@ -291,35 +273,21 @@ def test_rows_that_break_statements_or_the_index_are_found(tmp_path: Path, layer
     assert findings(layer) == [("duplicate", Severity.FAILS)]
 
 
-def test_an_empty_database_is_housekeeping_and_a_locked_one_a_problem(tmp_path: Path) -> None:
+def test_an_empty_database_is_housekeeping(tmp_path: Path, layer: MIOpenKernels) -> None:
     # A mere lookup makes MIOpen write such a file.
     path = store(user_file(tmp_path), {})
-    layer = MIOpenKernels(replace(environment_of(tmp_path), lock_timeout=0.05))
     (found,) = layer.store.scan(layer.roots()[0])
     assert isinstance(found, Entry)
     assert (found.sums, found.bytes) == (0, path.stat().st_size)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("BEGIN EXCLUSIVE")
-        assert (problems(layer), findings(layer)) == (["busy"], [("unreadable", Severity.HARMLESS)])
 
 
 def test_unusable_files_are_problems(tmp_path: Path, layer: MIOpenKernels) -> None:
-    folder = user_file(tmp_path).parent
-    tables = {"gfx900_56": "CREATE TABLE other(x)", "gfx90878": TABLE_2_3}
-    for base, table in tables.items():
-        sql(store(folder / f"{base}.ukdb", {}), f"DROP TABLE kern_db;{table}")
-    (folder / "gfx90a6e.ukdb").write_bytes(b"garbage" * 1000)
-    store(folder / "gfx1030_36.ukdb", {(f"k{n}.s.o", ""): (os.urandom(5000), "0", 0) for n in range(9)})
-    os.truncate(folder / "gfx1030_36.ukdb", 20_000)
-    assert {problem.path.stem: problem.code for problem in usage_of(layer).problems} == {
-        **dict.fromkeys(tables, "unreadable"),
-        **dict.fromkeys(("gfx90a6e", "gfx1030_36"), "sqlite"),
-    }
-    judged = {Path(finding.key or "").stem: finding for finding in verified(layer)}
-    assert {name: (finding.code, finding.thing is not None) for name, finding in judged.items()} == {
-        **dict.fromkeys(tables, ("foreign", False)),
-        **dict.fromkeys(("gfx90a6e", "gfx1030_36"), ("damaged", True)),
-    }
+    for base, table in (("gfx900_56", "CREATE TABLE other(x)"), ("gfx90878", TABLE_2_3)):
+        sql(store(user_file(tmp_path, base), {}), f"DROP TABLE kern_db;{table}")
+    user_file(tmp_path).write_bytes(b"garbage" * 1000)
+    assert sorted(problems(layer)) == ["sqlite", "unreadable", "unreadable"]
+    judged = sorted((finding.code, finding.thing is not None) for finding in verified(layer))
+    assert judged == [("damaged", True), ("foreign", False), ("foreign", False)]
     with pytest.raises(Damaged):
         layer.get(KEY)
 
@@ -341,7 +309,6 @@ def test_system_files_are_judged_by_their_header(tmp_path: Path) -> None:
     assert "journal_mode=delete" in fixes["wal"]
     assert "reinstall the package" in fixes["no-file"]
     assert keys_of(system) == [key_of("gfx90a.kdb")]
-    assert len(os.listdir(tmp_path / "db")) == 4
 
 
 def test_a_custom_folder_is_searched_with_and_without_version_folders(tmp_path: Path) -> None:
@@ -365,14 +332,6 @@ def test_roots_in_a_temporary_folder_show_their_owners_files_alone(tmp_path: Pat
     assert layer.get(key_of("gfx90a6e.ukdb")) is None
     assert clear(layer).removed == 1
     assert stored(mine) == []
-
-
-def test_a_folder_that_cannot_be_read_is_one_problem(tmp_path: Path, layer: MIOpenKernels) -> None:
-    """It is read as databases and as object files."""
-    root = tmp_path / ".cache/miopen"
-    root.parent.mkdir()
-    root.symlink_to(root)
-    assert problems(layer) == ["unreadable"]
 
 
 def test_a_purge_of_all_layers_leaves_tuning_and_the_files_of_the_package(tmp_path: Path) -> None:

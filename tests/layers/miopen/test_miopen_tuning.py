@@ -5,22 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from dataclasses import replace as changed
 from pathlib import Path
 
 import pytest
-from support.layers import clear, environment_of, got, listed, problems, usage_of, verified, write
+from support.layers import clear, environment_of, got, listed, usage_of, verified
 from support.miopen_kernels import FIND
 from support.products import LINE, PERF, PROBLEM, TUNED, fill_system_tuning
 from support.products import fill_tuning as fill
 
-from cachectl.layers.core import Ability, Artifact, Damaged, EntryExists, Selection, Severity, get_many, put_many
+from cachectl.layers import core
 from cachectl.layers.miopen import MIOpenSystemTuning, MIOpenTuning
-from cachectl.stack import Stack
 
-
-def artifact(key: str, line: str, layer: str = "miopen-tuning") -> Artifact:
-    return Artifact(layer, key, "miopen-record/1", line.encode())
+NEW = core.Artifact("miopen-tuning", f"{FIND}::new", "miopen-record/1", b"new=S:1,0,A")
 
 
 def folder_of(home: Path) -> Path:
@@ -44,7 +40,8 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path, layer: MIOpen
     assert entry.written_before == (folder / FIND).stat().st_mtime
     read = got(layer, entry.key)
     assert (read.form, read.data) == ("miopen-record/1", LINE.encode())
-    assert layer.get(f"{FIND}::missing") is None
+    plan = layer.plan_clear(core.Selection(kernel="*"))
+    assert (plan.entries, "kernel" in plan.skipped[0].because) == ((), True)
     usage = usage_of(layer)
     assert (usage.files, usage.bytes) == (2, sum(path.stat().st_size for path in folder.iterdir()))
     (folder / "gfx90a6e.HIP.2_20_0_.ufdb.txt").write_text("k=S:1,0,A\n")
@@ -52,44 +49,15 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path, layer: MIOpen
     assert stale == {"3.3.0.a85ca8a54": None, "2.20.0.": "a newer MIOpen (3.3.0.a85ca8a54) has its own files"}
 
 
-def test_tuning_is_precious_and_knows_no_kernels(tmp_path: Path, layer: MIOpenTuning) -> None:
-    fill(tmp_path)
-    assert layer.about.precious
-    stack = Stack(layer.environment, plugins=False)
-    assert "miopen-tuning" not in {one.name for one in stack.clearable()}
-    assert layer.abilities()[Ability.KERNELS] is not None
-    plan = layer.plan_clear(Selection(kernel="*"))
-    assert (plan.entries, "kernel" in plan.skipped[0].because) == ((), True)
-
-
-def test_many_records_are_placed_where_their_keys_are_free(tmp_path: Path) -> None:
-    write(tmp_path / "one/.config/miopen" / FIND, "a=S:1.5,0,A\nb=S:2,0,A\nbroken\ncut=nothing\n")
-    keys = [f"{FIND}::{key}" for key in ("a", "b", "cut", "none")]
-    read = dict(get_many(MIOpenTuning(environment_of(tmp_path / "one")), keys))
-    assert isinstance(read.pop(f"{FIND}::cut"), Damaged)
-    artifacts = [one for _, one in sorted(read.items()) if isinstance(one, Artifact)]
-    assert [one.data for one in artifacts] == [b"a=S:1.5,0,A", b"b=S:2,0,A"]
-    other = MIOpenTuning(environment_of(tmp_path / "two"))
-    different, stray = changed(artifacts[0], data=b"a=S:9,0,A"), changed(artifacts[1], data=b"mine=S:1,0,A")
-    placed, damaged = put_many(other, [different, stray])
-    assert placed is True
-    assert isinstance(damaged, Damaged)
-    for is_new in (True, False):
-        exists, placed = put_many(other, artifacts)
-        assert isinstance(exists, EntryExists)
-        assert placed is is_new
-    assert (folder_of(tmp_path / "two") / FIND).read_bytes() == b"a=S:9,0,A\nb=S:2,0,A\n"
-
-
 def test_running_programs_notice_an_edit(tmp_path: Path, layer: MIOpenTuning) -> None:
     folder = fill(tmp_path)
     (folder / FIND).chmod(0o777)
     began = time.monotonic_ns()
-    layer.put(f"{FIND}::new", artifact(f"{FIND}::new", "new=S:1,0,A"))
+    layer.put(NEW.key, NEW)
     assert (folder / FIND).read_text() == f"{LINE}\nother=S:1.5,0,A;T:2.5,0,B\nnew=S:1,0,A\n"
     assert (folder / FIND).stat().st_mode & 0o777 == 0o777
     assert began < int((folder / f"{FIND}.time").read_text()) < time.monotonic_ns()
-    clear(layer, key=f"{FIND}::new")
+    clear(layer, key=NEW.key)
     assert (folder / FIND).read_text() == f"{LINE}\nother=S:1.5,0,A;T:2.5,0,B\n"
     # An emptied file goes with its time.
     outcome = clear(layer)
@@ -102,7 +70,7 @@ def test_locks_lie_where_every_miopen_takes_them_for_every_spelling_of_the_folde
     (tmp_path / "link").symlink_to(folder)
     named = f"{tmp_path}/./link"
     layer = MIOpenTuning(environment_of(tmp_path, MIOPEN_USER_DB_PATH=f"{named}/"))
-    layer.put(f"{FIND}::new", artifact(f"{FIND}::new", "new=S:1,0,A"))
+    layer.put(NEW.key, NEW)
     locks = [folder / f"miopen-lockfiles/{FIND}.lock"]
     for spelled in (named, f"{tmp_path}/link", str(folder)):
         digest = hashlib.md5(spelled.encode()).hexdigest()  # noqa: S324 - MIOpen's choice
@@ -124,15 +92,16 @@ def test_results_in_sqlite_are_counted_and_left(tmp_path: Path, layer: MIOpenTun
 def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) -> None:
     folder = folder_of(tmp_path)
     (folder / FIND).write_text("good=S:1,0,A\nno equals\ngood=S:2,0,A\nlast=S:1")
-    assert sorted(problems(layer)) == ["duplicate", "malformed", "newline"]
     findings = {finding.code: finding for finding in verified(layer)}
-    severities = {"malformed": Severity.RECOMPILES, "duplicate": Severity.WASTES, "newline": Severity.RECOMPILES}
-    assert {code: finding.severity for code, finding in findings.items()} == severities
+    assert {code: finding.severity.value for code, finding in findings.items()} == {
+        **dict.fromkeys(("malformed", "newline"), "recompiles every run"),
+        "duplicate": "wastes space",
+    }
     assert "line 2" in findings["malformed"].fix
     # Results of tuning are never removed as damaged.
     assert {finding.thing for finding in findings.values()} == {None}
     (folder / FIND).write_text("bad=S\n")
-    with pytest.raises(Damaged):
+    with pytest.raises(core.Damaged):
         layer.get(f"{FIND}::bad")
 
 
