@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import struct
 import subprocess
@@ -166,15 +165,6 @@ def test_an_account_with_a_wrong_sum_is_reported(neo: Layer, counted: int, words
     (root_of(neo) / "config.file").write_bytes(struct.pack("=Q", counted))
     (found,) = verified(neo)
     assert (found.code, words in found.message) == ("index", True)
-
-
-def test_the_effect_of_an_unreadable_entry_is_reported(neo: Layer) -> None:
-    large = root_of(neo) / "0123456789abcdef.cl_cache"
-    large.touch()
-    os.truncate(large, (1 << 30) + 1)
-    (given,) = (finding for finding in verified(neo) if finding.key == large.name)
-    assert given.severity is Severity.RECOMPILES
-    assert given.message.endswith("; the driver compiles it again at every run, and never replaces it")
 
 
 def test_a_move_makes_the_folder_without_which_nothing_is_kept(home: Home) -> None:

@@ -142,6 +142,8 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("MESA_SHADER_CACHE_MAX_SIZE=500", ON, "default", "variable", HARMLESS),
         ("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS=ship", ON, "default", "variable", HARMLESS),
         ("MESA_GLSL_DISABLE_IO_OPT=yes", ON, "default", "variable"),
+        # Older releases take the home of the account.
+        ("HOME={tmp}", ON, "default", "variable", HARMLESS),
     ],
     "cuda": [
         ("CUDA_CACHE_DISABLE=1", OFF, "@", "off"),
@@ -238,7 +240,7 @@ def test_a_value_has_a_state_and_a_wrong_one_a_finding_whose_fix_works(tmp_path:
         script = f"{finding.fix}; env -0"
         done = subprocess.run(["sh", "-c", script], env={"PATH": os.defpath, **set_to}, capture_output=True, check=True)
         after = dict(pair.split("=", 1) for pair in done.stdout.decode().split("\0") if pair)
-        assert examine(tmp_path, layer, {name: after[name] for name in set_to if name in after}) == []
+        assert examine(tmp_path, layer, after) == []
 
 
 @pytest.mark.parametrize("name", DRIVERS)
@@ -261,15 +263,3 @@ def test_absent_without_driver_gpu_and_cache(tmp_path: Path, name: str, monkeypa
 )
 def test_no_finding_without_such_a_driver(tmp_path: Path, name: str, variables: str) -> None:
     assert examine(tmp_path, name, {"OCL_ICD_VENDORS": str(tmp_path / "none.icd"), **assigned(variables)}) == []
-
-
-def test_mesa_keeps_no_cache_on_windows(tmp_path: Path) -> None:
-    environment = environment_of(tmp_path, OCL_ICD_VENDORS=driver(tmp_path, "mesa"), RUSTICL_ENABLE="llvmpipe")
-    state = built_in_layer("mesa", replace(environment, platform="win32")).state()
-    assert (state.condition, state.why) == (Condition.ABSENT, "Mesa keeps no cache on Windows")
-
-
-def test_another_home_than_the_accounts_is_said_to_matter_to_older_mesa(tmp_path: Path) -> None:
-    environment = environment_of(tmp_path, HOME="/else", OCL_ICD_VENDORS=driver(tmp_path, "mesa"))
-    (found,) = built_in_layer("mesa", environment).diagnose()
-    assert (found.code, found.fix) == ("variable", "export MESA_SHADER_CACHE_DIR=/else/.cache")
