@@ -44,10 +44,3 @@ def test_odd_names_are_read_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(tmp_path)
     for distribution in ("mine", "empty"):
         assert distributions.version_of(distribution) == asked(distribution)
-
-
-def test_entry_points_are_found_once_they_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    for is_there in (False, True):
-        assert ("mine" in {point.name for point in distributions.entry_points("cachectl.layers")}) is is_there
-        write(tmp_path / "mine-1.0.dist-info/entry_points.txt", "[cachectl.layers]\nmine = mine:Mine\n")
