@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from homes import Home
 from support.dictionaries import NONE, dictionary, mine
-from support.layers import clear, got, keys_of, orphans, problems, select, sql, usage_of, verified, write
+from support.layers import clear, got, keys_of, orphans, problems, sql, usage_of, verified, write
 
 from cachectl.layers.core import Artifact, Busy, Damaged, LayerError, Selection, get_many, put_many
 from cachectl.layers.core.conformance import snapshot
@@ -60,12 +60,10 @@ def test_a_planted_pickle_is_read_and_not_run(tmp_path: Path) -> None:
 
 @pytest.mark.real
 def test_every_row_of_loopy_names_its_kernel(filled: Home) -> None:
-    """At a known place of its key, whether or not its value has names that are derived from it."""
-    files = list(folder_of(filled).glob("pdict-v5-loopy-*.sqlite"))
-    assert len(files) >= 5
-    seen = [pdict._names_at_known_places(data) for path in files for (data,) in select(path, "key_value from dict")]
-    assert all(seen)
-    assert {name for names in seen for name in names or ()} == {f"lk{number}" for number in range(8)}
+    entries = list(LoopyDictionaries(filled.environment()).entries())
+    assert len({entry.detail["dictionary"] for entry in entries}) >= 5
+    assert all(entry.kernels for entry in entries)
+    assert {name for entry in entries for name in entry.kernels or ()} == {f"lk{number}" for number in range(8)}
 
 
 def test_each_dictionary_and_what_cachectl_left_has_one_layer(home: Home) -> None:

@@ -90,9 +90,18 @@ def test_a_layer_that_fails_in_every_call_stops_no_other(plugged: Home, wrong: s
     assert [problem["layer"] for problem in listed["problems"] if problem["failed"]] == ["talking"]
     purged = home.json("purge", "talking", "notes", check=False)
     assert [(layer["removed"], len(layer["failed"])) for layer in purged["layers"]] == [(0, 1), (2, 0)]
-    asked = ("get talking a", "report", "ls", "verify", "doctor", "layers", "purge --all -n", "env --disable")
-    asked += (f"push {home.path}/bundle.zip talking",)
-    for line in asked:
+    push = f"push {home.path}/bundle.zip talking"
+    for line in (
+        "get talking a",
+        "report",
+        "ls",
+        "verify",
+        "doctor",
+        "layers",
+        "purge --all -n",
+        "env --disable",
+        push,
+    ):
         done = home.cachectl(line, check=False)
         assert "Traceback" not in done.stderr
         assert "talking" in done.stdout + done.stderr

@@ -32,9 +32,7 @@ def tables(data: bytes) -> dict[str, Any]:
         return [section for section in sections if section["sh_type"] in kinds]
 
     return {
-        "kind": (file.header["e_machine"] == "EM_X86_64", file.elfclass // 32, file.little_endian),
         "sections": [(one.name, one["sh_offset"], one["sh_size"], one["sh_link"]) for one in sections],
-        "segments": [segment["p_offset"] for segment in file.iter_segments()],
         "symbols": [symbol.name for table in of("SHT_SYMTAB", "SHT_DYNSYM") for symbol in table.iter_symbols()],
         "notes": [
             ((note["n_name"] or "").encode("latin-1"), note["n_descdata"])
@@ -55,9 +53,7 @@ def our_tables(data: bytes) -> dict[str, Any]:
     found = elf.read_elf(data)
     assert found is not None
     return {
-        "kind": (found.machine == 62, found.width, found.order == "<"),
         "sections": [(one.name, one.offset, one.size, one.link) for one in found.sections],
-        "segments": list(found.segments),
         "symbols": list(found.symbols()),
         "notes": [note[::2] for note in found.notes()],
         "dynamic": [text for _, text in found.dynamic_strings()],
