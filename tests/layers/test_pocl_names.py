@@ -69,7 +69,6 @@ def _expect_names(home: Home) -> None:
     assert entry["kernels"] == sorted(NAMES)
     for kernel, found in ((OTHER, 1), ("long_*_two", 1), ("*_two", 1), ("k" * 60, 1), ("k" * 61, 0), ("long_*_six", 0)):
         assert len(list(layer.entries(Selection(kernel=kernel)))) == found, kernel
-        assert home.json("purge", "pocl", "--kernel", kernel, "--dry-run")["total"]["removed"] == found, kernel
     artifact = got(layer, entry["key"])
     assert artifact.detail["kernels"] == " ".join(sorted(NAMES))
     # A program may have lost its native files, or its bitcode.
