@@ -9,34 +9,9 @@ from pathlib import Path
 
 import pytest
 from support import mesa
-from support.layers import (
-    clear,
-    clear_damaged,
-    got,
-    keys_of,
-    orphans,
-    problems,
-    python,
-    root_of,
-    running,
-    somebody,
-    verified,
-    write,
-)
+from support.layers import clear, got, keys_of, orphans, problems, python, root_of, running, somebody, verified, write
 from support.miopen_kernels import ARGS, CODE, FIND, KEY, NAME, key_of, packed, store, user_file
-from support.products import (
-    BARE,
-    DEEP,
-    LINE,
-    POCL_KEY,
-    PRODUCTS,
-    SPIRV,
-    Product,
-    comgr_entry,
-    comgr_key,
-    compiled,
-    place,
-)
+from support.products import BARE, DEEP, LINE, POCL_KEY, PRODUCTS, SPIRV, Product, comgr_entry, comgr_key, compiled
 
 from cachectl.layers import core
 from cachectl.layers.core.conformance import LayerConformance, snapshot
@@ -128,7 +103,7 @@ CHANGES: dict[str, str | Callable[[Path], object]] = {
     "neo": ".cache/neo_compiler_cache/*.ocloc_cache",
     "comgr": ".cache/comgr/llvmcache-*",
     "mesa multi-file": ".cache/mesa_shader_cache/??/*",
-    "pocl": lambda home: place(home / ".cache/pocl/kcache", POCL_KEY, {"add/0-0-0/add.so": b"\x7fELF"}),
+    "pocl": lambda home: write(home / ".cache/pocl/kcache" / POCL_KEY / "add/0-0-0/add.so", b"\x7fELF"),
     "miopen": lambda home: store(user_file(home), {(NAME, ARGS): packed(CODE)}),
 }
 
@@ -203,7 +178,7 @@ def test_damage_is_reported_with_its_effect_neither_put_nor_got_and_removed_alon
     if severity is not core.Severity.HARMLESS:
         with pytest.raises(core.Damaged):
             layer.get(key)
-    assert clear_damaged(layer).removed == 1
+    assert layer.clear(layer.plan_clear(damaged=True)).removed == 1
     assert verified(layer) == []
     assert keys_of(layer) == [other for other in keys if other != key]
 

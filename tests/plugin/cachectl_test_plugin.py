@@ -28,10 +28,6 @@ class NotesCodec(Codec):
         return None
 
 
-class TellingCodec(NotesCodec):
-    form = "telling/1"
-
-
 def _folder(environment: Environment) -> tuple[Path, str]:
     return environment.home_folder / ".cache/notes", "default"
 
@@ -54,7 +50,7 @@ class Telling(Notes):
     """Names the root of each entry as its device; it has roots only if ``TELLING`` is set."""
 
     name = "Telling"
-    store = TellingStore(r"[0-9a-f]{8}\.note", codec=TellingCodec())
+    store = TellingStore(r"[0-9a-f]{8}\.note", codec=NotesCodec())
 
     def roots(self) -> tuple[Root, ...]:
         value = self.environment.get("TELLING")
