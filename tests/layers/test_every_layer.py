@@ -9,34 +9,9 @@ from pathlib import Path
 
 import pytest
 from support import mesa
-from support.layers import (
-    clear,
-    clear_damaged,
-    got,
-    keys_of,
-    orphans,
-    problems,
-    python,
-    root_of,
-    running,
-    somebody,
-    verified,
-    write,
-)
+from support.layers import clear, got, keys_of, orphans, problems, python, root_of, running, somebody, verified, write
 from support.miopen_kernels import ARGS, CODE, FIND, KEY, NAME, key_of, packed, store, user_file
-from support.products import (
-    BARE,
-    DEEP,
-    LINE,
-    POCL_KEY,
-    PRODUCTS,
-    SPIRV,
-    Product,
-    comgr_entry,
-    comgr_key,
-    compiled,
-    place,
-)
+from support.products import BARE, DEEP, LINE, POCL_KEY, PRODUCTS, SPIRV, Product, comgr_entry, comgr_key, compiled
 
 from cachectl.layers import core
 from cachectl.layers.core.conformance import LayerConformance, snapshot
@@ -128,7 +103,7 @@ CHANGES: dict[str, str | Callable[[Path], object]] = {
     "neo": ".cache/neo_compiler_cache/*.ocloc_cache",
     "comgr": ".cache/comgr/llvmcache-*",
     "mesa multi-file": ".cache/mesa_shader_cache/??/*",
-    "pocl": lambda home: place(home / ".cache/pocl/kcache", POCL_KEY, {"add/0-0-0/add.so": b"\x7fELF"}),
+    "pocl": lambda home: write(home / ".cache/pocl/kcache" / POCL_KEY / "add/0-0-0/add.so", b"\x7fELF"),
     "miopen": lambda home: store(user_file(home), {(NAME, ARGS): packed(CODE)}),
 }
 
@@ -203,7 +178,7 @@ def test_damage_is_reported_with_its_effect_neither_put_nor_got_and_removed_alon
     if severity is not core.Severity.HARMLESS:
         with pytest.raises(core.Damaged):
             layer.get(key)
-    assert clear_damaged(layer).removed == 1
+    assert layer.clear(layer.plan_clear(damaged=True)).removed == 1
     assert verified(layer) == []
     assert keys_of(layer) == [other for other in keys if other != key]
 
@@ -212,22 +187,19 @@ def test_damage_is_reported_with_its_effect_neither_put_nor_got_and_removed_alon
 REFUSED = {
     "miopen": [
         (key_of(args=" -DX='a'"), CODE, "a quote"),
-        (key_of(name="it's.cl.o"), CODE, "a quote"),
         (key_of(name="kernel.cl"), CODE, "does not end in .o"),
         (KEY, b"", "is empty"),
         (key_of("../gfx90a6e.ukdb"), CODE, "is not a key"),
-        (key_of("gfx90a6e.kdb"), CODE, "is not a key"),
         (key_of("notes/gfx90a6e.ukdb"), CODE, "is not a key"),
         (KEY.rpartition("::")[0], CODE, "is not a key"),
     ],
     "miopen-tuning": [
         (f"{FIND}::a", b"b=S:1", "another key"),
-        (f"{FIND}::a=b", b"a=b=S:1,0,A", "another key"),
         (f"{FIND}::a", b"a=S", "no value has an id"),
         (f"{FIND}::a", b"a=S:1\n", "more than one line"),
         *((key, b"x=S:1,0,A", f"^miopen-tuning: '{key}' is not a key") for key in ("bogus::x", FIND)),
         *((f"{file}::a", b"a=S:1", "is not a key")
-          for file in ("notes.txt", f"../{FIND}", "gfx90a6e.HIP.fdb.txt", "gfx906_60_1.1.0.udb")),
+          for file in ("notes.txt", f"../{FIND}", "gfx90a6e.HIP.fdb.txt")),
     ],
     "pocl": [
         *((NEW_KEY, pack(files), "holds no program") for files in ({}, {"last_accessed": b""}, {"build.log": b"x"})),
@@ -334,7 +306,6 @@ def test_what_a_package_installed_is_read_and_never_changed(tmp_path: Path, name
     before = snapshot(tmp_path, times=True)
     artifact = got(layer, next(layer.entries()).key)
     assert artifact.data in (CODE, LINE.encode())
-    assert None not in [layer.abilities()[one] for one in (core.Ability.PUT, core.Ability.CLEAR, core.Ability.RELOCATE)]
     own = name.replace("-system", "")
     for words, act in (
         (f"put into the layer {own},", lambda: layer.put(artifact.key, artifact)),

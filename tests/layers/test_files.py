@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import struct
 import subprocess
@@ -46,11 +45,9 @@ def test_every_entry_and_file_is_counted_and_one_kernel_goes_from_all_that_name_
     [
         ("comgr", comgr_key("axpy.bc"), ("LLVM bitcode", None)),
         ("comgr", comgr_key("axpy-gfx906.o"), ("code object", "gfx906")),
-        ("comgr", comgr_key("axpy-gfx90a.o"), ("code object", "gfx90a")),
         ("comgr", comgr_key("spirv"), ("SPIR-V", None)),
         ("neo", f"{SPIRV[0]}.ocloc_cache", ("SPIR-V", None)),
         ("neo", f"{BARE[0]}.ocloc_cache", ("patch tokens", "graphics core 12")),
-        ("neo", f"{WRAPPED[0]}.ocloc_cache", ("patch tokens", "graphics core 12")),
         ("neo", f"{WRAPPED[1]}.ocloc_cache", ("patch tokens", "graphics core 3079")),
         ("neo", DEEP, ("patch tokens", "graphics core 12")),
     ],
@@ -69,7 +66,6 @@ def test_entries_name_their_kind_and_device(tmp_path: Path, name: str, key: str,
         ("", None),
         ("prune_interval=30s:prune_after=24h:cache_size=50%", None),
         ("cache_size_bytes=30g:cache_size_files=0", None),
-        ("cache_size_bytes=0x10M", None),
         ("prune_interval=1h:", None),
         ("prune_interval=1h:prune_expiration=0h", "it knows no 'prune_expiration'"),
         ("cache_size=101%", "cache_size=101%"),
@@ -78,9 +74,7 @@ def test_entries_name_their_kind_and_device(tmp_path: Path, name: str, key: str,
         ("cache_size_bytes=99999999999999999999", "no number"),
         ("cache_size_files=-1", "not an integer"),
         ("prune_after=1d", "of s, m or h"),
-        ("prune_after=", "of s, m or h"),
         ("1g", "it knows no '1g'"),
-        (":prune_after=1h", "it knows no ''"),
     ],
 )
 def test_the_policy_is_read_as_llvm_reads_it(policy: str, wrong: str | None) -> None:
@@ -168,22 +162,11 @@ def test_an_account_with_a_wrong_sum_is_reported(neo: Layer, counted: int, words
     assert (found.code, words in found.message) == ("index", True)
 
 
-def test_the_effect_of_an_unreadable_entry_is_reported(neo: Layer) -> None:
-    large = root_of(neo) / "0123456789abcdef.cl_cache"
-    large.touch()
-    os.truncate(large, (1 << 30) + 1)
-    (given,) = (finding for finding in verified(neo) if finding.key == large.name)
-    assert given.severity is Severity.RECOMPILES
-    assert given.message.endswith("; the driver compiles it again at every run, and never replaces it")
-
-
 def test_a_move_makes_the_folder_without_which_nothing_is_kept(home: Home) -> None:
     program = 'test -d "$NEO_CACHE_DIR" && echo "$NEO_CACHE_PERSISTENT."'
     assert home.cachectl("run", "--isolated", "--", "sh", "-c", program).stdout == ".\n"
     home.cachectl("env", "--root", str(home.path / "moved"), "--layer", "neo", "--shell", "sh")
     assert (home.path / "moved/neo").is_dir()
-    off = home.cachectl("run", "--no-cache", "--", "sh", "-c", 'echo "$NEO_CACHE_PERSISTENT"')
-    assert off.stdout == "0\n"
 
 
 DRIVER = """

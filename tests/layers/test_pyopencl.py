@@ -13,19 +13,7 @@ from threading import Timer
 
 import pytest
 from homes import Driver, Home
-from support.layers import (
-    clear,
-    got,
-    orphans,
-    programs,
-    python,
-    register_driver,
-    root_of,
-    running,
-    usage_of,
-    verified,
-    write,
-)
+from support.layers import clear, got, orphans, programs, python, register_driver, root_of, running, usage_of, verified
 
 from cachectl.layers.core import Busy, Condition, Selection, Severity
 from cachectl.layers.host import drivers
@@ -296,5 +284,6 @@ def test_a_broken_binary_of_intels_driver_is_found(home: Home, intel_driver: Dri
 def test_a_binary_of_a_driver_whose_format_is_unknown_is_left_alone(home: Home) -> None:
     layer = PyOpenCLBinaries(home.environment(OCL_ICD_VENDORS=register_driver(home.path, "libmali.so")))
     folder = root_of(layer) / "pyopencl-compiler-cache-v2-py3.11.7.final.0" / ("0" * 32)
-    write(folder / "binary", b"a format of its own")
+    folder.mkdir(parents=True)
+    (folder / "binary").write_bytes(b"a format of its own")
     assert [finding.message.partition(" ")[0] for finding in verified(layer)] == ["info"]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from cachectl.layers.core.declarations import EnvSwitch, Places, at_load
 from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.facts import Artifact, Entry, Finding, Found, Root, Scope, State, Switch, Usage
+from cachectl.layers.core.facts import Entry, Finding, Found, Root, Scope, State, Switch, Usage
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.selection import ALL, Selection
 from cachectl.layers.core.store import Codec, Damage
@@ -29,10 +28,6 @@ class NotesCodec(Codec):
         return None
 
 
-class TellingCodec(NotesCodec):
-    form = "telling/1"
-
-
 def _folder(environment: Environment) -> tuple[Path, str]:
     return environment.home_folder / ".cache/notes", "default"
 
@@ -50,17 +45,12 @@ class TellingStore(Files):
         for found in super().scan(root, selection, contents=contents):
             yield replace(found, device=root.path.name) if isinstance(found, Entry) else found
 
-    def read_entry(self, root: Root, key: str) -> Artifact | None:
-        artifact = super().read_entry(root, key)
-        kinds: dict[str | None, Any] = {"number": {"n": 3}, "mixture": {1: "a", "b": "c"}, "nothing": None}
-        return artifact and replace(artifact, detail=kinds.get(self.environment.get("TELLING"), {}))
-
 
 class Telling(Notes):
-    """Describes its entries as ``TELLING`` says; it has roots only if that is set."""
+    """Names the root of each entry as its device; it has roots only if ``TELLING`` is set."""
 
     name = "Telling"
-    store = TellingStore(r"[0-9a-f]{8}\.note", codec=TellingCodec())
+    store = TellingStore(r"[0-9a-f]{8}\.note", codec=NotesCodec())
 
     def roots(self) -> tuple[Root, ...]:
         value = self.environment.get("TELLING")

@@ -66,16 +66,6 @@ def test_the_rule_for_other_environments_is_that_of_the_installed_platformdirs(r
         assert ("is ignored" in source) == ("XDG_CACHE_HOME" in given and "/.cache/" in str(folder))
 
 
-@pytest.mark.parametrize("value", ["relative", "~/cache", " "])
-def test_platformdirs_itself_answers_for_this_process(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", value)
-    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name, author: f"/asked/{name}/{author}")
-    here = Environment.here()
-    assert user_cache_folder(here, "app") == (Path("/asked/app/app"), "platformdirs")
-    elsewhere = here.with_variables({"HOME": "/elsewhere"})
-    assert user_cache_folder(elsewhere, "app")[0] == Path("/elsewhere/.cache/app")
-
-
 @pytest.mark.real
 @pytest.mark.parametrize("home_variable", ["", None])
 def test_an_empty_or_missing_home_is_taken_literally_by_pocl(home: Home, home_variable: str | None) -> None:
@@ -105,37 +95,68 @@ def test_an_empty_pocl_cache_dir_leaves_pocl_without_a_device(home: Home) -> Non
     assert home.python("devices.py", POCL_CACHE_DIR="")["devices"] == 0
 
 
-#: Of a layer, or the folder of the user's state, on a platform: its variables, and the place, if there is one.
-PLACES: dict[tuple[str, str], dict[str, str | None]] = {
+#: Of a layer, or the folder of the user's state, on a platform: its variables, and its places with their reasons.
+PLACES = {
     ("loopy", "darwin"): {
-        "HOME=/u": "/u/Library/Caches/pytools",
-        "HOME=/u XDG_CACHE_HOME=/x": "/x/pytools",
-        "HOME=/u XDG_CACHE_HOME=relative": "/here/relative/pytools",
+        "HOME=/h": "/h/Library/Caches/pytools (default)",
+        "HOME=/h XDG_CACHE_HOME=/x": "/x/pytools (XDG_CACHE_HOME)",
+        "HOME=/h XDG_CACHE_HOME=x": "/here/x/pytools (XDG_CACHE_HOME)",
         # pytools tests for None only: an empty value gives a path relative to where the program runs.
-        "HOME=/u XDG_CACHE_HOME=": "/here/pytools",
+        "HOME=/h XDG_CACHE_HOME=": "/here/pytools (XDG_CACHE_HOME)",
     },
     ("loopy", "win32"): {
-        "LOCALAPPDATA=C:/L": "C:/L/pytools/pytools/Cache",
-        "LOCALAPPDATA=C:/L WIN_PD_OVERRIDE_LOCAL_APPDATA=D:/O": "D:/O/pytools/pytools/Cache",
+        "LOCALAPPDATA=C:/L": "C:/L/pytools/pytools/Cache (LOCALAPPDATA)",
+        "LOCALAPPDATA=/l WIN_PD_OVERRIDE_LOCAL_APPDATA=D:/": "D:/pytools/pytools/Cache (WIN_PD_OVERRIDE_LOCAL_APPDATA)",
     },
     ("cuda", "linux"): {
-        "HOME=/u": "/u/.nv/ComputeCache",
-        "HOME=/u CUDA_CACHE_PATH=/fast": "/fast",
-        "HOME=/u CUDA_CACHE_PATH=relative": None,
-        "HOME=/u CUDA_CACHE_PATH=": None,
-        "": None,
+        "HOME=/h": "/h/.nv/ComputeCache (default (HOME))",
+        "HOME=/h CUDA_CACHE_PATH=/fast": "/fast (CUDA_CACHE_PATH)",
+        "HOME=/h CUDA_CACHE_PATH=relative": "",
+        "HOME=/h CUDA_CACHE_PATH=": "",
+        "": "",
     },
-    ("cuda", "win32"): {"APPDATA=C:/R": "C:/R/NVIDIA/ComputeCache"},
-    ("pocl", "win32"): {"LOCALAPPDATA=C:/L": "C:/L/pocl", "TEMP=C:/T": "C:/T/pocl", "": None},
-    ("comgr", "linux"): {"LOCALAPPDATA=/l": "/account/.cache/comgr"},
-    ("comgr", "darwin"): {"LOCALAPPDATA=/l": None},
-    ("comgr", "win32"): {"LOCALAPPDATA=/l": "/l/comgr"},
-    ("neo", "linux"): {"LOCALAPPDATA=/l": None},
-    ("neo", "darwin"): {"LOCALAPPDATA=/l": None},
-    ("neo", "win32"): {"LOCALAPPDATA=/l": "/l/NEO/neo_compiler_cache"},
-    ("mesa", "win32"): {"LOCALAPPDATA=/l": None},
+    ("cuda", "win32"): {"APPDATA=C:/R": "C:/R/NVIDIA/ComputeCache (APPDATA)"},
+    ("pocl", "win32"): {"LOCALAPPDATA=C:/L": "C:/L/pocl (LOCALAPPDATA)", "TEMP=C:/T": "C:/T/pocl (TEMP)", "": ""},
+    ("comgr", "linux"): {
+        "LOCALAPPDATA=/l": "/account/.cache/comgr (default (the account's home))",
+        "HOME=/h": "/h/.cache/comgr (default (HOME))",
+        "HOME=/h XDG_CACHE_HOME=/x": "/x/comgr (XDG_CACHE_HOME)",
+        "HOME=/h XDG_CACHE_HOME=": "/here/comgr (XDG_CACHE_HOME)",
+        "HOME=/h XDG_CACHE_HOME=x": "/here/x/comgr (XDG_CACHE_HOME)",
+        "HOME=": "/here/.cache/comgr (default (HOME))",
+        "HOME=/h AMD_COMGR_CACHE_DIR=/n XDG_CACHE_HOME=/x": "/n (AMD_COMGR_CACHE_DIR)",
+        "HOME=/h AMD_COMGR_CACHE_DIR=n": "/here/n (AMD_COMGR_CACHE_DIR)",
+        "HOME=/h AMD_COMGR_CACHE_DIR=": "/h/.cache/comgr (default (HOME))",
+    },
+    ("comgr", "darwin"): {"LOCALAPPDATA=/l": ""},
+    ("comgr", "win32"): {"LOCALAPPDATA=/l": "/l/comgr (LOCALAPPDATA)"},
+    ("neo", "linux"): {
+        "LOCALAPPDATA=/l": "",
+        "HOME=": "",
+        "HOME=/h": "/h/.cache/neo_compiler_cache (default (HOME))",
+        "HOME=/h XDG_CACHE_HOME=": "/h/.cache/neo_compiler_cache (default (HOME))",
+        "HOME=/h XDG_CACHE_HOME=/x": "/x/neo_compiler_cache (XDG_CACHE_HOME)",
+        "HOME=/h XDG_CACHE_HOME=x": "/here/x/neo_compiler_cache (XDG_CACHE_HOME)",
+        "HOME=/h NEO_CACHE_DIR=/n": "/n (NEO_CACHE_DIR)",
+        "HOME=/h NEO_CACHE_DIR=n XDG_CACHE_HOME=/x": "/here/n (NEO_CACHE_DIR)",
+        "HOME=/h NEO_CACHE_DIR=": "/h/.cache/neo_compiler_cache (default (HOME))",
+    },
+    ("neo", "darwin"): {"LOCALAPPDATA=/l": ""},
+    ("neo", "win32"): {"LOCALAPPDATA=/l": "/l/NEO/neo_compiler_cache (LOCALAPPDATA)"},
+    # Mesa has three roots in each folder.
+    ("mesa", "linux"): {
+        "MESA_SHADER_CACHE_DIR=/m XDG_CACHE_HOME=/x": "/m (MESA_SHADER_CACHE_DIR)",
+        "MESA_GLSL_CACHE_DIR=/g XDG_CACHE_HOME=/x": "/g (MESA_GLSL_CACHE_DIR)",
+        "MESA_GLSL_CACHE_DIR=/g MESA_SHADER_CACHE_DIR=/m": "/m (MESA_SHADER_CACHE_DIR)",
+        "HOME=/h XDG_CACHE_HOME=/x": "/x (XDG_CACHE_HOME)",
+        "HOME=/h XDG_CACHE_HOME=x": "/here/x (XDG_CACHE_HOME)",
+        "HOME=/account": "/account/.cache (default (home folder))",
+        "HOME=/h": "/h/.cache (default (HOME)), /account/.cache (default of older Mesa (account))",
+        "XDG_CACHE_HOME=": "",
+        "MESA_SHADER_CACHE_DIR=": "",
+    },
+    ("mesa", "win32"): {"LOCALAPPDATA=/l": ""},
     ("state", "linux"): {
-        "HOME=/h": "/h/.local/state/cachectl",
         "HOME=/h XDG_CACHE_HOME=/moved": "/h/.local/state/cachectl",
         "HOME=/h XDG_STATE_HOME=relative": "/h/.local/state/cachectl",
         "HOME=/h XDG_STATE_HOME=/state": "/state/cachectl",
@@ -144,13 +165,14 @@ PLACES: dict[tuple[str, str], dict[str, str | None]] = {
 
 
 @pytest.mark.parametrize(
-    ("where", "variables", "path"), [(where, *row) for where, rows in PLACES.items() for row in rows.items()]
+    ("where", "variables", "places"), [(where, *row) for where, rows in PLACES.items() for row in rows.items()]
 )
-def test_a_place_follows_from_the_environment(where: tuple[str, str], variables: str, path: str | None) -> None:
+def test_places_follow_from_the_environment(where: tuple[str, str], variables: str, places: str) -> None:
     name, platform = where
     environment = Environment(assigned(variables), Path("/account"), platform, cwd=Path("/here"))
     if name == "state":
-        places = [user_state_folder(environment)]
-    else:
-        places = [root.path for root in built_in_layer(name, environment).roots()]
-    assert places == ([] if path is None else [Path(path)])
+        assert str(user_state_folder(environment)) == places
+        return
+    roots = built_in_layer(name, environment).roots()
+    found = [f"{root.path.parent if name == 'mesa' else root.path} ({root.source})" for root in roots]
+    assert found == [place for place in places.split(", ") if place for _ in range(3 if name == "mesa" else 1)]

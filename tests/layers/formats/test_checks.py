@@ -67,24 +67,6 @@ def test_zeros_of_a_power_loss_are_found(kind: str, ends: tuple[int, ...]) -> No
     assert all(check(wrong) for wrong in (b"", bytes(len(data)), *(data[:-end] + bytes(end) for end in ends), *longer))
 
 
-def test_modules_of_spirv_end_with_a_function() -> None:
-    """A module of three instructions: an entry point, and its function, which begins and ends."""
-    entry = (5 << 16 | 15, 6, 1, *(int.from_bytes(part, "little") for part in (b"axpy", b"\0\0\0\0")))
-    function = (5 << 16 | 54, 2, 1, 0, 3, 1 << 16 | 56)
-    module = b"".join(word.to_bytes(4, "little") for word in (0x07230203, 0x10000, 0, 9, 0, *entry, *function))
-    assert device_binaries.complaint(module) is None
-    assert device_binaries.spirv_kernels(module) == ("axpy",)
-    assert [length for length in range(4, len(module)) if device_binaries.complaint(module[:length]) is None] == []
-
-
-def test_bitcode_in_a_wrapper_is_read() -> None:
-    module = b"BC\xc0\xde" + bytes.fromhex("210c0000 01000000 00000000")
-    wrapped = b"".join(n.to_bytes(4, "little") for n in (0x0B17C0DE, 0, 20, len(module), 7)) + module
-    assert bitcode.complaint(module) is None
-    assert bitcode.complaint(wrapped) is None
-    assert bitcode.complaint(wrapped[:-1]) == f"is cut short at {len(wrapped) - 1} bytes"
-
-
 def test_a_list_longer_than_its_block_is_not_read() -> None:
     """A record that states 2**30 operands, and one of so many elements of no width, take no time and no memory."""
     operands = "110" + "100000" + ("000001" * 5 + "100000") + "0" * 40

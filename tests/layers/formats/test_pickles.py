@@ -5,28 +5,13 @@ from __future__ import annotations
 import pickle
 import pickletools
 import time
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cachectl.layers.formats import opencl_source, pdict
-from cachectl.layers.formats.pickles import Thing, attributes, is_framed, things, walk
-
-
-@dataclass
-class Plain:
-    name: str
-    numbers: tuple[int, ...]
-
-
-class Slots:
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
+from cachectl.layers.formats.pickles import Thing, is_framed, things, walk
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.binary().map(bytearray),
@@ -70,15 +55,6 @@ def test_the_rows_of_loopy_are_framed() -> None:
         assert not is_framed(pickle.dumps(b"x" * 100_000, protocol))
     for data in (pickle.dumps("value", 2), b"\x80\xfe\x95" + bytes(8) + b".", b"\x80\x04.", b"\x80", b""):
         assert not is_framed(data) or walk(data)
-
-
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_attributes_are_found_without_the_class(protocol: int) -> None:
-    # Slots need protocol 2.
-    for value in (Plain("mine", (1, 2)), Slots("mine"))[: 1 if protocol < 2 else 2]:
-        top, _ = walk(pickle.dumps(value, protocol))
-        assert isinstance(top, Thing)
-        assert attributes(top)["name"] == "mine"
 
 
 def test_an_object_that_refers_to_itself_is_listed_once() -> None:

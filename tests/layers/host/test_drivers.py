@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -48,14 +47,10 @@ def test_the_activated_prefix_counts_beside_the_systems_folder(tmp_path: Path, *
 
 
 def test_makers_are_named_by_the_library_alone(tmp_path: Path) -> None:
-    """Not by its folder; on another platform without a look at the library; behind a link, where the link leads."""
+    """Not by its folder, and on another platform without a look at the library."""
     vendors = tmp_path / "envs/pocl"
     icd = register_driver(vendors, "libintelocl.so")
-    (tmp_path / "envs/deep").mkdir()
-    (tmp_path / "below").symlink_to(tmp_path / "envs/deep")
-    os.utime(vendors, (1, 1))
-    for named in (icd, f"{tmp_path}/below/../pocl"):
-        assert opencl_drivers(Environment({"OCL_ICD_VENDORS": named}, home=tmp_path)) == ("Intel CPU",)
+    assert opencl_drivers(Environment({"OCL_ICD_VENDORS": icd}, home=tmp_path)) == ("Intel CPU",)
     (tmp_path / "nvidia.icd").write_text("nvopencl64.dll\n")
     windows = Environment({"OCL_ICD_VENDORS": str(tmp_path)}, home=tmp_path, platform="win32")
     assert opencl_drivers(windows) == ("nvopencl64.dll",)

@@ -324,15 +324,6 @@ def test_a_library_is_found_by_its_name_as_dlopen_finds_it(tmp_path: Path) -> No
     assert [path and os.path.realpath(path) for path in found] == [path and os.path.realpath(path) for path in opened]
 
 
-def test_a_driver_that_debian_registers_by_name_is_found(debian_pocl: Driver, tmp_path: Path) -> None:
-    """``pocl.icd`` of ``pocl-opencl-icd`` names a file of the linker's folders, which is not in the linker's list."""
-    name = Path(Path(debian_pocl.variables["OCL_ICD_VENDORS"]).read_text().strip()).resolve().name
-    (tmp_path / "pocl.icd").write_text(name)
-    opened = subprocess.check_output(python(OPENED, name), text=True).strip()
-    ((maker, library, _),) = find_drivers(Environment({"OCL_ICD_VENDORS": f"{tmp_path}/pocl.icd"}, home=tmp_path))
-    assert (maker, os.path.realpath(library)) == ("PoCL", os.path.realpath(opened))
-
-
 def test_pyopencl_of_a_package_uses_the_loader_that_the_linker_finds(
     debian_pyopencl: Path, debian_loader: RealLoader, khronos_loader: RealLoader
 ) -> None:
