@@ -4,7 +4,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -21,11 +20,6 @@ HELD = []
 PLAIN = "__kernel void {name}(__global float *a) {{ a[get_global_id(0)] += {value}; }}"
 CACHE = Path(os.environ["HOME"], ".cache")
 KERNELS = [sys.executable, os.path.join(os.path.dirname(__file__), "kernels.py"), "2"]
-
-
-def parts():
-    """Return the folders in which PoCL keeps programs."""
-    return (CACHE / "pocl/kcache").glob("??")
 
 
 def tree():
@@ -249,28 +243,6 @@ def options_and_units():
     SEEN["same"] = tree() == before
 
 
-def unnamed():
-    """Take the names of the salts out of what PoCL stores in one block, and remove all of it in the next."""
-    context, _ = started()
-    built(context, "before")
-    before = tree()
-    for index, spoil in enumerate((anonymise, shutil.rmtree)):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            with cachectl.disabled("pocl"):
-                built(context, f"one{index}")
-                built(context, f"two{index}")
-                for part in parts():
-                    spoil(part)
-        SEEN.setdefault("warned", []).append([str(warning.message) for warning in caught])
-        SEEN.setdefault("left", []).append(len(tree().keys() - before.keys()))
-
-
-def anonymise(part):
-    for path in part.rglob("program.bc"):
-        path.write_bytes(path.read_bytes().replace(b"cachectl_salt", b"cachectl_tlas"))
-
-
 def other_platform():
     """Salt the builds of PoCL alone, in a process that builds for another platform too."""
     context, queue = started()
@@ -425,31 +397,6 @@ def another_holder():
     SEEN["same"] = tree() == before
     SEEN["sums"] = [launched(queue, held, (4,)) for held in (kernel, again.plain, twin.twin, foreign.foreign)]
     HELD[:] = (kernel, again, twin, foreign)
-
-
-def unremovable():
-    """Let what a block stored be beyond removal, where warnings are errors."""
-    context, queue = started()
-    launched(queue, compiled(context))
-    warnings.simplefilter("error", RuntimeWarning)
-    variables, methods, before = dict(os.environ), dict(vars(cl.Program)), tree()
-    for own in (KeyError("mine"), None):
-        try:
-            with cachectl.disabled(), cachectl.disabled("pocl"):
-                launched(queue, compiled(context))
-                for part in parts():
-                    part.chmod(0o500)
-                if own is not None:
-                    raise own
-        except (KeyError, RuntimeWarning) as error:
-            SEEN.setdefault("raised", []).append(type(error).__name__)
-            SEEN.setdefault("said", []).append(" ".join([str(error), *getattr(error, "__notes__", ())]))
-        SEEN.setdefault("restored", []).append((dict(os.environ), dict(vars(cl.Program))) == (variables, methods))
-        for part in parts():
-            part.chmod(0o700)
-    with cachectl.disabled():
-        pass
-    SEEN["swept"] = tree() == before
 
 
 def unknown_form():
