@@ -70,28 +70,6 @@ def test_after():
     )
 
 
-@thorough_only
-@real
-def test_tests_that_compile_after_a_driver_has_started_are_cold_too(home: Home) -> None:
-    """Not by their switches, which the driver read when it started: the cache holds what it held before."""
-    session(
-        home,
-        """
-def test_warm():
-    compile_kernel(0)
-    global before
-    before = counted()
-    assert before["pocl"] == 1
-def test_cold(cold_caches):
-    assert cold_caches["pocl"].status == "salted"
-    compile_kernel(0)
-    compile_kernel(1)
-def test_after():
-    assert counted() == before
-""",
-    )
-
-
 @real
 @thorough_only
 def test_isolated_caches_are_on_in_an_empty_root(warm: Home) -> None:

@@ -130,29 +130,6 @@ def watched(home: Home, *, lost: bool = False) -> Iterator[dict[str, Evidence]]:
         what.take(watching.uses_of(name), watching.doubts[name])
 
 
-WRITING = (events.OPEN, events.MODIFY, events.CLOSE_WRITE)
-
-
-@pytest.mark.parametrize(
-    ("listed", "masks", "hits", "stores"),
-    [
-        # Who writes it again right after reading it found it broken; one that vanished first was not.
-        (False, (events.OPEN, *WRITING), [], [2]),
-        (False, (events.OPEN, events.DELETE, events.CREATE, *WRITING), [1], [3]),
-        # A file in a new folder is reported once, by the listing and by its events.
-        (True, (events.CREATE, *WRITING, events.OPEN), [5], [0]),
-        (True, WRITING, [], [0]),
-    ],
-)
-def test_histories(*, listed: bool, masks: tuple[int, ...], hits: list[float], stores: list[float]) -> None:
-    history = events.History()
-    if listed:
-        history.listed(0)
-    for at, mask in enumerate(masks, 1):
-        history.record(mask, at)
-    assert [[at for at, stored in history.uses if stored is kind] for kind in (False, True)] == [hits, stores]
-
-
 @pytest.mark.parametrize(("order", "fewest"), [("oc", 100), ("oo.c.c", 100), ("o.o.c.c", 200), ("", 0)])
 def test_openings_at_once_are_doubtful(home: Home, order: str, fewest: int) -> None:
     """Openings in a tight loop are counted; two of one entry at the same time may be reported as one. None: a loss."""
