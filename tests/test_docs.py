@@ -52,17 +52,6 @@ def test_the_table_of_abilities_says_what_the_layers_say() -> None:
     assert len(reasons) == len(set(reasons)) > 2
 
 
-def test_the_floor_plan_lists_every_module() -> None:
-    module = runpy.run_path(str(PAGE.with_name("floor_plan.py")))
-    for top in ("layers", "orchestrator", "benchmarks"):
-        folder = module["REPOSITORY"] / top
-        lines = list(module["plan"](folder))
-        files = [path for path in folder.rglob("*.py") if path.name != "__init__.py"]
-        assert sorted(path for path, _ in lines if path.endswith(".py")) == sorted(path.name for path in files)
-        assert all(text for _, text in lines)
-        assert lines[0][0] == f"{top}/"
-
-
 def test_the_examples_of_the_page_about_stores_print_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,10 +4,8 @@ import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
 from homes import PROGRAMS, Home
 from tiers import real, thorough_only
 
@@ -130,11 +128,3 @@ def test_other_peoples_sessions_import_nothing_of_it(home: Home) -> None:
         "    assert not {'pyopencl', 'loopy', 'numpy', 'pytools', 'sqlite3'} & set(sys.modules)\n"
     )
     session(home, tests, "-q")
-
-
-@pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist, which is not installed")
-@thorough_only
-def test_workers_of_xdist_are_off_too(home: Home) -> None:
-    tests = f"import pytest\n@pytest.mark.parametrize('n', range(4))\ndef test_off(n): assert seen() == {OFF!r}\n"
-    done = session(home, tests, "--no-kernel-caches", "-n", "2")
-    assert "4 passed" in done.stdout

@@ -140,7 +140,7 @@ def opened(log: Path) -> tuple[Counter[str], Counter[str], int]:
 def test_the_numbers_are_those_of_openings_counted_in_the_process(
     home: Home, sources: Sources, tmp_path: Path, kernel: str, program: tuple[str, ...]
 ) -> None:
-    """Cold, warm and with one kernel purged, entry by entry: of what does as NVIDIA's driver does, and of the driver."""
+    """Cold, warm and with one kernel purged, entry by entry: of an imitation of NVIDIA's driver, and of the driver."""
     if program and home.python("nvidia.py 0")["seconds"] is None:
         pytest.skip("PyOpenCL sees no NVIDIA platform here (set OCL_ICD_VENDORS)")
     library, log = tmp_path / "opens.so", tmp_path / "opens.log"
