@@ -15,27 +15,16 @@ OURS = () if INSTALLED else ("-p", "cachectl.pytest_plugin")
 
 #: What the tests below share: the state that a child finds, and real kernels.
 COMMON = f"""
-import os, sys, warnings
+import os, sys
 sys.path.insert(0, {str(PROGRAMS)!r})
-warnings.filterwarnings("ignore")
+from session import compile_kernels, counted
 SWITCHES = ("LOOPY_NO_CACHE", "PYOPENCL_NO_CACHE", "POCL_KERNEL_CACHE", "CUDA_CACHE_DISABLE", "POCL_CACHE_DIR")
 
 def seen():
     return {{name: os.environ[name] for name in SWITCHES if name in os.environ}}
-
-def counted():
-    import cachectl
-    names = ("loopy", "pyopencl-invoker", "pytools", "pocl")
-    return {{layer.layer: layer.total.entries for layer in cachectl.Stack().report(layers=names).layers}}
-
-def compile_kernel(index):
-    import pyopencl as cl
-    from kernels import compile_and_check, device
-    context = cl.Context([device()])
-    compile_and_check(context, cl.CommandQueue(context), index)
 """
 OFF = {"LOOPY_NO_CACHE": "1", "PYOPENCL_NO_CACHE": "1", "POCL_KERNEL_CACHE": "0", "CUDA_CACHE_DISABLE": "1"}
-EMPTY = {"loopy": 0, "pyopencl-invoker": 0, "pytools": 0, "pocl": 0}
+EMPTY = dict.fromkeys(("loopy", "pyopencl-invoker", "pyopencl", "pocl"), 0)
 
 
 def session(
@@ -78,7 +67,7 @@ def test_isolated_caches_are_on_in_an_empty_root(warm: Home) -> None:
 import os
 def test_isolated(isolated_caches):
     assert counted() == {EMPTY!r}
-    compile_kernel(0)
+    compile_kernels(0)
     assert counted()["pocl"] == 1
     assert os.environ["POCL_CACHE_DIR"].startswith(str(isolated_caches))
     print("root", isolated_caches)
@@ -106,7 +95,7 @@ def test_no_kernel_caches_is_the_whole_session(home: Home) -> None:
     done = session(
         home,
         f"""
-def test_both(): compile_kernel(0)
+def test_both(): compile_kernels(0)
 def test_nothing_stored():
     assert seen() == {OFF!r}
     assert counted() == {EMPTY!r}
