@@ -323,20 +323,16 @@ def without_pyopencl():
     places = (folder / ".libs", folder.parent / "pyopencl.libs")
     library = next(path for place in places for path in place.glob("libpocl*"))
     ctypes.CDLL(str(library))
-    stay_on(lambda: None, "pocl")
-
-
-def stay_on(action, *layers):
-    """Enter a block that is refused, and then one that warns, in which something is done."""
+    # A block that is refused, and then one that warns.
     try:
-        with cachectl.disabled(*layers):
+        with cachectl.disabled("pocl"):
             SEEN["entered"] = True
     except cachectl.StillOn as error:
         SEEN["refused"] = error.layers
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with cachectl.disabled(*layers, strict=False) as held:
-            action()
+        with cachectl.disabled("pocl", strict=False) as held:
+            pass
     SEEN["held"] = {name: hold.status for name, hold in held.items()}
     SEEN["warned"] = [str(warning.message) for warning in caught]
 
@@ -382,30 +378,6 @@ def loaded(context, queue):
 
 def binaries_elsewhere():
     SEEN["sums"] = loaded(*started())
-
-
-def another_holder():
-    """Hold programs in every way that there is; none of them is taken for a command that is not done."""
-    context, queue, before = warmed()
-    warnings.simplefilter("always", RuntimeWarning)
-    with cachectl.disabled():
-        kernel = compiled(context)
-        launched(queue, kernel)
-        again = kernel.get_info(cl.kernel_info.PROGRAM)
-        twin = cl.Program(built(context, "twin")._prg)
-        foreign = cl.Program.from_int_ptr(built(context, "foreign").int_ptr)
-    SEEN["same"] = tree() == before
-    SEEN["sums"] = [launched(queue, held, (4,)) for held in (kernel, again.plain, twin.twin, foreign.foreign)]
-    HELD[:] = (kernel, again, twin, foreign)
-
-
-def unknown_form():
-    """Take from the libraries what a block would replace or set."""
-    import loopy
-
-    warmed()
-    del cl.link_program, loopy.CACHING_ENABLED
-    stay_on(warmed, "pocl", "loopy")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,16 @@
 """Where a start goes: spans of real programs on one clock, their sums, and the files they are written to."""
 
 import ast
-import json
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from homes import Home
-from support.pages import make_timeline, read_timeline_file
+from support.pages import read_timeline_file
 from support.tracing import trace
 from tiers import real
 
@@ -190,20 +188,6 @@ def test_misses_last_from_the_lookup_to_the_end_of_the_store() -> None:
 
 
 # ---------------------------------------------------------------------- files
-
-
-def test_a_file_is_in_the_chrome_trace_format(tmp_path: Path) -> None:
-    timeline = make_timeline(2, 3)
-    data = timelines.encode(timeline, "a.json")
-    (tmp_path / "a.json").write_bytes(data)
-    again = read_timeline_file(tmp_path / "a.json")
-    assert (again.command, again.processes) == (timeline.command, timeline.processes)
-    made = sorted(timeline.spans, key=lambda span: (span.start, -span.seconds))
-    for one, other in zip(again.spans, made, strict=True):
-        assert replace(one, start=0.0, seconds=0.0) == replace(other, start=0.0, seconds=0.0)
-        assert (one.start, one.seconds) == pytest.approx((other.start, other.seconds), abs=1e-8)
-    metadata = {(one["name"], one["pid"]): one["args"] for one in json.loads(data)["traceEvents"] if one["ph"] == "M"}
-    assert metadata["process_name", 4001] == {"name": "rank 1: python simulate.py"}
 
 
 def test_a_page_can_be_written_of_a_run_with_a_process(home: Home) -> None:

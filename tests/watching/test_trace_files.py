@@ -103,7 +103,8 @@ def opened(log: Path) -> tuple[Counter[str], Counter[str], int]:
 
     An entry that is written again right after it was read was not complete, so that this was no hit.
     """
-    hits, stores, misses, was_read = Counter[str](), Counter[str](), 0, set()
+    hits, stores, misses = Counter[str](), Counter[str](), 0
+    was_read: set[str] = set()
     for line in log.read_text().splitlines():
         _, flags, error, path = line.split(" ", 3)
         if (matched := OPENED.fullmatch(path)) is None:
