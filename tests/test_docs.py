@@ -1,16 +1,14 @@
 """The layer on the page about adding layers passes the suite, and generated tables are complete."""
 
 import re
-import runpy
 import types
 from pathlib import Path
 
 import pytest
 
 from cachectl.cli.main import VERBS
-from cachectl.layers.core import Ability, Environment, Layer
+from cachectl.layers.core import Environment, Layer
 from cachectl.layers.core.conformance import LayerConformance
-from cachectl.layers.core.registry import BUILT_IN
 
 PAGE = Path(__file__).parents[1] / "docs/adding-a-layer.md"
 
@@ -38,29 +36,6 @@ class TestToyc(LayerConformance):
         folder.mkdir(parents=True)
         for number, kernel in enumerate((b"axpy", b"mul")):
             (folder / f"{number:016x}.toyc").write_bytes(b"TOYC " + kernel + b"\n" + bytes(100))
-
-
-def test_the_table_of_abilities_says_what_the_layers_say() -> None:
-    module = runpy.run_path(str(PAGE.with_name("abilities.py")))
-    layers = module["default_layers"]()
-    (heading, *rows), reasons = module["table"](layers)
-    assert heading == ["layer", *(ability.value for ability in Ability)]
-    assert [row[0] for row in rows] == list(BUILT_IN)
-    for layer, (_, *cells) in zip(layers, rows, strict=True):
-        reasons_shown = [None if cell == "yes" else reasons[int(cell[4:-1]) - 1] for cell in cells]
-        assert reasons_shown == list(layer.abilities().values())
-    assert len(reasons) == len(set(reasons)) > 2
-
-
-def test_the_floor_plan_lists_every_module() -> None:
-    module = runpy.run_path(str(PAGE.with_name("floor_plan.py")))
-    for top in ("layers", "orchestrator", "benchmarks"):
-        folder = module["REPOSITORY"] / top
-        lines = list(module["plan"](folder))
-        files = [path for path in folder.rglob("*.py") if path.name != "__init__.py"]
-        assert sorted(path for path, _ in lines if path.endswith(".py")) == sorted(path.name for path in files)
-        assert all(text for _, text in lines)
-        assert lines[0][0] == f"{top}/"
 
 
 def test_the_examples_of_the_page_about_stores_print_what_it_says(

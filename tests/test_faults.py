@@ -23,8 +23,6 @@ from sweep import CASES, FAULTS, Sweep, put_cases
 from tiers import thorough
 from worlds import WORLDS, World, filled_world
 
-from cachectl.layers.core import Environment, own_roots_folder
-
 #: Each how many calls; ``None`` for one call.
 EVERY = int(os.environ["CACHECTL_HAZARD"]) if os.environ.get("CACHECTL_HAZARD") else None
 FEW_FAULTS = (
@@ -136,33 +134,6 @@ def test_what_lies_in_a_closed_folder_is_unknown_and_not_gone(synthetic: Path, h
     with closed(entry):
         cachectl(synthetic, "purge neo --damaged", held_to_modes)
     assert entry.exists()
-
-
-@pytest.mark.parametrize("store", ["mesa-single-file", "mesa-database"])
-def test_a_purge_says_that_a_store_of_mesa_could_not_be_read(
-    store: str, tmp_path: Path, held_to_modes: tuple[str, ...]
-) -> None:
-    world = WORLDS[store](tmp_path)
-    data = next(path for path in world.path.rglob("*") if path.name in ("foz_cache.foz", "mesa_cache.db"))
-    with closed(data):
-        status, out, _ = cachectl(world.path, "purge mesa --json", held_to_modes, **world.variables)
-    (said,) = json.loads(out)["layers"]
-    assert (status, said["removed"], said["skipped"]) == (1, 0, [])
-    assert [note["key"] for note in said["failed"]] == [str(data)]
-    assert len(world.keys(world.path)["mesa"]) == 4
-
-
-def test_a_closed_folder_of_own_roots_stops_no_layer(synthetic: Path, held_to_modes: tuple[str, ...]) -> None:
-    folder = own_roots_folder(Environment({}, synthetic)).parent
-    folder.mkdir(parents=True)
-    entries = len([*World(synthetic).stack(synthetic).entries()])
-    with closed(folder):
-        said, done = (
-            json.loads(cachectl(synthetic, line, held_to_modes)[1])["total"]
-            for line in ("report --json", "purge --all --json")
-        )
-    assert said["entries"] == entries > done["removed"] > 20
-    assert done["failed"] == 0
 
 
 def test_a_purge_names_a_cut_database_that_it_cannot_clear(synthetic: Path) -> None:

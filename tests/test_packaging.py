@@ -1,7 +1,6 @@
 """What other systems read: the action's steps run by bash, and the recipes, which name what the project needs."""
 
 import re
-import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,18 +55,6 @@ def test_only_runs_of_trusted_code_save() -> None:
     default = yaml.safe_load((REPOSITORY / "action.yml").read_text())["inputs"]["save"]["default"]
     assert "github.ref == format('refs/heads/{0}', github.event.repository.default_branch)" in default
     assert set(re.findall('"(\\w+)"', default)) == {"push", "schedule", "workflow_dispatch"}
-
-
-@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"layers": [{"layer": "pocl"}]}'])
-def test_a_trace_that_is_cut_is_a_warning(
-    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if content is not None:
-        (tmp_path / "trace").write_text(content)
-    main = runpy.run_path(str(REPOSITORY / "packaging/github/summary.py"))["main"]
-    main(*(str(tmp_path / name) for name in ("trace", "summary", "output")))
-    assert capsys.readouterr().out.startswith("::warning::")
-    assert not (tmp_path / "output").exists()
 
 
 def test_the_matrix_has_every_python_that_the_project_names() -> None:

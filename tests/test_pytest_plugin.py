@@ -4,10 +4,8 @@ import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
 from homes import PROGRAMS, Home
 from tiers import real, thorough_only
 
@@ -17,27 +15,16 @@ OURS = () if INSTALLED else ("-p", "cachectl.pytest_plugin")
 
 #: What the tests below share: the state that a child finds, and real kernels.
 COMMON = f"""
-import os, sys, warnings
+import os, sys
 sys.path.insert(0, {str(PROGRAMS)!r})
-warnings.filterwarnings("ignore")
+from session import compile_kernels, counted
 SWITCHES = ("LOOPY_NO_CACHE", "PYOPENCL_NO_CACHE", "POCL_KERNEL_CACHE", "CUDA_CACHE_DISABLE", "POCL_CACHE_DIR")
 
 def seen():
     return {{name: os.environ[name] for name in SWITCHES if name in os.environ}}
-
-def counted():
-    import cachectl
-    names = ("loopy", "pyopencl-invoker", "pytools", "pocl")
-    return {{layer.layer: layer.total.entries for layer in cachectl.Stack().report(layers=names).layers}}
-
-def compile_kernel(index):
-    import pyopencl as cl
-    from kernels import compile_and_check, device
-    context = cl.Context([device()])
-    compile_and_check(context, cl.CommandQueue(context), index)
 """
 OFF = {"LOOPY_NO_CACHE": "1", "PYOPENCL_NO_CACHE": "1", "POCL_KERNEL_CACHE": "0", "CUDA_CACHE_DISABLE": "1"}
-EMPTY = {"loopy": 0, "pyopencl-invoker": 0, "pytools": 0, "pocl": 0}
+EMPTY = dict.fromkeys(("loopy", "pyopencl-invoker", "pyopencl", "pocl"), 0)
 
 
 def session(
@@ -70,28 +57,6 @@ def test_after():
     )
 
 
-@thorough_only
-@real
-def test_tests_that_compile_after_a_driver_has_started_are_cold_too(home: Home) -> None:
-    """Not by their switches, which the driver read when it started: the cache holds what it held before."""
-    session(
-        home,
-        """
-def test_warm():
-    compile_kernel(0)
-    global before
-    before = counted()
-    assert before["pocl"] == 1
-def test_cold(cold_caches):
-    assert cold_caches["pocl"].status == "salted"
-    compile_kernel(0)
-    compile_kernel(1)
-def test_after():
-    assert counted() == before
-""",
-    )
-
-
 @real
 @thorough_only
 def test_isolated_caches_are_on_in_an_empty_root(warm: Home) -> None:
@@ -102,7 +67,7 @@ def test_isolated_caches_are_on_in_an_empty_root(warm: Home) -> None:
 import os
 def test_isolated(isolated_caches):
     assert counted() == {EMPTY!r}
-    compile_kernel(0)
+    compile_kernels(0)
     assert counted()["pocl"] == 1
     assert os.environ["POCL_CACHE_DIR"].startswith(str(isolated_caches))
     print("root", isolated_caches)
@@ -130,7 +95,7 @@ def test_no_kernel_caches_is_the_whole_session(home: Home) -> None:
     done = session(
         home,
         f"""
-def test_both(): compile_kernel(0)
+def test_both(): compile_kernels(0)
 def test_nothing_stored():
     assert seen() == {OFF!r}
     assert counted() == {EMPTY!r}
@@ -152,11 +117,3 @@ def test_other_peoples_sessions_import_nothing_of_it(home: Home) -> None:
         "    assert not {'pyopencl', 'loopy', 'numpy', 'pytools', 'sqlite3'} & set(sys.modules)\n"
     )
     session(home, tests, "-q")
-
-
-@pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist, which is not installed")
-@thorough_only
-def test_workers_of_xdist_are_off_too(home: Home) -> None:
-    tests = f"import pytest\n@pytest.mark.parametrize('n', range(4))\ndef test_off(n): assert seen() == {OFF!r}\n"
-    done = session(home, tests, "--no-kernel-caches", "-n", "2")
-    assert "4 passed" in done.stdout

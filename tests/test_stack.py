@@ -74,8 +74,6 @@ def test_public_names_are_there_and_what_is_shown_of_results_is_short(home: Home
     errors = {name for name, thing in vars(errors_of_layers).items() if isinstance(thing, type)}
     assert errors < set(cachectl.__all__)
     stack = cachectl.Stack(home.environment(), plugins=False)
-    assert repr(stack) == f"Stack({str(home.path)!r})"
-    assert repr(stack["pocl"]) == "<layer pocl>"
     plan = stack.plan_clear()
-    for result in (stack.report(), plan, plan.plans[4], plan.apply()):
+    for result in (stack, stack["pocl"], stack.report(), plan, plan.plans[4], plan.apply()):
         assert len(repr(result)) < 200

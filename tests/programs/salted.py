@@ -4,7 +4,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -21,11 +20,6 @@ HELD = []
 PLAIN = "__kernel void {name}(__global float *a) {{ a[get_global_id(0)] += {value}; }}"
 CACHE = Path(os.environ["HOME"], ".cache")
 KERNELS = [sys.executable, os.path.join(os.path.dirname(__file__), "kernels.py"), "2"]
-
-
-def parts():
-    """Return the folders in which PoCL keeps programs."""
-    return (CACHE / "pocl/kcache").glob("??")
 
 
 def tree():
@@ -249,28 +243,6 @@ def options_and_units():
     SEEN["same"] = tree() == before
 
 
-def unnamed():
-    """Take the names of the salts out of what PoCL stores in one block, and remove all of it in the next."""
-    context, _ = started()
-    built(context, "before")
-    before = tree()
-    for index, spoil in enumerate((anonymise, shutil.rmtree)):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            with cachectl.disabled("pocl"):
-                built(context, f"one{index}")
-                built(context, f"two{index}")
-                for part in parts():
-                    spoil(part)
-        SEEN.setdefault("warned", []).append([str(warning.message) for warning in caught])
-        SEEN.setdefault("left", []).append(len(tree().keys() - before.keys()))
-
-
-def anonymise(part):
-    for path in part.rglob("program.bc"):
-        path.write_bytes(path.read_bytes().replace(b"cachectl_salt", b"cachectl_tlas"))
-
-
 def other_platform():
     """Salt the builds of PoCL alone, in a process that builds for another platform too."""
     context, queue = started()
@@ -351,20 +323,16 @@ def without_pyopencl():
     places = (folder / ".libs", folder.parent / "pyopencl.libs")
     library = next(path for place in places for path in place.glob("libpocl*"))
     ctypes.CDLL(str(library))
-    stay_on(lambda: None, "pocl")
-
-
-def stay_on(action, *layers):
-    """Enter a block that is refused, and then one that warns, in which something is done."""
+    # A block that is refused, and then one that warns.
     try:
-        with cachectl.disabled(*layers):
+        with cachectl.disabled("pocl"):
             SEEN["entered"] = True
     except cachectl.StillOn as error:
         SEEN["refused"] = error.layers
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with cachectl.disabled(*layers, strict=False) as held:
-            action()
+        with cachectl.disabled("pocl", strict=False) as held:
+            pass
     SEEN["held"] = {name: hold.status for name, hold in held.items()}
     SEEN["warned"] = [str(warning.message) for warning in caught]
 
@@ -410,55 +378,6 @@ def loaded(context, queue):
 
 def binaries_elsewhere():
     SEEN["sums"] = loaded(*started())
-
-
-def another_holder():
-    """Hold programs in every way that there is; none of them is taken for a command that is not done."""
-    context, queue, before = warmed()
-    warnings.simplefilter("always", RuntimeWarning)
-    with cachectl.disabled():
-        kernel = compiled(context)
-        launched(queue, kernel)
-        again = kernel.get_info(cl.kernel_info.PROGRAM)
-        twin = cl.Program(built(context, "twin")._prg)
-        foreign = cl.Program.from_int_ptr(built(context, "foreign").int_ptr)
-    SEEN["same"] = tree() == before
-    SEEN["sums"] = [launched(queue, held, (4,)) for held in (kernel, again.plain, twin.twin, foreign.foreign)]
-    HELD[:] = (kernel, again, twin, foreign)
-
-
-def unremovable():
-    """Let what a block stored be beyond removal, where warnings are errors."""
-    context, queue = started()
-    launched(queue, compiled(context))
-    warnings.simplefilter("error", RuntimeWarning)
-    variables, methods, before = dict(os.environ), dict(vars(cl.Program)), tree()
-    for own in (KeyError("mine"), None):
-        try:
-            with cachectl.disabled(), cachectl.disabled("pocl"):
-                launched(queue, compiled(context))
-                for part in parts():
-                    part.chmod(0o500)
-                if own is not None:
-                    raise own
-        except (KeyError, RuntimeWarning) as error:
-            SEEN.setdefault("raised", []).append(type(error).__name__)
-            SEEN.setdefault("said", []).append(" ".join([str(error), *getattr(error, "__notes__", ())]))
-        SEEN.setdefault("restored", []).append((dict(os.environ), dict(vars(cl.Program))) == (variables, methods))
-        for part in parts():
-            part.chmod(0o700)
-    with cachectl.disabled():
-        pass
-    SEEN["swept"] = tree() == before
-
-
-def unknown_form():
-    """Take from the libraries what a block would replace or set."""
-    import loopy
-
-    warmed()
-    del cl.link_program, loopy.CACHING_ENABLED
-    stay_on(warmed, "pocl", "loopy")
 
 
 if __name__ == "__main__":

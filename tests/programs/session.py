@@ -76,14 +76,6 @@ def kernels_after_isolated():
     SEEN.update(root=str(root), goes_on=os.path.isdir(root), outside=counted()["pocl"])
 
 
-def dictionary_after_isolated():
-    with cachectl.isolated() as root:
-        mine = my_dictionary()
-        mine.store_if_not_present(1, "one")
-    mine.store_if_not_present(2, "two")
-    SEEN.update(root=str(root), found=[mine[1], mine[2]])
-
-
 def too_late_a_variable():
     compile_kernels(0)
     os.environ["POCL_KERNEL_CACHE"] = "0"

@@ -67,44 +67,26 @@ def make_timeline(ranks: int = 4, kernels: int = 24) -> Trace:
 
 def _process(process: int, names: list[str]) -> Iterator[Span]:
     now = 0.03
-    for place, module in enumerate(MODULES):
-        yield Span(process, process, "import", f"import {module}", now, 0.4 + place / 10)
-        now += 0.4 + place / 10
+    for module in MODULES:
+        yield Span(process, process, "import", f"import {module}", now, 0.5)
+        now += 0.5
     for number, name in enumerate(names):
         # Each kernel takes another time: lookups, and the work and the stores that a miss costs.
-        unit, warm, size = 0.001 * (1 + number * 7 % 11), number % 3 == 0, 4000 + number * 997 % 86_000
+        unit, warm = 0.001 * (1 + number * 7 % 11), number % 3 == 0
         outcome = "hit" if warm else "miss"
-        yield Span(
-            process, process, "lookup", "loopy lookup", now, unit, "loopy", name, outcome, size if warm else None
-        )
-        now += unit
-        for stage in () if warm else ("preprocess", "schedule", "codegen"):
-            yield Span(process, process, stage, stage, now, 20 * unit, None, name)
-            now += 20 * unit
-        build = unit if warm else 90 * unit
-        yield Span(process, process, "build", "Program.build", now, build + 2 * unit, "pyopencl-invoker", name)
-        yield Span(process, process, "lookup", "pocl lookup", now, unit, "pocl", name, outcome)
-        if not warm:
-            # The driver compiles work groups in a thread of its own.
-            for thread, what in enumerate(("clang", "work group")):
-                yield Span(process, process + thread, "compile", what, now + unit, build - unit, "pocl", name)
-            yield Span(process, process, "store", "pocl store", now + build, unit, "pocl", name, "store", size)
-        now += build + 2 * unit
-        yield Span(process, process, "launch", "first launch", now, 4 * unit, None, name)
-        now += 6 * unit
+        steps: list[tuple[str, str | None, float, str | None]] = [("lookup", "loopy", unit, outcome)]
+        steps += [] if warm else [(stage, None, 20 * unit, None) for stage in ("preprocess", "schedule", "codegen")]
+        steps += [("lookup", "pocl", unit, outcome)]
+        steps += [] if warm else [("compile", "pocl", 90 * unit, outcome), ("store", "pocl", unit, "store")]
+        for stage, layer, seconds, result in (*steps, ("launch", None, 6 * unit, None)):
+            yield Span(process, process, stage, f"{layer} {stage}", now, seconds, layer, name, result)
+            now += seconds
 
 
 NOW = 1_790_000_000.0
 HOME = Path("/home/ada/.cache")
-#: Layers with their share of the entries, the typical bytes of one, and what their entries are for.
-LAYERS = {
-    "loopy": (0.5, 9_000, ("3.12.4.final.0", "3.11.7.final.0", "3.9.2.final.0")),
-    "pyopencl-invoker": (0.15, 1_500, ("3.12.4.final.0", "3.11.7.final.0")),
-    "pocl": (0.25, 48_000, ("pthread-AMD EPYC 9654", "pthread-Intel Xeon Gold 6338")),
-    "cuda": (0.1, 120_000, ("NVIDIA H200", "NVIDIA A100")),
-}
-#: The Python that is no longer there.
-DEAD = "3.9.2.final.0"
+#: Layers with their share of the entries, and the typical bytes of one.
+LAYERS = {"loopy": (0.5, 9_000), "pyopencl-invoker": (0.15, 1_500), "pocl": (0.25, 48_000), "cuda": (0.1, 120_000)}
 
 
 def make_report(count: int = 3000) -> tuple[Report, Listing, tuple[Finding, ...]]:
@@ -123,13 +105,12 @@ def make_report(count: int = 3000) -> tuple[Report, Listing, tuple[Finding, ...]
 
 
 def _entries(layer: str, count: int, names: list[str]) -> Iterator[Entry]:
-    share, size, places = LAYERS[layer]
+    share, size = LAYERS[layer]
     for number in range(round(count * share)):
-        place = places[number * number % 7 % len(places)]
         written = NOW - 86400 * (1 + number * 37 % 200)
-        facts: dict[str, Any] = {"modified": written, "used": written + 3600, "device": place}
-        if place.endswith("final.0"):
-            facts = {"written_before": written, "versions": {"python": place}, "stale": place == DEAD}
+        facts: dict[str, Any] = {"modified": written, "used": written + 3600, "device": "NVIDIA H200"}
+        if layer in ("loopy", "pyopencl-invoker"):
+            facts = {"written_before": written, "versions": {"python": "3.9.2"}, "stale": number % 7 == 0}
         key, kernel = f"{number * 7919:040x}", names[number * 31 % len(names)]
         yield Entry(layer, key, HOME / layer, size * (1 + number * 13 % 19) // 8, 1, kernels=(kernel,), **facts)
 

@@ -5,7 +5,7 @@ import signal
 import stat
 import subprocess
 import time
-from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,19 +54,15 @@ def test_layers_that_move_are_hidden_and_others_are_linked(home: Home, cache: Pa
 
 @pytest.mark.usefixtures("cache")
 def test_a_forked_child_leaves_its_parents_root_alone(home: Home) -> None:
-    def leave() -> Iterator[Path]:
-        with child.isolated_root(home.environment()) as folder:
-            yield folder
-
-    block = leave()
-    folder = next(block)
+    block = ExitStack()
+    folder = block.enter_context(child.isolated_root(home.environment()))
     forked = os.fork()
     if forked == 0:
-        next(block, None)
+        block.close()
         os._exit(0)
     os.waitpid(forked, 0)
     assert folder.is_dir()
-    next(block, None)
+    block.close()
     assert not folder.exists()
 
 

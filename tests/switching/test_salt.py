@@ -1,19 +1,14 @@
 """``cachectl.disabled()`` and ``isolated()`` in real programs, also after a driver has started: builds are salted."""
 
-import json
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from homes import PROGRAMS, Home
+from homes import Home
 from tiers import needing, thorough, thorough_only
-
-from cachectl.layers.inside import tagged_builds
 
 pytestmark = pytest.mark.real
 
@@ -83,8 +78,8 @@ SCENES: dict[str, dict[str, Any]] = {
     "spawned": {"status": "salted", "sums": [64.0] * 2, "new": [], "rows": 0},
     # A forked child goes on salting, and its parent cleans up.
     "forked": {"ended": 0, "stored": 2, "same": True},
-    # No way to hold a program is taken for a command. The program is the one from before the block.
-    "another_holder": {"same": True, "sums": [64.0] * 4, "programs": 1},
+    # A kernel that stores entries after the block: they are removed when the process ends.
+    "at_the_end": {"came_back": True, "programs": 0},
 }
 
 
@@ -105,25 +100,6 @@ def test_a_block_misses_and_leaves_nothing(home: Home, any_pocl: Mapping[str, An
 def programs(home: Home) -> list[str]:
     """List the folders of programs that PoCL keeps."""
     return sorted(str(path) for path in (home.path / ".cache/pocl/kcache").glob("??/*"))
-
-
-@thorough_only
-def test_entries_that_a_kernel_stores_after_the_block_are_removed_at_the_end(home: Home) -> None:
-    seen = home.python("salted.py at_the_end")
-    assert (seen["came_back"], "salted" in seen["stderr"]) == (True, False)
-    assert programs(home) == []
-
-
-@thorough_only
-def test_salted_builds_that_are_not_found_are_warned_of(home: Home) -> None:
-    seen = home.python("salted.py unnamed")
-    # Nothing was left of the second block, so there was nothing to warn of.
-    assert seen["left"][1] == 0
-    ((line,), silent) = seen["warned"]
-    assert line.startswith("pocl stored 2 of the salted builds without their names")
-    assert "cachectl ls pocl --sort age" in line
-    assert silent == []
-    assert seen["left"][0] > 0
 
 
 @thorough_only
@@ -152,44 +128,11 @@ def test_binaries_taken_after_the_block_are_whole(home: Home) -> None:
 
 
 @thorough_only
-def test_warnings_that_are_errors_mask_nothing_and_come_last(home: Home, held_to_modes: tuple[str, ...]) -> None:
-    done = home.run(*held_to_modes, sys.executable, f"{PROGRAMS}/salted.py", "unremovable")
-    seen = json.loads(done.stdout.splitlines()[-1])
-    assert seen["raised"] == ["KeyError", "RuntimeWarning"]
-    assert seen["restored"] == [True, True]
-    keeps = "pocl keeps an entry of a salted build"
-    assert keeps in seen["said"][1]
-    assert (keeps in seen["said"][0]) == (sys.version_info >= (3, 11))
-    # Nothing was forgotten: what can be removed again goes.
-    assert seen["swept"]
-
-
-@thorough_only
-def test_libraries_of_an_unknown_form_stay_on_and_are_named(home: Home) -> None:
-    """A layer whose library lacks what would be replaced or set is on: refused, or warned of, and builds go on."""
-    # A driver that PyOpenCL did not start is named, too.
+def test_a_driver_that_pyopencl_did_not_start_stays_on_and_is_named(home: Home) -> None:
+    """What cannot be switched off is refused, or warned of."""
     seen = home.python("salted.py without_pyopencl")
     assert ("entered" in seen, list(seen["refused"]), seen["held"]) == (False, ["pocl"], {"pocl": "on"})
     assert [line for line in seen["warned"] if line.startswith("pocl stays as it is")]
-    seen = home.python("salted.py unknown_form")
-    assert "entered" not in seen
-    assert seen["refused"]["pocl"].endswith("builds cannot be salted, because PyOpenCL has no link_program")
-    assert seen["refused"]["loopy"] == "loopy has no CACHING_ENABLED, by which it would be switched off"
-    assert seen["held"] == {"loopy": "on", "pocl": "on"}
-    assert sorted(line.split()[0] for line in seen["warned"]) == ["loopy", "pocl"]
-
-
-def test_a_build_that_cannot_be_tagged_is_left_alone() -> None:
-    def build(*arguments: object, **named: object) -> object:
-        return arguments, named
-
-    def layers_of(_platform: str) -> set[str]:
-        raise LookupError
-
-    (*_, replacement), *_ = tagged_builds.patches(SimpleNamespace(layers_of=layers_of))
-    program = object()
-    with pytest.warns(RuntimeWarning, match="gets no salt"):
-        assert replacement(build)(program, "-DA", devices=None) == ((program, "-DA"), {"devices": None})
 
 
 def counts(loopy: int = 0, invoker: int = 0, pocl: int = 0) -> dict[str, int]:
@@ -212,7 +155,6 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "threads": {"one_left": [False, "1"], "none_left": [True, None], "restored": True},
     # What the libraries opened in the block they go on using, so it stays until the process ends.
     "kernels_after_isolated": {"goes_on": True, "outside": 0},
-    "dictionary_after_isolated": {"found": ["one", "two"]},
     # A variable that is set after the driver has started proves nothing; one from before the process began does.
     "too_late_a_variable": {"pocl": "salted"},
     "off_from_the_first": {"pocl": "off"},

@@ -6,8 +6,10 @@ uses Mesa's itself.
 
 import json
 import os
+import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,7 +70,7 @@ def used(document: Mapping[str, Any], kind: str, what: str) -> set[str]:
     return {entry["key"] for entry in document["entries"] if entry["layer"] == kind and entry[what]}
 
 
-@pytest.mark.parametrize("kind", ["cuda", *thorough("neo", "comgr")])
+@pytest.mark.parametrize("kind", ["neo", *thorough("comgr")])
 def test_cold_warm_one_missing_and_one_damaged(home: Home, sources: Sources, kind: str) -> None:
     """Each entry is a miss and a store, then a hit; of a purged one, the entry itself is named."""
     (home.path / ".cache/neo_compiler_cache").mkdir(parents=True)
@@ -84,23 +86,86 @@ def test_cold_warm_one_missing_and_one_damaged(home: Home, sources: Sources, kin
     gone = min(keys)
     (home.path / PLACES[kind] / gone).unlink()
     purged = traced(home, sources, kind)
-    assert numbers(purged, kind) == (len(keys) - 1, 1, 1)
-    assert used(purged, kind, "stores") == {gone}
+    assert (numbers(purged, kind), used(purged, kind, "stores")) == ((len(keys) - 1, 1, 1), {gone})
     assert {layer["layer"] for layer in purged["layers"] if layer["hits"] and layer["evidence"] == "exact"} == {kind}
-    # A damaged entry is a miss, and a store if it is written again, as CUDA's driver does.
-    victim = home.path / PLACES[kind] / min(key for key in keys if kind != "cuda" or len(key.split("/")[-1]) == 14)
+    # A damaged entry is a miss, which is not written again.
+    victim = home.path / PLACES[kind] / gone
     victim.write_bytes(victim.read_bytes()[:100])
-    read = traced(home, sources, kind, options=("--explain",))
-    assert numbers(read, kind) == (len(keys) - 1, 1, int(kind == "cuda"))
-    if kind == "cuda":
-        # Both halves of each kernel are listed.
-        assert used(read, "cuda", "stores") == {str(victim.relative_to(home.path / PLACES["cuda"]))}
-        assert {kernel for entry in read["entries"] for kernel in entry["kernels"]} == {f"ka{n}" for n in range(20)}
-        assert {entry["device"] for entry in read["entries"]} == {"sm_90"}
-        sizes = {entry["key"]: entry["bytes"] for entry in read["entries"]}
-        assert sizes == {key: (home.path / PLACES["cuda"] / key).stat().st_size for key in sizes}
-        (miss,) = [miss for miss in read["misses"] if miss["layer"] == "cuda"]
-        assert miss["because"] == "its entry was there before, and was damaged or removed"
+    assert numbers(traced(home, sources, kind), kind) == (len(keys) - 1, 1, 0)
+
+
+#: The path of an entry that a program opens.
+OPENED = re.compile(r".*/ComputeCache/([0-9a-f]/[0-9a-f]/[0-9a-f]{14})")
+
+
+def opened(log: Path) -> tuple[Counter[str], Counter[str], int]:
+    """Return the hits and the stores of each entry, and the number of misses, from the log that ``opens.c`` wrote.
+
+    An entry that is written again right after it was read was not complete, so that this was no hit.
+    """
+    hits, stores, misses = Counter[str](), Counter[str](), 0
+    was_read: set[str] = set()
+    for line in log.read_text().splitlines():
+        _, flags, error, path = line.split(" ", 3)
+        if (matched := OPENED.fullmatch(path)) is None:
+            continue
+        key, writes = matched[1], int(flags) & os.O_ACCMODE != os.O_RDONLY
+        if int(error):
+            misses += not writes
+        elif writes:
+            stores[key] += 1
+            hits[key] -= key in was_read
+            misses += key in was_read
+        else:
+            hits[key] += 1
+        (was_read.discard if int(error) or writes else was_read.add)(key)
+    return +hits, stores, misses
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize(
+    ("kernel", "program"),
+    [("ka3", ()), pytest.param("nv3", ("nvidia_mixed.py", "20", "8"), marks=pytest.mark.real)],
+)
+def test_the_numbers_are_those_of_openings_counted_in_the_process(
+    home: Home, sources: Sources, tmp_path: Path, kernel: str, program: tuple[str, ...]
+) -> None:
+    """Cold, warm, with one kernel purged and one damaged, entry by entry: of an imitation, and of NVIDIA's driver."""
+    if program and home.python("nvidia.py 0")["seconds"] is None:
+        pytest.skip("PyOpenCL sees no NVIDIA platform here (set OCL_ICD_VENDORS)")
+    library, log = tmp_path / "opens.so", tmp_path / "opens.log"
+    home.run("cc", "-shared", "-fPIC", "-o", str(library), f"{home.programs}/opens.c", "-ldl")
+    script, *words = program or arguments(home, sources, "cuda")
+    command = (f"OPENS_LOG={log}", "OPENS_IN=/ComputeCache/", sys.executable, f"{home.programs}/{script}", *words)
+    warm, root = 0, home.path / PLACES["cuda"]
+    for state in ("cold", "warm", "purged", "damaged"):
+        if state == "purged":
+            home.cachectl("purge cuda --kernel", kernel)
+        if state == "damaged":
+            # The driver writes it again.
+            victim = max(path for path in root.glob("?/?/*") if len(path.name) == 14)
+            victim.write_bytes(victim.read_bytes()[:100])
+        document = trace(home, "env", f"LD_PRELOAD={library}", *command, options=("--explain",))
+        hits, stores, misses = opened(log)
+        log.unlink()
+        entries = [entry for entry in document["entries"] if entry["layer"] == "cuda"]
+        found, stored = ({entry["key"]: entry[kind] for entry in entries if entry[kind]} for kind in ("hits", "stores"))
+        traced, exact = numbers(document, "cuda"), layer_of(document, "cuda")["evidence"] == "exact"
+        assert stored == stores
+        # In a new folder, a hit right after a store may be missed, and is no longer called exact.
+        if state != "cold" or exact:
+            assert (found, traced) == (hits, (sum(hits.values()), misses, sum(stores.values()))), state
+        assert exact or state != "warm"
+        assert traced == (warm - 2, 2, 2) or state != "purged"
+        warm = sum(hits.values())
+    (miss,) = [miss for miss in document["misses"] if miss["layer"] == "cuda"]
+    assert miss["because"] == "its entry was there before, and was damaged or removed"
+    # Both halves of each kernel are listed.
+    names = [kernel, *(["lk0"] if program else [f"ka{number}" for number in range(20)])]
+    assert {*names} <= {kernel for entry in entries for kernel in entry["kernels"] or ()}
+    assert all((entry["device"] or "sm_").startswith("sm_") for entry in entries)
+    assert str(victim.relative_to(root)) in stored
+    assert all(entry["bytes"] == (root / entry["key"]).stat().st_size for entry in entries)
 
 
 @thorough_only
@@ -128,29 +193,6 @@ def watched(home: Home, *, lost: bool = False) -> Iterator[dict[str, Evidence]]:
             watching._events.lost = True
     for name, what in seen.items():
         what.take(watching.uses_of(name), watching.doubts[name])
-
-
-WRITING = (events.OPEN, events.MODIFY, events.CLOSE_WRITE)
-
-
-@pytest.mark.parametrize(
-    ("listed", "masks", "hits", "stores"),
-    [
-        # Who writes it again right after reading it found it broken; one that vanished first was not.
-        (False, (events.OPEN, *WRITING), [], [2]),
-        (False, (events.OPEN, events.DELETE, events.CREATE, *WRITING), [1], [3]),
-        # A file in a new folder is reported once, by the listing and by its events.
-        (True, (events.CREATE, *WRITING, events.OPEN), [5], [0]),
-        (True, WRITING, [], [0]),
-    ],
-)
-def test_histories(*, listed: bool, masks: tuple[int, ...], hits: list[float], stores: list[float]) -> None:
-    history = events.History()
-    if listed:
-        history.listed(0)
-    for at, mask in enumerate(masks, 1):
-        history.record(mask, at)
-    assert [[at for at, stored in history.uses if stored is kind] for kind in (False, True)] == [hits, stores]
 
 
 @pytest.mark.parametrize(("order", "fewest"), [("oc", 100), ("oo.c.c", 100), ("o.o.c.c", 200), ("", 0)])
