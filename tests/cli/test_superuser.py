@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from homes import Home, make_home, unpack_compute_cache
 from support import mesa
-from support.products import fill_kernels, fill_tuning
+from support.products import fill_tuning
 
 from cachectl.layers.core import Environment
 from cachectl.layers.core.conformance import snapshot
@@ -96,22 +96,3 @@ def test_a_cache_that_others_can_write_is_read_and_changed_only_if_shared(open_f
         assert "--shared" in said
         home.cachectl("put cuda", KEY, "entry", "--shared")
         assert home.json("purge cuda --shared")["total"]["removed"] == 40
-
-
-@pytest.mark.parametrize("layer", ["pytools", "miopen"])
-def test_rows_that_others_can_write_go_only_if_they_are_trusted(
-    open_folder: Path, layer: str, fill_sumpy: Callable[[Environment], None]
-) -> None:
-    home = make_home(open_folder / "home")
-    environment = replace(home.environment(), superuser=False)
-    if layer == "pytools":
-        fill_sumpy(environment)
-        folder = home.path / ".cache/pytools"
-    else:
-        fill_kernels(home.path)
-        folder = home.path / ".cache/miopen"
-    folder.chmod(0o777)
-    refused = Stack(environment).purge(layers=[layer])
-    assert refused.total.removed == 0
-    assert "other users can write to" in refused.layers[0].failed[0].because
-    assert Stack(environment, shared=True).purge(layers=[layer]).total.removed > 0

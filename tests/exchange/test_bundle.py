@@ -1,6 +1,5 @@
 """Bundles: what another home and another environment hit, and what a changed one does."""
 
-import errno
 import hashlib
 import importlib.util
 import json
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from http.server import HTTPServer, SimpleHTTPRequestHandler
@@ -26,7 +25,7 @@ from tiers import real, thorough
 
 from cachectl.exchange import place, portability, trust
 from cachectl.exchange.bundle import BundlePlace
-from cachectl.layers.core import Layer, errors, facts, put_many
+from cachectl.layers.core import errors, facts
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.stack import Stack
 
@@ -44,7 +43,6 @@ def test_the_same_content_is_the_same_bytes(source: Home, packed: Path, home: Ho
     document = source.json("push", f"{tmp_path}/one.zip", "pocl", "--kernel", "lk1")
     assert [(layer["layer"], layer["placed"]) for layer in document["layers"]] == [("pocl", 1)]
     assert "home" in document["layers"][0]["sensitive"]
-    assert document["digest"] == hashlib.sha256((tmp_path / "one.zip").read_bytes()).hexdigest()
 
 
 # ---------------------------------------------------------------------- what is foreseen
@@ -260,19 +258,6 @@ def test_a_bundle_travels_through_a_registry(small: Path, home: Home, real_regis
     add_kernels(home, [20])
     assert stack.push(url).total.placed == 1
     assert stack.store(url).verify().entries == 4
-
-
-def test_what_was_placed_before_a_failure_is_counted(small: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    put = put_many
-
-    def fails(layer: Layer, artifacts: Sequence[facts.Artifact], **more: bool) -> object:
-        put(layer, artifacts[:2], **more)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("cachectl.layers.core.put_many", fails)
-    done = Stack(home.environment()).pull(small, TRUSTED)
-    assert (done.total.placed, done.total.failed) == (2, 1)
-    assert len(list(Stack(home.environment()).entries(layers=["miopen"]))) == 2
 
 
 # ---------------------------------------------------------------------- signers

@@ -7,9 +7,9 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from homes import CACHECTL, Home, make_home
@@ -160,41 +160,42 @@ def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_p
     assert sum(len(index.part(name).entries) for name in index.parts) == 700
 
 
+def after_a_listing(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Do something once, right after a folder of a store has been listed."""
+    listed = place.FolderPlace.names
+
+    def names(folder_place: place.FolderPlace, folder: str) -> Mapping[str, place.Written]:
+        found = listed(folder_place, folder)
+        monkeypatch.undo()
+        act()
+        return found
+
+    monkeypatch.setattr(place.FolderPlace, "names", names)
+
+
 @thorough_only
-def test_a_part_that_gc_removes_meanwhile_is_no_error(cheap: Home, other: Home, tmp_path: Path) -> None:
-    store = str(tmp_path / "store")
-    Stack(cheap.environment()).push(tmp_path / "store", layers=["miopen"])
-    pulling, listed = Stack(other.environment()), place.FolderPlace.names
-
-    def names(folder_place: place.FolderPlace, folder: str) -> Mapping[str, place.Written]:
-        found = listed(folder_place, folder)
-        for path in (tmp_path / "store/index").glob("[0-9]*"):
-            path.unlink()
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(place.FolderPlace, "names", names)
-        assert pulling.pull(store, TRUSTED).total.placed == 0
+def test_a_part_that_gc_removes_meanwhile_is_no_error(
+    cheap: Home, other: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    cheap.stack.push(store)
+    after_a_listing(monkeypatch, lambda: [path.unlink() for path in store.glob("index/[0-9]*")])
+    assert other.stack.pull(store, TRUSTED).total.placed == 0
 
 
-def test_a_part_that_is_pushed_meanwhile_is_not_taken_for_removed(cheap: Home, other: Home, tmp_path: Path) -> None:
+def test_a_part_that_is_pushed_meanwhile_is_not_taken_for_removed(
+    cheap: Home, other: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two processes of one user push at once, and a third one pulls."""
-    store, own = str(tmp_path / "store"), str(tmp_path / "own")
+    store = str(tmp_path / "store")
     add_kernels(other, range(100, 103))
-    first, second = (Stack(home.environment(XDG_STATE_HOME=own)) for home in (cheap, other))
-    listed, waiting = place.FolderPlace.names, [second]
-
-    def names(folder_place: place.FolderPlace, folder: str) -> Mapping[str, place.Written]:
-        found = listed(folder_place, folder)
-        if waiting:
-            waiting.pop().push(store, layers=["miopen"])
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(place.FolderPlace, "names", names)
-        placed = first.push(store, layers=["miopen"]).total.placed
-    third = Stack(make_home(tmp_path / "third").environment(XDG_STATE_HOME=own))
-    done = third.pull(store, TRUSTED, layers=["miopen"])
+    first, second, third = (
+        Stack(home.environment(XDG_STATE_HOME=f"{tmp_path}/own"))
+        for home in (cheap, other, make_home(tmp_path / "third"))
+    )
+    after_a_listing(monkeypatch, lambda: second.push(store))
+    placed = first.push(store).total.placed
+    done = third.pull(store, TRUSTED)
     assert (done.total.placed, done.left_out) == (placed + 3, ())
 
 
@@ -287,9 +288,9 @@ def test_no_file_is_removed_through_a_planted_link(cheap: Home, tmp_path: Path) 
         if os.geteuid() == 0:
             for path in (shared / "cachectl", planted, planted / name):
                 os.chown(path, 65534, 65534, follow_symlinks=False)
+        home = Home(cheap.path, {**cheap.variables, variable: str(shared)})
         for line in (f"push {store}", f"pull {store} --trust", f"store ls {store}"):
-            home: dict[str, Any] = {variable: str(shared)}
-            cheap.cachectl(line, **home)
+            home.cachectl(line)
         assert sorted(os.listdir(private)) == [f"key-{'0' * 16}", "thesis.tex"]
     # In a folder of one's own, only files of an index go.
     kept = kept_of(cheap, store)
@@ -317,21 +318,15 @@ def test_a_folder_that_is_put_in_the_place_of_a_new_one_keeps_its_mode(
         make(path, mode, **given)
         if os.path.basename(path) == "index":
             os.rename(store / "index", store / "away")
-            if planted == "link":
-                os.symlink(private, store / "index")
-            else:
-                os.rename(private, store / "index")
+            (os.symlink if planted == "link" else os.rename)(private, store / "index")
 
     monkeypatch.setattr(os, "mkdir", replaced)
     folder = place.FolderPlace(store)
-    name = f"index/key-{'0' * 16}"
-    if planted == "link":
-        with pytest.raises(errors.CachectlError, match="link or no folder"):
-            folder.write(name, b"key")
-    else:
-        folder.write(name, b"key")
-    at = private if planted == "link" else store / "index"
-    assert stat.S_IMODE(at.stat().st_mode) == 0o700
+    refused = pytest.raises(errors.CachectlError, match="link or no folder")
+    with refused if planted == "link" else nullcontext():
+        folder.write(f"index/key-{'0' * 16}", b"key")
+    # Through the link, where there is one.
+    assert stat.S_IMODE((store / "index").stat().st_mode) == 0o700
 
 
 def test_a_store_that_never_answers_keeps_no_command(cheap: Home, monkeypatch: pytest.MonkeyPatch) -> None:

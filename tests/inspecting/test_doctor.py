@@ -1,6 +1,5 @@
 """The doctor: what it says of a home, of what a root holds, and what fails stops nothing."""
 
-import json
 import os
 import re
 from dataclasses import replace
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from homes import Home
-from plugin.cachectl_test_plugin import Notes
 from support.doctor import (
     HOMELY,
     after,
@@ -26,12 +24,11 @@ from support.doctor import (
 from support.layers import register_driver
 from support.miopen_kernels import store
 
-from cachectl.layers.core import About, Environment, Hazard, Refused, Severity, Switch
+from cachectl.layers.core import Environment, Severity
 from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.host.hardware import amd_gpus
-from cachectl.verbs.doctor import diagnosis
 
 
 @pytest.mark.real
@@ -52,21 +49,6 @@ def test_space_is_told_where_it_is_short(home: Home, monkeypatch: pytest.MonkeyP
     assert fix == "  fix: remove other files there"
 
 
-def test_nothing_changes_on_disk_however_much_is_wrong(cuda: Home) -> None:
-    dictionary(cuda.path, Environment.here().python)
-    leak(cuda.path)
-    stale_lock(cuda.path)
-    # The first command records which Pythons there are.
-    cuda.cachectl("ls", check=False)
-    before = snapshot(cuda.path, times=True)
-    wrong = {"CUDA_CACHE_MAXSIZE": "1000", "SLURM_NTASKS": "4", "LOOPY_NO_CACHE": "x"}
-    done = cuda.cachectl("doctor --json", check=False, **wrong)
-    codes = {finding["code"] for finding in json.loads(done.stdout)["findings"]}
-    assert codes >= {"variable", "cap", "ranks", "lock", "leaked"}
-    assert (done.returncode, done.stderr) == (1, "")
-    assert snapshot(cuda.path, times=True) == before
-
-
 def test_text_names_the_cause_and_the_command_the_worst_first_and_harmless_findings_are_status_0(home: Home) -> None:
     leak(home.path)
     assert home.cachectl("doctor pocl").returncode == 0
@@ -74,18 +56,6 @@ def test_text_names_the_cause_and_the_command_the_worst_first_and_harmless_findi
     first, second, *_ = done.stdout.splitlines()
     assert re.fullmatch(r".*POCL_KERNEL_CACHE=0 switches .* off \(recompiles every run\)", first)
     assert (done.returncode, second) == (1, "  fix: unset POCL_KERNEL_CACHE")
-
-
-def test_the_hazard_of_a_plugin_is_reported(tmp_path: Path) -> None:
-    class Sick(Notes):
-        about = About(among_ranks=Hazard(Severity.RISKS, "it was not made for this"))
-
-        def relocate(self, folder: Path) -> Switch:
-            raise Refused(self.name, f"cannot relocate: it stays, not in {folder}")
-
-    found = only(diagnosis((Sick(environment_of(tmp_path, PMI_SIZE="2")),)).findings, "ranks")
-    assert found.message == "the 2 ranks of this job share it: it was not made for this"
-    assert found.fix.startswith("nothing moves it: it stays")
 
 
 def test_cap_of_cuda(cuda: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,8 +29,6 @@ from support.layers import register_driver
 from tiers import thorough
 
 from cachectl.layers.core import Severity, user_name
-from cachectl.listing import damage
-from cachectl.stack import Stack
 from cachectl.verbs.doctor import job_of
 
 
@@ -285,16 +283,6 @@ def test_a_folder_that_is_closed_to_its_owner_is_reported_and_opened(  # noqa: P
     assert verb == "doctor" or "Permission denied" in found["message"]
     shell(tmp_path, found["fix"])
     assert asked(tmp_path, held_to_modes, verb, layer, **variables) == []
-
-
-@pytest.mark.parametrize("layer", [layer for layer in CLOSED if layer != "miopen-tuning"])
-def test_a_link_inside_a_root_is_reported_and_harmless(tmp_path: Path, layer: str) -> None:
-    link = tmp_path / CLOSED[layer]
-    make(link.parent, tmp_path / "elsewhere")
-    link.symlink_to(tmp_path / "elsewhere")
-    (found,) = damage((Stack(environment_of(tmp_path), plugins=False)[layer],)).findings
-    said = (found.code, found.severity, found.thing, found.root / (found.key or ""))
-    assert said == ("link", Severity.HARMLESS, None, link)
 
 
 @pytest.mark.parametrize(
