@@ -75,7 +75,6 @@ def test_a_deleted_working_folder_is_named(home: Home) -> None:
         ("run --no-cache -- true <&- >&- 2>&-", 0, ""),
         *thorough(
             ("ls -q >/dev/full", 1, "No space left on device: standard output"),
-            ("ls nosuch 2>&-", 2, ""),
             ("purge 2>&-", 2, ""),
             ("--version >&- 2>&-", 0, ""),
         ),
@@ -91,7 +90,7 @@ def test_closed_and_full_streams_are_one_line(cuda: Home, line: str, status: int
     "line",
     [
         *("ls", "doctor --json"),
-        *thorough("report", "ls -q", "ls --csv", "ls --help", "completion bash", "purge --all --dry-run --json"),
+        *thorough("report", "ls --csv", "ls --help", "purge --all --dry-run --json"),
     ],
 )
 def test_a_reader_that_has_gone_ends_a_verb_quietly(cuda: Home, line: str, unbuffered: str) -> None:
@@ -137,13 +136,11 @@ def test_get_writes_through_links_and_into_pipes(cuda: Home) -> None:
     cuda.cachectl(f"get cuda {KEY} -o link --force")
     assert (link.is_symlink(), real.read_bytes(), real.stat().st_mode & 0o777) == (True, expected, 0o600)
     os.mkfifo(cuda.path / "pipe")
-    get = f"{CACHECTL} get cuda {KEY} -o"
-    for script, written in (
-        (f"{get} pipe & cat pipe >out; wait", expected),
-        (f"{{ printf before; {get} /dev/stdout; printf after; }} >out", b"before" + expected + b"after"),
-        (f"{get} /dev/stdout | cat >out", expected),
+    for command, written in (
+        (f"{script} -o pipe & cat pipe >out; wait", expected),
+        (f"{{ printf before; {script} -o /dev/stdout; printf after; }} >out", b"before" + expected + b"after"),
     ):
-        cuda.run("sh", "-c", script)
+        cuda.run("sh", "-c", command)
         assert out.read_bytes() == written
     cuda.cachectl(f"get cuda {KEY} -o /dev/null")
     assert not os.path.isfile("/dev/null")

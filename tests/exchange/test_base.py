@@ -13,8 +13,7 @@ from homes import CACHECTL, PROGRAMS, Home, make_home
 from support.hostile import hash_tree
 from tiers import needing, real, thorough_only
 
-from cachectl.exchange.copying import own_root, start_from
-from cachectl.layers.core import BadRequest, Environment
+from cachectl.exchange.copying import own_root
 from cachectl.layers.core.conformance import snapshot
 
 #: The loopy kernels that the filled home has, and all its programs in PoCL's cache.
@@ -160,12 +159,10 @@ def test_binaries_of_pyopencl(
     assert state(base) == before
 
 
-def test_a_base_and_an_own_root_do_not_contain_one_another(tmp_path: Path) -> None:
-    environment = Environment({"HOME": str(tmp_path)}, tmp_path)
-    (tmp_path / "base/own").mkdir(parents=True)
+def test_a_base_and_an_own_root_do_not_contain_one_another(home: Home) -> None:
+    (home.path / "base/own").mkdir(parents=True)
     for base, own in (("base", "base"), ("base", "base/own"), ("base/own", "base")):
-        with pytest.raises(BadRequest, match="contain"):
-            start_from(environment, tmp_path / base, tmp_path / own, print)
+        home.refused(f"run --base {base} --isolated={own} -- true", says="must not contain one another", status=2)
 
 
 def test_a_base_without_entries_and_one_that_others_can_write_say_so(home: Home, open_folder: Path) -> None:

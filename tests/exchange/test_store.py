@@ -19,10 +19,8 @@ from support.tracing import numbers, trace
 from tiers import thorough, thorough_only
 
 from cachectl.exchange import place, trust, wire
-from cachectl.exchange.store import StoreCollection
-from cachectl.layers.core import Environment, errors, facts
+from cachectl.layers.core import errors
 from cachectl.stack import Stack
-from cachectl.transfer import Moved
 
 
 @pytest.mark.real
@@ -49,11 +47,12 @@ def test_another_home_compiles_nothing_and_pushes_only_what_is_new(
     assert again["total"]["placed"] == len(keys(home)) - len(keys(source))
     assert home.json(f"store verify {store}")["findings"] == []
     if name == "store":
-        new = files(store).keys() - before.keys()
+        after = files(store)
+        new = after.keys() - before.keys()
         # A pack and an index part for each layer that the kernel goes through.
         assert sum(name.startswith("packs/") for name in new) == sum(name.startswith("index/") for name in new) == 3
-        assert sum(len(files(store)[name]) for name in new) == again["moved"]
-        assert {name: data for name, data in files(store).items() if name in before} == before
+        assert sum(len(after[name]) for name in new) == again["moved"]
+        assert before.items() <= after.items()
 
 
 @pytest.fixture
@@ -93,8 +92,6 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
     pulled = Stack(replace(other.environment(), platform="darwin")).pull(store, TRUSTED)
     assert (pulled.layers, len(pulled.unread)) == ((), 1)
     assert "platform linux, here darwin" in pulled.unread[0].because
-    assert "no entry to push in loopy" in cheap.cachectl(f"push {store} loopy").stderr
-    assert "no entry to pull" in other.cachectl(f"pull {store} loopy --trust").stderr
 
 
 @thorough_only
@@ -147,19 +144,6 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
     assert other.stack.pull(store, TRUSTED).total.there == 0
 
 
-@thorough_only
-def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_path: Path) -> None:
-    here, key = Environment.here(), wire.StoreKey("pocl", {})
-    names = tuple(f"kernel_{number:090}" for number in range(600))
-    contents = [
-        (facts.Entry("pocl", name, Path(), 0, 1, kernels=names), facts.Artifact("pocl", name, "pocl/1", b""))
-        for name in map(str, range(700))
-    ]
-    StoreCollection(place.FolderPlace(tmp_path), here).write(key, contents, Moved("pocl"))
-    index = StoreCollection(place.FolderPlace(tmp_path), here)
-    assert sum(len(index.part(name).entries) for name in index.parts) == 700
-
-
 def after_a_listing(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Do something once, right after a folder of a store has been listed."""
     listed = place.FolderPlace.names
@@ -179,7 +163,8 @@ def test_a_part_that_gc_removes_meanwhile_is_no_error(
 ) -> None:
     store = tmp_path / "store"
     cheap.stack.push(store)
-    after_a_listing(monkeypatch, lambda: [path.unlink() for path in store.glob("index/[0-9]*")])
+    (part,) = store.glob("index/[0-9]*")
+    after_a_listing(monkeypatch, part.unlink)
     assert other.stack.pull(store, TRUSTED).total.placed == 0
 
 
@@ -207,15 +192,8 @@ def test_a_command_runs_with_a_store_around_it(cheap: Home, other: Home, tmp_pat
     for said in ("cachectl: store: miopen: 10 pulled\n", ""):
         done = other.cachectl(f"{around} --store-mode ro --isolated=root -- false", check=False)
         assert (done.returncode, done.stderr) == (1, said)
-    cache = other.path / ".cache/miopen"
-    assert not cache.exists()
+    assert not (other.path / ".cache/miopen").exists()
     assert len(list(Stack.below(f"{other.path}/root", other.environment())["miopen"].entries())) == 10
-    # Entries that cannot be placed are one line.
-    cache.parent.mkdir(exist_ok=True)
-    cache.touch()
-    said = other.cachectl(f"{around} -- true").stderr
-    assert ("10 not pulled" in said, said.count("\n")) == (True, 1)
-    cache.unlink()
     # A damaged store is one warning, and the command runs; nothing is pushed.
     next((tmp_path / "store/packs").iterdir()).write_bytes(b"damaged")
     add_kernels(other, [70])
@@ -259,10 +237,6 @@ def test_entries_of_a_base_are_neither_pulled_nor_pushed(cheap: Home, other: Hom
     ]
     for root, entries in ((own, 12), (base, 10)):
         assert len(list(Stack.below(root, other.environment())["miopen"].entries())) == entries
-    # A base that cannot be read wholly does not stop the command.
-    (tmp_path / "base/pocl").symlink_to("pocl")
-    done = other.cachectl(f"{trusting} --base {base} --isolated={own} -- true")
-    assert "base: miopen: 10 there before" in done.stderr
 
 
 def kept_of(home: Home, store: Path) -> Path:
