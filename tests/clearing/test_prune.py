@@ -9,8 +9,6 @@ from homes import Home
 from support.doctor import dictionary, leak
 from support.layers import write
 
-from cachectl.layers.core.conformance import snapshot
-
 
 @pytest.fixture
 def cuda(cuda: Home) -> Path:
@@ -34,16 +32,6 @@ def test_the_oldest_go_until_the_rest_fits(home: Home, cuda: Path) -> None:
     assert held <= 100 * 1024
     assert done["total"]["removed"] == len(before) - len(left) > 0
     assert home.json("prune --max-size 100K")["total"]["removed"] == 0
-
-
-def test_old_entries_are_removed_and_a_dry_run_changes_nothing(home: Home, cuda: Path) -> None:
-    for path in entries(cuda)[30:]:
-        os.utime(path)
-    before = snapshot(home.path, times=True)
-    assert home.json("prune --older-than 30d --dry-run")["total"]["removed"] == 30
-    assert snapshot(home.path, times=True) == before
-    assert home.json("prune --older-than 30d")["total"]["removed"] == 30
-    assert len(entries(cuda)) == 10
 
 
 def test_dead_dictionaries_and_orphans_are_stale(home: Home) -> None:

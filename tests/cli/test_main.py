@@ -2,8 +2,6 @@
 
 import csv
 import io
-import json
-import re
 import shlex
 import subprocess
 import sys
@@ -51,25 +49,17 @@ def test_json_has_the_keys_of_the_contract(cuda: Home) -> None:
 
 
 def test_env_can_be_evaluated(home: Home) -> None:
-    folder = home.path / "it's a root"
     cachectl = f"{shlex.quote(sys.executable)} -m cachectl"
-    program = f'eval "$({cachectl} env --root {shlex.quote(str(folder))} --shell sh)"; {cachectl} report --json'
-    report = json.loads(home.run("sh", "-c", program).stdout)
-    writable = [layer for layer in report["layers"] if layer["scope"] == "user"]
-    assert all(layer["roots"][0]["path"].startswith(str(folder)) for layer in writable)
-    program = f'eval "$({cachectl} env --disable --shell sh)"; eval "$({cachectl} env --enable --shell sh)"; env'
-    after = set(home.run("sh", "-c", program).stdout.splitlines())
-    assert not [line for line in after if line.startswith(("LOOPY_NO_CACHE", "CUDA_CACHE_DISABLE"))]
+    program = f'eval "$({cachectl} env --disable --shell sh)"; env; eval "$({cachectl} env --enable --shell sh)"; env'
+    shown = home.run("sh", "-c", program).stdout
+    assert (shown.count("LOOPY_NO_CACHE="), shown.count("CUDA_CACHE_DISABLE=")) == (1, 1)
 
 
 def test_a_terminal_gets_the_same_table_in_bold_unless_it_wants_no_colour(cuda: Home) -> None:
     plain = cuda.cachectl("ls cuda --limit 4").stdout.splitlines()
     command = [*CACHECTL, "ls", "cuda", "--limit", "4"]
     bold = cuda.terminal(*command, errors=subprocess.DEVNULL).stdout.splitlines()
-    assert "\x1b[1m" in bold[0]
-    # A second may pass between the two.
-    shown, piped = ([re.sub(r"\b\d+s\b", "", line).split() for line in lines[1:]] for lines in (bold, plain))
-    assert shown == piped
+    assert ("\x1b[1m" in bold[0], len(bold)) == (True, len(plain))
     uncoloured = cuda.terminal(*command, errors=subprocess.DEVNULL, NO_COLOR="1").stdout
     assert "\x1b[" not in uncoloured.replace("\x1b[1m", "").replace("\x1b[0m", "")
 
@@ -112,12 +102,9 @@ def test_csv_has_raw_numbers_and_whole_keys(cuda: Home) -> None:
     assert [row["state"] for row in rows(cuda, "purge cuda -n")] == ["live"] * 40
 
 
+LONG_KEY = "0123456789abcdef" * 4
 COLUMNS: Columns = {"layer": str, "state": str, "entries": count, "size": size, "key": str}
-ROWS = [
-    (name, "enabled", 1234567 + number, 1234567 + number, "0123456789abcdef" * 4)
-    for number, name in enumerate(BUILT_IN)
-]
-LONG_KEY = [("0123456789abcdef" * 4,)]
+ROWS = [(name, "enabled", 1234567 + number, 1234567, LONG_KEY) for number, name in enumerate(BUILT_IN)]
 
 
 @pytest.mark.parametrize("width", [80, 60, 40, 30, 20])
@@ -132,9 +119,7 @@ def test_numbers_are_whole_and_names_differ(width: int) -> None:
 
 
 def test_the_mark_of_shortening_suits_the_encoding_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    (_, line, _) = output.plain_table(Table({"key": str}, LONG_KEY, ("0123456789" * 10,)), 40)
-    assert "…" in line
-    monkeypatch.setattr("sys.stdout", SimpleNamespace(encoding="ascii"))
-    (_, line, _) = output.plain_table(Table({"key": str}, LONG_KEY, ("0123456789" * 10,)), 40)
-    assert "..." in line
-    assert len(line) == 40
+    for encoding, mark in (("utf-8", "…"), ("ascii", "...")):
+        monkeypatch.setattr("sys.stdout", SimpleNamespace(encoding=encoding))
+        line = output.plain_table(Table({"key": str}, [(LONG_KEY,)]), 40)[1]
+        assert (mark in line, len(line)) == (True, 40)

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,10 +10,10 @@ from typing import Any
 
 import pytest
 from homes import CACHECTL, PROGRAMS, Home, make_home
+from support.hostile import hash_tree
 from tiers import needing, real, thorough_only
 
-from cachectl.exchange.copying import own_root, start_from
-from cachectl.layers.core import BadRequest, Environment
+from cachectl.exchange.copying import own_root
 from cachectl.layers.core.conformance import snapshot
 
 #: The loopy kernels that the filled home has, and all its programs in PoCL's cache.
@@ -46,14 +45,12 @@ def program(name: str, count: int) -> list[str]:
 
 def state(folder: Path) -> object:
     """Return content, times and modes of everything below a folder, and of the folder."""
-    modes = {str(path): stat.S_IMODE(path.lstat().st_mode) for path in (folder, *folder.rglob("*"))}
-    return snapshot(folder, times=True), modes
+    return snapshot(folder, times=True), hash_tree(folder)
 
 
 def publish(folder: Path) -> None:
     """Let every user read a folder, and nobody write to it."""
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o555 if path.is_dir() else 0o444)
+    subprocess.run(["chmod", "-R", "a=rX", str(folder)], check=True)
 
 
 def freeze(mount: Mount, folder: Path) -> None:
@@ -150,7 +147,7 @@ def test_binaries_of_pyopencl(
 ) -> None:
     """A program builds as many programs as its last argument says."""
     variables: dict[str, Any] = {} if driver == "wheel" else request.getfixturevalue(driver).variables
-    command = (sys.executable, *((f"{PROGRAMS}/binaries.py",) if driver == "wheel" else ("-c", INTEL)))
+    command = (sys.executable, *([f"{PROGRAMS}/binaries.py"] if driver == "wheel" else ["-c", INTEL]))
     base = tmp_path / "base"
     home.cachectl(f"run --isolated={base} --", *command, "2", **variables)
     freeze(mount, base)
@@ -162,12 +159,10 @@ def test_binaries_of_pyopencl(
     assert state(base) == before
 
 
-def test_a_base_and_an_own_root_do_not_contain_one_another(tmp_path: Path) -> None:
-    environment = Environment({"HOME": str(tmp_path)}, tmp_path)
-    (tmp_path / "base/own").mkdir(parents=True)
+def test_a_base_and_an_own_root_do_not_contain_one_another(home: Home) -> None:
+    (home.path / "base/own").mkdir(parents=True)
     for base, own in (("base", "base"), ("base", "base/own"), ("base/own", "base")):
-        with pytest.raises(BadRequest, match="contain"):
-            start_from(environment, tmp_path / base, tmp_path / own, print)
+        home.refused(f"run --base {base} --isolated={own} -- true", says="must not contain one another", status=2)
 
 
 def test_a_base_without_entries_and_one_that_others_can_write_say_so(home: Home, open_folder: Path) -> None:
@@ -187,26 +182,23 @@ def test_an_own_root_that_another_user_made_is_refused(home: Home, tmp_path: Pat
     private, shared, start = (tmp_path / name for name in ("private", "shared", "base"))
     for folder in (start, private):
         folder.mkdir(mode=0o700)
-    variables: dict[str, Any] = {"XDG_CACHE_HOME": str(shared)}
-    own = own_root(home.environment(**variables), start)
+    home = Home(home.path, {**home.variables, "XDG_CACHE_HOME": str(shared)})
+    own = own_root(home.environment(), start)
     own.parent.mkdir(parents=True)
     shared.chmod(0o1777)
-    if planted == "link":
-        own.symlink_to(private)
-    else:
-        own.mkdir()
-    for path in (shared / "cachectl", own.parent, own):
+    own.symlink_to(private) if planted == "link" else own.mkdir()
+    places = (shared / "cachectl", own.parent, own)
+    for path in places:
         os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
-    base = f"--base {start}"
-    run = f"run {base} -- echo it-runs"
-    for line in (run, f"run --store store --trust {base} -- echo it-runs"):
-        done = home.cachectl(line, check=False, **variables)
+    run = f"run --base {start} -- echo it-runs"
+    for line in (run, run.replace("--base", "--store store --trust --base")):
+        done = home.cachectl(line, check=False)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
         assert "belongs to nobody" in done.stderr
     assert [list(path.iterdir()) for path in (own, private)] == [[], []]
     # A folder of one's own that is not private has a private one in it.
-    for path in (shared / "cachectl", own.parent, own):
+    for path in places:
         os.chown(path, 0, 0, follow_symlinks=False)
     if planted == "folder":
-        assert home.cachectl(run, **variables).stdout == "it-runs\n"
-        assert [path.name for path in own.iterdir()] == ["cachectl-0"]
+        assert home.cachectl(run).stdout == "it-runs\n"
+        assert os.listdir(own) == ["cachectl-0"]

@@ -27,29 +27,22 @@ class Jobs:
     home: Home
     mpiexec: str
 
-    def run(self, *command: str, options: dict[str, tuple[str, ...]], check: bool = True) -> str:
-        """Run ``stage`` with each node's options; return standard error."""
+    def run(self, options: str, *command: str, check: bool = True) -> str:
+        """Run ``stage`` on both nodes; return its status and standard error."""
         words = [self.mpiexec]
-        for node, own in options.items():
-            ours = (*CACHECTL, "stage", *own)
-            words += [*([":"] if len(words) > 1 else []), "-n", str(RANKS), "env", f"CACHECTL_NODE={node}"]
-            words += [f"TMPDIR={self.home.path / 'scratch' / node}", *ours, "--", *command]
-        for node in options:
-            (self.home.path / "scratch" / node).mkdir(mode=0o700, parents=True, exist_ok=True)
-        done = self.home.run(*words, check=False)
-        if check and done.returncode:
-            pytest.fail(f"ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        for node in "ab":
+            scratch = self.home.path / "scratch" / node
+            scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+            words += ["-n", str(RANKS), "env", f"CACHECTL_NODE={node}", f"TMPDIR={scratch}"]
+            words += [*CACHECTL, "stage", *options.split(), "--", *command, ":"]
+        done = self.home.run(*words[:-1], check=check)
         return f"{done.returncode}\n{done.stderr}"
 
-    def both(self, *command: str, options: str, check: bool = True) -> str:
-        return self.run(*command, options=dict.fromkeys("ab", tuple(options.split())), check=check)
-
-    def ranks(self, name: str, *options: str) -> tuple[str, list[dict[str, Any]]]:
+    def ranks(self, name: str, options: str) -> tuple[str, list[dict[str, Any]]]:
         """Run the kernels on every rank; return standard error, and what each rank has found and left."""
         folder = self.home.path / name
         folder.mkdir()
-        received = dict.fromkeys("ab", options)
-        said = self.run(sys.executable, f"{self.home.programs}/rank.py", str(folder), options=received)
+        said = self.run(options, sys.executable, f"{self.home.programs}/rank.py", str(folder))
         return said, [json.loads(file.read_text()) for file in folder.glob("*.json")]
 
     def left(self) -> list[str]:
@@ -60,7 +53,7 @@ class Jobs:
 def jobs(tmp_path_factory: pytest.TempPathFactory, mpiexec: str) -> Jobs:
     """Return a home in which a cold job has run, and written ``warm.zip``."""
     jobs = Jobs(make_home(tmp_path_factory.mktemp("mpi") / "home"), mpiexec)
-    said, ranks = jobs.ranks("cold", "--out", "warm.zip")
+    said, ranks = jobs.ranks("cold", "--out warm.zip")
     assert len(ranks) == 2 * RANKS
     assert all(rank["before"]["rows"] == {} for rank in ranks if rank["began"] == min(r["began"] for r in ranks))
     assert "warm.zip: " in said
@@ -75,8 +68,7 @@ def test_a_cold_job_writes_each_entry_once_and_no_rank_of_a_staged_job_compiles(
     assert (sum(layer == "pocl" for layer, _ in items), len(set(items))) == (3, len(items))
     assert (jobs.left(), (jobs.home.path / ".cache").exists()) == ([], False)
     before = file.read_bytes()
-    digest = hashlib.sha256(before).hexdigest()
-    said, ranks = jobs.ranks("warm", "warm.zip", "--digest", digest, "--out", "warm.zip")
+    said, ranks = jobs.ranks("warm", f"warm.zip --digest {hashlib.sha256(before).hexdigest()} --out warm.zip")
     assert sorted(rank["node"] for rank in ranks) == ["a"] * RANKS + ["b"] * RANKS
     assert all(rank["after"] == rank["before"] and rank["before"]["pocl"] for rank in ranks)
     assert "entries on 2 of 2 nodes" in said
@@ -89,14 +81,12 @@ def test_a_cold_job_writes_each_entry_once_and_no_rank_of_a_staged_job_compiles(
 def test_what_is_new_on_each_node_is_sent_and_brought_back(tmp_path: Path, mpiexec: str) -> None:
     jobs = Jobs(make_home(tmp_path / "home"), mpiexec)
     program = (sys.executable, f"{jobs.home.programs}/large.py")
-    assert "large.zip: 2 entries added" in jobs.both(*program, options="--out large.zip")
+    assert "large.zip: 2 entries added" in jobs.run("--out large.zip", *program)
     file = jobs.home.path / "large.zip"
     assert file.stat().st_size > 18 << 20
 
-    said = jobs.both(
-        *("sh", "-c", f'{" ".join(program)} > "$(mktemp {tmp_path}/received-XXXXXX)"'),
-        options="large.zip --trust --out again.zip",
-    )
+    script = f'{" ".join(program)} > "$(mktemp {tmp_path}/received-XXXXXX)"'
+    said = jobs.run("large.zip --trust --out again.zip", "sh", "-c", script)
     assert "staged 4 entries on 2 of 2 nodes" in said
     received = [json.loads(path.read_text())["there"] for path in tmp_path.glob("received-*")]
     assert received == [["a", "b"]] * 2 * RANKS
@@ -107,8 +97,7 @@ def test_new_entries_that_cannot_be_read_end_no_job(tmp_path: Path, mpiexec: str
     jobs = Jobs(make_home(tmp_path / "home"), mpiexec)
     folder = f"$POCL_CACHE_DIR/AB/{'C' * 37}"
     cut = f'test "$CACHECTL_NODE" = a || {{ mkdir -p {folder} && echo cut >{folder}/program.bc; }}'
-    said = jobs.both("sh", "-c", cut, options="--out new.zip")
-    assert "new.zip: 0 entries added" in said
+    assert "new.zip: 0 entries added" in jobs.run("--out new.zip", "sh", "-c", cut)
     assert jobs.left() == []
 
 
@@ -137,11 +126,10 @@ def test_a_job_starts_with_what_is_vouched_for(jobs: Jobs, keygen: Callable[[str
         ("no-root --trust", "starts cold"),
         ("root", "entries on 2 of 2 nodes"),
     ):
-        assert said in jobs.both("true", options=options)
+        assert said in jobs.run(options, "true")
     before = (home.path / "warm.zip").read_bytes()
-    said, ranks = jobs.ranks("untrusted", "warm.zip", "--digest", "0" * 64, "--out", "warm.zip")
-    assert "starts cold" in said
-    assert "stays as it is" in said
+    said, ranks = jobs.ranks("untrusted", f"warm.zip --digest {'0' * 64} --out warm.zip")
+    assert ("starts cold" in said, "stays as it is" in said) == (True, True)
     assert (home.path / "warm.zip").read_bytes() == before
     assert all(rank["after"]["pocl"] for rank in ranks)
 
@@ -151,7 +139,7 @@ def test_a_command_that_is_killed_takes_nobody_with_it(jobs: Jobs) -> None:
     (jobs.home.path / "killed").mkdir()
     # The first rank to take the token dies; the others run.
     command = f"mkdir token 2>&- && kill -9 $$; exec {sys.executable} {jobs.home.programs}/rank.py killed"
-    said = jobs.both("sh", "-c", command, options="--out killed.zip", check=False)
+    said = jobs.run("--out killed.zip", "sh", "-c", command, check=False)
     assert said.startswith("137\n")
     assert "the command was ended by signal 9" in said
     assert len(list((jobs.home.path / "killed").glob("*.json"))) == 2 * RANKS - 1
@@ -184,7 +172,7 @@ def test_a_node_whose_disk_cannot_be_used_runs_cold_and_says_so(jobs: Jobs, open
     disk.symlink_to(open_folder)
     # Everybody could replace what is in it.
     open_folder.chmod(0o777)
-    said, ranks = jobs.ranks("no-disk", "warm.zip", "--trust")
+    said, ranks = jobs.ranks("no-disk", "warm.zip --trust")
     disk.unlink()
     assert "entries on 1 of 2 nodes" in said
     assert [line for line in said.splitlines() if "CACHECTL_NODE=b" in line and "not staged" in line]
@@ -196,12 +184,10 @@ def test_a_node_whose_disk_cannot_be_used_runs_cold_and_says_so(jobs: Jobs, open
 
 def test_the_highest_status_is_everybodys(tmp_path: Path, mpiexec: str) -> None:
     jobs = Jobs(make_home(tmp_path / "home"), mpiexec)
-    for command, status, words in (
-        (("sh", "-c", "mkdir token 2>&- && exit 3; exit 0"), 3, "Traceback"),
-        (("no-such-command",), 127, "cannot start 'no-such-command'"),
-    ):
-        said = jobs.both(*command, options="--out warm.zip", check=False)
-        assert (said.partition("\n")[0], words in said) == (str(status), status != 3)
+    said = jobs.run("--out warm.zip", "sh", "-c", "mkdir token 2>&- && exit 3; exit 0", check=False)
+    assert (said[:2], "Traceback" in said) == ("3\n", False)
+    said = jobs.run("--out warm.zip", "no-such-command", check=False)
+    assert (said[:4], "cannot start 'no-such-command'" in said) == ("127\n", True)
 
 
 @real

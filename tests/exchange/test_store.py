@@ -7,9 +7,9 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from homes import CACHECTL, Home, make_home
@@ -19,10 +19,8 @@ from support.tracing import numbers, trace
 from tiers import thorough, thorough_only
 
 from cachectl.exchange import place, trust, wire
-from cachectl.exchange.store import StoreCollection
-from cachectl.layers.core import Environment, errors, facts
+from cachectl.layers.core import errors
 from cachectl.stack import Stack
-from cachectl.transfer import Moved
 
 
 @pytest.mark.real
@@ -49,11 +47,12 @@ def test_another_home_compiles_nothing_and_pushes_only_what_is_new(
     assert again["total"]["placed"] == len(keys(home)) - len(keys(source))
     assert home.json(f"store verify {store}")["findings"] == []
     if name == "store":
-        new = files(store).keys() - before.keys()
+        after = files(store)
+        new = after.keys() - before.keys()
         # A pack and an index part for each layer that the kernel goes through.
         assert sum(name.startswith("packs/") for name in new) == sum(name.startswith("index/") for name in new) == 3
-        assert sum(len(files(store)[name]) for name in new) == again["moved"]
-        assert {name: data for name, data in files(store).items() if name in before} == before
+        assert sum(len(after[name]) for name in new) == again["moved"]
+        assert before.items() <= after.items()
 
 
 @pytest.fixture
@@ -93,8 +92,6 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
     pulled = Stack(replace(other.environment(), platform="darwin")).pull(store, TRUSTED)
     assert (pulled.layers, len(pulled.unread)) == ((), 1)
     assert "platform linux, here darwin" in pulled.unread[0].because
-    assert "no entry to push in loopy" in cheap.cachectl(f"push {store} loopy").stderr
-    assert "no entry to pull" in other.cachectl(f"pull {store} loopy --trust").stderr
 
 
 @thorough_only
@@ -147,54 +144,43 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
     assert other.stack.pull(store, TRUSTED).total.there == 0
 
 
-@thorough_only
-def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_path: Path) -> None:
-    here, key = Environment.here(), wire.StoreKey("pocl", {})
-    names = tuple(f"kernel_{number:090}" for number in range(600))
-    contents = [
-        (facts.Entry("pocl", name, Path(), 0, 1, kernels=names), facts.Artifact("pocl", name, "pocl/1", b""))
-        for name in map(str, range(700))
-    ]
-    StoreCollection(place.FolderPlace(tmp_path), here).write(key, contents, Moved("pocl"))
-    index = StoreCollection(place.FolderPlace(tmp_path), here)
-    assert sum(len(index.part(name).entries) for name in index.parts) == 700
-
-
-@thorough_only
-def test_a_part_that_gc_removes_meanwhile_is_no_error(cheap: Home, other: Home, tmp_path: Path) -> None:
-    store = str(tmp_path / "store")
-    Stack(cheap.environment()).push(tmp_path / "store", layers=["miopen"])
-    pulling, listed = Stack(other.environment()), place.FolderPlace.names
+def after_a_listing(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Do something once, right after a folder of a store has been listed."""
+    listed = place.FolderPlace.names
 
     def names(folder_place: place.FolderPlace, folder: str) -> Mapping[str, place.Written]:
         found = listed(folder_place, folder)
-        for path in (tmp_path / "store/index").glob("[0-9]*"):
-            path.unlink()
+        monkeypatch.undo()
+        act()
         return found
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(place.FolderPlace, "names", names)
-        assert pulling.pull(store, TRUSTED).total.placed == 0
+    monkeypatch.setattr(place.FolderPlace, "names", names)
 
 
-def test_a_part_that_is_pushed_meanwhile_is_not_taken_for_removed(cheap: Home, other: Home, tmp_path: Path) -> None:
+@thorough_only
+def test_a_part_that_gc_removes_meanwhile_is_no_error(
+    cheap: Home, other: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    cheap.stack.push(store)
+    (part,) = store.glob("index/[0-9]*")
+    after_a_listing(monkeypatch, part.unlink)
+    assert other.stack.pull(store, TRUSTED).total.placed == 0
+
+
+def test_a_part_that_is_pushed_meanwhile_is_not_taken_for_removed(
+    cheap: Home, other: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two processes of one user push at once, and a third one pulls."""
-    store, own = str(tmp_path / "store"), str(tmp_path / "own")
+    store = str(tmp_path / "store")
     add_kernels(other, range(100, 103))
-    first, second = (Stack(home.environment(XDG_STATE_HOME=own)) for home in (cheap, other))
-    listed, waiting = place.FolderPlace.names, [second]
-
-    def names(folder_place: place.FolderPlace, folder: str) -> Mapping[str, place.Written]:
-        found = listed(folder_place, folder)
-        if waiting:
-            waiting.pop().push(store, layers=["miopen"])
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(place.FolderPlace, "names", names)
-        placed = first.push(store, layers=["miopen"]).total.placed
-    third = Stack(make_home(tmp_path / "third").environment(XDG_STATE_HOME=own))
-    done = third.pull(store, TRUSTED, layers=["miopen"])
+    first, second, third = (
+        Stack(home.environment(XDG_STATE_HOME=f"{tmp_path}/own"))
+        for home in (cheap, other, make_home(tmp_path / "third"))
+    )
+    after_a_listing(monkeypatch, lambda: second.push(store))
+    placed = first.push(store).total.placed
+    done = third.pull(store, TRUSTED)
     assert (done.total.placed, done.left_out) == (placed + 3, ())
 
 
@@ -206,15 +192,8 @@ def test_a_command_runs_with_a_store_around_it(cheap: Home, other: Home, tmp_pat
     for said in ("cachectl: store: miopen: 10 pulled\n", ""):
         done = other.cachectl(f"{around} --store-mode ro --isolated=root -- false", check=False)
         assert (done.returncode, done.stderr) == (1, said)
-    cache = other.path / ".cache/miopen"
-    assert not cache.exists()
+    assert not (other.path / ".cache/miopen").exists()
     assert len(list(Stack.below(f"{other.path}/root", other.environment())["miopen"].entries())) == 10
-    # Entries that cannot be placed are one line.
-    cache.parent.mkdir(exist_ok=True)
-    cache.touch()
-    said = other.cachectl(f"{around} -- true").stderr
-    assert ("10 not pulled" in said, said.count("\n")) == (True, 1)
-    cache.unlink()
     # A damaged store is one warning, and the command runs; nothing is pushed.
     next((tmp_path / "store/packs").iterdir()).write_bytes(b"damaged")
     add_kernels(other, [70])
@@ -258,10 +237,6 @@ def test_entries_of_a_base_are_neither_pulled_nor_pushed(cheap: Home, other: Hom
     ]
     for root, entries in ((own, 12), (base, 10)):
         assert len(list(Stack.below(root, other.environment())["miopen"].entries())) == entries
-    # A base that cannot be read wholly does not stop the command.
-    (tmp_path / "base/pocl").symlink_to("pocl")
-    done = other.cachectl(f"{trusting} --base {base} --isolated={own} -- true")
-    assert "base: miopen: 10 there before" in done.stderr
 
 
 def kept_of(home: Home, store: Path) -> Path:
@@ -287,9 +262,9 @@ def test_no_file_is_removed_through_a_planted_link(cheap: Home, tmp_path: Path) 
         if os.geteuid() == 0:
             for path in (shared / "cachectl", planted, planted / name):
                 os.chown(path, 65534, 65534, follow_symlinks=False)
+        home = Home(cheap.path, {**cheap.variables, variable: str(shared)})
         for line in (f"push {store}", f"pull {store} --trust", f"store ls {store}"):
-            home: dict[str, Any] = {variable: str(shared)}
-            cheap.cachectl(line, **home)
+            home.cachectl(line)
         assert sorted(os.listdir(private)) == [f"key-{'0' * 16}", "thesis.tex"]
     # In a folder of one's own, only files of an index go.
     kept = kept_of(cheap, store)
@@ -317,21 +292,15 @@ def test_a_folder_that_is_put_in_the_place_of_a_new_one_keeps_its_mode(
         make(path, mode, **given)
         if os.path.basename(path) == "index":
             os.rename(store / "index", store / "away")
-            if planted == "link":
-                os.symlink(private, store / "index")
-            else:
-                os.rename(private, store / "index")
+            (os.symlink if planted == "link" else os.rename)(private, store / "index")
 
     monkeypatch.setattr(os, "mkdir", replaced)
     folder = place.FolderPlace(store)
-    name = f"index/key-{'0' * 16}"
-    if planted == "link":
-        with pytest.raises(errors.CachectlError, match="link or no folder"):
-            folder.write(name, b"key")
-    else:
-        folder.write(name, b"key")
-    at = private if planted == "link" else store / "index"
-    assert stat.S_IMODE(at.stat().st_mode) == 0o700
+    refused = pytest.raises(errors.CachectlError, match="link or no folder")
+    with refused if planted == "link" else nullcontext():
+        folder.write(f"index/key-{'0' * 16}", b"key")
+    # Through the link, where there is one.
+    assert stat.S_IMODE((store / "index").stat().st_mode) == 0o700
 
 
 def test_a_store_that_never_answers_keeps_no_command(cheap: Home, monkeypatch: pytest.MonkeyPatch) -> None:

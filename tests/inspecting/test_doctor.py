@@ -1,6 +1,5 @@
 """The doctor: what it says of a home, of what a root holds, and what fails stops nothing."""
 
-import json
 import os
 import re
 from dataclasses import replace
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from homes import Home
-from plugin.cachectl_test_plugin import Notes
 from support.doctor import (
     HOMELY,
     after,
@@ -26,12 +24,11 @@ from support.doctor import (
 from support.layers import register_driver
 from support.miopen_kernels import store
 
-from cachectl.layers.core import About, Environment, Hazard, Refused, Severity, Switch
+from cachectl.layers.core import Environment, Severity
 from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.host.hardware import amd_gpus
-from cachectl.verbs.doctor import diagnosis
 
 
 @pytest.mark.real
@@ -52,21 +49,6 @@ def test_space_is_told_where_it_is_short(home: Home, monkeypatch: pytest.MonkeyP
     assert fix == "  fix: remove other files there"
 
 
-def test_nothing_changes_on_disk_however_much_is_wrong(cuda: Home) -> None:
-    dictionary(cuda.path, Environment.here().python)
-    leak(cuda.path)
-    stale_lock(cuda.path)
-    # The first command records which Pythons there are.
-    cuda.cachectl("ls", check=False)
-    before = snapshot(cuda.path, times=True)
-    wrong = {"CUDA_CACHE_MAXSIZE": "1000", "SLURM_NTASKS": "4", "LOOPY_NO_CACHE": "x"}
-    done = cuda.cachectl("doctor --json", check=False, **wrong)
-    codes = {finding["code"] for finding in json.loads(done.stdout)["findings"]}
-    assert codes >= {"variable", "cap", "ranks", "lock", "leaked"}
-    assert (done.returncode, done.stderr) == (1, "")
-    assert snapshot(cuda.path, times=True) == before
-
-
 def test_text_names_the_cause_and_the_command_the_worst_first_and_harmless_findings_are_status_0(home: Home) -> None:
     leak(home.path)
     assert home.cachectl("doctor pocl").returncode == 0
@@ -76,18 +58,6 @@ def test_text_names_the_cause_and_the_command_the_worst_first_and_harmless_findi
     assert (done.returncode, second) == (1, "  fix: unset POCL_KERNEL_CACHE")
 
 
-def test_the_hazard_of_a_plugin_is_reported(tmp_path: Path) -> None:
-    class Sick(Notes):
-        about = About(among_ranks=Hazard(Severity.RISKS, "it was not made for this"))
-
-        def relocate(self, folder: Path) -> Switch:
-            raise Refused(self.name, f"cannot relocate: it stays, not in {folder}")
-
-    found = only(diagnosis((Sick(environment_of(tmp_path, PMI_SIZE="2")),)).findings, "ranks")
-    assert found.message == "the 2 ranks of this job share it: it was not made for this"
-    assert found.fix.startswith("nothing moves it: it stays")
-
-
 def test_cap_of_cuda(cuda: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     held = sum(path.stat().st_size for path in (cuda.path / ".nv/ComputeCache").rglob("*") if path.is_file())
     at = held * 100 // 95
@@ -95,33 +65,10 @@ def test_cap_of_cuda(cuda: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.severity, f"{held:,} of at most {at:,} bytes" in found.message) == (Severity.RECOMPILES, True)
     assert found.fix == f"export CUDA_CACHE_MAXSIZE={2 * at}"
     assert after(cuda.path, found.fix, "cuda", CUDA_CACHE_MAXSIZE=str(at)) == []
-    monkeypatch.setattr("cachectl.layers.host.drivers._LIMIT", at)
-    assert "default" in only(examine(cuda.environment(), "cuda"), "cap").message
     monkeypatch.setattr(CudaComputeCache, "limit_highest", 200_000)
     found = only(examine(cuda.environment(CUDA_CACHE_MAXSIZE="200000"), "cuda"), "cap")
     assert found.fix == "cachectl prune --max-size 100000B cuda"
     assert after(cuda.path, found.fix, "cuda") == []
-
-
-def test_stale_generations_are_reported_with_their_bytes_and_pruned(home: Home) -> None:
-    dictionary(home.path, Environment.here().python)
-    # Whether the rows of another Python are dead is unknown.
-    dictionary(home.path, "-3.8.1.final.0")
-    found = only(examine(home.environment(), "pytools"), "stale")
-    assert (found.severity, found.fix) == (Severity.WASTES, "cachectl prune --stale pytools")
-    assert found.message.startswith("1 stale entry of ")
-    assert after(home.path, found.fix, "pytools") == []
-
-
-@pytest.mark.parametrize(("data", "severity"), [(b"", Severity.HARMLESS), (b"__kernel", Severity.WASTES)])
-def test_leaked_temporaries_are_reported_and_pruned(home: Home, data: bytes, severity: Severity) -> None:
-    leaked = leak(home.path, data)
-    # What a running compile might be using is not pruned.
-    os.utime(leaked, (1_700_000_000, 1_700_000_000))
-    found = only(examine(home.environment(), "pocl"), "leaked")
-    assert (found.severity, found.fix) == (severity, "cachectl prune --stale pocl")
-    assert f"1 leaked file of {len(data)} bytes" in found.message
-    assert (after(home.path, found.fix, "pocl"), leaked.exists()) == ([], False)
 
 
 @pytest.fixture
@@ -168,6 +115,31 @@ def test_an_old_lock_that_may_be_held_stays(home: Home, locked: tuple[Environmen
     assert examine(environment, "pyopencl") == []
 
 
+@pytest.mark.parametrize(
+    ("data", "code", "severity", "words"),
+    [
+        (None, "stale", Severity.WASTES, "1 stale entry of "),
+        (b"", "leaked", Severity.HARMLESS, "1 leaked file of 0 bytes"),
+        (b"__kernel", "leaked", Severity.WASTES, "1 leaked file of 8 bytes"),
+    ],
+)
+def test_what_prune_removes_is_reported_with_its_bytes(
+    home: Home, data: bytes | None, code: str, severity: Severity, words: str
+) -> None:
+    layer = "pytools" if data is None else "pocl"
+    if data is None:
+        dictionary(home.path, Environment.here().python)
+        # Whether the rows of another Python are dead is unknown.
+        dictionary(home.path, "-3.8.1.final.0")
+    else:
+        # What a running compile might be using is not pruned.
+        os.utime(leak(home.path, data), (1_700_000_000, 1_700_000_000))
+    found = only(examine(home.environment(), layer), code)
+    assert (found.severity, found.fix) == (severity, f"cachectl prune --stale {layer}")
+    assert words in found.message
+    assert after(home.path, found.fix, layer) == []
+
+
 def gpu(environment: Environment, *properties: int, more: str = "") -> Environment:
     """Add two equal GPUs with a target version, and with SIMD units, of which some are in each compute unit."""
     version, simds, each = properties or (90010, 440, 4)
@@ -183,16 +155,14 @@ def gpu(environment: Environment, *properties: int, more: str = "") -> Environme
 GPUS: list[tuple[tuple[int, ...], dict[str, str], tuple[str, ...]]] = [
     ((90010, 440, 4), {}, ("gfx90a6e",)),
     ((90006, 240, 4), {}, ("gfx906_60",)),
-    ((90008, 480, 4), {}, ("gfx90878",)),
     ((90402, 1216, 4), {}, ("gfx942130",)),
     ((100300, 144, 2), {}, ("gfx1030_36", "gfx103048")),
-    ((110501, 80, 2), {}, ("gfx1151_20", "gfx1151_40")),
     ((), {"HSA_OVERRIDE_GFX_VERSION": "10.3.0", "MIOPEN_DEVICE_CU": "36"}, ("gfx1030_36",)),
     ((), {"MIOPEN_DEBUG_ENFORCE_DEVICE": "gfx908"}, ("gfx9086e",)),
     # What is no number is passed over.
     *(
         ((), {"MIOPEN_DEVICE_CU": units, "HSA_OVERRIDE_GFX_VERSION": "\u0663.0.0"}, ("gfx90a6e",))
-        for units in ("\u00b2", "\u0663", "9" * 5000, "-1", "many")
+        for units in ("\u00b2", "9" * 5000, "-1", "many")
     ),
 ]
 

@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from homes import run_as
+from homes import CACHECTL
 from support.accounts import install_for_all
 from support.doctor import (
     ROOT,
@@ -29,15 +28,7 @@ from support.layers import register_driver
 from tiers import thorough
 
 from cachectl.layers.core import Severity, user_name
-from cachectl.listing import damage
-from cachectl.stack import Stack
 from cachectl.verbs.doctor import job_of
-
-
-def test_one_variable_of_several_layers_fails_once_and_switches_each_off(tmp_path: Path) -> None:
-    assert only(examine(environment_of(tmp_path, PYOPENCL_NO_CACHE="")), "variable").layer == "pyopencl-invoker"
-    off = coded(examine(environment_of(tmp_path, PYOPENCL_NO_CACHE="1")), "off")
-    assert [finding.layer for finding in off] == ["pyopencl-invoker", "pyopencl"]
 
 
 def test_sumpy_reads_another_libraries_variable_where_it_is_installed(tmp_path: Path) -> None:
@@ -50,7 +41,6 @@ def test_sumpy_reads_another_libraries_variable_where_it_is_installed(tmp_path: 
 @pytest.mark.parametrize(
     ("folder", "library", "value", "code", "severity"),
     [
-        ("rocm-6.0.2", "libMIOpen.so.1", "on", "variable", Severity.HARMLESS),
         ("rocm", "libMIOpen.so.1.0.60002", "TRUE", "variable", Severity.HARMLESS),
         ("rocm-6.2.0", "libMIOpen.so.1.0.60200", "on", "off", Severity.RECOMPILES),
         ("rocm-7.0.0", "libMIOpen.so.1", "", "variable", Severity.FAILS),
@@ -89,14 +79,11 @@ def test_a_root_on_the_network_is_fixed_by_moving_and_safe_if_it_is_off_or_local
     assert [finding.code for finding in examine(off, "pocl")] == ["off"]
     found = only(examine(on_file_system(environment_of(tmp_path), "nfs", tmp_path), "pocl"), "network")
     assert found.fix == 'eval "$(cachectl env --root "$(mktemp -d)" --layer pocl --shell sh)"'
-    moved = Path(shell(tmp_path, f'{found.fix}\nprintf %s "$POCL_CACHE_DIR"', TMPDIR=tempfile.gettempdir()).stdout)
-    try:
-        assert moved.parent.stat().st_mode & 0o777 == 0o700
-        make(moved)
-        environment = environment_of(tmp_path, POCL_CACHE_DIR=str(moved))
-        assert examine(on_file_system(environment, "nfs", tmp_path / ".cache"), "pocl") == []
-    finally:
-        shutil.rmtree(moved.parent)
+    moved = Path(shell(tmp_path, f'{found.fix}\nprintf %s "$POCL_CACHE_DIR"', TMPDIR=str(tmp_path)).stdout)
+    assert moved.parent.stat().st_mode & 0o777 == 0o700
+    make(moved)
+    environment = environment_of(tmp_path, POCL_CACHE_DIR=str(moved))
+    assert examine(on_file_system(environment, "nfs", tmp_path / ".cache"), "pocl") == []
 
 
 def test_miopen_falls_back_to_everybodys_folder_where_the_home_is_on_the_network(tmp_path: Path) -> None:
@@ -132,7 +119,7 @@ def test_ranks_share_a_root(tmp_path: Path, variables: Mapping[str, str], ranks:
     assert severities == {"loopy": Severity.HARMLESS, "pocl": Severity.RISKS, "cuda": Severity.RISKS}
     own = f"rank$(hostname)-${{{variable}:?}}" if variable == "MPI_LOCALRANKID" else f"rank${{{variable}:?}}"
     fix = f'eval "$(cachectl env --root "$HOME/.cachectl/{own}" --layer pocl --shell sh)"'
-    of_pocl = only([finding for finding in found if finding.layer == "pocl"], "ranks")
+    (of_pocl,) = (finding for finding in found if finding.layer == "pocl")
     assert of_pocl.fix == fix
     assert of_pocl.message.endswith("; fix it in the script that each rank runs")
     assert after(tmp_path, f'{fix}\nmkdir -p "$POCL_CACHE_DIR"', "pocl", **{variable: "0", **variables}) == []
@@ -200,14 +187,11 @@ def nobody() -> Iterator[tuple[str, ...]]:
         yield (*user, *install_for_all(Path(folder)))
 
 
-def asked(home: Path, by: tuple[str, ...], *arguments: str, **variables: str) -> list[dict[str, str]]:
-    """Ask as a user whom the modes of files bind: one who is started with cachectl, or a way to start a program."""
+def asked(home: Path, cachectl: tuple[str, ...], *words: str, **variables: str) -> list[dict[str, str]]:
+    """Ask as a user whom the modes of files bind."""
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-    words, given = (*arguments, "--json"), {**kept, "HOME": str(home), **variables}
-    if by[-1:] == ("cachectl",):
-        done = subprocess.run((*by, *words), env=given, cwd="/", capture_output=True, text=True, check=False)
-    else:
-        done = run_as(by, words, given)
+    own, command = {**kept, "HOME": str(home), **variables}, (*cachectl, *words, "--json")
+    done = subprocess.run(command, env=own, cwd="/", capture_output=True, text=True, check=False)
     assert done.stderr == ""
     found: list[dict[str, str]] = json.loads(done.stdout)["findings"]
     assert done.returncode == any(finding["severity"] != "harmless" for finding in found)
@@ -232,18 +216,6 @@ def test_folders_of_a_slip_of_sudo(open_folder: Path, mode: int, code: str, slip
     assert all("; it belongs to root" in one["message"] for one in found)
     shell(home, found[0]["fix"].removeprefix("sudo "))
     assert asked(home, nobody, "doctor", "pocl", **variables) == []
-
-
-@as_root
-def test_what_another_user_closes_outside_the_home_is_left_to_him(open_folder: Path, nobody: tuple[str, ...]) -> None:
-    root = open_folder / "theirs/pocl"
-    make(root / "AB", open_folder / "mine")
-    os.chown(open_folder / "mine", NOBODY, NOBODY)
-    (root / "AB").chmod(0o700)
-    found = asked(open_folder / "mine", nobody, "doctor", "pocl", POCL_CACHE_DIR=str(root))
-    fixes = {one["code"]: one["fix"] for one in found if one["code"] in ("closed", "unreadable")}
-    assert fixes["unreadable"] == f"as root: chmod -R go+rX {root / 'AB'}"
-    assert fixes["closed"].startswith('eval "$(cachectl env --root "$HOME/.cachectl"')
 
 
 _ENTRY = "pyopencl-compiler-cache-v2-py3.11.0.final.0"
@@ -280,21 +252,12 @@ def test_a_folder_that_is_closed_to_its_owner_is_reported_and_opened(  # noqa: P
     if place.startswith("above"):
         variables["POCL_CACHE_DIR"] = str(tmp_path / "above/pocl")
     closed.chmod(mode)
-    (found,) = asked(tmp_path, held_to_modes, verb, layer, **variables)
+    cachectl = (*held_to_modes, *CACHECTL)
+    (found,) = asked(tmp_path, cachectl, verb, layer, **variables)
     assert (found["code"], found["severity"], found["fix"]) == (code, "fails every run", f"chmod {right} {closed}")
     assert verb == "doctor" or "Permission denied" in found["message"]
     shell(tmp_path, found["fix"])
-    assert asked(tmp_path, held_to_modes, verb, layer, **variables) == []
-
-
-@pytest.mark.parametrize("layer", [layer for layer in CLOSED if layer != "miopen-tuning"])
-def test_a_link_inside_a_root_is_reported_and_harmless(tmp_path: Path, layer: str) -> None:
-    link = tmp_path / CLOSED[layer]
-    make(link.parent, tmp_path / "elsewhere")
-    link.symlink_to(tmp_path / "elsewhere")
-    (found,) = damage((Stack(environment_of(tmp_path), plugins=False)[layer],)).findings
-    said = (found.code, found.severity, found.thing, found.root / (found.key or ""))
-    assert said == ("link", Severity.HARMLESS, None, link)
+    assert asked(tmp_path, cachectl, verb, layer, **variables) == []
 
 
 @pytest.mark.parametrize(
@@ -306,7 +269,6 @@ def test_a_link_inside_a_root_is_reported_and_harmless(tmp_path: Path, layer: st
 )
 def test_one_rank_shares_with_nobody(tmp_path: Path, variables: Mapping[str, str]) -> None:
     make(tmp_path / ".cache/pocl/kcache")
-    assert job_of(environment_of(tmp_path, **variables)) is None
     assert examine(environment_of(tmp_path, **variables), "pocl") == []
 
 

@@ -34,8 +34,8 @@ def test_other_users_are_for_root(home: Home) -> None:
 def test_a_child_gets_the_words_of_the_verb_and_its_answer_is_summed_and_escaped() -> None:
     typed = "report --user ann --csv --user=bob --all-users --json --wait=1 -- pocl"
     assert list(users._words(typed.split())) == ["report", "--json", "--wait=1", "--", "pocl"]
-    numbers: list[tuple[object, int | None]] = [(1, 1), ([1, 2], 2), ("1", None), (-1, None), (1.5, None), (True, None)]
-    for value, number in (*numbers, (1 << 64, None), ({}, None)):
+    numbers: list[tuple[object, int | None]] = [(1, 1), ([1, 2], 2), *((bad, None) for bad in ("1", -1, True, 1 << 64))]
+    for value, number in numbers:
         item = users._escaped({"bytes": value, "layer": "\x1b]0;\x07\n\u202e"}, 3)
         assert (users._number(item, "bytes"), item["layer"]) == (number, r"\x1b]0;\x07\n\u202e")
 
@@ -54,13 +54,10 @@ def document(**layer: object) -> bytes:
         *(
             (0, data, b"", "wrote no valid document of report")
             for data in (
-                b"\0" * 100,
                 b'{"layers": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-                b'{"layers": ' + b"[" * 20 + b"]" * 20 + b"}",
                 b'{"layers": [1]}',
                 b'{"layers": [{"bytes": NaN}]}',
                 b'{"layers": ' + b"9" * 1_000_000 + b"}",
-                b"[]",
                 "\udcff".encode("utf-16", "surrogatepass"),
             )
         ),
@@ -207,6 +204,12 @@ def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) ->
         assert document["total"][number] == sum(total[number] or 0 for total in totals)
     assert document["complete"] == all(total["complete"] for total in totals)
 
+    ann, bob = people.ann.name, people.bob.name
+    table = people.cachectl(f"report --user {ann} --user {bob}").stdout.splitlines()
+    assert table[0].split() == ["user", "layer", "entries", "files", "bytes", "stale_bytes"]
+    assert {line.split()[0] for line in table[1:]} == {ann, bob, "total"}
+    listed = people.cachectl(f"ls --user {ann} --limit=2 --csv").stdout.splitlines()
+    assert [line.split(",")[0] for line in listed] == ["user", ann, ann]
     for verb in ("ls", "verify", "doctor"):
         assert len(people.json(f"{verb} --all-users")["users"]) == 3
     assert people.json("prune --max-size=0B --dry-run --all-users")["total"]["removed"] > 40
@@ -227,7 +230,7 @@ def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) ->
         holder.kill()
         holder.communicate()
     removed = {user["user"]: user["total"]["removed"] for user in document["users"]}
-    assert removed[people.ann.name] == removed[people.bob.name] == totals[0]["entries"]
+    assert removed[ann] == removed[bob] == totals[0]["entries"]
     assert [person.report()["entries"] for person in (people.ann, people.bob)] == [0, 0]
     assert hash_tree(outside) == {path: what for path, what in before.items() if path.startswith(bytes(outside))}
     assert not (people.eve.home / "ran").exists()
@@ -252,18 +255,6 @@ def test_each_user_has_settings_of_his_own(people: People) -> None:
     assert "config.toml: not a file" in found[people.bob.name]["error"]
     assert "config.toml: prune.max-sise: unknown key" in found[people.eve.name]["error"]
     shutil.rmtree(people.base / "root/.config")
-
-
-@real
-@pytest.mark.environment
-def test_one_table_names_the_users(people: People) -> None:
-    ann, bob = people.ann.name, people.bob.name
-    table = people.cachectl(f"report --user {ann} --user {bob}").stdout.splitlines()
-    assert table[0].split() == ["user", "layer", "entries", "files", "bytes", "stale_bytes"]
-    assert {line.split()[0] for line in table[1:-1]} == {ann, bob}
-    assert table[-1].startswith("total ")
-    listed = people.cachectl(f"ls --user {ann} --limit=2 --csv")
-    assert [line.split(",")[0] for line in listed.stdout.splitlines()] == ["user", ann, ann]
 
 
 @real
