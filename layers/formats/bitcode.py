@@ -12,12 +12,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from cachectl.layers.formats.details import Cut, fields, names_or_none, part, require
+from cachectl.layers.formats.details import Cut, fields, names_or_none, require
 
 MAGIC = b"BC\xc0\xde"
-#: The header of wrapped bitcode: magic, version, offset and length of the bitcode.
-_WRAPPER = struct.Struct("<5I")
-_WRAPPER_MAGIC = (0x0B17C0DE).to_bytes(4, "little")
 #: The bits that begin a block (its number, the width of abbreviations in it), and its length in words.
 _BLOCK = struct.Struct("<II")
 _WORD = 32
@@ -49,11 +46,10 @@ _ZEROS = bytes(8)
 
 def complaint(data: bytes) -> str | None:
     """Return how bitcode was cut or emptied; ``None`` if its blocks fill it. Their records are not checked."""
-    if not data.startswith((MAGIC, _WRAPPER_MAGIC)):
+    if not data.startswith(MAGIC):
         return "is not LLVM bitcode" if data else "is empty"
     try:
-        stream = _unwrapped(data)
-        blocks = list(_blocks(stream))
+        blocks = list(_blocks(data))
         module = next((block for block in blocks if block.number == _MODULE), None)
         has_names = any(block.number == _STRING_TABLE for block in blocks)
         is_cut = module is None or (not has_names and module.needs_names())
@@ -61,7 +57,7 @@ def complaint(data: bytes) -> str | None:
         is_cut = True
     if is_cut:
         return str(Cut(data))
-    if blocks[-1].number == _STRING_TABLE and stream.endswith(_ZEROS):
+    if blocks[-1].number == _STRING_TABLE and data.endswith(_ZEROS):
         return "ends in zeros where names should be"
     return None
 
@@ -74,16 +70,6 @@ def kernels(data: bytes) -> tuple[str, ...] | None:
 def function_names(data: bytes) -> tuple[str, ...]:
     """Return the names of all functions that bitcode defines or declares; none if it cannot be read."""
     return tuple(sorted({name for name, _ in _functions(data)}))
-
-
-def _unwrapped(data: bytes) -> bytes:
-    """Return the bitcode without its wrapper. Raises :class:`Cut` if the wrapper holds none, or a part of it."""
-    if not data.startswith(MAGIC):
-        _, _, begin, length, _ = fields(_WRAPPER, data)
-        data = part(data, begin, length)
-    if not data.startswith(MAGIC):
-        raise Cut(data)
-    return data
 
 
 def _blocks(stream: bytes) -> Iterator[_Block]:
@@ -105,7 +91,7 @@ def _functions(data: bytes) -> Iterator[tuple[str, bool]]:
     found: list[list[int]] = []
     table = b""
     try:
-        for block in _blocks(_unwrapped(data if len(data) <= _LARGEST else b"")):
+        for block in _blocks(data if data.startswith(MAGIC) and len(data) <= _LARGEST else b""):
             for code, operands, blob in block.records() if block.number in (_MODULE, _STRING_TABLE) else ():
                 if block.number == _MODULE and code == _FUNCTION and len(operands) >= _FIELDS:
                     found.append(operands)

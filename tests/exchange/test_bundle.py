@@ -1,5 +1,6 @@
 """Bundles: what another home and another environment hit, and what a changed one does."""
 
+import errno
 import hashlib
 import importlib.util
 import json
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tiers import real, thorough
 
 from cachectl.exchange import place, portability, trust
 from cachectl.exchange.bundle import BundlePlace
+from cachectl.layers import core
 from cachectl.layers.core import errors, facts
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.stack import Stack
@@ -268,3 +270,29 @@ def test_a_bundle_needs_the_room_of_one_copy(home: Home, disk: Path) -> None:
         bundle.write(f"packs/{number:064}", os.urandom(length))
         bundle.finish()
     assert list(disk.glob("*")) == [disk / "new.zip"]
+
+
+def test_a_first_push_does_not_replace_a_faster_one(home: Home, tmp_path: Path) -> None:
+    first, second = (BundlePlace(tmp_path / "new.zip", home.environment(), writes=True) for _ in range(2))
+    assert (first.names("index"), second.names("index")) == ({}, {})
+    # Both have looked before either of them is done.
+    for number, bundle in enumerate((first, second)):
+        bundle.write(f"index/key-{number:016}", b"\n")
+    first.finish()
+    with pytest.raises(place.Changed):
+        second.finish()
+    assert zipfile.ZipFile(tmp_path / "new.zip").namelist() == [f"index/key-{0:016}"]
+    assert list(tmp_path.glob(".cachectl-*")) == []
+
+
+def test_what_was_placed_before_a_failure_is_counted(small: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = core.put_many
+
+    def fails(layer: core.Layer, artifacts: Sequence[facts.Artifact], **more: bool) -> object:
+        put(layer, artifacts[:2], **more)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("cachectl.layers.core.put_many", fails)
+    done = Stack(home.environment()).pull(small, TRUSTED)
+    assert (done.total.placed, done.total.failed) == (2, 1)
+    assert len(list(Stack(home.environment()).entries(layers=["miopen"]))) == 2

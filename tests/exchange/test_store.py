@@ -19,8 +19,10 @@ from support.tracing import numbers, trace
 from tiers import thorough, thorough_only
 
 from cachectl.exchange import place, trust, wire
-from cachectl.layers.core import errors
+from cachectl.exchange.store import StoreCollection
+from cachectl.layers.core import Environment, errors, facts
 from cachectl.stack import Stack
+from cachectl.transfer import Moved
 
 
 @pytest.mark.real
@@ -310,3 +312,16 @@ def test_a_store_that_never_answers_keeps_no_command(cheap: Home, monkeypatch: p
         said: list[str] = []
         assert cheap.stack.run(["false"], store=silent, trust=TRUSTED, notice=said.append).status == 1
     assert ["not done within 1.5 s" in line for line in said] == [True]
+
+
+@thorough_only
+def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_path: Path) -> None:
+    here, key = Environment.here(), wire.StoreKey("pocl", {})
+    names = tuple(f"kernel_{number:090}" for number in range(600))
+    contents = [
+        (facts.Entry("pocl", name, Path(), 0, 1, kernels=names), facts.Artifact("pocl", name, "pocl/1", b""))
+        for name in map(str, range(700))
+    ]
+    StoreCollection(place.FolderPlace(tmp_path), here).write(key, contents, Moved("pocl"))
+    index = StoreCollection(place.FolderPlace(tmp_path), here)
+    assert sum(len(index.part(name).entries) for name in index.parts) == 700

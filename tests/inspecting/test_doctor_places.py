@@ -319,3 +319,15 @@ def test_a_root_of_others_is_unsafe(open_folder: Path, user: int, group: int, co
     for found in findings:
         assert words in found.message
         assert after(open_folder, found.fix + '\nmkdir -p "${POCL_CACHE_DIR:-.}"', "pocl") == []
+
+
+@as_root
+def test_what_another_user_closes_outside_the_home_is_left_to_him(open_folder: Path, nobody: tuple[str, ...]) -> None:
+    root = open_folder / "theirs/pocl"
+    make(root / "AB", open_folder / "mine")
+    os.chown(open_folder / "mine", NOBODY, NOBODY)
+    (root / "AB").chmod(0o700)
+    found = asked(open_folder / "mine", nobody, "doctor", "pocl", POCL_CACHE_DIR=str(root))
+    fixes = {one["code"]: one["fix"] for one in found if one["code"] in ("closed", "unreadable")}
+    assert fixes["unreadable"] == f"as root: chmod -R go+rX {root / 'AB'}"
+    assert fixes["closed"].startswith('eval "$(cachectl env --root "$HOME/.cachectl"')

@@ -14,7 +14,7 @@ from homes import run_as
 from support.layers import clear, got, keys_of, problems, root_of, usage_of, verified, write
 from support.products import PRODUCTS
 
-from cachectl.layers.core import Artifact, Damaged, Environment, Layer, Selection, Unsettled
+from cachectl.layers.core import Artifact, Damaged, Environment, Layer, LayerError, Selection, Unsettled
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.cuda import entries as form
 from cachectl.layers.disk.locks import record_lock
@@ -157,3 +157,16 @@ def test_an_index_keeps_its_word_on_unreadable_entries(layer: Layer, held_to_mod
     assert (done.returncode, said["removed"]) == (1, len(keys) - len(hidden))
     assert [note["key"] for note in said["failed"]] == [str(closed)]
     assert {key for key, _ in index(layer)} == set(map(form.identifier_of, hidden))
+
+
+def test_an_index_is_recounted_also_after_a_put_that_fails(layer: Layer) -> None:
+    entry, gone = list(layer.entries())[:2]
+    artifact = got(layer, entry.key)
+    for key in (gone.key, entry.key):
+        (root_of(layer) / key).unlink()
+    # Nothing can be put where a folder stands.
+    (root_of(layer) / entry.key).mkdir()
+    with pytest.raises(LayerError):
+        layer.put(entry.key, artifact)
+    left = dict(index(layer))
+    assert (form.identifier_of(gone.key) in left, len(left)) == (False, 38)

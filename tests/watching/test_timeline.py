@@ -52,6 +52,20 @@ def test_a_start_is_timed_stage_by_stage(home: Home) -> None:
     assert [one["warm"] for one in document["summary"]["slowest"]] == [True]
 
 
+@pytest.mark.cluster
+def test_ranks_are_aligned(home: Home, mpiexec: str) -> None:
+    """Four ranks leave a barrier at the same moment, give or take what the scheduler of two processors adds."""
+    timeline = timed(home, mpiexec, "-n", "4", sys.executable, f"{home.programs}/barriers.py")
+    ranks = [one["rank"] for one in timeline.processes if "barriers.py" in one["command"] and one["rank"] is not None]
+    assert ranks == [*range(4)]
+    moments: dict[str, list[float]] = {}
+    for span in timeline.spans:
+        if span.name.startswith("barrier-"):
+            moments.setdefault(span.name, []).append(span.start)
+    assert [len(starts) for starts in moments.values()] == [4] * 8
+    assert min(max(starts) - min(starts) for starts in moments.values()) <= 0.005
+
+
 CHILDREN = """
 import os, signal, sys, threading
 from pytools.persistent_dict import WriteOncePersistentDict
