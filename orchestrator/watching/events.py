@@ -52,6 +52,7 @@ _MOST = 1 << 20
 LOST = "file events came faster than they could be read"
 _TOGETHER = "an entry was open twice at once, and such openings may be reported as one"
 _EARLY = "an entry was stored in a new folder before that was watched, so that first hits of it may be missing"
+_REMADE = "an entry was removed and stored again after it was read, so that this reading may have been a hit"
 #: How many folders above a place are watched, in case it is removed and made again.
 _ABOVE = 2
 #: Bytes that are free on a file system that cannot take another entry.
@@ -275,6 +276,10 @@ class History:
             self._gone = True
 
     def _appear(self, at: float) -> None:
+        if self._gone and self.uses and not self.uses[-1][1]:
+            # NVIDIA's driver removes an entry that it found broken when it read it, and makes it again.
+            self.uses.pop()
+            self.doubts.add(_REMADE)
         if not self._listed:
             self.uses.append((at, True))
             self.openings += 1

@@ -18,7 +18,7 @@ from pathlib import Path
 
 
 def cuda(root, key, data):
-    """Open the index, then the entry; a missing entry is written in place, under the index's lock."""
+    """Open the index, then the entry; a missing or broken entry is made anew, under the index's lock."""
     if not os.access(root if root.exists() else root.parents[1], os.W_OK):
         return read(root / key) == data
     root.mkdir(parents=True, exist_ok=True)
@@ -28,6 +28,7 @@ def cuda(root, key, data):
         if found != data:
             fcntl.lockf(index, fcntl.LOCK_EX)
             (root / key).parent.mkdir(parents=True, exist_ok=True)
+            (root / key).unlink(missing_ok=True)
             entry = os.open(root / key, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             os.write(entry, data[:20])
             os.write(entry, data[20:])
