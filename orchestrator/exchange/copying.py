@@ -346,12 +346,23 @@ def make_own_root(environment: core.Environment, base: Path) -> Path:
         raise core.CachectlError(message) from error
 
 
-def base_at(environment: core.Environment, folder: str | Path) -> Path:
-    """Return the absolute path of a base. Raises :class:`BadRequest` if there is no such folder."""
+def base_at(environment: core.Environment, folder: str | Path, own: Path | bool) -> Path:
+    """Return the absolute path of a base.
+
+    Raises :class:`BadRequest` if there is no such folder, or if it and the folder ``own`` contain one another.
+    """
     base = Path(os.path.normpath(environment.expand(os.fspath(folder))))
     if not folder or not base.is_dir():
         raise core.BadRequest(f"--base {os.fspath(folder)!r} is not a directory")
+    if not isinstance(own, bool):
+        _require_apart(base, environment.absolute(own))
     return base
+
+
+def _require_apart(base: Path, root: Path) -> None:
+    there, here = base.resolve(), root.resolve()
+    if there.is_relative_to(here) or here.is_relative_to(there):
+        raise core.BadRequest(f"the base {base} and the own root {root} must not contain one another")
 
 
 def start_from(
@@ -367,9 +378,8 @@ def start_from(
     entries, and if other users can write to it. Raises :class:`BadRequest` if one folder is in the other, and
     :class:`OSError` if the own root cannot be made.
     """
-    there, here = base.resolve(), root.resolve()
-    if there.is_relative_to(here) or here.is_relative_to(there):
-        raise core.BadRequest(f"the base {base} and the own root {root} must not contain one another")
+    _require_apart(base, root)
+    here = root.resolve()
     here.mkdir(mode=0o700, parents=True, exist_ok=True)
     if (place := next(trust.open_to_others(base), None)) is not None:
         notice(f"base: other users can write to {place}, and programs run what is in a base")

@@ -95,7 +95,7 @@ def run_with(
         if base is not None:
             from cachectl.exchange import copying
 
-            place = copying.base_at(here, base)
+            place = copying.base_at(here, base, isolated)
             isolated = isolated or copying.make_own_root(here, place)
             besides = copying.base_keys(here, place, layers) if store else {}
         if store is not None:

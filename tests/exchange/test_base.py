@@ -161,8 +161,9 @@ def test_binaries_of_pyopencl(
 
 def test_a_base_and_an_own_root_do_not_contain_one_another(home: Home) -> None:
     (home.path / "base/own").mkdir(parents=True)
-    for base, own in (("base", "base"), ("base", "base/own"), ("base/own", "base")):
+    for base, own in (("base", "base"), ("base", "base/new"), ("base/own", "base")):
         home.refused(f"run --base {base} --isolated={own} -- true", says="must not contain one another", status=2)
+    assert [path.name for path in (home.path / "base").rglob("*")] == ["own"]
 
 
 def test_a_base_without_entries_and_one_that_others_can_write_say_so(home: Home, open_folder: Path) -> None:
