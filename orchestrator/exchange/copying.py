@@ -214,14 +214,15 @@ def _place(layer: core.Layer, artifacts: Sequence[core.Artifact], done: transfer
         # The error is about the layer as a whole.
         results = [error for _ in artifacts]
     pairs = list(zip(artifacts, results, strict=True))
-    # An error may come after several entries of a batch were placed.
-    doubtful = [artifact.key for artifact, result in pairs if not isinstance(result, (bool, core.EntryExists))]
+    # An error may come after several entries of a batch were placed. An unsettled entry is in its place.
+    certain = (bool, core.EntryExists, core.Unsettled)
+    doubtful = [artifact.key for artifact, result in pairs if not isinstance(result, certain)]
     held = _got(layer, doubtful) if doubtful else {}
     for artifact, result in pairs:
         if isinstance(result, core.EntryExists):
             done.kept.append(core.Note(artifact.key, "a different or damaged entry is here, and stays"))
             continue
-        is_here = isinstance(result, bool) or getattr(held.get(artifact.key), "data", None) == artifact.data
+        is_here = isinstance(result, certain) or getattr(held.get(artifact.key), "data", None) == artifact.data
         if isinstance(result, Exception) and (isinstance(result, core.Unsettled) or not is_here):
             done.failed.append(core.Note(artifact.key, core.reason_of(result)))
         if result is False:
