@@ -117,7 +117,7 @@ def _circumstances(options: argparse.Namespace) -> dict[str, object]:
         "command": ["python", "-m", "benchmarks", *sys.argv[1:]],
         "cachectl": list(cachectl()),
         "scale": options.scale,
-        "machine": asdict(machine(Environment.here())),
+        "machine": machine(Environment.here())._asdict(),
         "python": sys.version,
     }
 

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +48,7 @@ def put_row() -> tuple[Act, Act]:
 
     def ours(number: int) -> None:
         key = f"{path.name}/{number:016x}"
-        layer.put(key, replace(artifact, key=key))
+        layer.put(key, artifact._replace(key=key))
 
     def by_hand(number: int) -> None:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -78,7 +77,7 @@ def put_folder() -> tuple[Act, Act]:
 
     def ours(number: int) -> None:
         key = f"{_NEW_FOLDER}{_letters(number)}"
-        layer.put(key, replace(artifact, key=key))
+        layer.put(key, artifact._replace(key=key))
 
     def by_hand(number: int) -> None:
         for name, data in files.items():

@@ -1,6 +1,6 @@
 """JSON Schemas of what ``--json`` prints, made from the facts. Sphinx writes them to ``schemas/`` beside the pages.
 
-Each document is a dataclass with a schema name. Keys follow from its fields as :mod:`cachectl.layers.core.facts`
+Each document is a class of facts with a schema name. Keys follow from its fields as :mod:`cachectl.layers.core.facts`
 has it, and types from their annotations.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
@@ -125,7 +124,7 @@ class _Maker:
             return {"type": _PLAIN[hint]}
         if issubclass(hint, Enum):
             return {"enum": [one.value for one in hint]}
-        if not is_dataclass(hint):
+        if not hasattr(hint, "__match_args__"):
             message = f"no fact is of the type {hint}"
             raise TypeError(message)
         if hint.__name__ not in self.classes:

@@ -6,7 +6,6 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,7 +72,7 @@ def load(environment: core.Environment) -> Config:
 def with_interpreters(environment: core.Environment) -> core.Environment:
     """Return an environment with the interpreters of its settings, unless it names others. Raises as :func:`load`."""
     paths = None if environment.python_paths else load(environment).get("python")
-    return replace(environment, python_paths=tuple(map(environment.expand, paths))) if paths else environment
+    return environment._replace(python_paths=tuple(map(environment.expand, paths))) if paths else environment
 
 
 def _settings(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:

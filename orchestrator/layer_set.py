@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import cached_property
 
 from cachectl.layers import core
@@ -26,7 +25,7 @@ class LayerSet:
         """Resolve the layers; ``shared`` says that other users who can write to a cache are trusted."""
         self.environment = core.Environment.here() if environment is None else environment
         if shared:
-            self.environment = replace(self.environment, shared=True)
+            self.environment = self.environment._replace(shared=True)
         self._plugins = plugins
         self._made: dict[str, core.Layer] = {}
 

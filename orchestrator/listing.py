@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import NamedTuple, TypeVar
 
 from cachectl import layer_set, verbs
 from cachectl.layers import core
@@ -14,8 +13,7 @@ from cachectl.layers.disk import trust
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(NamedTuple):
     """A problem of a listing; ``failed`` if entries could not be listed because of it.
 
     ``path`` is ``None`` if the layer as a whole failed.
@@ -28,13 +26,12 @@ class Trouble:
     failed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+@core.as_json("cachectl/ls/1")
+class Listing(NamedTuple):
     """The selected entries, and the problems met."""
 
     entries: tuple[core.Entry, ...]
     problems: tuple[Trouble, ...]
-    as_json: ClassVar[core.AsJson] = core.AsJson("cachectl/ls/1")
 
     @property
     def failed(self) -> bool:
@@ -42,13 +39,12 @@ class Listing:
         return any(trouble.failed for trouble in self.problems)
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
+@core.as_json("cachectl/findings/1", optional=("not_checked",))
+class Findings(NamedTuple):
     """What ``verify`` or ``doctor`` found, and what was not checked by layer."""
 
     findings: tuple[core.Finding, ...]
     not_checked: Mapping[str, str] | None = None
-    as_json: ClassVar[core.AsJson] = core.AsJson("cachectl/findings/1", optional=("not_checked",))
 
     @property
     def failed(self) -> bool:

@@ -12,7 +12,6 @@ import stat
 import sys
 from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from cachectl import pages
@@ -49,8 +48,7 @@ PICTURE = Kind("a picture of bench", lambda head: head.startswith((_PNG, b"<?xml
 PAGE = Kind("a page of cachectl", lambda head: head.startswith(pages.BEGINNING.encode()), is_binary=False)
 
 
-@dataclass(frozen=True, slots=True)
-class OutputFile:
+class OutputFile(NamedTuple):
     """A FILE to write.
 
     ``layers`` are names that are not accepted as FILE; with ``force`` any file may be replaced.

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import NamedTuple
 
 from cachectl import layer_set, verbs
 from cachectl.layers import core
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
+@core.as_json(
+    "cachectl/purge/1",
+    also=("total",),
+    hidden=("parts",),
+    sums=("removed", "orphans_removed", "bytes_freed", "skipped", "failed"),
+)
+class Removal(NamedTuple):
     """The outcome of a removal, or (``dry_run``) its plan, layer by layer.
 
     ``parts`` are the layers and plans of a removal that can be applied.
@@ -22,12 +26,6 @@ class Removal:
     dry_run: bool
     layers: tuple[core.Outcome, ...]
     parts: tuple[tuple[core.Layer, core.Plan], ...] = ()
-    as_json: ClassVar[core.AsJson] = core.AsJson(
-        "cachectl/purge/1",
-        also=("total",),
-        hidden=("parts",),
-        sums=("removed", "orphans_removed", "bytes_freed", "skipped", "failed"),
-    )
 
     def __repr__(self) -> str:
         return f"Removal(dry_run={self.dry_run}, total={vars(self.total)})"

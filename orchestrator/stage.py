@@ -10,7 +10,6 @@ mpi4py is imported here and nowhere else. Any launcher may start the ranks.
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import os
 import time
 import warnings
@@ -111,7 +110,7 @@ class NodeRoot:
     def stack(self) -> LayerSet:
         """Return the layers as programs of this node find them."""
         moved = self._environment.with_variables(self.variables)
-        return LayerSet(moved if self.root is None else dataclasses.replace(moved, temporary=self.root))
+        return LayerSet(moved if self.root is None else moved._replace(temporary=self.root))
 
     def fill(self, source: str, trust: trusting.Trust | None) -> None:
         """Pull a source. A failure leaves programs cold."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import ClassVar
 
 from cachectl import listing, verbs
 from cachectl.layers import core
@@ -14,6 +13,7 @@ from cachectl.layers import core
 _SUMS = ("placed", "bytes", "there", "cannot_hit", "kept", "skipped", "failed")
 
 
+@core.as_json(also=("foreseen",), hidden=("outlooks",), optional=("entries",), names={"foreseen": "outlook"})
 @dataclass
 class Moved:
     """What was done with the entries of one layer so far, or (in a dry run) would be done.
@@ -34,15 +34,12 @@ class Moved:
     outlooks: Counter[core.Outlook] = field(default_factory=Counter)
     sensitive: str | None = None
     entries: list[core.Entry] | None = None
-    as_json: ClassVar[core.AsJson] = core.AsJson(
-        also=("foreseen",), hidden=("outlooks",), optional=("entries",), names={"foreseen": "outlook"}
-    )
 
     @property
     def foreseen(self) -> tuple[core.Outlook, ...]:
         """Return the outlooks, each with its number of entries; what could not be placed is not hit."""
         is_there = self.entries is not None or self.placed or self.there
-        seen = [replace(outlook, entries=number) for outlook, number in self.outlooks.items()]
+        seen = [outlook._replace(entries=number) for outlook, number in self.outlooks.items()]
         return tuple(outlook for outlook in seen if is_there or outlook.hits is False)
 
     def add(self, other: Moved) -> None:
@@ -53,6 +50,7 @@ class Moved:
             self.entries = [*(self.entries or ()), *other.entries]
 
 
+@core.as_json("cachectl/transfer/1", also=("total",), sums=_SUMS)
 @dataclass
 class Transfer:
     """What a push or a pull did with each layer, or (``dry_run``) would do.
@@ -71,7 +69,6 @@ class Transfer:
     trusted: tuple[str, ...] = ()
     unread: tuple[core.Note, ...] = ()
     left_out: tuple[core.Note, ...] = ()
-    as_json: ClassVar[core.AsJson] = core.AsJson("cachectl/transfer/1", also=("total",), sums=_SUMS)
 
     def layer(self, name: str) -> Moved:
         """Return the result for a layer, to be added to."""

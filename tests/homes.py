@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def run_command(
     with _standing_in(variables, cwd) as (out, err):
         try:
             here = Environment.here()
-            status = main(arguments, environment=here if processes is None else replace(here, processes=processes))
+            status = main(arguments, environment=here if processes is None else here._replace(processes=processes))
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         except BaseException:  # noqa: BLE001 - the interpreter reports every exception in this way

@@ -19,7 +19,6 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -145,7 +144,7 @@ class LayerConformance(ABC):
             return
         before = snapshot(tmp_path)
         layer.put(victim.key, victim)
-        foreign, *others = put_many(layer, [replace(victim, form="another/0"), *artifacts[1:]])
+        foreign, *others = put_many(layer, [victim._replace(form="another/0"), *artifacts[1:]])
         assert isinstance(foreign, errors.Refused)
         assert others == [False] * len(artifacts[1:])
         assert snapshot(tmp_path) == before
@@ -165,13 +164,13 @@ class LayerConformance(ABC):
         assert artifact is not None
         before = snapshot(tmp_path)
         key = artifact.key
-        for foreign in (replace(artifact, layer="another"), replace(artifact, form="another/0")):
+        for foreign in (artifact._replace(layer="another"), artifact._replace(form="another/0")):
             assert isinstance(store.attempt(partial(layer.put, key, foreign)), errors.Refused)
         assert isinstance(store.attempt(partial(layer.put, "no such/../key", artifact)), errors.LayerError)
         if other is not None and other.data != artifact.data:
             assert isinstance(store.attempt(partial(layer.put, key, other)), errors.LayerError)
         for character in ("\n", "\x1b", "\x7f", "\u202e"):
-            strange = replace(artifact, key=f"{key[:-1]}{character}{key[-1]}")
+            strange = artifact._replace(key=f"{key[:-1]}{character}{key[-1]}")
             assert isinstance(store.attempt(partial(layer.put, strange.key, strange)), errors.LayerError)
         assert snapshot(tmp_path) == before
 
@@ -184,7 +183,7 @@ class LayerConformance(ABC):
         assert artifact is not None
         # Padding at the end, as in a tar, carries nothing: an artifact without it is still whole.
         content = artifact.data.rstrip(b"\0") or artifact.data
-        cut = replace(artifact, data=content[: len(content) // 2])
+        cut = artifact._replace(data=content[: len(content) // 2])
         error = store.attempt(partial(layer.put, artifact.key, cut, replace=True))
         assert layer.get(artifact.key) == (cut if error is None else artifact)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple
 
 from cachectl.layers.core import facts
 from cachectl.layers.core.environment import Environment, user_cache_folder
+from cachectl.layers.core.errors import Refused
 
 #: What a library makes of an empty or a relative value: as if the variable were not set; there is no cache; from the
 #: working folder; from the top of the file system.
@@ -30,8 +30,7 @@ class Rule(NamedTuple):
     source: str = ""
 
 
-@dataclass(frozen=True)
-class Places:
+class Places(NamedTuple):
     """The places of a library by platform: the first rule whose variable is set decides, else the default.
 
     Without rules the ``variable``, which moves the cache to a folder, is the only one. The rules for macOS are those
@@ -44,6 +43,12 @@ class Places:
     macos: tuple[Rule, ...] | None = None
     #: Returns the folder and the reason for it.
     default: Callable[[Environment], tuple[Path, str]] | None = None
+    #: Returns the roots of a library whose places are no rules.
+    find: Callable[[Environment], tuple[facts.Root, ...]] | None = None
+    #: The name of the layer's folder when the variable moves it, if not that of the layer.
+    below: str | None = None
+    #: Why the cache cannot be moved.
+    unmoved: str | None = None
 
     def rules(self, platform: str) -> tuple[Rule, ...]:
         """Return the rules of a platform."""
@@ -65,6 +70,8 @@ class Places:
 
     def roots(self, environment: Environment) -> tuple[facts.Root, ...]:
         """Return every place, existing or not; the one the library writes to comes first."""
+        if self.find is not None:
+            return self.find(environment)
         place = self.place(environment)
         return () if place is None else (facts.Root(place[0], facts.Scope.USER, place[1]),)
 
@@ -80,8 +87,13 @@ class Places:
         return folder / rule.suffix, rule.source or rule.variable
 
     def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
-        """Return the variables that make the library keep everything under another folder."""
-        return {self.variable: str(folder / layer)}
+        """Return the variables that make the library keep everything under another folder.
+
+        Raises :class:`Refused` if nothing does.
+        """
+        if self.unmoved is not None:
+            raise Refused(layer, f"cannot relocate: {self.unmoved}", folder)
+        return {self.variable: str(folder / (self.below or layer))}
 
 
 def user_cache(application: str) -> Callable[[Environment], tuple[Path, str]]:
@@ -138,5 +150,5 @@ class EnvSwitch(NamedTuple):
     def change(self, layer: str, *, on: bool) -> facts.Switch:
         """Return how to turn the cache on or off."""
         if on:
-            return replace(self.read, layer=layer, unset=frozenset({self.variable}))
-        return replace(self.read, layer=layer, set={self.variable: self.off if self.value is None else self.value})
+            return self.read._replace(layer=layer, unset=frozenset({self.variable}))
+        return self.read._replace(layer=layer, set={self.variable: self.off if self.value is None else self.value})

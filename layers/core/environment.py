@@ -12,10 +12,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path, PureWindowsPath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from cachectl.layers.host.distributions import version_of
 
@@ -25,8 +25,31 @@ MOUNTS = Path("/proc/self/mountinfo")
 LOCK_TIMEOUT = 5.0
 
 
-@dataclass(frozen=True)
-class Environment:
+class Surroundings(NamedTuple):
+    """The values of an :class:`Environment`."""
+
+    variables: Mapping[str, str]
+    home: Path
+    platform: str = "linux"
+    cwd: Path = Path("/")
+    temporary: Path = Path("/tmp")  # noqa: S108 - the C library's own default, overridden by TMPDIR
+    python: str = ".".join(map(str, sys.version_info))
+    site: tuple[Path, ...] = ()
+    prefix: Path | None = None
+    installed: Callable[[str], str | None] = lambda _: None
+    clock: Callable[[], float] = time.time
+    lock_timeout: float = LOCK_TIMEOUT
+    processes: Path = Path("/proc")
+    mounts: Path = MOUNTS
+    topology: Path = Path("/sys/class/kfd/kfd/topology/nodes")
+    superuser: bool = False
+    shared: bool = False
+    executable: Path = Path(os.path.abspath(sys.executable))
+    python_paths: tuple[Path, ...] = ()
+    searches_pythons: bool = False
+
+
+class Environment(Surroundings):
     """Everything that decides where caches are and whether they are on.
 
     ``home`` is the account's home folder in the password database, used if ``HOME`` is not set; ``python`` is the
@@ -37,29 +60,13 @@ class Environment:
     file systems, and ``topology`` where AMD's driver lists processors, GPUs among them. ``superuser`` says whether the
     user is one, and ``shared`` whether other users who can write to a cache are trusted. ``executable`` is the
     interpreter of ``python``, ``python_paths`` are others that the user named, and ``searches_pythons`` says whether
-    there may be more. ``memo`` keeps answers as long as the environment.
+    there may be more.
     """
 
-    variables: Mapping[str, str]
-    home: Path
-    platform: str = "linux"
-    cwd: Path = Path("/")
-    temporary: Path = Path("/tmp")  # noqa: S108 - the C library's own default, overridden by TMPDIR
-    python: str = ".".join(str(part) for part in sys.version_info)
-    site: tuple[Path, ...] = ()
-    prefix: Path | None = None
-    installed: Callable[[str], str | None] = field(default=lambda _: None)
-    clock: Callable[[], float] = field(default=time.time)
-    lock_timeout: float = LOCK_TIMEOUT
-    processes: Path = Path("/proc")
-    mounts: Path = MOUNTS
-    topology: Path = Path("/sys/class/kfd/kfd/topology/nodes")
-    superuser: bool = False
-    shared: bool = False
-    executable: Path = Path(os.path.abspath(sys.executable))
-    python_paths: tuple[Path, ...] = ()
-    searches_pythons: bool = False
-    memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    @cached_property
+    def memo(self) -> dict[str, Any]:
+        """Answers to keep as long as the environment."""
+        return {}
 
     @property
     def trusts_writers(self) -> bool:
@@ -90,7 +97,7 @@ class Environment:
         """Return the same environment with some variables set and others, whose value is ``None``, removed."""
         merged = {**self.variables, **dict.fromkeys(unset), **changes}
         kept = {name: value for name, value in merged.items() if value is not None}
-        return replace(self, variables=MappingProxyType(kept))
+        return self._replace(variables=MappingProxyType(kept))
 
     @property
     def home_folder(self) -> Path:

@@ -8,21 +8,21 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from cachectl.layers.disk import plain
 
 _T = TypeVar("_T")
+_Sum = TypeVar("_Sum", "Plan", "Outcome")
 #: Results of :func:`json_keys`, by class.
 _KEYS: dict[type, Mapping[str, str]] = {}
 
 
 class AsJson(NamedTuple):
-    """The differences between the fields of a class of facts and its JSON, in the class attribute ``as_json``.
+    """The differences between the fields of a class of facts and its JSON, which :func:`as_json` declares.
 
     ``schema`` is the name of a document (``cachectl/report/1``). ``also`` lists properties to include, ``hidden``
     fields to leave out, ``flat`` fields that are replaced by their own keys, ``optional`` those left out if ``None``.
@@ -36,6 +36,16 @@ class AsJson(NamedTuple):
     optional: Container[str] = ()
     names: Mapping[str, str] = MappingProxyType({})
     sums: tuple[str, ...] = ()
+
+
+def as_json(schema: str | None = None, **differences: Any) -> Callable[[type[_T]], type[_T]]:  # noqa: ANN401 - fields of AsJson
+    """Declare the JSON of a class of facts, by the fields of :class:`AsJson`."""
+
+    def declare(kind: type[_T]) -> type[_T]:
+        setattr(kind, "json_form", AsJson(schema, **differences))  # noqa: B010 - no field of the class
+        return kind
+
+    return declare
 
 
 class Scope(Enum):
@@ -73,8 +83,7 @@ class Ability(Enum):
 NOW, NEXT_IMPORT, NEXT_START = "now", "at the next import", "at the next driver start"
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
+class Root(NamedTuple):
     """One place where a layer keeps entries.
 
     ``source`` is the reason for the place in words (the variable or default); ``role`` distinguishes roots of one layer
@@ -105,18 +114,34 @@ class Root:
             return True
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+@as_json(names={"condition": "state"})
+class State(NamedTuple):
     """A layer's condition, with the reason in words; ``drivers`` are the files that register its OpenCL drivers."""
 
     condition: Condition
     why: str
     drivers: tuple[str, ...] = ()
-    as_json: ClassVar[AsJson] = AsJson(names={"condition": "state"})
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Stored(NamedTuple):
+    """The place of an entry's artifact in a store: at an offset of the content of a pack.
+
+    ``form`` and ``sha256`` are those of the artifact. ``pack`` is the name of the pack, empty before it is written;
+    ``packed`` and ``unpacked`` are the bytes of its file and of its content.
+    """
+
+    form: str = ""
+    sha256: str = ""
+    pack: str = ""
+    packed: int = 0
+    unpacked: int = 0
+    offset: int = 0
+
+
+@as_json(
+    hidden=("stamp", "guest", "disk", "idle_only", "sums", "fixed", "stored"), also=("state",), optional=("because",)
+)
+class Entry(NamedTuple):
     """One thing that a scan finds: what a cache can hit, files of the layer that it cannot, or a sum.
 
     ``written_before`` bounds the age of an entry that has no time of its own: a row is no younger than the
@@ -138,12 +163,12 @@ class Entry:
     written_before: float | None = None
     kernels: tuple[str, ...] | None = None
     device: str | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = {}
     stale: bool | None = None
     stale_because: str | None = None
-    detail: Mapping[str, str] = field(default_factory=dict, repr=False)
+    detail: Mapping[str, str] = {}
     #: The store's version stamp, to detect later changes.
-    stamp: tuple[int, ...] = field(default=(), repr=False)
+    stamp: tuple[int, ...] = ()
     #: The owner, if the entry is foreign and only shares the root: it is not counted, and cleared only by its key.
     guest: str | None = None
     #: Bytes of disk blocks; ``None`` is unknown. A row has no blocks of its own.
@@ -156,9 +181,11 @@ class Entry:
     sums: int | None = None
     #: Whether its size is constant, and does not shrink when entries are removed.
     fixed: bool = False
-    as_json: ClassVar[AsJson] = AsJson(
-        hidden=("stamp", "guest", "disk", "idle_only", "sums", "fixed"), also=("state",), optional=("because",)
-    )
+    #: Where it lies, if it is an entry of a store, which has no root; its ``bytes`` are then those of its artifact.
+    stored: Stored = Stored()
+
+    def __repr__(self) -> str:
+        return _short(self, "detail", "stamp", "stored")
 
     @property
     def latest(self) -> float | None:
@@ -183,11 +210,10 @@ class Entry:
 
 def orphan(entry: Entry, because: str, *, idle_only: bool = False) -> Entry:
     """Return an entry as an orphan, whose key is its path below the root; it has no kernel and counts as stale."""
-    return replace(entry, because=because, idle_only=idle_only, stale=True, kernels=())
+    return entry._replace(because=because, idle_only=idle_only, stale=True, kernels=())
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """Something in a root that its library would not have left there."""
 
     path: Path
@@ -208,8 +234,8 @@ class Problem:
 Found = Entry | Problem
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+@as_json(hidden=("stale_entries", "stale_bytes"), also=("complete",))
+class Usage(NamedTuple):
     """Numbers of one root.
 
     ``files`` and ``bytes`` count the layer's files on disk without orphans; ``stale_*`` is ``None`` if the layer cannot
@@ -229,7 +255,6 @@ class Usage:
     newest: float | None = None
     problems: tuple[Problem, ...] = ()
     disk_bytes: int | None = None
-    as_json: ClassVar[AsJson] = AsJson(hidden=("stale_entries", "stale_bytes"), also=("complete",))
 
     @property
     def complete(self) -> bool:
@@ -263,8 +288,7 @@ class Hazard(NamedTuple):
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Artifact:
+class Artifact(NamedTuple):
     """The bytes of one entry, with the tag of their format.
 
     ``form`` names layer and format version (``pocl-entry/1``). ``data`` is the raw value of a one-file
@@ -274,20 +298,21 @@ class Artifact:
     layer: str
     key: str
     form: str
-    data: bytes = field(repr=False)
-    detail: Mapping[str, str] = field(default_factory=dict)
+    data: bytes
+    detail: Mapping[str, str] = {}
+
+    def __repr__(self) -> str:
+        return _short(self, "data")
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """A key and the reason why it was skipped or failed."""
 
     key: str
     because: str
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """The exact entries that a removal from one layer would remove, and what it would leave.
 
     The stamp of each entry is compared again before it is removed. ``failed`` are places that could not be read or
@@ -295,9 +320,12 @@ class Plan:
     """
 
     layer: str
-    entries: tuple[Entry, ...] = field(default=(), repr=False)
+    entries: tuple[Entry, ...] = ()
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
+
+    def __repr__(self) -> str:
+        return _short(self, "entries")
 
     def plus(self, other: Plan) -> Plan:
         """Return the sum of both."""
@@ -312,8 +340,8 @@ class Plan:
         return Outcome(self.layer, removed, size, self.skipped, self.failed, orphans, self.entries)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+@as_json(optional=("entries",))
+class Outcome(NamedTuple):
     """The result of a removal, or (with ``entries``) its plan.
 
     ``removed`` counts entries, ``orphans_removed`` orphans.
@@ -325,21 +353,23 @@ class Outcome:
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
     orphans_removed: int = 0
-    entries: tuple[Entry, ...] | None = field(default=None, repr=False)
-    as_json: ClassVar[AsJson] = AsJson(optional=("entries",))
+    entries: tuple[Entry, ...] | None = None
+
+    def __repr__(self) -> str:
+        return _short(self, "entries")
 
     def plus(self, other: Outcome) -> Outcome:
         """Return the sum of both."""
         return _plus(self, other)
 
 
-def _plus(left: _T, right: _T) -> _T:
+def _plus(left: _Sum, right: _Sum) -> _Sum:
     """Return the sum of two facts about one layer, field by field; ``None`` counts as nothing."""
-    sums = {}
-    for name in _fields(type(left))[1:]:
-        before, more = getattr(left, name), getattr(right, name)
+    sums: dict[str, Any] = {}
+    parts: list[tuple[str, Any, Any]] = list(zip(left._fields, left, right, strict=True))
+    for name, before, more in parts[1:]:
         sums[name] = more if before is None else before if more is None else before + more
-    return replace(left, **sums)  # type: ignore[type-var]
+    return left._replace(**sums)
 
 
 #: A method to be replaced while a layer is off, for a library that has no switch of its own: the module, the class
@@ -347,8 +377,7 @@ def _plus(left: _T, right: _T) -> _T:
 Patch = tuple[str, str | None, str, Callable[[Callable[..., object]], Callable[..., object]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Switch:
+class Switch(NamedTuple):
     """The changes that turn a layer on or off, as data.
 
     In this process: ``flags`` are values by ``(module, attribute)``, to be set in modules that are loaded; ``patches``
@@ -363,9 +392,9 @@ class Switch:
     """
 
     layer: str
-    set: Mapping[str, str] = field(default_factory=dict)
+    set: Mapping[str, str] = {}
     unset: frozenset[str] = frozenset()
-    flags: Mapping[tuple[str, str], bool] = field(default_factory=dict)
+    flags: Mapping[tuple[str, str], bool] = {}
     patches: tuple[Patch, ...] = ()
     memo_patches: tuple[Patch, ...] = ()
     clear_functions: tuple[tuple[str, str], ...] = ()
@@ -376,8 +405,8 @@ class Switch:
     takes_effect: str = NEXT_START
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+@as_json(hidden=("thing",))
+class Finding(NamedTuple):
     """One problem, with the command that fixes it.
 
     ``thing`` is what ``purge --damaged`` removes: the damaged entry, or (as an orphan) a whole file that its library
@@ -392,12 +421,18 @@ class Finding:
     message: str
     fix: str
     thing: Entry | None = None
-    as_json: ClassVar[AsJson] = AsJson(hidden=("thing",))
+
+
+def _short(fact: Any, *hidden: str) -> str:  # noqa: ANN401 - a fact of any class
+    """Return the text of a fact without its contents and what it does not say."""
+    values = zip(fact._fields, fact, strict=True)
+    shown = (f"{name}={value!r}" for name, value in values if name not in hidden and value not in (None, (), {}))
+    return f"{type(fact).__name__}({', '.join(shown)})"
 
 
 def declared(kind: type) -> AsJson:
     """Return the JSON declaration of a class of facts."""
-    declaration: AsJson = getattr(kind, "as_json", AsJson())
+    declaration: AsJson = getattr(kind, "json_form", AsJson())
     return declaration
 
 

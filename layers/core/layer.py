@@ -10,7 +10,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, final
@@ -76,7 +75,7 @@ class Layer:
         Raises :class:`Refused` if that is impossible.
         """
         read = core.at_once() if self.switch is None else self.switch.read
-        return replace(read, layer=self.name, set=self.places.moved(self.name, folder))
+        return read._replace(layer=self.name, set=self.places.moved(self.name, folder))
 
     def diagnose(self) -> Iterator[core.Finding]:
         """Yield problems with the layer's variables and surroundings. Changes nothing."""
@@ -166,7 +165,7 @@ class Layer:
                 if entries:
                     require_changeable(self, root)
                     removed = self.store.remove(root, entries)
-                    outcome = outcome.plus(replace(removed, orphans_removed=_gone(root, entries, removed)))
+                    outcome = outcome.plus(removed._replace(orphans_removed=_gone(root, entries, removed)))
             except core.FAILURES as error:
                 failure = core.Note(str(root.path), core.reason_of(error))
                 outcome = outcome.plus(core.Outcome(self.name, failed=(failure,)))
@@ -198,7 +197,7 @@ def every_root(layer: Layer) -> Iterator[core.Root]:
         moved = type(layer)(layer.environment.with_variables(layer.relocate(own).set))
         for root in moved.roots():
             if own in root.path.parents and root.may_exist:
-                yield replace(root, source=f"own root of a base ({own})")
+                yield root._replace(source=f"own root of a base ({own})")
 
 
 def require_changeable(layer: Layer, root: core.Root) -> None:
@@ -315,7 +314,7 @@ def _plan_damaged(layer: Layer, root: core.Root, selection: core.Selection) -> c
     plan = plan_removal(layer, (thing for _, thing in damaged if selection.matches(thing)))
     # Whether these are damaged is unknown.
     unread = (finding for finding in findings if finding.code == "unreadable")
-    return replace(plan, failed=tuple(core.Note(finding.key or str(root.path), finding.message) for finding in unread))
+    return plan._replace(failed=tuple(core.Note(finding.key or str(root.path), finding.message) for finding in unread))
 
 
 def _plan_root(layer: Layer, root: core.Root, selection: core.Selection) -> core.Plan:
@@ -337,7 +336,7 @@ def _plan_root(layer: Layer, root: core.Root, selection: core.Selection) -> core
         skipped += [problem.note for problem in problems if problem.code == "unrecognised"]
     # Entries hidden by such a problem may match the selection.
     failed = tuple(problem.note for problem in problems if problem.hides)
-    return replace(plan, skipped=tuple(skipped), failed=failed)
+    return plan._replace(skipped=tuple(skipped), failed=failed)
 
 
 # ---------------------------------------------------------------------- variables

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +20,7 @@ Facts = Mapping[str, str | None]
 Event = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
+class Outlook(NamedTuple):
     """Whether a program here can hit an entry: yes, no, or ``None`` for unknown; ``because`` is the reason.
 
     ``entries`` is the number of entries of which it was said.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
+from typing import NamedTuple
 
 from cachectl.layers.core.errors import BadRequest
 from cachectl.layers.core.facts import Entry
@@ -18,8 +18,7 @@ _SIZE_UNITS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """A conjunction of conditions; the empty one selects everything.
 
     ``before`` (epoch seconds) is compared with an entry's last use or change; ``kernel`` is a shell pattern on kernel

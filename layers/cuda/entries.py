@@ -15,7 +15,6 @@ import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -93,7 +92,7 @@ class ComputeCache(files.Files):
         """Describe an entry by its key; one of another format version is opaque."""
         entry, size = leaf.entry, stated_size(leaf.head)
         if not contents or (size is None and len(leaf.head) == HEADER.size):
-            yield replace(entry, detail={"format": "unknown"}) if contents else entry
+            yield entry._replace(detail={"format": "unknown"}) if contents else entry
             return
         key = None
         if size != entry.bytes:
@@ -103,7 +102,7 @@ class ComputeCache(files.Files):
             key = key_of(tree.read_file(entry.key, limit=HEADER.size + HEADER.unpack(leaf.head)[1]) or b"")
         if key is not None:
             detail = {"half": half(key)}
-            entry = replace(entry, kernels=kernels(key), device=device(key), versions=driver(key), detail=detail)
+            entry = entry._replace(kernels=kernels(key), device=device(key), versions=driver(key), detail=detail)
         yield entry
 
     def describe(self, data: bytes) -> details.Details:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Details:
+class Details(NamedTuple):
     """The kind of an entry, its kernels and device, and the versions that compiled it; ``None`` is unknown.
 
     ``kind`` is one of the kinds of entry in a cache that holds several.
@@ -18,7 +16,7 @@ class Details:
     kind: str | None = None
     kernels: tuple[str, ...] | None = None
     device: str | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = {}
 
     @property
     def words(self) -> Mapping[str, str]:

@@ -6,8 +6,8 @@ import os
 import re
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cachectl.layers import core
 from cachectl.layers.disk.plain import means_absent, status_at
@@ -17,8 +17,7 @@ MOST = 200_000
 _TSFC = "FIREDRAKE_TSFC_KERNEL_CACHE_DIR"
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbour:
+class Neighbour(NamedTuple):
     """One place of one library; ``files`` and ``bytes`` are ``None`` if the count was not finished."""
 
     name: str

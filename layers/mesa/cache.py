@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,15 +130,15 @@ class MesaShaderCache(drivers.DriverLayer):
         state = super().state()
         if state.condition is not core.ENABLED or not state.drivers or self.environment.get("RUSTICL_ENABLE"):
             return state
-        return replace(state, why=f"{state.why}; RUSTICL_ENABLE names no device, so there may be none")
+        return state._replace(why=f"{state.why}; RUSTICL_ENABLE names no device, so there may be none")
 
     def enable(self) -> core.Switch:
         """Unset the old name of the variable, too."""
-        return replace(super().enable(), unset=frozenset(_SWITCHES))
+        return super().enable()._replace(unset=frozenset(_SWITCHES))
 
     def relocate(self, folder: Path) -> core.Switch:
         """Return the place itself: older releases append their folder to it, and make only that one."""
-        return replace(self.switch.read, layer=self.name, set={_PLACES[0]: str(folder)})
+        return self.switch.read._replace(layer=self.name, set={_PLACES[0]: str(folder)})
 
     def faults(self) -> Iterator[core.Fault]:
         """Yield problems with the first switch that is set, with the place, and with surprising variables."""

@@ -17,7 +17,6 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from cachectl.layers import core
@@ -182,12 +181,11 @@ def owned(raws: Sequence[Raw], *, contents: bool) -> Iterator[core.Found]:
     for raw in raws:
         entry, header, _ = raw
         if header is None:
-            yield replace(entry, guest=_UNKNOWN)
+            yield entry._replace(guest=_UNKNOWN)
             yield core.Problem(entry.root / entry.key, "damaged", f"has no header of an entry: {NEVER}")
             continue
         guest = guests[header.maker]
-        yield replace(
-            entry,
+        yield entry._replace(
             kernels=kernels_of(raw) if contents and guest is None else None,
             device=header.device,
             versions={"driver": header.driver},

@@ -10,7 +10,6 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace as changed
 from functools import partial
 
 from cachectl.layers import core
@@ -65,7 +64,7 @@ class ShaderCache(Files):
         del selection
         raws: list[entries.Raw] = []
         for found in self._raws(root):
-            if isinstance(found, tuple):
+            if not isinstance(found, (core.Entry, core.Problem)):
                 raws.append(found)
             else:
                 yield found
@@ -86,7 +85,7 @@ class ShaderCache(Files):
                     # All or none: kernels show whose the machine code beside them is.
                     yield from list(self._packed(pair, leaf.entry))
                 else:
-                    yield changed(leaf.entry, fixed=not leaf.entry.is_orphan and leaf.shape not in _PAIRED)
+                    yield leaf.entry._replace(fixed=not leaf.entry.is_orphan and leaf.shape not in _PAIRED)
             except core.LayerError as error:
                 yield core.unreadable(root.path / key, error)
 
@@ -99,7 +98,7 @@ class ShaderCache(Files):
             size, _ = blob.stamp
             entry = core.Entry(self.name, key, pair.root, size, 0, written_before=file.modified, stamp=blob.stamp)
             yield entries.raw_of(entry, partial(pair.read, blob))
-        yield changed(file, bytes=file.bytes - sum(blob.stamp[0] for blob in blobs.values()))
+        yield file._replace(bytes=file.bytes - sum(blob.stamp[0] for blob in blobs.values()))
 
     def _pairs(self, root: core.Root) -> list[pairs.Pair]:
         """Return every pair of files in a root. Raises :class:`Unreachable` if one may have been overlooked."""
@@ -230,7 +229,7 @@ class ShaderCache(Files):
     def verify(self, root: core.Root) -> Iterator[core.Finding]:
         """Check header and checksum of every entry of any driver: Mesa repairs none of them."""
         for found in self._raws(root):
-            if isinstance(found, tuple):
+            if not isinstance(found, (core.Entry, core.Problem)):
                 yield from self._checked(root, found)
             elif isinstance(found, core.Problem) and found.code == "damaged":
                 yield from self._broken(root, found)
@@ -265,7 +264,7 @@ class ShaderCache(Files):
             leaf = self.tree_of(root).find(key)
             entry = core.Entry(self.name, key, root.path, 0, 0) if leaf is None else leaf.entry
             thing = None if leaf is None else core.orphan(entry, problem.message, idle_only=True)
-            yield changed(self.damaged(entry, damage, "file"), thing=thing)
+            yield self.damaged(entry, damage, "file")._replace(thing=thing)
 
     def indexed_bytes(self, root: core.Root) -> int | None:
         """Return the bytes that the index counts; ``None`` if there is no index. Raises :class:`OSError`."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +22,8 @@ from cachectl.layers.host import distributions
 #: MIOpen reads each variable once, when it first needs it.
 LIBRARIES = ("libMIOpen",)
 PACKAGED = "these files belong to the package that MIOpen came with"
-_UNMOVED = f"{PACKAGED}; MIOpen finds them beside its library, or through MIOPEN_SYSTEM_DB_PATH"
+_SYSTEM = "MIOPEN_SYSTEM_DB_PATH"
+_UNMOVED = f"{PACKAGED}; MIOpen finds them beside its library, or through {_SYSTEM}"
 #: The role of roots in a temporary folder, which other users write to as well.
 TEMPORARY = "temporary"
 
@@ -76,69 +77,56 @@ class TemporaryFolder(core.Root):
         return any(name.startswith(("gfx", "batchnorm_gfx", ".cachectl-", *"0123456789")) for name in names)
 
 
-@dataclass(frozen=True)
-class UserPlace(core.Places):
-    """A folder of the user: the variable that names it, its default below the home, and the folder of a moved one."""
-
-    home: str = ""
-    profile: str = ""
-    below: str = ""
-
-    def roots(self, environment: core.Environment) -> tuple[core.Root, ...]:
-        """Return the folder, and those that MIOpen uses instead of a network home, or without a home."""
-        if named := environment.get(self.variable):
-            return (core.Root(expand(environment, named), core.Scope.USER, self.variable),)
-        if environment.platform == "win32":
-            home = environment.get("USERPROFILE") or environment.home
-            return (core.Root(Path(home, self.profile), core.Scope.USER, "default (USERPROFILE)"),)
-        temporary = temporary_folder(environment)
-        home = environment.get("HOME") or "/"
-        why = "HOME is not set, empty or /" if home == "/" else "where the home is on a network file system"
-        fallbacks = (
-            core.Root(temporary / self.home, core.Scope.USER, f"MIOpen 3.5's fallback ({why})", TEMPORARY),
-            TemporaryFolder(temporary, core.Scope.USER, f"the fallback of MIOpen up to 3.3 ({why})", TEMPORARY),
-        )
-        if home == "/":
-            return fallbacks
-        first = core.Root(environment.absolute(home) / self.home, core.Scope.USER, "default")
-        return (first, *(root for root in fallbacks if root.path != first.path))
-
-    def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
-        """Return MIOpen's own variable; MIOpen makes the folder."""
-        return {self.variable: str(folder / self.below)}
+def _user_roots(
+    environment: core.Environment, variable: str, home_folder: str, profile_folder: str
+) -> tuple[core.Root, ...]:
+    """Return the user's folder, and those that MIOpen uses instead of a network home, or without a home."""
+    if named := environment.get(variable):
+        return (core.Root(expand(environment, named), core.Scope.USER, variable),)
+    if environment.platform == "win32":
+        home = environment.get("USERPROFILE") or environment.home
+        return (core.Root(Path(home, profile_folder), core.Scope.USER, "default (USERPROFILE)"),)
+    temporary = temporary_folder(environment)
+    home = environment.get("HOME") or "/"
+    why = "HOME is not set, empty or /" if home == "/" else "where the home is on a network file system"
+    fallbacks = (
+        core.Root(temporary / home_folder, core.Scope.USER, f"MIOpen 3.5's fallback ({why})", TEMPORARY),
+        TemporaryFolder(temporary, core.Scope.USER, f"the fallback of MIOpen up to 3.3 ({why})", TEMPORARY),
+    )
+    if home == "/":
+        return fallbacks
+    first = core.Root(environment.absolute(home) / home_folder, core.Scope.USER, "default")
+    return (first, *(root for root in fallbacks if root.path != first.path))
 
 
-@dataclass(frozen=True)
-class SystemPlace(core.Places):
-    """The databases that came with MIOpen; ``expands`` says whether every ``~`` in the variable means the home."""
+def _user_place(variable: str, home_folder: str, profile_folder: str, below: str) -> core.Places:
+    find = partial(_user_roots, variable=variable, home_folder=home_folder, profile_folder=profile_folder)
+    return core.Places(variable, find=find, below=below)
 
-    variable: str = "MIOPEN_SYSTEM_DB_PATH"
-    expands: bool = False
 
-    def roots(self, environment: core.Environment) -> tuple[core.Root, ...]:
-        """Return the named folder, or one relative to each library that is found."""
-        if named := environment.get(self.variable):
-            path = expand(environment, named) if self.expands else environment.absolute(named)
-            literal = "" if "~" not in named or self.expands else " (its ~ is taken as it stands)"
-            return (core.Root(path, core.Scope.SYSTEM, self.variable + literal),)
-        sources: dict[str, str] = {}
-        for library in libraries(environment):
-            sources.setdefault(os.path.realpath(library.parent.parent / _DATABASES[0]), f"beside {library}")
-        for folder in (Path(prefix, below) for prefix in (*_prefixes(environment), "/usr") for below in _DATABASES):
-            if folder.is_dir():
-                sources.setdefault(os.path.realpath(folder), "a usual place, without a library beside it")
-        return tuple(core.Root(Path(path), core.Scope.SYSTEM, source) for path, source in sources.items())
+def _system_roots(environment: core.Environment, *, expands: bool) -> tuple[core.Root, ...]:
+    """Return the databases that came with MIOpen: the named folder, or one relative to each library that is found.
 
-    def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
-        """Refuse to move a package's files."""
-        raise core.Refused(layer, f"cannot relocate: {_UNMOVED}", folder)
+    ``expands`` says whether every ``~`` in the variable means the home.
+    """
+    if named := environment.get(_SYSTEM):
+        path = expand(environment, named) if expands else environment.absolute(named)
+        literal = "" if "~" not in named or expands else " (its ~ is taken as it stands)"
+        return (core.Root(path, core.Scope.SYSTEM, _SYSTEM + literal),)
+    sources: dict[str, str] = {}
+    for library in libraries(environment):
+        sources.setdefault(os.path.realpath(library.parent.parent / _DATABASES[0]), f"beside {library}")
+    for folder in (Path(prefix, below) for prefix in (*_prefixes(environment), "/usr") for below in _DATABASES):
+        if folder.is_dir():
+            sources.setdefault(os.path.realpath(folder), "a usual place, without a library beside it")
+    return tuple(core.Root(Path(path), core.Scope.SYSTEM, source) for path, source in sources.items())
 
 
 #: Up to MIOpen 3.3 the variable names the folder itself; MIOpen 3.5 makes its version folder in it.
-KERNELS = UserPlace("MIOPEN_CUSTOM_CACHE_DIR", home=".cache/miopen", profile=".miopen/cache", below="miopen")
-TUNING: core.Places = UserPlace("MIOPEN_USER_DB_PATH", home=".config/miopen", profile=".miopen/db", below="miopen-db")
-SYSTEM_KERNELS = SystemPlace(expands=True)
-SYSTEM_TUNING = SystemPlace(expands=False)
+KERNELS = _user_place("MIOPEN_CUSTOM_CACHE_DIR", ".cache/miopen", ".miopen/cache", "miopen")
+TUNING = _user_place("MIOPEN_USER_DB_PATH", ".config/miopen", ".miopen/db", "miopen-db")
+SYSTEM_KERNELS = core.Places(_SYSTEM, find=partial(_system_roots, expands=True), unmoved=_UNMOVED)
+SYSTEM_TUNING = core.Places(_SYSTEM, find=partial(_system_roots, expands=False), unmoved=_UNMOVED)
 
 
 def expand(environment: core.Environment, text: str) -> Path:

@@ -11,7 +11,6 @@ import shlex
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, NamedTuple
 
@@ -252,26 +251,26 @@ class MIOpenDatabases(row_store.Rows):
     def with_name(self, entry: core.Entry) -> core.Entry:
         """Add device, version and the other facts."""
         named = self.known(entry.key)
-        return replace(entry, device=named.arch or named.base, versions=named.versions, detail=named.detail)
+        return entry._replace(device=named.arch or named.base, versions=named.versions, detail=named.detail)
 
     def owned(self, finding: core.Finding) -> core.Finding:
         """Return the finding of a user's file as it is; a package's file has another fix, and is never removed."""
         if not self.asked_first:
             return finding
         path = finding.root / (finding.key or "").partition(SEPARATOR)[0]
-        return replace(finding, fix=f"reinstall the package that {path} belongs to", thing=None)
+        return finding._replace(fix=f"reinstall the package that {path} belongs to", thing=None)
 
     def place_finding(self, root: core.Root, problem: core.Problem) -> core.Finding:
         """Return the finding of what is in the place of a database, which MIOpen makes again where there is none."""
         finding, quoted = super().place_finding(root, problem), shlex.quote(str(problem.path))
         if problem.code != "no-file":
             return finding
-        return self.owned(replace(finding, severity=self.when_blocked, fix=f"mv {quoted} {quoted}.moved"))
+        return self.owned(finding._replace(severity=self.when_blocked, fix=f"mv {quoted} {quoted}.moved"))
 
     def file_finding(self, root: core.Root, file: str, error: core.LayerError) -> core.Finding:
         """Return the finding of a file that could not be read; a package's file is never removed."""
         finding = super().file_finding(root, file, error)
-        return self.owned(replace(finding, code="damaged")) if isinstance(error, core.Damaged) else finding
+        return self.owned(finding._replace(code="damaged")) if isinstance(error, core.Damaged) else finding
 
     # ------------------------------------------------------------------ put
 
@@ -292,7 +291,7 @@ def _aged(entry: core.Entry, latest: str | None) -> core.Entry:
     version = entry.versions.get("miopen")
     if latest is None or version is None or version_numbers(version) >= version_numbers(latest):
         return entry
-    return replace(entry, stale=True, stale_because=f"a newer MIOpen ({latest}) has its own files")
+    return entry._replace(stale=True, stale_because=f"a newer MIOpen ({latest}) has its own files")
 
 
 def _is_link(path: Path) -> bool:

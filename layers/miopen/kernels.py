@@ -9,7 +9,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 
 from cachectl.layers import core, miopen
 from cachectl.layers.disk import plain
@@ -93,7 +92,7 @@ class KernelDatabases(databases.MIOpenDatabases):
         for row in () if self._is_ignored(root, file) else self.opened(root, file).rows():
             name, args = row.key
             detail = {**template.detail, "kernel_name": name, "kernel_args": args}
-            yield replace(_entry(template, row), kernels=databases.program_names(name), detail=detail)
+            yield _entry(template, row)._replace(kernels=databases.program_names(name), detail=detail)
 
     def artifact_of(self, root: core.Root, key: str, values: rows.Values) -> core.Artifact:
         """Return a kernel, unpacked and checked as MIOpen does."""
@@ -171,7 +170,7 @@ class KernelDatabases(databases.MIOpenDatabases):
             yield core.Problem(tree.root / leaf.entry.key, "unrecognised", _NO_CODE)
             return
         version, _, name = leaf.entry.key.split("/")
-        yield replace(leaf.entry, versions={"miopen": version}, kernels=databases.program_names(name))
+        yield leaf.entry._replace(versions={"miopen": version}, kernels=databases.program_names(name))
 
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
         """Yield that an object file is no code."""
@@ -190,7 +189,7 @@ class KernelDatabases(databases.MIOpenDatabases):
 def _entry(template: core.Entry, row: rows.Row) -> core.Entry:
     key = databases.SEPARATOR.join((template.key, kernel_key(*row.key)))
     # MIOpen gives a row a new id whenever it stores it.
-    return replace(template, key=key, bytes=row.bytes, stamp=(row.rowid, row.bytes))
+    return template._replace(key=key, bytes=row.bytes, stamp=(row.rowid, row.bytes))
 
 
 def digest(data: bytes) -> str:

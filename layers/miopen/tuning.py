@@ -11,7 +11,6 @@ import os
 import shlex
 import time
 from collections.abc import Iterator
-from dataclasses import replace as changed
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -81,7 +80,7 @@ class TuningDatabases(databases.MIOpenDatabases):
         for found in self._found(root, file):
             if isinstance(found, rows.Row):
                 key, stamp = databases.SEPARATOR.join((file, *found.key)), (found.rowid, found.bytes)
-                yield changed(template, key=key, bytes=found.bytes, stamp=stamp)
+                yield template._replace(key=key, bytes=found.bytes, stamp=stamp)
                 continue
             number, code, message = found
             # These have a record, which MIOpen reads and which is listed; only verify reports the fault.
@@ -89,7 +88,7 @@ class TuningDatabases(databases.MIOpenDatabases):
                 yield core.Problem(path, code, f"line {number}: {message}")
         if (status := plain.status_at(path.with_name(path.name + _TIME))) is not None:
             disk = handles.blocks_of(status)
-            yield changed(template, key=file + _TIME, bytes=status.st_size, files=1, disk=disk, sums=0)
+            yield template._replace(key=file + _TIME, bytes=status.st_size, files=1, disk=disk, sums=0)
 
     def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
         """Check every line by the rules of MIOpen's reader. Nothing here is ever removed as damaged."""

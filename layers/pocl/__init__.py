@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -202,4 +201,4 @@ class PoclKernels(drivers.DriverLayer):
 
     def enable(self) -> core.Switch:
         """Return the variable with a value that means on, whatever the default."""
-        return replace(self.switch.read, layer=self.name, set={self.switch.variable: "1"})
+        return self.switch.read._replace(layer=self.name, set={self.switch.variable: "1"})

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -118,8 +117,7 @@ class Programs(Files):
         if not _may_have(leaf.members, selection):
             return
         program, used = leaf.members.get(BITCODE), leaf.members.get("last_accessed")
-        entry = replace(
-            leaf.entry,
+        entry = leaf.entry._replace(
             created=None if program is None else program.st_mtime,
             used=None if used is None else used.st_mtime,
         )
@@ -139,7 +137,7 @@ class Programs(Files):
         # A kernel has a folder once it was launched.
         kernels = sorted(name for name in names.values() if name is not None)
         detail = {names[folder] or folder: " ".join(found) for folder, found in variants(leaf.members).items()}
-        yield replace(entry, kernels=tuple(kernels) if 0 < len(kernels) == len(names) else None, detail=detail)
+        yield entry._replace(kernels=tuple(kernels) if 0 < len(kernels) == len(names) else None, detail=detail)
         for path, error in unread.items():
             yield core.unreadable(tree.root / entry.key / path, error)
 
@@ -333,7 +331,7 @@ def _may_use(number: int, root: Path, environment: core.Environment) -> bool:
     variables = processes.first_variables(number, processes=folder)
     if number == os.getpid() or not variables:
         return True
-    roots = pocl.PoclKernels(replace(environment, variables=variables, cwd=Path())).roots()
+    roots = pocl.PoclKernels(environment._replace(variables=variables, cwd=Path())).roots()
     if not roots or not all(own.path.is_absolute() and own.source != pocl.NO_HOME for own in roots):
         return True
     try:

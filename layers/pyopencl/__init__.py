@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +208,7 @@ class PyOpenCLInvoker(pytools.PytoolsDictionaries):
         release = core.release_of(self.environment.installed("pyopencl"))
         stores_nothing = release is None or release >= _STORES_NOTHING_SINCE
         patches = () if stores_nothing else super().disable().patches
-        return replace(_no_cache_switch(self.name, on=False), patches=patches)
+        return _no_cache_switch(self.name, on=False)._replace(patches=patches)
 
     def enable(self) -> core.Switch:
         """Return PyOpenCL's one switch."""

@@ -10,7 +10,6 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -111,7 +110,7 @@ class ProgramFolders(files.Files):
             stale = None, "unknown: the entry could not be read"
         kernels = None if source is None else opencl_source.kernel_names(source)
         is_stale, because = stale
-        yield replace(leaf.entry, kernels=kernels, versions={"python": python}, stale=is_stale, stale_because=because)
+        yield leaf.entry._replace(kernels=kernels, versions={"python": python}, stale=is_stale, stale_because=because)
 
     def kind_of(self, root: core.Root, path: str) -> str:
         """Compare with the name of the folders of each Python."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ClassVar
@@ -209,7 +208,7 @@ class LoopyDictionaries(PytoolsDictionaries):
 
     def enable(self) -> core.Switch:
         """Return the same, the other way round."""
-        return replace(self.disable(), set={}, unset=frozenset(self.variables), flags={_LOOPY_FLAG: True})
+        return self.disable()._replace(set={}, unset=frozenset(self.variables), flags={_LOOPY_FLAG: True})
 
 
 def diagnosed(layer: core.Layer, distribution: str, variables: tuple[str, ...]) -> Iterator[core.Finding]:
@@ -246,7 +245,7 @@ def user_cache_roots(environment: core.Environment, application: str) -> tuple[c
 
         for python in pythons_of(environment)[1:]:
             if python.present and python.installed("platformdirs") is not None:
-                path, source = core.user_cache_folder(replace(environment, installed=python.installed), application)
+                path, source = core.user_cache_folder(environment._replace(installed=python.installed), application)
                 roots.setdefault(path, core.Root(path, core.Scope.USER, f"{source}, of {python.path}"))
     return tuple(roots.values())
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import chain, starmap
 from typing import TYPE_CHECKING
@@ -85,7 +84,7 @@ class Dictionaries(row_store.Rows):
         stale, because = staleness(self.environment, "written by", name.python, miss, partial(_has_made, name))
         versions = {"python": name.python, **pdict.packages_of(name.identifier)}
         detail = {"dictionary": name.identifier}
-        return replace(entry, versions=versions, stale=stale, stale_because=because, detail=detail)
+        return entry._replace(versions=versions, stale=stale, stale_because=because, detail=detail)
 
     def list_rows(
         self, root: core.Root, file: str, template: core.Entry, *, part: bytes, contents: bool
@@ -96,7 +95,7 @@ class Dictionaries(row_store.Rows):
         for row, values in listing:
             kernels = pdict.kernel_names(rows.as_bytes(values[0])) if values else None
             key, stamp = f"{file}/{row.key[0]}", (row.rowid, row.bytes)
-            yield replace(template, key=key, bytes=row.bytes, kernels=kernels, stamp=stamp)
+            yield template._replace(key=key, bytes=row.bytes, kernels=kernels, stamp=stamp)
 
     def usage(self, root: core.Root) -> core.Usage:
         """Count the rows of each dictionary together, summed by sqlite."""
@@ -104,7 +103,7 @@ class Dictionaries(row_store.Rows):
         def summed(root: core.Root, file: str, template: core.Entry) -> Iterator[core.Entry]:
             count, size = self.opened(root, file).sum()
             if count:
-                yield replace(template, bytes=size, sums=count)
+                yield template._replace(bytes=size, sums=count)
 
         return core.sum_usage(chain(self.listed(root, summed), files.Files.scan(self, root)))
 

@@ -23,7 +23,6 @@ import struct
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -80,7 +79,7 @@ def rest_of(path: Path, template: core.Entry, payload: int) -> core.Entry:
     """Return what a database and the files next to it hold beside the payload of its rows."""
     files = _files_of(path)
     rest = max(0, sum(status.st_size for status in files) - payload)
-    return replace(template, bytes=rest, files=len(files), disk=handles.blocks_of(*files), sums=0)
+    return template._replace(bytes=rest, files=len(files), disk=handles.blocks_of(*files), sums=0)
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -83,8 +82,8 @@ class Files(core.Store):
             if (damage := self.check(data)) is not None:
                 yield core.Problem(path, "damaged", damage.message)
             about = self.describe(data)
-            yield dataclasses.replace(
-                leaf.entry, kernels=about.kernels, device=about.device, versions=about.versions, detail=about.words
+            yield leaf.entry._replace(
+                kernels=about.kernels, device=about.device, versions=about.versions, detail=about.words
             )
 
     def describe(self, data: bytes) -> Details:

@@ -8,7 +8,6 @@ import stat
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import ClassVar, TypeVar
 
@@ -145,7 +144,7 @@ class Rows(files.Files):
         written = max((status.st_mtime for status in modified if status is not None), default=None)
         template = core.Entry(self.name, file, root.path, 0, 0)
         try:
-            template = replace(self.with_name(template), written_before=written)
+            template = self.with_name(template)._replace(written_before=written)
             for thing in lister(root, file, template):
                 payload += thing.bytes if isinstance(thing, core.Entry) and thing.files == 0 else 0
                 yield thing

@@ -1,6 +1,6 @@
 """How facts are shown, as text and as JSON. Only this module prints.
 
-JSON follows from the dataclass of a fact (:mod:`cachectl.layers.core.facts`). The file of a verb declares its tables
+JSON follows from the class of a fact (:mod:`cachectl.layers.core.facts`). The file of a verb declares its tables
 (:mod:`cachectl.verbs`).
 """
 
@@ -39,19 +39,23 @@ def json_bytes(fact: object) -> bytes:
     """Return a fact as the JSON document of a file."""
     import json
 
-    return json.dumps(fact, indent=2, default=_plain).encode() + b"\n"
+    return json.dumps(_plain(fact), indent=2).encode() + b"\n"
 
 
 def _plain(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and what JSON has
-    """Return what JSON has for a fact: its keys, which may hold further facts."""
+    """Return what JSON has for a fact: its keys, with what JSON has for their values."""
+    if fact is None or isinstance(fact, (str, int, float)):
+        return fact
     if isinstance(fact, Enum):
         return fact.value
     if isinstance(fact, os.PathLike):
         return os.fspath(fact)
     if isinstance(fact, SimpleNamespace):
-        return vars(fact)
+        fact = vars(fact)
     if isinstance(fact, Mapping):
-        return dict(fact)
+        return {key: _plain(value) for key, value in fact.items()}
+    if isinstance(fact, (list, tuple)) and not hasattr(fact, "_fields"):
+        return [_plain(value) for value in fact]
     say = core.declared(type(fact))
     document: dict[str, object] = {} if say.schema is None else {"schema": say.schema}
     for attribute, key in core.json_keys(type(fact)).items():
@@ -59,7 +63,7 @@ def _plain(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and what JS
         if attribute in say.flat:
             document.update(_plain(value))
         elif value is not None or attribute not in say.optional:
-            document[key] = value
+            document[key] = _plain(value)
     return document
 
 

@@ -13,7 +13,6 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, Union
 
@@ -86,7 +85,7 @@ def copy(
         done = result.layer(key.layer)
         if result.dry_run and isinstance(target, LayerCollection):
             root = target.layers[key.layer].roots()[0].path
-            done.entries = [*(done.entries or ()), *(replace(entry, root=root) for entry in entries)]
+            done.entries = [*(done.entries or ()), *(entry._replace(root=root) for entry in entries)]
             done.placed += len(entries)
             done.bytes += sum(entry.bytes for entry in entries)
         else:
@@ -250,7 +249,7 @@ def root_of(environment: core.Environment, folder: Path) -> LayerSet | None:
 
     def at(cache: str | None, home: str) -> LayerSet:
         changes = {"XDG_CACHE_HOME": cache, "HOME": home}
-        return LayerSet(replace(bare.with_variables(changes), home=Path(home)))
+        return LayerSet(bare.with_variables(changes)._replace(home=Path(home)))
 
     # What layers keep in a folder for caches and in a home, wherever these are; a folder for caches contains no home.
     names = {"cache": set[str](), "home": {".cache"}}

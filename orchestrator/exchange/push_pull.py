@@ -10,10 +10,9 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from cachectl.exchange import bundle, copying, place, portability, wire
 from cachectl.exchange import trust as trusting
@@ -183,8 +182,7 @@ def pull(
     return result
 
 
-@dataclass(frozen=True)
-class _Pull:
+class _Pull(NamedTuple):
     """What was asked for."""
 
     stack: LayerSet

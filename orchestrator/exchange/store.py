@@ -13,7 +13,6 @@ import json
 import os
 import platform
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -45,7 +44,7 @@ _AGAIN = 100
 T = TypeVar("T")
 #: Entries with their artifacts.
 Contents = Iterable[tuple[core.Entry, core.Artifact]]
-Items = Iterator[tuple[wire.Item, core.Artifact]]
+Items = Iterator[tuple[core.Entry, core.Artifact]]
 
 
 def place_of(
@@ -292,7 +291,7 @@ class StoreCollection:
 
     def entries(
         self, key: wire.StoreKey, selection: core.Selection = core.ALL, _: Moved | None = None
-    ) -> Iterator[wire.Item]:
+    ) -> Iterator[core.Entry]:
         """Yield the selected entries in the parts of a portability key that may be used, the newest part first."""
         for name in reversed(self.parts):
             if wire.key_of(name) == key.name and (part := self.usable(name)) is not None:
@@ -302,23 +301,23 @@ class StoreCollection:
         """Return the keys of the entries of a portability key."""
         return self.settled(lambda: {item.key for item in self.entries(key)})
 
-    def contents(self, items: Iterable[wire.Item]) -> Items:
+    def contents(self, items: Iterable[core.Entry]) -> Items:
         """Yield the verified artifacts of entries, with one request for each pack.
 
         Raises :class:`BadStore` for anything that is not what the index says, and :class:`Gone` if it is missing.
         """
-        groups: dict[str, list[wire.Item]] = {}
+        groups: dict[str, list[core.Entry]] = {}
         for item in items:
-            groups.setdefault(item.pack, []).append(item)
+            groups.setdefault(item.stored.pack, []).append(item)
         for pack, group in groups.items():
             with self._naming(self.place.shown):
-                file = self.place.read(pack, group[0].packed)
+                file = self.place.read(pack, group[0].stored.packed)
                 self.fetched += len(file)
                 entries = wire.open_pack(group, file)
             del file
             yield from entries
 
-    def download(self, items: Iterable[wire.Item], file: BinaryIO, folder: Path) -> list[wire.Item]:
+    def download(self, items: Iterable[core.Entry], file: BinaryIO, folder: Path) -> list[core.Entry]:
         """Download and verify entries into an open file of a folder; return them with the offsets that they have there.
 
         They are read out of that file then.
@@ -328,11 +327,11 @@ class StoreCollection:
         self._spool = file
         downloaded = []
         for item, artifact in self.contents(items):
-            downloaded.append(replace(item, offset=file.tell()))
+            downloaded.append(item._replace(stored=item.stored._replace(offset=file.tell())))
             bundle.spool(file, artifact.data, folder, self.place.shown)
         return downloaded
 
-    def read(self, _: wire.StoreKey, items: Iterable[wire.Item], done: Moved) -> Items:
+    def read(self, _: wire.StoreKey, items: Iterable[core.Entry], done: Moved) -> Items:
         """Yield items with their artifacts, until the deadline."""
         if self._spool is None:
             yield from self.contents(items)
@@ -343,14 +342,14 @@ class StoreCollection:
             except place.TransferFailed as error:
                 done.failed.append(core.Note(item.key, str(error)))
                 continue
-            self._spool.seek(item.offset)
+            self._spool.seek(item.stored.offset)
             yield item, wire.artifact_of(item, self._spool.read(item.bytes))
 
     # ------------------------------------------------------------------ writing
 
     def write(self, key: wire.StoreKey, contents: Contents, done: Moved) -> None:
         """Upload entries of one portability key with their artifacts, and list them in the index."""
-        items: list[wire.Item] = []
+        items: list[core.Entry] = []
         lines, began = 0, self.environment.clock()
         for pack, length in self._packs(contents, done):
             items += self._write_pack(pack)
@@ -364,18 +363,18 @@ class StoreCollection:
         if items:
             self._write_part(key, items, began)
 
-    def _packs(self, contents: Contents, done: Moved) -> Iterator[tuple[list[tuple[wire.Item, bytes]], int]]:
+    def _packs(self, contents: Contents, done: Moved) -> Iterator[tuple[list[tuple[core.Entry, bytes]], int]]:
         """Group entries into packs, each with the length of its lines in an index part."""
-        pack: list[tuple[wire.Item, bytes]] = []
+        pack: list[tuple[core.Entry, bytes]] = []
         size = lines = 0
         for entry, artifact in contents:
             # When a bundle's entry was stored does not change its bytes.
-            item = wire.item_of(entry, artifact, with_time=not self.place.is_bundle)
+            item = wire.stored_entry(entry, artifact, with_time=not self.place.is_bundle)
             # One such entry would keep all others from being read.
             if (unfit := wire.complaint(item)) is not None:
                 done.failed.append(core.Note(item.key, f"does not fit into a store: {unfit}"))
                 continue
-            length = _PLACE + len(wire.canonical(item.to_line()))
+            length = _PLACE + len(wire.canonical(wire.line_of(item)))
             if item.bytes >= wire.LARGE:
                 yield [(item, artifact.data)], length
                 continue
@@ -387,7 +386,7 @@ class StoreCollection:
         if pack:
             yield pack, lines
 
-    def _write_pack(self, entries: list[tuple[wire.Item, bytes]]) -> Iterator[wire.Item]:
+    def _write_pack(self, entries: list[tuple[core.Entry, bytes]]) -> Iterator[core.Entry]:
         content = b"".join(data for _, data in entries)
         # No other push makes a pack of that name, so that gc cannot remove what another push relies on.
         file = wire.file_of(content, b"" if self.place.is_bundle else os.urandom(_SALT))
@@ -395,10 +394,11 @@ class StoreCollection:
         self._put(name, file)
         offset = 0
         for item, _ in entries:
-            yield replace(item, pack=name, packed=len(file), unpacked=len(content), offset=offset)
+            place_in = item.stored._replace(pack=name, packed=len(file), unpacked=len(content), offset=offset)
+            yield item._replace(stored=place_in)
             offset += item.bytes
 
-    def _write_part(self, key: wire.StoreKey, items: list[wire.Item], began: float) -> None:
+    def _write_part(self, key: wire.StoreKey, items: list[core.Entry], began: float) -> None:
         now = self.environment.clock()
         if now - began > _TOO_SLOW:
             message = f"cannot push to {self.place.shown}: it took longer than half a day; push fewer layers at once"

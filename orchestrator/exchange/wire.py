@@ -14,9 +14,8 @@ import struct
 import types
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from cachectl.exchange import place
 from cachectl.layers import core
@@ -89,73 +88,61 @@ def digest_of(parts: Iterable[str]) -> str:
 # ---------------------------------------------------------------------- entries
 
 
-@dataclass(frozen=True, slots=True)
-class Item(core.Entry):
-    """An entry of a store: ``bytes`` and ``sha256`` are those of its artifact, which lies in a pack, at an offset.
-
-    ``form`` and ``detail`` are those of the artifact. ``pack`` is the name of the pack, empty before it is written;
-    ``packed`` and ``unpacked`` are the bytes of its file and of its content. It has no root. ``modified`` is the time
-    of its last change where it was pushed, in whole seconds.
-    """
-
-    form: str = ""
-    sha256: str = ""
-    pack: str = ""
-    packed: int = 0
-    unpacked: int = 0
-    offset: int = 0
-    as_json: ClassVar[core.AsJson] = core.Entry.as_json._replace(
-        hidden=(*core.Entry.as_json.hidden, "form", "sha256", "pack", "packed", "unpacked", "offset")
-    )
-
-    def to_line(self) -> dict[str, object]:
-        """Return what its line in an index part says."""
-        return {name: getattr(self, name) for name in _LINE} | {"pack": self.pack.removeprefix(PACKS)}
-
-
-#: What the line of an entry says besides the name of its pack.
-_LINE = ("key", "form", "bytes", "sha256", "detail", "device", "versions", "kernels", "modified", "offset")
+#: What the line of an entry says of it, and of its place besides the name of its pack.
+_ABOUT = ("key", "bytes", "detail", "device", "versions", "kernels", "modified")
+_PLACE = ("form", "sha256", "offset")
 _NOWHERE = Path()
 
 
-def item_of(entry: core.Entry, artifact: core.Artifact, *, with_time: bool = True) -> Item:
-    """Return the item of an entry that was read, which has no place in a store yet."""
+def line_of(entry: core.Entry) -> dict[str, object]:
+    """Return what the line of an entry in an index part says."""
+    line = {name: getattr(entry, name) for name in _ABOUT} | {name: getattr(entry.stored, name) for name in _PLACE}
+    return line | {"pack": entry.stored.pack.removeprefix(PACKS)}
+
+
+def stored_entry(entry: core.Entry, artifact: core.Artifact, *, with_time: bool = True) -> core.Entry:
+    """Return an entry that was read as an entry of a store, where it has no place yet.
+
+    ``modified`` is the time of its last change where it was pushed, in whole seconds.
+    """
     is_known = with_time and entry.modified is not None and entry.modified >= 0
-    return Item(
+    return core.Entry(
         *(entry.layer, entry.key, _NOWHERE, len(artifact.data), 0),
         modified=int(entry.modified or 0) if is_known else None,
         kernels=entry.kernels,
         device=entry.device,
         versions=dict(entry.versions),
         detail=dict(artifact.detail),
-        form=artifact.form,
-        sha256=_sha256(artifact.data),
+        stored=core.Stored(artifact.form, _sha256(artifact.data)),
     )
 
 
-def complaint(item: Item) -> str | None:
+def complaint(entry: core.Entry) -> str | None:
     """Return why no reader would accept this entry; ``None`` if readers accept it."""
     most = _most_packed(core.LARGEST_ENTRY)
-    limits = {"bytes": core.LARGEST_ENTRY, "offset": most, "packed": most, "unpacked": most, "modified": _LATEST}
-    for name, limit in limits.items():
-        number = getattr(item, name)
-        is_unknown = name == "modified" and number is None
-        if not is_unknown and not (type(number) is int and 0 <= number <= limit):
+    stored = entry.stored
+    numbers: dict[str, tuple[object, int]] = {
+        "bytes": (entry.bytes, core.LARGEST_ENTRY),
+        "modified": (0 if entry.modified is None else entry.modified, _LATEST),
+        **{name: (getattr(stored, name), most) for name in ("offset", "packed", "unpacked")},
+    }
+    for name, (number, limit) in numbers.items():
+        if not (type(number) is int and 0 <= number <= limit):
             return f"an invalid value of {name}"
-    device = () if item.device is None else (item.device,)
-    texts = [item.key, item.form, item.sha256, *device, *(item.kernels or ())]
-    for table in (item.detail, item.versions):
+    device = () if entry.device is None else (entry.device,)
+    texts = [entry.key, stored.form, stored.sha256, *device, *(entry.kernels or ())]
+    for table in (entry.detail, entry.versions):
         if not isinstance(table, dict) or len(table) > core.MOST_DETAILS:
             return "a value that should be a table of few details and is not"
         texts += [*table, *table.values()]
     if not all(isinstance(text, str) for text in texts) or sum(map(len, texts)) > _MOST_TEXT:
         return "a value that should be a text of bounded length and is not"
-    if not _DIGEST.fullmatch(item.sha256):
+    if not _DIGEST.fullmatch(stored.sha256):
         return "an invalid checksum"
-    wrong = core.key_complaint(item.key)
-    if wrong is None and (item.key.startswith("/") or ".." in item.key.split("/")):
+    wrong = core.key_complaint(entry.key)
+    if wrong is None and (entry.key.startswith("/") or ".." in entry.key.split("/")):
         wrong = "leads outside its root"
-    return None if wrong is None else f"the key {item.key[:200]!r}, which {wrong}"
+    return None if wrong is None else f"the key {entry.key[:200]!r}, which {wrong}"
 
 
 # ---------------------------------------------------------------------- documents
@@ -213,21 +200,22 @@ class Part(NamedTuple):
     """
 
     key: StoreKey
-    entries: Sequence[Item]
+    entries: Sequence[core.Entry]
     is_signed: bool = False
     signer: str | None = None
 
     @property
     def packs(self) -> frozenset[str]:
         """Return the names of the packs with its entries."""
-        return frozenset(item.pack for item in self.entries)
+        return frozenset(entry.stored.pack for entry in self.entries)
 
 
-def part_of(made: int, key: StoreKey, items: Sequence[Item]) -> bytes:
+def part_of(made: int, key: StoreKey, entries: Sequence[core.Entry]) -> bytes:
     """Return the text of an index part, which is signed."""
-    packs = {item.pack.removeprefix(PACKS): (item.packed, item.unpacked) for item in items}
+    stored = [entry.stored for entry in entries]
+    packs = {place.pack.removeprefix(PACKS): (place.packed, place.unpacked) for place in stored}
     head = {"schema": SCHEMA, "made": made, "layer": key.layer, "facts": dict(key.facts), "packs": packs}
-    return b"\n".join((canonical(head), *(canonical(item.to_line()) for item in items), b""))
+    return b"\n".join((canonical(head), *(canonical(line_of(entry)) for entry in entries), b""))
 
 
 def parse_part(name: str, text: bytes) -> Part:
@@ -236,7 +224,7 @@ def parse_part(name: str, text: bytes) -> Part:
     lines = text.split(b"\n")
     _require(name, max(map(len, lines)) <= _LONGEST_LINE, "a line that is too long")
     _require(name, not lines.pop(), "no end")
-    entries: dict[str, Item] = {}
+    entries: dict[str, core.Entry] = {}
     with _parsing(name):
         head = json.loads(lines[0] if lines else b"")
         _require(name, head["schema"] == SCHEMA, "an unknown schema; a newer cachectl may read it")
@@ -244,16 +232,18 @@ def parse_part(name: str, text: bytes) -> Part:
         key = parse_key(key_of(name), StoreKey(head["layer"], head["facts"]).to_bytes())
         for line in map(json.loads, lines[1:]):
             sha256, kernels = line.pop("pack"), line["kernels"]
-            _require(name, line.keys() == set(_LINE), "an entry with other members")
+            _require(name, line.keys() == {*_ABOUT, *_PLACE}, "an entry with other members")
             line["kernels"] = None if kernels is None else tuple(kernels)
-            line["packed"], line["unpacked"] = head["packs"][sha256]
-            item = Item(layer=key.layer, root=_NOWHERE, files=0, pack=PACKS + sha256, **line)
-            wrong = complaint(item)
+            form, digest, offset = (line.pop(member) for member in _PLACE)
+            packed, unpacked = head["packs"][sha256]
+            stored = core.Stored(form, digest, PACKS + sha256, packed, unpacked, offset)
+            entry = core.Entry(layer=key.layer, root=_NOWHERE, files=0, stored=stored, **line)
+            wrong = complaint(entry)
             _require(name, wrong is None, str(wrong))
-            inside = is_name(item.pack) and item.offset + item.bytes <= item.unpacked
+            inside = is_name(stored.pack) and stored.offset + entry.bytes <= stored.unpacked
             _require(name, inside, "an entry that is not inside its pack")
-            _require(name, item.key not in entries, "an entry twice")
-            entries[item.key] = item
+            _require(name, entry.key not in entries, "an entry twice")
+            entries[entry.key] = entry
     return Part(key, tuple(entries.values()))
 
 
@@ -274,25 +264,25 @@ def open_part(name: str, file: bytes) -> tuple[bytes, bytes]:
     return _opened(name, file, _LARGEST_PART)
 
 
-def open_pack(items: Sequence[Item], file: bytes) -> list[tuple[Item, core.Artifact]]:
+def open_pack(entries: Sequence[core.Entry], file: bytes) -> list[tuple[core.Entry, core.Artifact]]:
     """Return entries with their artifacts out of the file of a pack, in which all of them lie.
 
     Raises :class:`BadStore` if the file is another, or an entry has another SHA-256.
     """
-    pack = items[0].pack
-    content, _ = _opened(pack, file, items[0].unpacked)
-    entries = []
-    for item in items:
-        data = content[item.offset : item.offset + item.bytes]
-        fit = len(data) == item.bytes and _sha256(data) == item.sha256
-        _require(pack, fit, f"another content for {item.layer} {item.key} than the index says")
-        entries.append((item, artifact_of(item, data)))
-    return entries
+    pack = entries[0].stored.pack
+    content, _ = _opened(pack, file, entries[0].stored.unpacked)
+    contents = []
+    for entry in entries:
+        data = content[entry.stored.offset : entry.stored.offset + entry.bytes]
+        fit = len(data) == entry.bytes and _sha256(data) == entry.stored.sha256
+        _require(pack, fit, f"another content for {entry.layer} {entry.key} than the index says")
+        contents.append((entry, artifact_of(entry, data)))
+    return contents
 
 
-def artifact_of(item: Item, data: bytes) -> core.Artifact:
-    """Return the artifact of an item with these bytes."""
-    return core.Artifact(item.layer, item.key, item.form, data, item.detail)
+def artifact_of(entry: core.Entry, data: bytes) -> core.Artifact:
+    """Return the artifact of an entry of a store with these bytes."""
+    return core.Artifact(entry.layer, entry.key, entry.stored.form, data, entry.detail)
 
 
 def _opened(name: str, file: bytes, most: int) -> tuple[bytes, bytes]:

@@ -8,7 +8,6 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -193,7 +192,7 @@ def _began(layer: core.Layer) -> core.Layer | None:
     if (first := _first_variables()) is None:
         return None
     try:
-        return type(layer)(replace(layer.environment, variables=first))
+        return type(layer)(layer.environment._replace(variables=first))
     except core.FAILURES:
         return None
 

@@ -65,8 +65,6 @@ class Request:
     @cached_property
     def environment(self) -> core.Environment:
         """The environment, with the options and settings that change how caches are read and changed."""
-        from dataclasses import replace
-
         here, options = self._here, vars(self.options)
         if (below := options.get("below")) is not None:
             from cachectl.switching.child import environment_below
@@ -75,10 +73,10 @@ class Request:
         if pythons := options.get("python") or self.config.get("python"):
             from cachectl.layers.host.pythons import named_pythons
 
-            here = replace(here, python_paths=named_pythons(here, pythons))
+            here = here._replace(python_paths=named_pythons(here, pythons))
         waits = (options.get("wait"), self.config.get("wait"), here.lock_timeout)
         shared = bool(options.get("shared") or self.config.get("shared"))
-        return replace(here, lock_timeout=next(wait for wait in waits if wait is not None), shared=shared)
+        return here._replace(lock_timeout=next(wait for wait in waits if wait is not None), shared=shared)
 
     @cached_property
     def stack(self) -> LayerSet:

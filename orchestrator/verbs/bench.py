@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import ClassVar
+from typing import NamedTuple
 
 from cachectl import layer_set, output_files, verbs
 from cachectl.layers import core
@@ -57,6 +57,7 @@ class Ended(core.CachectlError):
         super().__init__(f"the command ended with status {status} in its {setting} run, so nothing is compared")
 
 
+@core.as_json(also=("median",))
 @dataclass(frozen=True, slots=True)
 class BenchSetting:
     """One setting of the caches, and the wall seconds of the command in each round.
@@ -69,7 +70,6 @@ class BenchSetting:
     how: str
     layer: str | None = None
     seconds: list[float] = field(default_factory=list)
-    as_json: ClassVar[core.AsJson] = core.AsJson(also=("median",))
 
     @property
     def median(self) -> float:
@@ -77,8 +77,7 @@ class BenchSetting:
         return statistics.median(self.seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(NamedTuple):
     """The time that a layer saves: the median with it off minus the warm median, in seconds.
 
     ``by_round`` has the same difference for each round; ``entries`` counts the entries that the command left in the
@@ -91,8 +90,7 @@ class Saved:
     entries: int
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(NamedTuple):
     """Processor, number of processors that a program here may use, GPUs that drivers list, system, OpenCL drivers.
 
     ``cpu`` is ``None`` if the system does not name it.
@@ -124,8 +122,8 @@ def machine(environment: core.Environment) -> Machine:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
+@core.as_json("cachectl/bench/1", names={"saved": "saved_by_layer", "unused": "not_used"})
+class Bench(NamedTuple):
     """All measurements, and the machine; ``unused`` maps the layers that were not turned off to the reason."""
 
     command: tuple[str, ...]
@@ -133,9 +131,6 @@ class Bench:
     saved: tuple[Saved, ...]
     unused: Mapping[str, str]
     machine: Machine
-    as_json: ClassVar[core.AsJson] = core.AsJson(
-        "cachectl/bench/1", names={"saved": "saved_by_layer", "unused": "not_used"}
-    )
 
 
 def bench(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 
@@ -77,7 +76,7 @@ def plan_prune(layers: Iterable[core.Layer], limits: config.Limits) -> removal.R
 
     def plan(layer: core.Layer) -> core.Plan:
         plan = core.plan_removal(layer, going[layer])
-        return replace(plan, failed=(*plan.failed, *failed[layer]))
+        return plan._replace(failed=(*plan.failed, *failed[layer]))
 
     return removal.planned(going, plan)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl import layer_set, verbs
 from cachectl.layers import core
@@ -30,8 +29,7 @@ OPTIONS = (
 EPILOG = "A LAYER that is named is shown as with -v."
 
 
-@dataclass(frozen=True, slots=True)
-class Total:
+class Total(NamedTuple):
     """Sums over roots; lower bounds unless ``complete``, and ``None`` for what is unknown.
 
     ``files`` and ``bytes`` include orphans. ``prune --stale`` removes ``stale_bytes`` and ``orphan_bytes``.
@@ -70,18 +68,17 @@ def _total(usages: Sequence[core.Usage], *, complete: bool) -> Total:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RootReport:
+@core.as_json(flat=("root", "usage"))
+class RootReport(NamedTuple):
     """One root and what it holds."""
 
     root: core.Root
     exists: bool
     usage: core.Usage
-    as_json: ClassVar[core.AsJson] = core.AsJson(flat=("root", "usage"))
 
 
-@dataclass(frozen=True, slots=True)
-class LayerReport:
+@core.as_json(flat=("state", "total"), also=("total",))
+class LayerReport(NamedTuple):
     """One layer: its state and its roots; ``failures`` are the errors met while reading them."""
 
     layer: str
@@ -91,7 +88,6 @@ class LayerReport:
     precious: bool
     roots: tuple[RootReport, ...]
     failures: tuple[str, ...] = ()
-    as_json: ClassVar[core.AsJson] = core.AsJson(flat=("state", "total"), also=("total",))
 
     @property
     def total(self) -> Total:
@@ -111,8 +107,7 @@ class LayerReport:
         return total.complete and not (off or total.entries or total.files or self.problems)
 
 
-@dataclass(frozen=True, slots=True)
-class PythonShare:
+class PythonShare(NamedTuple):
     """The entries of one Python: its five-part version, the packages they name, and the interpreters of that version.
 
     ``stale`` counts the entries that no known Python can hit.
@@ -126,8 +121,8 @@ class PythonShare:
     interpreters: tuple[Path, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+@core.as_json("cachectl/report/1", also=("total",), optional=("neighbours", "pythons"))
+class Report(NamedTuple):
     """The whole stack at one moment (epoch seconds).
 
     ``leftovers`` are temporary folders that killed commands left outside the roots. ``neighbours`` are the caches of no
@@ -140,9 +135,6 @@ class Report:
     leftovers: tuple[core.Entry, ...] = ()
     neighbours: tuple[Neighbour, ...] | None = None
     pythons: tuple[PythonShare, ...] | None = None
-    as_json: ClassVar[core.AsJson] = core.AsJson(
-        "cachectl/report/1", also=("total",), optional=("neighbours", "pythons")
-    )
 
     def __repr__(self) -> str:
         return f"Report(layers={len(self.layers)}, total={self.total})"
@@ -209,7 +201,7 @@ def _root_report(layer: core.Layer, root: core.Root) -> RootReport:
         return RootReport(root, root.exists, usage)
     except core.FAILURES as error:
         # An unreadable root exists.
-        usage = replace(core.UNCOUNTED, problems=(core.Problem(root.path, "unreadable", core.reason_of(error)),))
+        usage = core.UNCOUNTED._replace(problems=(core.Problem(root.path, "unreadable", core.reason_of(error)),))
         return RootReport(root, exists=True, usage=usage)
 
 

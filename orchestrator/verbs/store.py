@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl import verbs
 from cachectl.exchange import place, trust, wire
@@ -45,8 +45,7 @@ OPTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ListedKey:
+class ListedKey(NamedTuple):
     """The entries of one portability key, in how many index parts.
 
     ``newest`` is when the newest part was made, in epoch seconds; ``None`` in a bundle, which has no times.
@@ -63,18 +62,17 @@ class ListedKey:
     fingerprint: Mapping[str, str | None]
 
 
-@dataclass(frozen=True, slots=True)
-class StoreListing:
+@core.as_json("cachectl/store/1")
+class StoreListing(NamedTuple):
     """The content of a store; ``digest`` pins it."""
 
     url: str
     digest: str
     keys: tuple[ListedKey, ...]
-    as_json: ClassVar[core.AsJson] = core.AsJson("cachectl/store/1")
 
 
-@dataclass(frozen=True, slots=True)
-class Collection:
+@core.as_json("cachectl/store-gc/1")
+class Collection(NamedTuple):
     """What ``store gc`` removed, or (``dry_run``) would remove.
 
     ``parts`` are the removed index parts with ``entries``; ``removed`` and ``freed`` are the number and bytes of packs
@@ -88,11 +86,9 @@ class Collection:
     removed: int
     freed: int
     kept: int
-    as_json: ClassVar[core.AsJson] = core.AsJson("cachectl/store-gc/1")
 
 
-@dataclass(frozen=True, slots=True)
-class StoreFinding:
+class StoreFinding(NamedTuple):
     """Something wrong with a name of a store; a note does not harm readers."""
 
     name: str
@@ -101,6 +97,7 @@ class StoreFinding:
     message: str
 
 
+@core.as_json("cachectl/store-verify/1")
 @dataclass(slots=True)
 class StoreCheck:
     """The findings in a store, and how much was checked."""
@@ -111,7 +108,6 @@ class StoreCheck:
     entries: int = 0
     packs: int = 0
     findings: tuple[StoreFinding, ...] = ()
-    as_json: ClassVar[core.AsJson] = core.AsJson("cachectl/store-verify/1")
 
     @property
     def failed(self) -> bool:
@@ -244,13 +240,13 @@ class SharedStore:
 
     def _check(self, index: StoreCollection, contents: set[str]) -> StoreCheck:
         check = StoreCheck(self._place.shown, index.digest, len(index.parts))
-        packs: dict[str, list[wire.Item]] = {}
+        packs: dict[str, list[core.Entry]] = {}
         for name in index.parts:
             with check.reporting(f"{wire.INDEX}{name}"):
                 index.key(wire.key_of(name))
                 for item in index.part(name).entries:
                     check.entries += 1
-                    packs.setdefault(item.pack, []).append(item)
+                    packs.setdefault(item.stored.pack, []).append(item)
         for pack, items in packs.items():
             with check.reporting(pack):
                 # Each entry is checked as it is read.

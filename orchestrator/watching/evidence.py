@@ -12,8 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from typing import ClassVar
+from typing import NamedTuple
 
 from cachectl.layers import core
 from cachectl.watching.events import Use, kind_of, storing_refused
@@ -27,8 +26,7 @@ _LATE = 0.05
 _NO_PYTHON = "no Python of the run could be watched (it had none, was started with -I or -S, or has other releases)"
 
 
-@dataclass(frozen=True, slots=True)
-class LayerTrace:
+class LayerTrace(NamedTuple):
     """What one layer did in a run; ``None`` is unknown. ``evidence`` is exact, inferred or none, ``why`` says how.
 
     ``state`` is ``disabled``, ``bypassed`` or ``closed`` (it cannot be written) if the layer took no part for that
@@ -51,8 +49,8 @@ class LayerTrace:
         return bool(self.hits or self.misses or self.stores)
 
 
-@dataclass(frozen=True, slots=True)
-class EntryTrace:
+@core.as_json(hidden=("at",))
+class EntryTrace(NamedTuple):
     """One entry that was used: how often it was read and stored, its bytes, and what its bytes say.
 
     ``broken`` says that it is damaged, so that its readings are misses. ``at`` are the times of use (epoch seconds).
@@ -68,11 +66,9 @@ class EntryTrace:
     broken: bool = False
     at: tuple[float, ...] = ()
     root: str = ""
-    as_json: ClassVar[core.AsJson] = core.AsJson(hidden=("at",))
 
 
-@dataclass(frozen=True, slots=True)
-class Miss:
+class Miss(NamedTuple):
     """One lookup that found nothing, and why, as far as keys can be read.
 
     ``part`` is the part of the cache that was asked, such as a dictionary; ``None`` if the cache has no parts.
@@ -160,17 +156,17 @@ class Evidence:
         if counted.evidence == EXACT and self.used is None and (self.commands or self.unread):
             gaps = (("watch", self.commands), ("read", self.unread))
             reasons = " and ".join(f"could not {act} {', '.join(names)}" for act, names in gaps if names)
-            counted = replace(counted, evidence=INFERRED, why=f"{counted.why}; a lower bound: {reasons}")
+            counted = counted._replace(evidence=INFERRED, why=f"{counted.why}; a lower bound: {reasons}")
         # Why it took no part; what was counted counts more, because a program may switch a layer itself.
         with suppress(*core.FAILURES):
             state = self.layer.state()
             if state.condition in (core.DISABLED, core.BYPASSED):
                 was_used = counted.hits if state.condition is core.DISABLED else counted.was_used
-                return counted if was_used else replace(counted, state=state.condition.value, state_why=state.why)
+                return counted if was_used else counted._replace(state=state.condition.value, state_why=state.why)
             if state.condition is not core.ABSENT and self.layer.about.when_closed and not counted.stores:
                 roots = (root.path for root in self.layer.roots() if root.scope is core.Scope.USER)
                 if why := next(filter(None, map(storing_refused, roots)), None):
-                    return replace(counted, state="closed", state_why=why)
+                    return counted._replace(state="closed", state_why=why)
         return counted
 
     # ------------------------------------------------------------------ seen in programs
@@ -341,7 +337,7 @@ def misses(layers: Mapping[str, Evidence], events: Iterable[Event], entries: Ite
             built.append(event)
     for entry in entries:
         if entry.stores or entry.broken:
-            yield layers[entry.layer].miss(asdict(entry))
+            yield layers[entry.layer].miss(entry._asdict())
 
 
 def _other_build(event: Event, built: Sequence[Event]) -> str | None:

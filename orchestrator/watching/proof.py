@@ -16,8 +16,8 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cachectl import layer_set
 from cachectl.layers import core
@@ -56,8 +56,7 @@ _Stamp = tuple[int, int, int, int, int]
 HOLDS, UNKNOWN, FAILS = "holds", "cannot be given", "fails"
 
 
-@dataclass(frozen=True, slots=True)
-class Attestation:
+class Attestation(NamedTuple):
     """The observations in one layer's roots.
 
     ``compared`` counts the files that were there before, ``folders`` those under watch; ``notes`` are limits of that;

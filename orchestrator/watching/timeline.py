@@ -16,8 +16,8 @@ import shlex
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from cachectl import output_files
 from cachectl.layers import core
@@ -42,8 +42,7 @@ TIMELINE = output_files.Kind(
 _ARGUMENTS = ("kernel", "layer", "outcome", "bytes")
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One stretch of work of a thread: its stage, what it worked on, and when, in seconds.
 
     ``outcome`` is ``hit``, ``miss`` or ``store``, and ``None`` for work that is no lookup. Spans of a thread nest: the
@@ -67,8 +66,7 @@ class Span:
         return self.start + self.seconds
 
 
-@dataclass(frozen=True, slots=True)
-class StageTime:
+class StageTime(NamedTuple):
     """Seconds of all threads in one stage, without the stages inside; ``hit`` and ``missed`` are parts of them."""
 
     stage: str
@@ -77,8 +75,7 @@ class StageTime:
     missed: float
 
 
-@dataclass(frozen=True, slots=True)
-class KernelTime:
+class KernelTime(NamedTuple):
     """Seconds of all stages of one kernel, and its slowest one.
 
     ``warm`` is whether all its lookups hit, ``None`` if there was none.
@@ -90,8 +87,7 @@ class KernelTime:
     warm: bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(NamedTuple):
     """Where a start went. Seconds of several threads and processes add up in ``stages`` and ``slowest``.
 
     ``missed`` are the seconds that misses took, from a lookup to the end of its store, in the thread in which they took
@@ -105,8 +101,7 @@ class Summary:
     slowest: tuple[KernelTime, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class KernelTrace:
+class KernelTrace(NamedTuple):
     """One build: its kernels, the layer that served it, whether it was compiled, and the seconds it took.
 
     ``served_by`` and ``compiled`` are ``None`` if they are unknown, as with a driver that does not report.
@@ -118,6 +113,7 @@ class KernelTrace:
     seconds: float
 
 
+@core.as_json("cachectl/trace/1", hidden=("passed_on", "started", "processes", "spans"), optional=("misses",))
 @dataclass
 class Trace:
     """A run: its command, how it ended, and what each layer did. Seconds are wall time.
@@ -142,9 +138,6 @@ class Trace:
     processes: Sequence[Mapping[str, Any]] = ()
     spans: Sequence[Span] = ()
     summary: Summary | None = None
-    as_json: ClassVar[core.AsJson] = core.AsJson(
-        "cachectl/trace/1", hidden=("passed_on", "started", "processes", "spans"), optional=("misses",)
-    )
 
     def __getitem__(self, name: str) -> evidence.LayerTrace:
         """Return what a layer did. Raises :class:`KeyError` for an unknown name."""
@@ -225,7 +218,7 @@ def _compiled_in(launch: Span, later: Mapping[tuple[int, str], list[Span]]) -> I
     names = {(launch.process, name) for name in (launch.kernel or "").split()}
     ended = [span for name in names for span in later.get(name, ()) if begun < span.start <= launch.end]
     for span in sorted(ended, key=lambda span: span.start):
-        yield replace(span, thread=launch.thread, start=begun, seconds=span.start - begun)
+        yield span._replace(thread=launch.thread, start=begun, seconds=span.start - begun)
         begun = span.start
         # It is part of the innermost such span, which is noted first.
         later[span.process, span.kernel or ""].remove(span)
@@ -248,13 +241,13 @@ def _driver_spans(
         for path, kernel, begun, ended in times:
             end = ended - began[1] / 1e9
             start = end if begun is None else begun - began[1] / 1e9
-            compiler = replace(span, name="compiler", start=start, seconds=end - start)
+            compiler = span._replace(name="compiler", start=start, seconds=end - start)
             if begun is None:
-                later.setdefault((span.process, kernel or ""), []).append(replace(compiler, kernel=kernel))
+                later.setdefault((span.process, kernel or ""), []).append(compiler._replace(kernel=kernel))
             elif span.start <= start < end <= span.end:
-                inside.append(replace(compiler, bytes=part.weigh(path)))
+                inside.append(compiler._replace(bytes=part.weigh(path)))
         is_known = compiled is False or bool(inside)
-        yield replace(span, stage="lookup") if is_known else span
+        yield span._replace(stage="lookup") if is_known else span
         yield from inside
 
 

@@ -1,7 +1,6 @@
 """What the superuser may do to the caches of other users, and what others may do to a user's."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,7 +77,7 @@ def test_a_cache_that_others_can_write_is_read_and_changed_only_if_shared(open_f
     if os.geteuid() == 0:
         for line in ("purge cuda", f"put cuda {KEY} entry"):
             home.refused(f"{line} --shared", says="cachectl: ")
-        stack = Stack(replace(home.environment(), superuser=False), shared=True)
+        stack = Stack(home.environment()._replace(superuser=False), shared=True)
         assert stack.purge(layers=["cuda"]).total.removed == 39
     else:
         assert "--shared" in said

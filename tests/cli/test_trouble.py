@@ -8,7 +8,6 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ def run(home: Path, *arguments: str, by: Sequence[str] = ()) -> tuple[int, Count
 
 
 def environment(home: Path, aside: Path) -> Environment:
-    return replace(environment_of(home), temporary=aside, lock_timeout=0.1)
+    return environment_of(home)._replace(temporary=aside, lock_timeout=0.1)
 
 
 def holding(home: Path, aside: Path) -> set[str]:

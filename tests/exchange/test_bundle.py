@@ -12,7 +12,6 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,7 +48,7 @@ def test_the_same_content_is_the_same_bytes(source: Home, packed: Path, home: Ho
 
 @real
 def test_entries_that_cannot_be_hit_are_foreseen_and_left_out(packed: Path, home: Home) -> None:
-    environment = replace(home.environment(), python="3.9.1.final.0")
+    environment = home.environment()._replace(python="3.9.1.final.0")
     done = Stack(environment).pull(str(packed), TRUSTED)
     layers = {layer.layer: layer for layer in done.layers}
     assert layers["loopy"].placed == 0

@@ -8,7 +8,6 @@ import stat
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,7 +66,7 @@ def cheap(home: Home) -> Home:
 
 def at(home: Home, moment: float) -> Stack:
     """Return the layers of a home at a moment."""
-    return Stack(replace(home.environment(), clock=lambda: moment))
+    return Stack(home.environment()._replace(clock=lambda: moment))
 
 
 def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: Home, tmp_path: Path) -> None:
@@ -91,7 +90,7 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
         (note,) = other.stack.pull(store, TRUSTED).unread
         assert (note.key, why in note.because) == (layer, True)
         folder.remove([part])
-    pulled = Stack(replace(other.environment(), platform="darwin")).pull(store, TRUSTED)
+    pulled = Stack(other.environment()._replace(platform="darwin")).pull(store, TRUSTED)
     assert (pulled.layers, len(pulled.unread)) == ((), 1)
     assert "platform linux, here darwin" in pulled.unread[0].because
 
@@ -126,7 +125,7 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
         at(cheap, now + 365 * day).store(store).gc(older_than=30 * day)
     assert files(folder) == before
     assert (len(planned.parts), planned.entries, planned.removed) == (1, 10, 0)
-    assert replace(stack.store(store).gc(older_than=3 * day), dry_run=True) == planned
+    assert stack.store(store).gc(older_than=3 * day)._replace(dry_run=True) == planned
     assert [one.code for one in stack.store(store).verify().findings] == ["unlisted"] * 3
     # A push lists no pack that was there before.
     assert stack.push(store).total.placed == 10

@@ -7,7 +7,6 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ def good(key: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(folder / "store", folder / "older")
     add_kernels(home, range(7, 9))
     # Parts of one second are in no order.
-    stack = Stack(replace(home.environment(), clock=lambda: time.time() + 5))
+    stack = Stack(home.environment()._replace(clock=lambda: time.time() + 5))
     for name in ("store", "store.zip"):
         stack.push(folder / name, sign=str(key))
     return folder

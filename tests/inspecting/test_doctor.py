@@ -2,7 +2,6 @@
 
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,8 +97,8 @@ def test_an_old_lock_that_may_be_held_stays(home: Home, locked: tuple[Environmen
         make(shown / process)
         (shown / process / "maps").write_text("" if process == "self" else "7f00 r-xp /lib/pyopencl/_cl.abi3.so\n")
     for seen, message, holder in (
-        (replace(environment, processes=shown), "", "process 4711"),
-        (replace(environment, processes=tmp_path / "nothing"), "this platform does not show", ""),
+        (environment._replace(processes=shown), "", "process 4711"),
+        (environment._replace(processes=tmp_path / "nothing"), "this platform does not show", ""),
         (on_file_system(environment, "nfs", home.path), "", "a program of another machine"),
     ):
         found = only(examine(seen, "pyopencl"), "lock")
@@ -109,7 +108,7 @@ def test_an_old_lock_that_may_be_held_stays(home: Home, locked: tuple[Environmen
     lock.unlink()
     with presence_lock("pyopencl", lock):
         os.utime(lock, (1_700_000_000, 1_700_000_000))
-        found = only(examine(replace(environment, clock=lambda: 1_700_000_901.0), "pyopencl"), "lock")
+        found = only(examine(environment._replace(clock=lambda: 1_700_000_901.0), "pyopencl"), "lock")
         assert (found.severity, "held for 901 s" in found.message) == (Severity.RISKS, True)
         assert found.fix.endswith(f", then: rm {lock}")
     assert examine(environment, "pyopencl") == []
@@ -148,7 +147,7 @@ def gpu(environment: Environment, *properties: int, more: str = "") -> Environme
     for number, text in enumerate(("cpu_cores_count 64\nsimd_count 0\ngfx_target_version 0\n", own, own)):
         make(nodes / str(number))
         (nodes / str(number) / "properties").write_text(text)
-    return replace(environment, topology=nodes)
+    return environment._replace(topology=nodes)
 
 
 #: Properties of a GPU, variables that set another one for MIOpen, and the bases of its files.

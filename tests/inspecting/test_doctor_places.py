@@ -6,7 +6,6 @@ import platform
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +33,7 @@ from cachectl.verbs.doctor import job_of
 def test_sumpy_reads_another_libraries_variable_where_it_is_installed(tmp_path: Path) -> None:
     environment = environment_of(tmp_path, CG_NO_CACHE="0")
     assert examine(environment, "pytools") == []
-    sumpy = replace(environment, installed=lambda name: "2026.1" if name == "sumpy" else None)
+    sumpy = environment._replace(installed=lambda name: "2026.1" if name == "sumpy" else None)
     assert "asks only whether it is set" in only(examine(sumpy, "pytools"), "variable").message
 
 
@@ -63,7 +62,7 @@ def test_roots_on_the_network_are_reported_once_with_their_hazards(tmp_path: Pat
     environment = on_file_system(environment_of(tmp_path), kind, tmp_path)
     # An AMD driver: PyOpenCL's own cache is used on it.
     variables = {**environment.variables, "OCL_ICD_VENDORS": register_driver(tmp_path, "libamdocl64.so")}
-    environment = replace(environment, variables=variables, installed=lambda _: "2026.1")
+    environment = environment._replace(variables=variables, installed=lambda _: "2026.1")
     found = {finding.layer: finding for finding in coded(examine(environment), "network")}
     # Three layers keep their entries in the folder of the first.
     assert list(found) == ["loopy", "pyopencl", "pocl", "cuda", "comgr", "miopen", "miopen-tuning"]
@@ -95,7 +94,7 @@ def test_miopen_falls_back_to_everybodys_folder_where_the_home_is_on_the_network
     assert (found.severity, found.root) == (Severity.UNSAFE, environment.temporary)
     assert found.fix == 'export MIOPEN_CUSTOM_CACHE_DIR="$(mktemp -d)"'
     named = {**environment.variables, "MIOPEN_CUSTOM_CACHE_DIR": str(tmp_path / "own")}
-    assert coded(examine(replace(environment, variables=named), "miopen"), "fallback") == []
+    assert coded(examine(environment._replace(variables=named), "miopen"), "fallback") == []
 
 
 @pytest.mark.parametrize(
@@ -114,7 +113,7 @@ def test_ranks_share_a_root(tmp_path: Path, variables: Mapping[str, str], ranks:
     make(tmp_path / ".cache/pytools", tmp_path / ".nv/ComputeCache")
     environment = environment_of(tmp_path, OCL_ICD_VENDORS=register_driver(tmp_path, "libpocl.so.2"), **variables)
     assert job_of(environment) == (ranks, variable)
-    found = coded(examine(replace(environment, installed=lambda _: "2026.1")), "ranks")
+    found = coded(examine(environment._replace(installed=lambda _: "2026.1")), "ranks")
     severities = {finding.layer: finding.severity for finding in found}
     assert severities == {"loopy": Severity.HARMLESS, "pocl": Severity.RISKS, "cuda": Severity.RISKS}
     own = f"rank$(hostname)-${{{variable}:?}}" if variable == "MPI_LOCALRANKID" else f"rank${{{variable}:?}}"
@@ -169,7 +168,7 @@ def test_a_default_place_that_is_no_folder_is_cleared_or_made(tmp_path: Path, ho
         place.write_text("something")
     else:
         place.symlink_to(tmp_path / "gone" / "with the scratch disk")
-    environment = replace(environment_of(tmp_path), installed=lambda _: "2026.1")
+    environment = environment_of(tmp_path)._replace(installed=lambda _: "2026.1")
     # Three layers share it: it is said once.
     found = only(examine(environment), "no-folder")
     assert (found.layer, found.severity, found.root) == ("loopy", Severity.FAILS, place)

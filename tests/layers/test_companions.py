@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -94,9 +93,9 @@ class TestNumba(LayerConformance):
         monkeypatch.setattr(atomic, "place_new", fails)
         other = {"k.f-2.py311.nbi": b"\x80other", "k.f-2.py311.1.nbc": b"other", "k.f-2.py311.3.nbc": b"new"}
         with pytest.raises(core.Unreachable, match="No space left"):
-            layer.put(key, replace(one, data=pack(other)), replace=True)
+            layer.put(key, one._replace(data=pack(other)), replace=True)
         assert layer.get(key) == one
-        layer.put(key, replace(one, data=pack(other)), replace=True)
+        layer.put(key, one._replace(data=pack(other)), replace=True)
         assert {entry.files for entry in layer.entries(core.Selection(key=key))} == {3}
 
     def test_a_file_without_its_entry_is_an_orphan_and_said_when_that_is_put(self, tmp_path: Path) -> None:

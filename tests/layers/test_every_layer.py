@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,7 @@ class TestConformance(LayerConformance):
     def environment(self, home: Path) -> core.Environment:
         environment = super().environment(home)
         variables = {name: value.format(home=home) for name, value in self.product.variables.items()}
-        return replace(environment, topology=home / "no-gpus").with_variables(variables)
+        return environment._replace(topology=home / "no-gpus").with_variables(variables)
 
     def make(self, environment: core.Environment) -> core.Layer:
         return built_in_layer(self.product.layer, environment)
@@ -169,7 +168,7 @@ def test_damage_is_reported_with_its_effect_neither_put_nor_got_and_removed_alon
     damaged = damage(path.read_bytes() if path.exists() else b"")
     data = pack({**unpack(artifact.data), file[len(key) + 1 :]: damaged}) if name == "pocl" else damaged
     with pytest.raises(core.Damaged):
-        layer.put(key, replace(artifact, data=data), replace=True)
+        layer.put(key, artifact._replace(data=data), replace=True)
     assert got(layer, key) == artifact
     path.write_bytes(damaged)
     (finding,) = (found for found in verified(layer) if found.code == "damaged")
@@ -281,7 +280,7 @@ def test_a_left_temporary_goes_once_nobody_may_write_it(tmp_path: Path, name: st
     left.chmod(0o600)
     assert list(orphans(layer)) == [file]
     for processes in (somebody(tmp_path / "busy", library), Path("/no such folder")):
-        busy = type(layer)(replace(layer.environment, processes=processes))
+        busy = type(layer)(layer.environment._replace(processes=processes))
         clear(busy)
         assert left.exists()
     assert clear(layer).failed == ()

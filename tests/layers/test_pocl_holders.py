@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ def holding(home: Home, variables: Mapping[str, str], *numbers: str) -> Abstract
 
 def layer_of(home: Home) -> PoclKernels:
     """Return the layer that sees the processes of this machine."""
-    return PoclKernels(replace(home.environment(), processes=Path("/proc")))
+    return PoclKernels(home.environment()._replace(processes=Path("/proc")))
 
 
 def grow_old(home: Home) -> None:

@@ -7,7 +7,6 @@ import pickle
 import random
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from threading import Timer
 
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.real
 
 @pytest.fixture
 def layer(warm: Home) -> PyOpenCLBinaries:
-    return PyOpenCLBinaries(replace(warm.environment(), lock_timeout=0.1))
+    return PyOpenCLBinaries(warm.environment()._replace(lock_timeout=0.1))
 
 
 def base(layer: PyOpenCLBinaries) -> Path:
@@ -82,7 +81,7 @@ def test_a_lock_that_pyopencl_holds_is_waited_for_and_never_broken(layer: PyOpen
     lock, entry, plan = base(layer) / "lock", next(layer.entries()), layer.plan_clear()
     artifact = got(layer, entry.key)
     members = unpack(artifact.data)
-    without_source = replace(artifact, data=pack({name: members[name] for name in ("binary", "info")}))
+    without_source = artifact._replace(data=pack({name: members[name] for name in ("binary", "info")}))
     with running(*python(HOLDER, lock.parent)) as holder:
         outcome = layer.clear(plan)
         assert outcome.removed == 0
@@ -92,7 +91,7 @@ def test_a_lock_that_pyopencl_holds_is_waited_for_and_never_broken(layer: PyOpen
         assert layer.get(entry.key) == artifact
         assert lock.exists()
         # A purge that has begun to wait ends once the holder lets go.
-        patient = PyOpenCLBinaries(replace(layer.environment, lock_timeout=120))
+        patient = PyOpenCLBinaries(layer.environment._replace(lock_timeout=120))
         assert holder.stdin is not None
         Timer(0.5, holder.stdin.close).start()
         assert patient.clear(plan).removed == 3
@@ -129,14 +128,14 @@ def test_the_state_depends_on_release_and_drivers(
     release, *makers = installed.split()
     found = [(maker, "", "") for maker in makers]
     monkeypatch.setattr(drivers, "find_drivers", lambda _environment: found)
-    there = PyOpenCLBinaries(replace(layer.environment, installed={"pyopencl": release}.get))
+    there = PyOpenCLBinaries(layer.environment._replace(installed={"pyopencl": release}.get))
     assert there.state().condition is STATES[installed]
 
 
 @pytest.mark.parametrize("value", ["0", "", "maybe"])
 def test_the_oldest_release_asks_only_whether_its_variable_is_set(layer: PyOpenCLBinaries, value: str) -> None:
     variables = {**layer.environment.variables, "PYOPENCL_NO_CACHE": value}
-    there = PyOpenCLBinaries(replace(layer.environment, variables=variables, installed=lambda _name: "2024.1"))
+    there = PyOpenCLBinaries(layer.environment._replace(variables=variables, installed=lambda _name: "2024.1"))
     assert there.state().condition is Condition.DISABLED
     (found,) = [finding for finding in there.diagnose() if finding.code == "variable"]
     outcome = "switches PyOpenCL program binaries off all the same: pyopencl 2024.1 asks only whether it is set"

@@ -7,7 +7,6 @@ import pickle
 import shlex
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,7 +100,7 @@ OLD = "2020.1-islpy2021.1-cgen2020.1-v2"
 )
 def test_rows_that_nothing_opens_are_stale(home: Home, file: str, stale: bool | None, because: str | None) -> None:
     versions = {"pytools": "2026.1.1", "loopy": "2025.2", "islpy": "2026.2.2", "cgen": "2025.1"}
-    environment = replace(home.environment(), installed=versions.get)
+    environment = home.environment()._replace(installed=versions.get)
     name = f"pdict-v5-loopy-{file.format(python=environment.python)}.sqlite"
     dictionary(folder_of(home), name, {"0" * 16: pickle.dumps((1, 2))})
     layer = LoopyDictionaries(environment)
@@ -160,7 +159,7 @@ def test_a_purge_gives_the_space_back_and_keeps_the_file(home: Home) -> None:
 
 
 def test_a_locked_dictionary_fails_alone_and_once(home: Home) -> None:
-    environment = replace(home.environment(), lock_timeout=0.2)
+    environment = home.environment()._replace(lock_timeout=0.2)
     free, held = (f"pdict-v5-{name}-{environment.python}.sqlite" for name in ("free", "held"))
     dictionary(folder_of(home), free, {"a" * 16: NONE})
     keys = [f"{held}/{number:064}" for number in range(300)]

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ def environment_of(folder: Path, **variables: str) -> Environment:
     home = folder / "home"
     home.mkdir(exist_ok=True)
     values = {"HOME": str(home), **{name: value.format(tmp=folder) for name, value in variables.items()}}
-    return replace(layers.environment_of(home), variables=values, cwd=folder / "cwd")
+    return layers.environment_of(home)._replace(variables=values, cwd=folder / "cwd")
 
 
 def driver(folder: Path, layer: str) -> str:
@@ -208,6 +207,6 @@ def test_absent_without_driver_gpu_and_cache(tmp_path: Path, name: str, monkeypa
     environment = environment_of(tmp_path, **variables)
     assert built_in_layer(name, environment).state().condition is Condition.ABSENT
     (tmp_path / "gpus").mkdir()
-    has_gpu = built_in_layer(name, replace(environment, topology=tmp_path / "gpus")).state()
+    has_gpu = built_in_layer(name, environment._replace(topology=tmp_path / "gpus")).state()
     assert has_gpu.condition is (Condition.ENABLED if name == "comgr" else Condition.ABSENT)
     assert examine(tmp_path, name, {**variables, **assigned(WRONG[name])}) == []

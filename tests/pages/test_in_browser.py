@@ -53,17 +53,17 @@ def test_hostile_names_are_only_shown(browser: Browser, file: Path) -> None:
     report, listing, findings = make_report(40)
     names = [HOSTILE[place % len(HOSTILE)] for place in range(len(listing.entries))]
     entries = tuple(
-        replace(entry, kernels=(name,), key=name, device=name)
+        entry._replace(kernels=(name,), key=name, device=name)
         for entry, name in zip(listing.entries, names, strict=True)
     )
-    hostile = tuple(replace(one, message=HOSTILE[0], fix=HOSTILE[2]) for one in findings)
+    hostile = tuple(one._replace(message=HOSTILE[0], fix=HOSTILE[2]) for one in findings)
     made = make_timeline(ranks=1, kernels=len(HOSTILE))
     rename = dict(zip(dict.fromkeys(span.kernel for span in made.spans if span.kernel), HOSTILE, strict=True))
-    spans = tuple(replace(span, kernel=rename.get(span.kernel or ""), name=HOSTILE[0]) for span in made.spans)
+    spans = tuple(span._replace(kernel=rename.get(span.kernel or ""), name=HOSTILE[0]) for span in made.spans)
     processes = ({**made.processes[0], "command": HOSTILE[0], "host": HOSTILE[2]},)
     traced = page(replace(made, command=HOSTILE, processes=processes, spans=spans))
     for drawn, canvas, keys, title, shows in (
-        (draw(report, replace(listing, entries=entries), hostile), "map", (RIGHT, ENTER) * 2, "report", "entries"),
+        (draw(report, listing._replace(entries=entries), hostile), "map", (RIGHT, ENTER) * 2, "report", "entries"),
         (traced, "chart", "n", "trace: timeline", "tip"),
     ):
         browser.open(drawn, file)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from cachectl.layers.core.declarations import EnvSwitch, Places, at_load
@@ -43,7 +42,7 @@ class Notes(Layer):
 class TellingStore(Files):
     def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
         for found in super().scan(root, selection, contents=contents):
-            yield replace(found, device=root.path.name) if isinstance(found, Entry) else found
+            yield found._replace(device=root.path.name) if isinstance(found, Entry) else found
 
 
 class Telling(Notes):
@@ -55,7 +54,7 @@ class Telling(Notes):
     def roots(self) -> tuple[Root, ...]:
         value = self.environment.get("TELLING")
         roots = super().roots() if value else ()
-        return (*roots, *(replace(root, path=root.path.with_name("more")) for root in roots if value == "twice"))
+        return (*roots, *(root._replace(path=root.path.with_name("more")) for root in roots if value == "twice"))
 
 
 class TalkingStore(Files):

@@ -8,7 +8,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from homes import wheel_driver
@@ -29,7 +28,7 @@ def environment_of(home: Path, **variables: str) -> Environment:
     environment = layers.environment_of(home, **{**wheel_driver(), **variables})
     # A folder that others can write may lie right below the system's.
     return (
-        replace(environment, processes=nobody(home / "p"))
+        environment._replace(processes=nobody(home / "p"))
         if home.parent == Path(tempfile.gettempdir())
         else environment
     )
@@ -83,7 +82,7 @@ def on_file_system(environment: Environment, kind: str, point: Path) -> Environm
     mounts = point / "mounts"
     line = "23 28 0:21 / {} rw - {} server:/export rw\n"
     mounts.write_text(line.format("/", "ext4") + line.format(str(point).replace(" ", "\\040"), kind))
-    return replace(environment, mounts=mounts)
+    return environment._replace(mounts=mounts)
 
 
 def make(*folders: Path) -> None:

@@ -5,7 +5,6 @@ import shutil
 import struct
 import tarfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -164,7 +163,7 @@ class Product(NamedTuple):
     def environment(self, home: Path, **changes: Any) -> Environment:  # noqa: ANN401 - fields of an environment
         """Return an environment on a machine without programs, GPUs and network file systems."""
         variables = {name: value.format(home=home) for name, value in self.variables.items()}
-        return replace(environment_of(home, **variables), cwd=home / "cwd", **changes)
+        return environment_of(home, **variables)._replace(cwd=home / "cwd", **changes)
 
     def filled(self, folder: Path, **changes: Any) -> Layer:  # noqa: ANN401 - fields of an environment
         """Fill ``folder/home``, and return the layer over it."""

@@ -6,7 +6,6 @@ import stat
 import subprocess
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -156,7 +155,7 @@ def test_each_command_clears_away_what_is_left_also_if_its_record_cannot_be_read
 
 
 def test_the_folder_of_a_living_process_stays(home: Home, temporary: Path) -> None:
-    with child.isolated_root(replace(home.environment(), processes=Path("/proc"))) as root:
+    with child.isolated_root(home.environment()._replace(processes=Path("/proc"))) as root:
         (root / "file").touch()
         home.cachectl("purge --all", TMPDIR=str(temporary))
         assert (root / "file").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +59,7 @@ def test_sizes_are_counted_to_the_end_or_unknown(tmp_path: Path) -> None:
     assert triton.source == "default"
     assert (triton.files, triton.bytes, triton.exists) == (2, 123, True)
     assert not any(one.exists for one in others)
-    assert replace(triton, files=None, bytes=None) == neighbours(environment, most=1)[0]
+    assert triton._replace(files=None, bytes=None) == neighbours(environment, most=1)[0]
 
 
 def test_the_report_shows_them_when_asked(home: Home) -> None:

@@ -7,7 +7,6 @@ import stat
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,7 +79,7 @@ def test_without_any_place_one_line_says_so(home: Home, shared: Path) -> None:
     with pytest.raises(CachectlError, match="other users can write to"):
         private_folder(shared)
     with pytest.raises(CachectlError, match="no place for temporary folders"):
-        temporary_parent(replace(home.environment(XDG_STATE_HOME=str(shared)), temporary=shared))
+        temporary_parent(home.environment(XDG_STATE_HOME=str(shared))._replace(temporary=shared))
     done = home.cachectl("trace -- true", check=False, TMPDIR=str(shared), XDG_STATE_HOME=str(shared))
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
 
@@ -91,7 +90,7 @@ def test_a_node_stages_only_in_a_folder_of_its_own(home: Home, shared: Path, scr
     """A missing one is made for this user alone; one that another user made first gets nothing."""
     (shared / "job").mkdir(mode=0o700)
     os.chown(shared / "job", NOBODY, NOBODY)
-    root = NodeRoot(replace(home.environment(), temporary=shared / scratch))
+    root = NodeRoot(home.environment()._replace(temporary=shared / scratch))
     if scratch == "new":
         assert root.root is not None
         assert (root.root.parent, mode(shared / "new")) == (shared / "new", 0o700)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,7 +53,7 @@ def row(home: Home, loopy: str, version: str = VERSION) -> None:
 def user(home: Home, *folders: Path, **changes: str) -> Environment:
     """Return the environment of a user whose own Python has no loopy, with these folders on PATH."""
     environment = home.environment(**{"PATH": os.pathsep.join(map(str, folders)), **changes})
-    return replace(environment, searches_pythons=True, installed=lambda _: None, site=())
+    return environment._replace(searches_pythons=True, installed=lambda _: None, site=())
 
 
 def asked(path: Path, records: dict[str, PythonRecord], *, named: bool = True) -> Python:
@@ -247,7 +246,7 @@ def test_rows_are_stale_only_if_a_known_python_made_them_and_none_can_hit_them(
 
 def test_named_pythons_are_all_there_are(home: Home, prefix: Path) -> None:
     row(home, "2023.1")
-    named = replace(user(home), python_paths=(prefix / "bin/python",))
+    named = user(home)._replace(python_paths=(prefix / "bin/python",))
     assert staleness(named) == {"2023.1": (True, "written with loopy 2023.1, 2024.1 is installed")}
 
 
@@ -275,8 +274,7 @@ def test_the_sums_of_each_python(home: Home, prefix: Path) -> None:
 def test_a_relative_cache_home_is_where_each_platformdirs_puts_it(home: Home, prefix: Path) -> None:
     """Releases until 4.11.7 follow it, later ones do not."""
     installs(prefix, platformdirs="4.3.6")
-    environment = replace(
-        user(home, prefix / "bin", XDG_CACHE_HOME="relative"),
+    environment = user(home, prefix / "bin", XDG_CACHE_HOME="relative")._replace(
         installed=lambda name: "4.14.0" if name == "platformdirs" else None,
     )
     roots = {root.path: root.source for root in Stack(environment, plugins=False)["loopy"].roots()}

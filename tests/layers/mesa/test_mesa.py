@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import sys
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -171,7 +170,7 @@ def test_a_single_file_that_mesa_cannot_use_is_removed_with_its_other_half(name:
     path.write_bytes(b"what is none of Mesa's")
     assert {Path(str(found.key)).name for found in verified(layer)} == {"foz_cache.foz", "foz_cache_idx.foz"}
     # Who has it open is not known.
-    busy = MesaShaderCache(replace(layer.environment, processes=Path("/no such folder"))).plan_clear(damaged=True)
+    busy = MesaShaderCache(layer.environment._replace(processes=Path("/no such folder"))).plan_clear(damaged=True)
     assert busy.entries == ()
     assert {note.because.partition(" in ")[0] for note in busy.skipped} == {"may be open"}
     clear_damaged(layer)

@@ -125,7 +125,7 @@ def test_rusticl_runs_what_was_put(store: str, cold: Home, new_home: Callable[[P
         layer.put(name, artifact)
     assert rusticl(cold, 2, **variables)["results"] == [2.0, 103.0]
     assert listed(layer).keys() == artifacts.keys()
-    layer.put(mine, replace(artifacts[foreign], key=mine), replace=True)
+    layer.put(mine, artifacts[foreign]._replace(key=mine), replace=True)
     assert rusticl(cold, 2, **variables)["results"] == [103.0, 103.0]
     clear(layer, key=mine)
     assert rusticl(cold, 2, **variables)["results"] == [2.0, 103.0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import os
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,7 +116,7 @@ def test_an_old_object_file_comes_and_goes_as_it_stands(tmp_path: Path, layer: M
     layer.put(OBJECT, read)
     assert path.read_bytes() == CODE
     with pytest.raises(LayerError, match="form miopen-object/1"):
-        layer.put(KEY, replace(read, key=KEY))
+        layer.put(KEY, read._replace(key=KEY))
 
 
 WRITER = f"""
@@ -138,7 +137,7 @@ def test_a_database_that_a_program_writes_all_the_time_is_read_and_cleared(tmp_p
     """Its rows go, the file never."""
     path = store(user_file(tmp_path), {(NAME, ARGS): packed(CODE)}, wal=wal)
     inode = path.stat().st_ino
-    layer = MIOpenKernels(replace(environment_of(tmp_path), lock_timeout=60.0))
+    layer = MIOpenKernels(environment_of(tmp_path)._replace(lock_timeout=60.0))
     with running(*python(WRITER, path)) as program:
         assert KEY in listed(layer)
         assert clear(layer).removed >= 4

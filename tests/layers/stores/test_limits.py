@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,8 @@ from tiers import thorough
 from worlds import synthetic_world
 
 from cachectl.exchange.place import FolderPlace
-from cachectl.exchange.wire import PACKS, Item, StoreKey, file_of, part_of
+from cachectl.exchange.wire import PACKS, StoreKey, file_of, part_of
+from cachectl.layers.core import Entry, Stored
 
 pytest.importorskip("resource")
 
@@ -61,9 +61,10 @@ def cachectl(home: Path, *arguments: str, source: Any = subprocess.DEVNULL, **va
 def test_an_untrusted_part_takes_little_memory(home: Home, tmp_path: Path) -> None:
     """It is unpacked up to a limit, and not parsed."""
     digests = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(25_000)]
-    item = Item("pocl", "", Path(), 0, 0, detail={f"d{place}": "" for place in range(60)}, form="f")
-    item = replace(item, pack=PACKS + "0" * 64, packed=1, unpacked=1)
-    text = part_of(1, StoreKey("pocl"), [replace(item, key=digest, sha256=digest) for digest in digests])
+    stored = Stored("f", "", PACKS + "0" * 64, packed=1, unpacked=1)
+    entry = Entry("pocl", "", Path(), 0, 0, detail={f"d{place}": "" for place in range(60)})
+    entries = [entry._replace(key=digest, stored=stored._replace(sha256=digest)) for digest in digests]
+    text = part_of(1, StoreKey("pocl"), entries)
     assert 16 * MIB < len(text) < 32 * MIB
     (tmp_path / "allowed").touch()
     for name, content, trust in (

@@ -9,7 +9,6 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,7 +69,7 @@ def test_entries_of_an_image_are_replaced_and_removed(image: Home, layer: str) -
     assert built(image, layer) == 0
     here, there, *others = sorted(keys(image, layer))
     other = got(adapter, there)
-    adapter.put(here, replace(other, key=here), replace=True)
+    adapter.put(here, other._replace(key=here), replace=True)
     assert got(adapter, here).data == other.data
     (root_of(adapter) / there / {"pocl": "program.bc", "pyopencl": "binary"}[layer]).write_bytes(b"")
     image.cachectl("purge --damaged", layer)
