@@ -119,11 +119,13 @@ def _stage(name: str, folder: int | None) -> tuple[str, int]:
             os.unlink(stage, dir_fd=folder)
     with suppress(FileExistsError):
         handle = create(stage, folder, 0o666)
-        if handles.take_flock(handle) and handles.is_same_file(stage, handle, dir_fd=folder):
+        # Another command may have taken it for an abandoned one, and made its own.
+        is_own = handles.is_same_file(stage, handle, dir_fd=folder)
+        if is_own and handles.take_flock(handle):
             return stage, handle
-        # It cannot be locked, or another command took it for an abandoned one.
         os.close(handle)
-        remove_file(stage, folder)
+        if is_own:
+            remove_file(stage, folder)
     # Another command is writing to the same place, or the file belongs to another user.
     stage = os.path.join(above, plain.own_name())
     return stage, create(stage, folder, 0o666)
@@ -162,7 +164,7 @@ def remove_tree(folder: Path) -> None:
     import shutil
 
     shutil.rmtree(folder, ignore_errors=True)
-    if not folder.exists():
+    if folder.is_symlink() or not folder.exists():
         return
     # Some programs make their cache folders read-only.
     for above, names, _ in os.walk(folder):

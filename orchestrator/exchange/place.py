@@ -272,6 +272,9 @@ class RemotePlace(StorePlace):
         self._root = root.rstrip("/")
         protocols = self._system.protocol
         self._is_atomic = not _OBJECT_STORES.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
+        if self._is_atomic and any(sign in self._root for sign in "*?["):
+            # fsspec reads them as patterns when it removes several files by one request.
+            raise core.BadRequest(f"{self.shown}: the URL of a store must not contain *, ? or [")
         self._made: set[str] = set()
 
     def _connected(self) -> tuple[Any, str]:

@@ -11,6 +11,7 @@ from support.servers import BUCKET, S3
 from tiers import amount, thorough_only
 
 from cachectl.exchange.place import Missing, TransferFailed
+from cachectl.layers.core import BadRequest
 
 pytest.importorskip("fsspec")
 
@@ -94,6 +95,8 @@ def test_a_server_that_fails_is_one_line_without_its_password(home: Home, sftp: 
     with pytest.raises(TransferFailed, match="cannot") as failed:
         stack.push("s3://no-such-bucket/store")
     assert len(str(failed.value).splitlines()) == 1
+    with pytest.raises(BadRequest, match="must not contain"):
+        stack.push(f"{s3_url}/team*")
     said = home.refused("pull ssh://ann:password@127.0.0.1:1/store --trust", says="cachectl: ")
     assert (len(said.splitlines()), "password" in said) == (1, False)
     assert os.listdir(folder) == []

@@ -154,6 +154,14 @@ def test_each_command_clears_away_what_is_left_also_if_its_record_cannot_be_read
     assert os.listdir(temporary) == []
 
 
+def test_a_link_with_the_name_of_a_temporary_folder_changes_nothing_behind_it(home: Home, temporary: Path) -> None:
+    closed = home.path / "else/closed"
+    closed.mkdir(parents=True, mode=0o500)
+    (temporary / "cachectl-0123456789abcdef").symlink_to(closed.parent)
+    home.cachectl("purge --all", TMPDIR=str(temporary))
+    assert stat.S_IMODE(closed.stat().st_mode) == 0o500
+
+
 def test_the_folder_of_a_living_process_stays(home: Home, temporary: Path) -> None:
     with child.isolated_root(home.environment()._replace(processes=Path("/proc"))) as root:
         (root / "file").touch()
