@@ -64,17 +64,21 @@ _LEFT_SET = {
 # ---------------------------------------------------------------------- places
 
 
+#: How names of databases, of a version's folder and of cachectl's own begin.
+_BEGINNINGS = ("gfx", "batchnorm_gfx", ".cachectl-", *"0123456789")
+
+
 class TemporaryFolder(core.Root):
     """A folder of temporary files as a root, which is read only if something in it may be MIOpen's."""
 
     @property
     def may_exist(self) -> bool:
-        """Return whether a name there begins like that of a database, of a version's folder, or of cachectl's own."""
+        """Return whether a name there may be one of them."""
         try:
             names = os.listdir(self.path)
         except OSError as error:
             return not plain.means_absent(error)
-        return any(name.startswith(("gfx", "batchnorm_gfx", ".cachectl-", *"0123456789")) for name in names)
+        return any(name.startswith(_BEGINNINGS) for name in names)
 
 
 def _user_roots(

@@ -45,8 +45,19 @@ class Total(NamedTuple):
     disk_bytes: int | None
 
 
-def _total(usages: Sequence[core.Usage], *, complete: bool) -> Total:
+@core.as_json(flat=("root", "usage"))
+class RootReport(NamedTuple):
+    """One root and what it holds."""
+
+    root: core.Root
+    exists: bool
+    usage: core.Usage
+
+
+def total_of(roots: Sequence[RootReport], *, complete: bool = True) -> Total:
     """Return sums: without a number that is known, ``None``, or 0 where everything could be counted."""
+    usages = [root.usage for root in roots]
+    complete = complete and all(usage.complete for usage in usages)
 
     def known(*names: str) -> list[int]:
         values = [getattr(usage, name) for usage in usages for name in names]
@@ -68,18 +79,9 @@ def _total(usages: Sequence[core.Usage], *, complete: bool) -> Total:
     )
 
 
-@core.as_json(flat=("root", "usage"))
-class RootReport(NamedTuple):
-    """One root and what it holds."""
-
-    root: core.Root
-    exists: bool
-    usage: core.Usage
-
-
-@core.as_json(flat=("state", "total"), also=("total",))
+@core.as_json(flat=("state", "total"))
 class LayerReport(NamedTuple):
-    """One layer: its state and its roots; ``failures`` are the errors met while reading them."""
+    """One layer: its state, its roots and their sums; ``failures`` are the errors met while reading them."""
 
     layer: str
     title: str
@@ -87,13 +89,8 @@ class LayerReport(NamedTuple):
     scope: core.Scope
     precious: bool
     roots: tuple[RootReport, ...]
-    failures: tuple[str, ...] = ()
-
-    @property
-    def total(self) -> Total:
-        """Return the sums over the roots."""
-        usages = [root.usage for root in self.roots]
-        return _total(usages, complete=not self.failures and all(usage.complete for usage in usages))
+    failures: tuple[str, ...]
+    total: Total
 
     @property
     def problems(self) -> tuple[core.Problem, ...]:
@@ -142,8 +139,8 @@ class Report(NamedTuple):
     @property
     def total(self) -> Total:
         """Return the sums over all layers."""
-        usages = [root.usage for layer in self.layers for root in layer.roots]
-        return _total(usages, complete=all(layer.total.complete for layer in self.layers))
+        roots = [root for layer in self.layers for root in layer.roots]
+        return total_of(roots, complete=all(layer.total.complete for layer in self.layers))
 
     @property
     def failed(self) -> bool:
@@ -191,7 +188,8 @@ def _layer_report(layer: core.Layer) -> LayerReport:
     except core.FAILURES as error:
         failures[core.reason_of(error)] = None
     reports, about = tuple(_root_report(layer, root) for root in roots), layer.about
-    return LayerReport(layer.name, layer.title, state, about.scope, about.precious, reports, tuple(failures))
+    total = total_of(reports, complete=not failures)
+    return LayerReport(layer.name, layer.title, state, about.scope, about.precious, reports, tuple(failures), total)
 
 
 def _root_report(layer: core.Layer, root: core.Root) -> RootReport:

@@ -7,7 +7,7 @@ from typing import Any
 
 from cachectl.layers.core import Condition, Entry, Finding, Root, Scope, Severity, State, Usage
 from cachectl.listing import Listing
-from cachectl.verbs.report import LayerReport, Report, RootReport
+from cachectl.verbs.report import LayerReport, Report, RootReport, total_of
 from cachectl.watching.timeline import Span, Trace
 
 #: Names that try to leave the place where a page shows them.
@@ -128,6 +128,5 @@ def _layer(layer: str, entries: tuple[Entry, ...]) -> LayerReport:
         stale_bytes=sum(entry.bytes for entry in stale),
     )
     root = RootReport(Root(HOME / layer, Scope.USER, "the default"), exists=True, usage=usage)
-    return LayerReport(
-        layer, layer, State(Condition.ENABLED, "on by default"), Scope.USER, precious=False, roots=(root,)
-    )
+    state = State(Condition.ENABLED, "on by default")
+    return LayerReport(layer, layer, state, Scope.USER, False, (root,), (), total_of([root]))  # noqa: FBT003 - precious
