@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from homes import Home
+from support.mesa import RUSTICL
 from tiers import needing, thorough, thorough_only
 
 pytestmark = pytest.mark.real
@@ -106,11 +107,15 @@ def programs(home: Home) -> list[str]:
 @pytest.mark.parametrize("driver", ["rusticl", *needing("intel_driver")])
 def test_builds_for_another_platform_are_not_salted(request: pytest.FixtureRequest, home: Home, driver: str) -> None:
     """The SPIR-V translator of Rusticl aborts the process on the salt."""
-    platform, variables = "rusticl", {"RUSTICL_ENABLE": "llvmpipe"}
+    platform, variables = "rusticl", dict(RUSTICL)
     if driver != "rusticl":
-        # The loader reads a folder beside the wheel's own.
         platform, variables = "Intel(R) OpenCL", dict(request.getfixturevalue(driver).variables)
-        variables["OCL_ICD_VENDORS"] = str(Path(variables["OCL_ICD_VENDORS"]).parent)
+    # The loader reads a folder beside the wheel's own.
+    vendors = home.path / "vendors"
+    vendors.mkdir()
+    if (registered := Path(variables["OCL_ICD_VENDORS"])).is_file():
+        shutil.copy(registered, vendors)
+    variables["OCL_ICD_VENDORS"] = str(vendors)
     seen = home.python("salted.py other_platform", platform, **variables)
     if not seen["found"]:
         pytest.skip(f"has no device of {platform}")
