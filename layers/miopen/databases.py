@@ -10,7 +10,6 @@ import os
 import shlex
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, NamedTuple
 
@@ -205,11 +204,15 @@ class MIOpenDatabases(row_store.Rows):
         return max(filter(None, named), key=version_numbers, default=None)
 
     def folders(self, root: core.Root) -> Sequence[str]:
-        """Return the folders of MIOpen's versions."""
-        with suppress(OSError), os.scandir(root.path) as items:
-            versions = (item for item in items if self.versioned and VERSION_FOLDER.fullmatch(item.name))
-            return sorted(item.name for item in versions if item.is_dir(follow_symlinks=False))
-        return ()
+        """Return the folders of MIOpen's versions. Raises :class:`OSError` if the root cannot be listed."""
+        try:
+            with os.scandir(root.path) as items:
+                versions = (item for item in items if self.versioned and VERSION_FOLDER.fullmatch(item.name))
+                return sorted(item.name for item in versions if item.is_dir(follow_symlinks=False))
+        except OSError as error:
+            if plain.means_absent(error):
+                return ()
+            raise
 
     def place_of(self, root: core.Root, file: Path) -> Path | None:
         """Return the place in a root of a database by its name: that of the newest file there for the same device.

@@ -74,7 +74,7 @@ class Rows(files.Files):
         return True
 
     def folders(self, root: core.Root) -> Sequence[str]:
-        """Return the names of the folders in a root that have databases too, as far as they can be listed."""
+        """Return the names of the folders in a root that have databases too. Raises :class:`OSError`."""
         del root
         return ()
 
@@ -151,8 +151,10 @@ class Rows(files.Files):
         except (core.LayerError, OSError) as error:
             kinds: dict[type, str] = {core.Busy: "busy", core.Damaged: "sqlite"}
             yield core.Problem(path, kinds.get(type(error), "unreadable"), self.explain(error))
-        with suppress(OSError):
+        try:
             yield database.rest_of(path, template, payload)
+        except OSError as error:
+            yield core.Problem(path, "unreadable", self.explain(error))
 
     # ------------------------------------------------------------------ problems and damage
 
@@ -239,6 +241,7 @@ class Rows(files.Files):
             # Sqlite may report an error of a step that follows the deletion; the next program may finish it.
             with suppress(core.LayerError):
                 opened.recover()
+            with suppress(core.LayerError):
                 removed = sum(values is None for values in opened.read_many([row.key for row in planned]))
         try:
             if removed:
