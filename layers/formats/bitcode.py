@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 
 from cachectl.layers.formats.details import Cut, fields, names_or_none, require
 
@@ -104,18 +103,18 @@ def _functions(data: bytes) -> Iterator[tuple[str, bool]]:
             yield table[begin : begin + length].decode(errors="replace"), convention in _KERNELS and not declared
 
 
-@dataclass(eq=False)
 class _Block:
     """A block at the top of a file, whose records are read once: ``width`` is that of its abbreviations.
 
     ``at`` is the place of its next bit, and ``end`` that behind its last.
     """
 
-    data: bytes
-    number: int
-    width: int
-    at: int
-    end: int
+    def __init__(self, data: bytes, number: int, width: int, at: int, end: int) -> None:
+        self.data = data
+        self.number = number
+        self.width = width
+        self.at = at
+        self.end = end
 
     def needs_names(self) -> bool:
         """Return whether the version of a module, which is its first record, demands a string table."""

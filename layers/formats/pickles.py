@@ -7,10 +7,8 @@ here than be listed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 
-@dataclass(eq=False, slots=True)
 class Thing:
     """A container, class or object of a pickle; ``items`` are its parts, ``state`` what was set on it.
 
@@ -18,10 +16,16 @@ class Thing:
     ``global`` (items are module and name) or ``object`` (items are what it was made from).
     """
 
-    kind: str
-    # The representation leaves parts out: shared parts would make it exponentially long.
-    items: list[object] = field(default_factory=list, repr=False)
-    state: object = field(default=None, repr=False)
+    __slots__ = __match_args__ = ("kind", "items", "state")
+
+    def __init__(self, kind: str, items: list[object] | None = None) -> None:
+        self.kind = kind
+        self.items: list[object] = [] if items is None else items
+        self.state: object = None
+
+    def __repr__(self) -> str:
+        # Shared parts would make it exponentially long.
+        return f"Thing({self.kind!r})"
 
 
 _PROTOCOLS = (b"\x80\x04", b"\x80\x05")

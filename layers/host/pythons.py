@@ -184,8 +184,9 @@ def candidates(variables: Mapping[str, str]) -> Iterator[Path]:
     met = set()
     for folder in folders:
         with suppress(OSError):
-            for path in map(folder.joinpath, sorted(os.listdir(folder)) if folder.is_absolute() else ()):
-                if _NAME.fullmatch(path.name) and (key := identity(path)) not in met and _is_safe(path):
+            names = filter(_NAME.fullmatch, os.listdir(folder) if folder.is_absolute() else ())
+            for path in map(folder.joinpath, sorted(names)):
+                if (key := identity(path)) not in met and _is_safe(path):
                     met.add(key)
                     yield path
 
