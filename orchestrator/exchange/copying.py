@@ -28,8 +28,6 @@ from cachectl.switching import child
 #: Largest batch to read or place: entries, and bytes before its last entry.
 _MOST_AT_ONCE = 1024
 _LARGEST_BATCH = 16 << 20
-#: New entries up to this number are described one by one, more of them by a listing of all.
-_FEW = 64
 #: Reasons of failures that are named for a layer.
 _REASONS = 3
 _SQLITE = b"SQLite format 3\0"
@@ -185,16 +183,13 @@ def _described(layer: core.Layer, entries: Sequence[core.Entry], done: transfer.
     """
     troubles: list[listing.Trouble] = []
     described: dict[tuple[Path, str], core.Entry] = {}
-    for selection in (
-        [core.Selection(key=entry.key) for entry in entries] if len(entries) <= _FEW else [core.Selection()]
-    ):
-        for entry in listing.listed((layer,), selection, troubles.append):
-            described[entry.root, entry.key] = entry
+    wanted = {(entry.root, entry.key): entry for entry in entries}
+    for entry in listing.listed((layer,), core.ALL, troubles.append):
+        if (place := (entry.root, entry.key)) in wanted:
+            described[place] = entry
     failed = dict.fromkeys(core.Note(str(trouble.path), trouble.message) for trouble in troubles if trouble.failed)
     done.failed += [note for note in failed if note not in done.failed]
-    if not failed:
-        return [described.get((entry.root, entry.key), entry) for entry in entries]
-    return [described[entry.root, entry.key] for entry in entries if (entry.root, entry.key) in described]
+    return [described[place] for place in wanted if place in described] if failed else [*(wanted | described).values()]
 
 
 def _got(layer: core.Layer, keys: Sequence[str]) -> Mapping[str, core.Artifact | Exception]:
