@@ -118,9 +118,10 @@ class _Block:
 
     def needs_names(self) -> bool:
         """Return whether the version of a module, which is its first record, demands a string table."""
-        with suppress(Cut, StopIteration):
-            code, operands, _ = next(self.records())
-            return code == _VERSION and operands[:1] == [_WITH_STRING_TABLE]
+        with suppress(Cut):
+            # It has no abbreviation: its code, the number of its operands, and the first of them.
+            is_version = self._fixed(self.width) == _PLAIN and self._variable(6) == _VERSION
+            return is_version and self._variable(6) > 0 and self._variable(6) == _WITH_STRING_TABLE
         return False
 
     def records(self) -> Iterator[tuple[int, list[int], bytes]]:
