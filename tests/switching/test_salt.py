@@ -107,7 +107,8 @@ def programs(home: Home) -> list[str]:
 @pytest.mark.parametrize("driver", ["rusticl", *needing("intel_driver")])
 def test_builds_for_another_platform_are_not_salted(request: pytest.FixtureRequest, home: Home, driver: str) -> None:
     """The SPIR-V translator of Rusticl aborts the process on the salt."""
-    platform, variables = "rusticl", dict(RUSTICL)
+    # Mesa looks for the home of the account.
+    platform, variables = "rusticl", {**RUSTICL, "MESA_SHADER_CACHE_DIR": str(home.path / "mesa")}
     if driver != "rusticl":
         platform, variables = "Intel(R) OpenCL", dict(request.getfixturevalue(driver).variables)
     # The loader reads a folder beside the wheel's own.
