@@ -169,24 +169,25 @@ class ComputeCache(files.Files):
                     atomic.overwrite(handle, old, new)
 
     def _standing(self, root: core.Root, folder: int | None = None) -> tuple[dict[int, core.Entry], list[Path]]:
-        """Return the entries by id that are whole by their headers, and the paths of those that cannot be read.
+        """Return the entries by id that are whole by their headers, and the paths of what else may be in the index.
 
-        ``folder`` is the root if it is open.
+        That is what cannot be read, and files that are not whole: without its record nothing shows whose such a file
+        is. ``folder`` is the root if it is open.
         """
         whole: dict[int, core.Entry] = {}
-        unread: list[Path] = []
+        others: list[Path] = []
         for leaf in Tree(self.name, root.path, _SHAPE, handle=folder).scan(head=HEADER.size):
             if isinstance(leaf, core.Problem):
-                unread += [leaf.path] if leaf.hides else []
+                others += [leaf.path] if leaf.hides else []
             elif leaf.entry.is_listed and stated_size(leaf.head) == leaf.entry.bytes:
                 whole[identifier_of(leaf.entry.key)] = leaf.entry
-        return whole, unread
+            elif leaf.entry.is_listed:
+                others.append(root.path / leaf.entry.key)
+        return whole, others
 
     def check_index(self, root: core.Root) -> Iterator[core.Finding]:
         """Compare the index with the entries, if all of them can be read."""
-        entries, unread = self._standing(root)
-        if unread:
-            return
+        entries, others = self._standing(root)
         sizes = {number: entry.bytes - HEADER.size for number, entry in entries.items()}
         try:
             data = _read_index(root)
@@ -197,7 +198,7 @@ class ComputeCache(files.Files):
         if index is None and (sizes or data):
             state = "is not whole" if data else "is empty or missing"
             complaint = f"the index {state}: the driver drops every entry when it next stores one"
-        elif index is not None and dict(index) != sizes:
+        elif index is not None and dict(_records(entries, others, dict(index), root.path)) != dict(index):
             complaint = "the index does not list the entries that are there"
         else:
             return
@@ -222,14 +223,14 @@ def _read_index(root: core.Root) -> bytes:
 
 
 def _records(
-    entries: Mapping[int, core.Entry], unread: Sequence[Path], old: Mapping[int, int], root: Path
+    entries: Mapping[int, core.Entry], others: Sequence[Path], old: Mapping[int, int], root: Path
 ) -> list[tuple[int, int]]:
-    """Return the records that the index should have. Entries that cannot be read keep their records."""
+    """Return the records that the index should have. Other files that are there keep their records."""
     sizes = {number: entry.bytes - HEADER.size for number, entry in entries.items()}
     kept = []
     for number, size in old.items():
         path = root / key_from(number)
-        if number in sizes or any(place in (path, *path.parents) for place in unread):
+        if number in sizes or any(place in (path, *path.parents) for place in others):
             kept.append((number, sizes.get(number, size)))
     new = sorted(sizes.keys() - old.keys(), key=lambda number: entries[number].stamp[-1])
     return [*kept, *((number, sizes[number]) for number in new)]

@@ -303,8 +303,8 @@ class Files(core.Store):
         """Yield the findings of an entry, or that of what could not be read or is in the way."""
         if isinstance(leaf, core.Problem):
             path = os.path.relpath(leaf.path, root.path)
-            # Files of the cache as a whole are no entries.
-            if not any(shape.sums and shape.accepts(path) for shape in self.shapes_of(root)):
+            # Files of the cache as a whole are no entries; their contents are checked below.
+            if leaf.hides or not any(shape.sums and shape.accepts(path) for shape in self.shapes_of(root)):
                 yield core.finding_of(self, root, leaf)
             return
         key = leaf.entry.key

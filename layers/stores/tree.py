@@ -490,6 +490,9 @@ class Tree:
             with handles.made_below(root, parts[:-1]) as parent:
                 if handles.status_of(parent, parts[-1]) is not None:
                     if not isinstance(self._recognise(parent, parts), Leaf):
+                        # Another process may be replacing it.
+                        if tries:
+                            return self._move_in(root, stage, staged, key, replace=replace, tries=tries - 1)
                         wrong = "something that is no entry has its name; left alone"
                     elif not replace:
                         return core.EntryExists(self.layer, self.root / key)

@@ -258,6 +258,9 @@ class BundlePlace(place.StorePlace):
             except OSError:
                 # The file system has no such files, or the system does not show open files.
                 atomic.replace_file(self._path, _whole(file), new=self._old is None)
+            else:
+                with handles.opened(str(self._path.parent)) as folder:
+                    os.fsync(folder)
         except FileExistsError as error:
             # A first push was faster.
             raise place.Changed(self.shown) from error
@@ -271,7 +274,7 @@ def _linkable_file(folder: Path) -> BinaryIO:
 
 
 def _link(file: BinaryIO, path: Path, mode: int | None) -> None:
-    """Give an unnamed file a name, and sync it. Without the ``mode`` of the file to replace, the name must be free."""
+    """Sync an unnamed file, and give it a name. Without the ``mode`` of the file to replace, the name must be free."""
     if mode is not None:
         os.fchmod(file.fileno(), mode)
     os.fsync(file.fileno())
@@ -285,7 +288,6 @@ def _link(file: BinaryIO, path: Path, mode: int | None) -> None:
         except OSError:
             atomic.remove_file(name, folder)
             raise
-        os.fsync(folder)
 
 
 class RegistryPlace(BundlePlace):

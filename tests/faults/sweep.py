@@ -19,11 +19,11 @@
   beside caches; a stage in a cache may belong to a command that still runs, so ``report`` counts it until a purge
   removes it. A purge leaves nothing behind.
 
-Four results may differ. After a commit to the log of a database failed, the next program decides whether the rows have
-gone. Mesa's database is changed in place, as Mesa does it, and after an interrupted write the next
-program drops every entry. An entry of Mesa's files that a purge could not read may stay: once the kernels beside it
-have gone, nothing shows whose it is. A ``prune`` after an interrupted one finds fewer entries and removes others; its
-limit holds.
+Four results may differ. If sqlite fails at the end of a commit, the rows may have gone, and the count is too low. Mesa's
+database is changed in place, as Mesa does it, and its single file by an empty index, the new file and its index: after
+an interrupted change the entries of such a file are gone. An entry of Mesa's files that a purge could not read may
+stay: once the kernels beside it have gone, nothing shows whose it is. A ``prune`` after an interrupted one finds fewer
+entries and removes others; its limit holds.
 """
 
 import errno
@@ -52,10 +52,12 @@ FAULTS = (
     (LOCKS, errno.ENOLCK, True),
 )
 _KINDS = {READS: "read", WRITES: "write", LOCKS: "lock"}
-#: The store in which an interrupted change loses every entry.
-_STARTED_ANEW = "mesa_shader_cache_db"
+#: The stores in which an interrupted change loses every entry of a file.
+_STARTED_ANEW = ("mesa_shader_cache_db", "mesa_shader_cache_sf")
 #: The store in which kernels show whose the other entries are.
 _OF_UNKNOWN = "/mesa_shader_cache "
+#: What sqlite says of a commit that failed, whose rows may have gone.
+_FAILED_COMMIT = "disk I/O error"
 #: What ``prune`` is to leave at most, in bytes.
 _MOST = 20_000
 
@@ -134,18 +136,16 @@ def without_moments(value: Any) -> Any:  # noqa: ANN401 - JSON
     return [without_moments(part) for part in value] if isinstance(value, list) else value
 
 
-def miscounted(
-    done: Ended, word: str, more: Mapping[str, set[str]], less: Mapping[str, set[str]], *, pending: bool = False
-) -> Iterator[str]:
-    """Yield each layer that counts wrongly; one with a log that is ``pending`` may count too few."""
+def miscounted(done: Ended, word: str, more: Mapping[str, set[str]], less: Mapping[str, set[str]]) -> Iterator[str]:
     try:
-        said = {layer["layer"]: layer[word] for layer in done.json["layers"]}
+        said = {layer["layer"]: layer for layer in done.json["layers"]}
     except ValueError:
         return
-    for layer in more.keys() | said.keys():
-        changed = len(more.get(layer, set()) - less.get(layer, set()))
-        if said.get(layer, 0) != changed and not (pending and said.get(layer, 0) < changed):
-            yield f"{layer}: says {said.get(layer, 0)} {word}, and it is {changed}"
+    for name in more.keys() | said.keys():
+        changed, layer = len(more.get(name, set()) - less.get(name, set())), said.get(name, {word: 0, "failed": []})
+        is_unknown = layer[word] < changed and any(_FAILED_COMMIT in note["because"] for note in layer["failed"])
+        if layer[word] != changed and not is_unknown:
+            yield f"{name}: says {layer[word]} {word}, and it is {changed}"
 
 
 # ---------------------------------------------------------------------- what a verb that reads may say
@@ -305,8 +305,7 @@ class Sweep:
         """Yield what of its output is not so."""
         case, good = self._case, self._good
         if case.removes:
-            pending = any(log.stat().st_size for log in self._home.rglob("*-wal"))
-            yield from miscounted(done, "removed", before, after, pending=pending)
+            yield from miscounted(done, "removed", before, after)
             yield from self._misweighed(done)
         elif case.places:
             yield from miscounted(done, "placed", after, before)
@@ -398,7 +397,7 @@ class Sweep:
         if any(_OF_UNKNOWN not in key for key in more):
             return True
         lost = {key for layer in complete for key in complete[layer] - found.get(layer, set())}
-        return not fewer and not all(_STARTED_ANEW in key for key in lost)
+        return not fewer and not all(any(store in key for store in _STARTED_ANEW) for key in lost)
 
 
 def _bundled(file: Path) -> dict[tuple[str, str], str]:
