@@ -19,11 +19,11 @@
   beside caches; a stage in a cache may belong to a command that still runs, so ``report`` counts it until a purge
   removes it. A purge leaves nothing behind.
 
-Four results may differ. If sqlite fails at the end of a commit, the rows may have gone, and the count is too low. Mesa's
-database is changed in place, as Mesa does it, and its single file by an empty index, the new file and its index: after
-an interrupted change the entries of such a file are gone. An entry of Mesa's files that a purge could not read may
-stay: once the kernels beside it have gone, nothing shows whose it is. A ``prune`` after an interrupted one finds fewer
-entries and removes others; its limit holds.
+Four results may differ. If sqlite fails at the end of a commit, the rows may have gone, and the count is too low.
+Mesa's database is changed in place, as Mesa does it, and its single file by an empty index, the new file and its index:
+after an interrupted change the entries of such a file are gone. An entry of Mesa's files that a purge could not read
+may stay: once the kernels beside it have gone, nothing shows whose it is. A ``prune`` after an interrupted one finds
+fewer entries and removes others; its limit holds.
 """
 
 import errno
@@ -57,7 +57,7 @@ _STARTED_ANEW = ("mesa_shader_cache_db", "mesa_shader_cache_sf")
 #: The store in which kernels show whose the other entries are.
 _OF_UNKNOWN = "/mesa_shader_cache "
 #: What sqlite says of a commit that failed, whose rows may have gone.
-_FAILED_COMMIT = "disk I/O error"
+_FAILED_COMMIT = ("disk I/O error", "cannot be read: Input/output error")
 #: What ``prune`` is to leave at most, in bytes.
 _MOST = 20_000
 
@@ -143,7 +143,7 @@ def miscounted(done: Ended, word: str, more: Mapping[str, set[str]], less: Mappi
         return
     for name in more.keys() | said.keys():
         changed, layer = len(more.get(name, set()) - less.get(name, set())), said.get(name, {word: 0, "failed": []})
-        is_unknown = layer[word] < changed and any(_FAILED_COMMIT in note["because"] for note in layer["failed"])
+        is_unknown = layer[word] < changed and any(note["because"].endswith(_FAILED_COMMIT) for note in layer["failed"])
         if layer[word] != changed and not is_unknown:
             yield f"{name}: says {layer[word]} {word}, and it is {changed}"
 
