@@ -56,7 +56,11 @@ class LayerConformance(ABC):
         """Return the layer over a fresh home."""
         home = tmp_path / "home"
         home.mkdir()
-        return self.make(self.environment(home))
+        layer = self.make(self.environment(home))
+        # The tests clear and damage what is there.
+        outside = [str(root.path) for root in layer.roots() if not root.path.is_relative_to(home)]
+        assert not outside, f"roots outside the home of the test: {', '.join(outside)}; override environment()"
+        return layer
 
     def seeded(self, tmp_path: Path) -> Layer:
         """Return the layer over a fresh home with content."""

@@ -144,6 +144,7 @@ class Stored(NamedTuple):
 class Entry(NamedTuple):
     """One thing that a scan finds: what a cache can hit, files of the layer that it cannot, or a sum.
 
+    ``files`` is 0 for a row, whose database is counted as a sum, and for an entry of a store, where it is unknown.
     ``written_before`` bounds the age of an entry that has no time of its own: a row is no younger than the
     last write to its file. ``kernels`` is ``None`` if the bytes do not contain the names or were not read.
 
