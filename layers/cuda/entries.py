@@ -186,7 +186,7 @@ class ComputeCache(files.Files):
         return whole, others
 
     def check_index(self, root: core.Root) -> Iterator[core.Finding]:
-        """Compare the index with the entries, if all of them can be read."""
+        """Compare the index with the entries."""
         entries, others = self._standing(root)
         sizes = {number: entry.bytes - HEADER.size for number, entry in entries.items()}
         try:
@@ -227,10 +227,10 @@ def _records(
 ) -> list[tuple[int, int]]:
     """Return the records that the index should have. Other files that are there keep their records."""
     sizes = {number: entry.bytes - HEADER.size for number, entry in entries.items()}
-    kept = []
+    kept, elsewhere = [], frozenset(others)
     for number, size in old.items():
         path = root / key_from(number)
-        if number in sizes or any(place in (path, *path.parents) for place in others):
+        if number in sizes or not elsewhere.isdisjoint((path, *path.parents)):
             kept.append((number, sizes.get(number, size)))
     new = sorted(sizes.keys() - old.keys(), key=lambda number: entries[number].stamp[-1])
     return [*kept, *((number, sizes[number]) for number in new)]

@@ -119,9 +119,10 @@ def _stage(name: str, folder: int | None) -> tuple[str, int]:
             os.unlink(stage, dir_fd=folder)
     with suppress(FileExistsError):
         handle = create(stage, folder, 0o666)
-        # Another command may have taken it for an abandoned one, and made its own.
+        # Before the lock, another command may have taken it for an abandoned one, and made its own.
+        is_locked = handles.take_flock(handle)
         is_own = handles.is_same_file(stage, handle, dir_fd=folder)
-        if is_own and handles.take_flock(handle):
+        if is_locked and is_own:
             return stage, handle
         os.close(handle)
         if is_own:

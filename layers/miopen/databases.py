@@ -247,7 +247,11 @@ class MIOpenDatabases(row_store.Rows):
         """Yield the entries of each database; an entry of a version that no installed MIOpen opens is stale."""
         # Of several MIOpens that are installed, each has files of its own version.
         has_several = len({library.parent for library in miopen.libraries(self.environment)}) > 1
-        latest = None if has_several else self.newest(root)
+        try:
+            latest = None if has_several else self.newest(root)
+        except OSError as error:
+            yield row_store.unlisted(root.path, error)
+            return
         for thing in super().scan(root, selection, contents=contents):
             yield thing if isinstance(thing, core.Problem) else _aged(thing, latest)
 

@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from cachectl.layers import core
@@ -95,7 +96,12 @@ class Rows(files.Files):
 
     def databases(self, root: core.Root) -> Iterator[str | core.Problem]:
         """Yield the path of each database below a root, and a problem for each link and each unreadable thing."""
-        for folder in ("", *self.folders(root)):
+        try:
+            folders = ("", *self.folders(root))
+        except OSError as error:
+            yield unlisted(root.path, error)
+            return
+        for folder in folders:
             place = root.path / folder
             try:
                 paths = (os.path.join(folder, name) for name in sorted(os.listdir(place)))
@@ -113,7 +119,7 @@ class Rows(files.Files):
                         yield core.Problem(place, "no-file", message)
             except OSError as error:
                 if not plain.means_absent(error):
-                    yield core.Problem(place, "unreadable", f"cannot be read: {error.strerror}")
+                    yield unlisted(place, error)
 
     def scan(
         self, root: core.Root, selection: core.Selection = core.ALL, *, contents: bool = True
@@ -325,6 +331,11 @@ class Rows(files.Files):
         for file in [file for file in groups if not self.is_database(file)]:
             others |= groups.pop(file)
         return groups, others
+
+
+def unlisted(place: Path, error: OSError) -> core.Problem:
+    """Return the problem of a place that may hold entries."""
+    return core.Problem(place, "unreadable", f"cannot be read: {error.strerror}")
 
 
 def _each_file(
