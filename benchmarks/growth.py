@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from benchmarks import verbs
-from benchmarks.races import WALL, Figure, Line, Race
+from benchmarks import trees, verbs
+from benchmarks.races import WALL, Figure, Line, Need, Race
 from benchmarks.table import POCL_INODES, POCL_ROOM, ROW, sized
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
@@ -42,16 +43,15 @@ class Curve:
             None,
             sized(self.race, entries),
             repeat=3,
-            room=each * copies * entries,
-            inodes=inodes * copies * entries + 1e3,
+            need=Need(each * copies * entries, inodes * copies * entries + 1e3),
         )
 
 
 CURVES = (
-    Curve("report", "programs", "du -s", verbs.report_programs),
+    Curve("report", "programs", "start and 1.3 os.scandir walks", verbs.report_programs),
     Curve("report", "rows", "sqlite3: count, sum of lengths", verbs.report_rows),
     Curve("ls", "programs", "find -name", verbs.list_programs),
     Curve("ls", "rows", "grep -c", verbs.list_rows),
-    Curve("purge", "programs", "rm -rf", verbs.purge_programs),
+    Curve("purge", "programs", "rm -rf", partial(verbs.purge_programs, make=trees.pocl)),
     Curve("purge", "rows", "sqlite3: delete, vacuum", verbs.purge_rows),
 )

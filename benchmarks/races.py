@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.commands import Failed, Used
 
@@ -66,13 +67,24 @@ MICROSECONDS = Unit("wall", "µs", 1e-6)
 MEMORY = Unit("memory", "MiB", float(1 << 20))
 
 
+class Need(NamedTuple):
+    """What the caches of a line need at full scale: bytes, and files with folders; and whether only memory will do."""
+
+    room: float = 1e6
+    inodes: float = 1e3
+    in_memory: bool = False
+
+
+#: What caches of a few entries need.
+_LITTLE = Need()
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One line of the table.
 
     ``limit`` is a multiple, or in seconds or bytes as the figure says; ``None`` is for the record. ``start`` makes
-    what is needed in an empty folder and returns the race. ``room`` and ``inodes`` are what it needs there at full
-    scale, in bytes and in files and folders.
+    what is needed in an empty folder and returns the race.
     """
 
     name: str
@@ -83,9 +95,7 @@ class Line:
     limit: float | None
     start: Callable[[Path, float], Race]
     repeat: int = 5
-    room: float = 1e6
-    inodes: float = 1e3
-    in_memory: bool = False
+    need: Need = _LITTLE
 
     @property
     def target(self) -> str:
@@ -171,8 +181,8 @@ def _ground(line: Line, scratch: Path | None, scale: float) -> Iterator[Path]:
 
 
 def _place(line: Line, scratch: Path | None, scale: float) -> Path:
-    room, inodes = line.room * scale * _MARGIN, line.inodes * scale * _MARGIN
-    if line.in_memory:
+    room, inodes = line.need.room * scale * _MARGIN, line.need.inodes * scale * _MARGIN
+    if line.need.in_memory:
         candidates = [_SHARED_MEMORY]
     else:
         candidates = [_SHARED_MEMORY, Path(tempfile.gettempdir())] if scratch is None else [scratch]

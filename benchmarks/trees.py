@@ -1,10 +1,11 @@
 """Caches made by the thousand, true to what the real libraries leave: folders, names, formats, number of files.
 
-Contents are as small as they may be (a page or so for each file of PoCL's, where a real program has 48 KiB), so that
-hundreds of thousands of entries fit into memory; nothing that is compared reads them. Rows of loopy's dictionaries are
-rows that loopy 2025.2 has stored, each under a kernel name and a key of its own, so that a parser has the
-real work. Everything is dated a day back: to a purge what has just changed may be in use by a program that happens to
-run beside. :func:`expect` proves that ``cachectl`` takes what was made for sound entries.
+Programs of :func:`programs` are those that PoCL made here of loopy kernels, each under many keys. Those of :func:`pocl`
+are as small as they may be (a page or so a file, where a real one has 48 KiB), so that a million of them fit into
+memory; nothing that is compared reads them. Rows of loopy's dictionaries are rows that loopy 2025.2 has stored, each
+under a kernel name and a key of its own, so that a parser has the real work. Everything is dated a day back: what has
+just changed may be in use by a running program, and a purge leaves it. :func:`expect` proves that ``cachectl`` takes
+what was made for sound entries.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import hashlib
 import json
 import os
 import pickle
+import shutil
 import sqlite3
 import struct
 import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Iterator
@@ -138,6 +141,21 @@ def _pocl_entry(folder: str, name: str) -> None:
     for path, data in zip(files, (_BITCODE, b"", native(name)), strict=True):
         _write(path, data)
     _age((*files, variant, inner, folder))
+
+
+def programs(home: Path, entries: int) -> Counts:
+    """Make a kernel cache of programs that PoCL compiles now, from loopy kernels, each under many keys."""
+    job = (sys.executable, str(Path(__file__).with_name("compiling_job.py")), "loopy", "0", str(min(8, entries)))
+    root = home / ".cache" / "pocl" / "kcache"
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as compiled:
+        output(job, variables(Path(compiled)))
+        real = sorted(path.parent for path in Path(compiled, ".cache", "pocl", "kcache").glob("*/*/program.bc"))
+        for number in range(entries):
+            folder = root / pocl_key(number)
+            shutil.copytree(real[number % len(real)], folder)
+            _age((*(str(path) for path in sorted(folder.rglob("*"), reverse=True)), str(folder)))
+    return Counts("pocl", entries)
 
 
 # ---------------------------------------------------------------------- CUDA

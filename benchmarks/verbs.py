@@ -11,10 +11,11 @@ from pathlib import Path
 
 from benchmarks import trees
 from benchmarks.commands import Failed, Used, beside, cachectl, output, peak, spend, variables
-from benchmarks.others import Tool
 from benchmarks.races import Missing, Race, Side, duel
 
+PASS = (sys.executable, "-c", "pass")
 _ONE_ENTRY = Path(__file__).with_name("one_entry.py")
+_WALK = Path(__file__).with_name("walk.py")
 #: How often one run of ``one_entry.py`` does each.
 _TIMES = 300
 
@@ -27,10 +28,21 @@ def program(name: str) -> str:
     return found
 
 
-def commands(home: Path, *each: Sequence[str], **more: str) -> Side:
+def commands(home: Path, *each: Sequence[str], statuses: tuple[int, ...] = (0,)) -> Side:
     """Run commands one after the other in a home, and add up what they use."""
-    environment = variables(home, **more)
-    return lambda: sum((spend(command, environment) for command in each), Used())
+    environment = variables(home)
+    return lambda: sum((spend(command, environment, statuses) for command in each), Used())
+
+
+def scaled(*sides: tuple[float, Side], plus: float = 0.0) -> Side:
+    """Add up what others use, each so many times, and some seconds."""
+
+    def once() -> Used:
+        used = [(factor, side()) for factor, side in sides]
+        wall, cpu = (sum(factor * getattr(each, what) for factor, each in used) for what in ("wall", "cpu"))
+        return Used(wall + plus, cpu + plus)
+
+    return once
 
 
 def _du(*folders: Path) -> list[tuple[str, ...]]:
@@ -41,16 +53,74 @@ def _kcache(home: Path) -> Path:
     return home / ".cache" / "pocl" / "kcache"
 
 
-def start(ours: Sequence[str], peer: Sequence[str], home: Path, _scale: float) -> Race:
-    """Start programs in a home with one entry in each cache."""
-    trees.expect(home, trees.pocl(home, 1), trees.cuda(home, 1), trees.pyopencl(home, 1), trees.one_dictionary(home, 1))
-    return duel(commands(home, ours), commands(home, peer))
+def start(ours: Sequence[str], home: Path, _scale: float) -> Race:
+    """Start a program in an empty home."""
+    return duel(commands(home, ours), commands(home, PASS))
+
+
+def one(verb: str, home: Path, _scale: float) -> Race:
+    """Get or put one program of PoCL's, as a command."""
+    trees.expect(home, trees.programs(home, 1))
+    key, file = trees.pocl_key(0), home / "entry.tar"
+    get = (*cachectl(), "get", "pocl", key, "-o", str(file))
+    output(get, variables(home))
+    return duel(
+        commands(home, get if verb == "get" else (*cachectl(), "put", "pocl", key, str(file))), commands(home, PASS)
+    )
 
 
 def report_programs(home: Path, entries: int) -> Race:
-    """Report a cache of PoCL's."""
+    """Report a cache of PoCL's; against a report of nothing, and 1.3 plain walks without their starts."""
     trees.expect(home, trees.pocl(home, entries))
-    return duel(commands(home, (*cachectl(), "report")), commands(home, *_du(_kcache(home))))
+    report, walk = (*cachectl(), "report"), (sys.executable, str(_WALK), str(_kcache(home)))
+    empty = home / "empty"
+    empty.mkdir()
+    peer = scaled((1.0, commands(empty, report)), (1.3, commands(home, walk)), (-1.3, commands(home, PASS)))
+    return duel(commands(home, report), peer)
+
+
+def report_page(home: Path, entries: int) -> Race:
+    """Report every entry as a page, half of them rows; against four reports and 30 µs an entry."""
+    trees.expect(home, trees.loopy(home, entries // 2), trees.pocl(home, entries // 2))
+    report = (*cachectl(), "report")
+    page = (*report, "--html", str(home / "page.html"))
+    return duel(commands(home, page), scaled((4.0, commands(home, report)), plus=entries * 30e-6))
+
+
+def look(home: Path, entries: int) -> Race:
+    """Look for what is wrong with a set-up with many entries; against two reports."""
+    trees.expect(home, trees.loopy(home, entries // 2), trees.pocl(home, entries // 2))
+    report = commands(home, (*cachectl(), "report"))
+    return duel(commands(home, (*cachectl(), "doctor"), statuses=(0, 1)), scaled((2.0, report)))
+
+
+def verify(home: Path, entries: int) -> Race:
+    """Check programs that PoCL compiled; against reading and digesting them."""
+    trees.expect(home, trees.programs(home, entries))
+    files = f"find {_kcache(home)} -type f -print0 | xargs -0 cat | sha256sum"
+    ours, peer = (*cachectl(), "verify"), (program("sh"), "-c", files)
+    return duel(commands(home, ours), scaled((3.0, commands(home, peer))))
+
+
+def keys(home: Path, rows: int) -> Race:
+    """List the keys of rows; against the sqlite3 shell, which starts in a millisecond."""
+    trees.expect(home, trees.loopy(home, rows))
+    peer = [(program("sqlite3"), str(path), "select keyhash from dict") for path in _dictionaries(home)]
+    return duel(commands(home, (*cachectl(), "ls", "-q")), commands(home, *peer))
+
+
+def names(home: Path, rows: int) -> Race:
+    """List rows with the names of their kernels, or complete such a name: absolute figures."""
+    trees.expect(home, trees.loopy(home, rows))
+    side = commands(home, (*cachectl(), "ls"))
+    return lambda: (side(), None)
+
+
+def complete(home: Path, rows: int) -> Race:
+    """Complete the name of a kernel."""
+    trees.expect(home, trees.loopy(home, rows))
+    side = commands(home, (*cachectl(), "completion", "--words", "kernels"))
+    return lambda: (side(), None)
 
 
 def report_all(home: Path, programs: int, cuda: int, pyopencl: int) -> Race:
@@ -95,6 +165,10 @@ def list_both(home: Path, programs: int, rows: int) -> Race:
     return duel(commands(home, _listing(home, "pocl", "loopy")), commands(home, _find(home), _grep(home)))
 
 
+def _dictionaries(home: Path) -> list[Path]:
+    return sorted((home / ".cache" / "pytools").iterdir())
+
+
 def _listing(home: Path, *layers: str) -> tuple[str, ...]:
     command = (*cachectl(), "ls", "--kernel", trees.SOUGHT, "--json")
     found = json.loads(output(command, variables(home)))["entries"]
@@ -108,11 +182,25 @@ def _find(home: Path) -> tuple[str, ...]:
 
 
 def _grep(home: Path) -> tuple[str, ...]:
-    files = sorted(str(file) for file in (home / ".cache" / "pytools").iterdir())
-    return (program("grep"), "-c", trees.SOUGHT, *files)
+    return (program("grep"), "-c", trees.SOUGHT, *map(str, _dictionaries(home)))
 
 
-# ---------------------------------------------------------------------- removing
+# ---------------------------------------------------------------------- planning and removing
+
+
+def plan_purge(more: Sequence[str], folder: Path, rows: int) -> Race:
+    """Plan a purge of rows; against the purge itself."""
+    original, home = folder / "original", folder / "home"
+    trees.expect(original, trees.loopy(original, rows))
+    purge = (*cachectl(), "purge", "--all", *more)
+    return duel(_anew(home, original, (*purge, "-n"), bool), _anew(home, original, purge, bool))
+
+
+def plan_prune(home: Path, rows: int) -> Race:
+    """Plan a prune of rows to a size; against two reports."""
+    trees.expect(home, trees.loopy(home, rows))
+    ours, report = (*cachectl(), "prune", "--max-size", "1M", "-n"), (*cachectl(), "report")
+    return duel(commands(home, ours), scaled((2.0, commands(home, report))))
 
 
 def _anew(home: Path, original: Path, command: Sequence[str], left: Callable[[], bool]) -> Side:
@@ -131,10 +219,10 @@ def _anew(home: Path, original: Path, command: Sequence[str], left: Callable[[],
     return once
 
 
-def purge_programs(folder: Path, entries: int) -> Race:
+def purge_programs(folder: Path, entries: int, make: Callable[[Path, int], trees.Counts] = trees.programs) -> Race:
     """Purge a cache of PoCL's."""
     original, home = folder / "original", folder / "home"
-    trees.expect(original, trees.pocl(original, entries))
+    trees.expect(original, make(original, entries))
     root = _kcache(home)
 
     def left() -> bool:
@@ -159,7 +247,46 @@ def purge_rows(folder: Path, rows: int) -> Race:
     return duel(_anew(home, original, ours, left), _anew(home, original, peer, left))
 
 
-# ---------------------------------------------------------------------- one entry, and other tools
+# ---------------------------------------------------------------------- moving
+
+
+def push(make: Callable[[Path, int], trees.Counts], folder: Path, entries: int) -> Race:
+    """Push everything into a new file; against a push of one entry."""
+    return duel(*(_pushing(folder / name, make, count) for name, count in (("all", entries), ("one", 1))))
+
+
+def _pushing(home: Path, make: Callable[[Path, int], trees.Counts], entries: int) -> Side:
+    trees.expect(home, make(home, entries))
+    bundle = home / "bundle.zip"
+    side = commands(home, (*cachectl(), "push", str(bundle)))
+
+    def once() -> Used:
+        bundle.unlink(missing_ok=True)
+        return side()
+
+    return once
+
+
+def pull(make: Callable[[Path, int], trees.Counts], folder: Path, entries: int) -> Race:
+    """Pull everything from a file into an empty home; against a pull of one entry."""
+    return duel(*(_pulling(folder / name, make, count) for name, count in (("all", entries), ("one", 1))))
+
+
+def _pulling(folder: Path, make: Callable[[Path, int], trees.Counts], entries: int) -> Side:
+    original, home, bundle = folder / "original", folder / "home", folder / "bundle.zip"
+    trees.expect(original, made := make(original, entries))
+    output((*cachectl(), "push", str(bundle)), variables(original))
+    side = commands(home, (*cachectl(), "pull", "--trust", str(bundle)))
+
+    def once() -> Used:
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir()
+        os.sync()
+        used = side()
+        trees.expect(home, made)
+        return used
+
+    return once
 
 
 def one_entry(way: str, folder: Path, entries: int) -> Race:
@@ -176,13 +303,3 @@ def one_entry(way: str, folder: Path, entries: int) -> Race:
         return Used(medians["ours"]), None if way == "disabled" else Used(medians["by_hand"])
 
     return race
-
-
-def other_tool(tool: Tool, folder: Path, files: int) -> Race:
-    """Report a cache of PoCL's, and have another tool look at as many files of its own."""
-    command = (program(tool.command[0]), *tool.command[1:])
-    home, cache = folder / "home", folder / "cache"
-    trees.expect(home, trees.pocl(home, -(-files // 3)))
-    tool.fill(cache, files)
-    more = {name: value.format(cache) for name, value in tool.variables}
-    return duel(commands(home, (*cachectl(), "report")), commands(home, command, **more))
