@@ -122,6 +122,7 @@ class PytoolsDictionaries(core.Layer):
         ),
         among_ranks=core.Hazard(core.HARMLESS, "sqlite lets one of them write at a time, and the others wait"),
         when_closed=core.Hazard(core.FAILS, "no dictionary can be made or extended, and programs that try fail"),
+        unchecked="what is in whole pickles",
         reveals="whatever the programs keep in their dictionaries",
         # A dictionary's name bears Python and the versions of the libraries whose code its values depend on.
         portability=core.Portability(_facts, outlook=_outlook),

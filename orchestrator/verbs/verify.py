@@ -26,5 +26,8 @@ table = listing.findings_table
 def show(result: listing.Findings, request: verbs.Request) -> Iterator[object]:
     """Yield each finding; warn of what was not checked."""
     yield from listing.findings_lines(result, "no damage found")
+    layers_by_content: dict[str, list[str]] = {}
     for layer, content in (result.not_checked or {}).items():
-        request.notice(f"{layer}: not checked: {content}")
+        layers_by_content.setdefault(content, []).append(layer)
+    for content, layers in layers_by_content.items():
+        request.notice(f"{', '.join(layers)}: not checked: {content}")
