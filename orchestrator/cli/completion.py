@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import time
 from collections.abc import Iterator
 from importlib.resources import files
 
@@ -17,6 +18,8 @@ from cachectl.layers import core
 SHELLS = ("bash", "zsh", "fish")
 #: The words that the script asks for while a line is typed, by how a placeholder is called in the help.
 _WORDS = {"LAYER": "layers", "KEY": "keys", "GLOB": "kernels"}
+#: Seconds after which no more words are looked for: nobody waits longer for a line to be completed.
+_PATIENCE = 0.15
 _FILES = ("FILE", "LIST", "PATH", "BUNDLE")
 OPTIONS = (
     [
@@ -84,5 +87,8 @@ def _words(request: verbs.Request, what: str) -> Iterator[str]:
     if what == "layers":
         yield from (layer.name for layer in request.stack)
         return
+    deadline = time.monotonic() + _PATIENCE
     for entry in listing.listed(request.stack, core.ALL, lambda _trouble: None, contents=what == "kernels"):
         yield from (entry.key,) if what == "keys" else entry.kernels or ()
+        if time.monotonic() > deadline:
+            return
