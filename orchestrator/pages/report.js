@@ -1,13 +1,13 @@
-// The page of a report: a map of areas by size, ages, findings, and a table of every entry.
+// The page of a report: a map of areas by size, ages, findings, and a table of entries, the smallest of many summed.
 
 const HEADING = 17; // The name of an area that shows what is inside it.
 const SMALLEST = 24; // Square pixels of an area that is drawn by itself.
 const HUES = 8; // The colours of layers.
 const DAY = 86400;
 
-const entries = data.entries.map(([layer, place, kernel, key, bytes, changed, used, stale]) => {
+const entries = data.entries.map(([layer, place, stale, kernel, key, bytes, changed, used, count]) => {
   const words = { layer: word(layer), place: word(place), kernel: word(kernel), stale: word(stale) };
-  return { ...words, key, bytes, changed, used };
+  return { ...words, key, bytes, changed, used, count };
 });
 const ageOf = (time) => (time === null ? null : data.generated - time);
 
@@ -38,7 +38,7 @@ function makeNode(name, outer) {
 
 function add(node, entry) {
   node.bytes += entry.bytes;
-  node.entries += 1;
+  node.entries += entry.count;
   if (entry.stale !== null) node.staleBytes += entry.bytes;
 }
 
@@ -318,7 +318,7 @@ function showAges() {
   for (const entry of entries) {
     const age = ageOf(entry.used ?? entry.changed);
     const group = groups[age === null ? AGES.length : AGES.findIndex(([limit]) => age < limit)];
-    group[entry.stale === null ? "fresh" : "stale"] += 1;
+    group[entry.stale === null ? "fresh" : "stale"] += entry.count;
     group.bytes += entry.bytes;
   }
   const most = Math.max(...groups.map((group) => group.fresh + group.stale), 1);
@@ -377,8 +377,8 @@ function find() {
   if (wanted) texts ??= entries.map((entry) => parts(entry).toLowerCase());
   const isWanted = (entry, place) => !wanted || texts[place].includes(wanted);
   const found = entries.filter((entry, place) => isWanted(entry, place) && (!onlyStale.checked || entry.stale !== null));
-  const bytes = formatBytes(sum(found, (entry) => entry.bytes));
-  byId("matches").textContent = `${plural(found.length, "entry", "entries")}, ${bytes}`;
+  const [count, bytes] = ["count", "bytes"].map((name) => sum(found, (entry) => entry[name]));
+  byId("matches").textContent = `${plural(count, "entry", "entries")}, ${formatBytes(bytes)}`;
   listed.show(found);
 }
 

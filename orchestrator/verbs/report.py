@@ -26,6 +26,8 @@ OPTIONS = (
     verbs.PLACES,
     verbs.FORM,
 )
+#: Entries that a page lists; the smaller ones are summed.
+_MOST_SHOWN = 5_000
 EPILOG = "A LAYER that is named is shown as with -v."
 
 
@@ -255,24 +257,22 @@ def draw(whole: Report, listing: Listing, findings: Iterable[core.Finding]) -> b
     from cachectl.pages import build_page, numbered
 
     printable, words = core.printable, numbered()
-    rows: list[list[object]] = []
     # Entries that only share a folder are in no total.
-    for entry in (entry for entry in listing.entries if entry.guest is None):
+    entries = sorted((entry for entry in listing.entries if entry.guest is None), key=lambda entry: -entry.bytes)
+    rows: list[list[object]] = []
+    for entry in entries[:_MOST_SHOWN]:
         # A row has no time of its own: its file bounds it.
         changed = entry.written_before if entry.modified is None else entry.modified
-        stale = printable(entry.stale_because or "no known Python or driver can hit it") if entry.stale else None
-        rows.append(
-            [
-                words[entry.layer],
-                words[_place_of(entry)],
-                words[", ".join(map(printable, entry.kernels))] if entry.kernels else None,
-                printable(entry.key),
-                entry.bytes,
-                None if changed is None else round(changed),
-                None if entry.used is None else round(entry.used),
-                None if stale is None else words[stale],
-            ]
-        )
+        kernels = words[", ".join(map(printable, entry.kernels))] if entry.kernels else None
+        times = [None if moment is None else round(moment) for moment in (changed, entry.used)]
+        rows.append([*_group_of(entry, words), kernels, printable(entry.key), entry.bytes, *times, 1])
+    rest: dict[tuple[int | None, ...], list[int]] = {}
+    for entry in entries[_MOST_SHOWN:]:
+        sums = rest.setdefault(_group_of(entry, words), [0, 0])
+        sums[0] += 1
+        sums[1] += entry.bytes
+    for group, (count, size) in rest.items():
+        rows.append([*group, None, core.plural(count, "smaller entry", "smaller entries"), size, None, None, count])
     data = {
         "generated": whole.generated,
         "layers": [layer.layer for layer in whole.layers],
@@ -287,6 +287,12 @@ def draw(whole: Report, listing: Listing, findings: Iterable[core.Finding]) -> b
         "words": list(words),
     }
     return build_page("report", "cachectl report", data)
+
+
+def _group_of(entry: core.Entry, words: Mapping[str, int]) -> tuple[int | None, ...]:
+    """Return the numbers of an entry's layer, its place, and the reason why it is stale."""
+    because = core.printable(entry.stale_because or "no known Python or driver can hit it") if entry.stale else None
+    return words[entry.layer], words[_place_of(entry)], None if because is None else words[because]
 
 
 def _place_of(entry: core.Entry) -> str:

@@ -63,7 +63,7 @@ def test_the_page_has_what_report_and_ls_and_doctor_print(warm: Home) -> None:
     assert printed.stdout == warm.cachectl("report").stdout
     assert data["total"] == [total["entries"], total["bytes"]]
     keys = sorted(entry["key"] for entry in warm.json("ls")["entries"])
-    assert sorted(row[3] for row in data["entries"]) == keys
-    assert {data["words"][row[2]] for row in data["entries"] if row[2] is not None} >= {"lk0"}
+    assert sorted(row[4] for row in data["entries"]) == keys
+    assert {data["words"][row[3]] for row in data["entries"] if row[3] is not None} >= {"lk0"}
     findings = warm.json("doctor", check=False)["findings"]
     assert [row[4] for row in data["findings"]] == [one["fix"] for one in findings]
