@@ -75,9 +75,7 @@ def run_as(
     """Run a cachectl command with exactly these variables: inside this process, or as a process that ``by`` starts."""
     if by:
         command = [*by, *CACHECTL, *arguments]
-        return subprocess.run(
-            command, env=variables, cwd=cwd, capture_output=True, text=True, check=False, timeout=1200
-        )
+        return subprocess.run(command, env=variables, cwd=cwd, capture_output=True, text=True, check=False, timeout=600)
     return _as_text(run_command(tuple(arguments), variables, cwd))
 
 
@@ -174,7 +172,7 @@ class Home:
             capture_output=True,
             text=True,
             check=False,
-            timeout=1200,
+            timeout=600,
         )
         return _checked(done, check=check)
 

@@ -4,6 +4,7 @@ import os
 import pty
 import re
 import runpy
+import select
 import shlex
 import shutil
 import sys
@@ -13,6 +14,8 @@ import pytest
 from homes import Home
 from support.miopen_kernels import ARGS, CODE, packed, store, user_file
 from tiers import absent
+
+from cachectl.cli import completion
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
 BASH = """
@@ -62,9 +65,14 @@ def zsh_offers(home: Home, line: str) -> list[str]:
     screen = b""
     while b"ready> " not in screen:
         screen += os.read(terminal, 65536)
-    os.write(terminal, line.encode() + b"\t\x15print done\n")
+    os.write(terminal, line.encode() + b"\t")
     while screen.count(b"done") < 2:
-        screen += os.read(terminal, 65536)
+        # What is typed while zsh completes may be lost, or answer a question of zsh.
+        os.write(terminal, b"\x15print done\n")
+        while select.select([terminal], [], [], 20)[0]:
+            screen += os.read(terminal, 65536)
+            if screen.count(b"done") >= 2:
+                break
     os.close(terminal)
     os.waitpid(pid, 0)
     return sorted({offer.replace("\\", "") for offer in offers.read_text().splitlines()} - {""})
@@ -114,3 +122,10 @@ def test_installed_files_follow_the_grammar() -> None:
     made = runpy.run_path(f"{PACKAGING}/share.py")["files"]()
     there = {name: (PACKAGING / "share" / name).read_text() for name in made}
     assert made == there
+
+
+@pytest.mark.real
+def test_words_that_take_too_long_to_find_are_left_out(warm: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(warm.cachectl("completion --words keys").stdout.splitlines()) > 1
+    monkeypatch.setattr(completion, "_PATIENCE", -1.0)
+    assert len(warm.cachectl("completion --words keys").stdout.splitlines()) == 1

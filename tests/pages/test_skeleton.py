@@ -11,7 +11,10 @@ import pytest
 from homes import Home
 from support.pages import HOSTILE, make_timeline
 
+from cachectl.layers.core import Entry
+from cachectl.listing import Listing
 from cachectl.pages import BEGINNING, embeddable
+from cachectl.verbs.report import draw
 from cachectl.watching.timeline import page
 
 
@@ -67,3 +70,13 @@ def test_the_page_has_what_report_and_ls_and_doctor_print(warm: Home) -> None:
     assert {data["words"][row[3]] for row in data["entries"] if row[3] is not None} >= {"lk0"}
     findings = warm.json("doctor", check=False)["findings"]
     assert [row[4] for row in data["findings"]] == [one["fix"] for one in findings]
+
+
+def test_the_largest_of_many_entries_are_listed_and_the_rest_are_summed(home: Home) -> None:
+    entries = [Entry("pocl", f"key{size}", home.path, size, 1, stale=size == 1 or None) for size in range(5_010)]
+    rows = data_of(draw(home.stack.report(), Listing(tuple(entries), ()), ()).decode())["entries"]
+    assert [row[4] for row in rows[:5_000]] == [f"key{size}" for size in range(5_009, 9, -1)]
+    assert [(row[4], row[5], row[8]) for row in rows[5_000:]] == [
+        ("9 smaller entries", sum(range(2, 10)), 9),
+        ("1 smaller entry", 1, 1),
+    ]

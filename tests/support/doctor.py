@@ -57,7 +57,7 @@ def shell(home: Path, script: str, **variables: str) -> subprocess.CompletedProc
         capture_output=True,
         text=True,
         check=True,
-        timeout=1200,
+        timeout=600,
     )
 
 
