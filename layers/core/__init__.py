@@ -6,8 +6,9 @@ Each module is loaded when the first of its names is used, so that ``cachectl --
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+# Importing typing would take longer than all else that --version needs.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cachectl.layers.core.declarations import *
     from cachectl.layers.core.environment import *

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from copy import copy
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -49,9 +48,9 @@ def bound(thing: Any, **attributes: object) -> Any:  # noqa: ANN401 - of any kin
     """Return a copy of an object with other attributes; of a stand-in, once the object is made."""
     if isinstance(thing, _Lazy):
         return _Lazy(lambda: bound(made(thing), **attributes))
-    thing = copy(thing)
-    thing.__dict__.update(attributes)
-    return thing
+    clone = object.__new__(type(thing))
+    clone.__dict__.update(thing.__dict__, **attributes)
+    return clone
 
 
 def made(thing: Any) -> Any:  # noqa: ANN401 - of any kind

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -133,6 +132,8 @@ class Store(ABC):
 
 def finding_of(store: Store, root: core.Root, problem: core.Problem) -> core.Finding:
     """Return the finding of a problem: unreadable things may hide entries that fail a program."""
+    import shlex
+
     quoted, message = shlex.quote(str(problem.path)), problem.message
     severity, fix = core.HARMLESS, f"nothing, or move {quoted} elsewhere"
     if problem.code == "unreadable":

@@ -12,11 +12,17 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NoReturn
 
-from cachectl import __version__, verbs
+from cachectl import __version__
 from cachectl.cli import output
 from cachectl.layers import core
+
+# Help needs neither typing nor what verbs share.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from cachectl import verbs
 
 #: Every verb in the order of the help, and what it does.
 VERBS: dict[str, str] = {
@@ -54,6 +60,8 @@ MEANT = {
     "check": "verify",
     "path": "dir",
 }
+#: The width of help that is not printed on a terminal.
+_PLAIN_WIDTH = 80
 #: Verbs that run a command, and options without a verb.
 _RUNNING = ("run", "trace", "bench", "stage")
 _WITHOUT_VERB = ("-h", "--help", "--version")
@@ -95,6 +103,8 @@ def _parsed(words: list[str], environment: core.Environment | None) -> tuple[ver
     # For other verbs argparse gives -- its usual meaning.
     at = words.index("--") if words[0] in _RUNNING and "--" in words else len(words)
     options = _parse(words[:at])
+    from cachectl import verbs
+
     request = verbs.Request(output, options, words, words[at + 1 :], environment)
     if getattr(options, "user", None) or getattr(options, "all_users", False):
         from cachectl.cli import users
@@ -173,13 +183,11 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     #: Without a width, every option that is added makes argparse import shutil to find it.
-    _width = 78
+    _width = _PLAIN_WIDTH - 2
 
     def print_help(self, file: Any = None) -> None:  # noqa: ANN401 - argparse's
         """Print the help in the width of the terminal."""
-        import shutil
-
-        self._width = shutil.get_terminal_size().columns - 2
+        self._width = (output.width(sys.stdout) if sys.stdout.isatty() else _PLAIN_WIDTH) - 2
         super().print_help(file)
 
     def _get_formatter(self) -> argparse.HelpFormatter:
@@ -243,9 +251,11 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         parser.error(f"unknown command {verb!r}{meant}")
     if verb.startswith("-") and verb not in _WITHOUT_VERB:
         parser.error(f"write the command first, not {verb}{core.did_you_mean(verb, _WITHOUT_VERB)}")
-    # argparse would take the next word for the folder of a bare --isolated.
-    bare = "--isolated" if verb == "run" else None
-    words = [f"{word}={verbs.NO_FOLDER}" if word == bare else word for word in words]
+    if verb == "run":
+        from cachectl.verbs import NO_FOLDER
+
+        # argparse would take the next word for the folder of a bare --isolated.
+        words = [f"{word}={NO_FOLDER}" if word == "--isolated" else word for word in words]
     options, unknown = parser.parse_known_args(words)
     if isinstance(getattr(options, "layers", None), list) and not any(word.startswith("-") for word in unknown):
         # argparse takes the layers to be complete at the first option after FILE: push FILE --force LAYER.

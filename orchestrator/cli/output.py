@@ -13,10 +13,15 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from itertools import chain
 from types import SimpleNamespace
-from typing import Any, TextIO
 
-from cachectl import verbs
 from cachectl.layers import core
+
+# Help needs neither typing nor what verbs share.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TextIO
+
+    from cachectl import verbs
 
 #: The width of a line where nothing is to be cut.
 _ENDLESS = 1 << 30
@@ -111,9 +116,11 @@ def _show_lines(lines: Iterable[str]) -> None:
 
 def say(parts: Iterable[Any]) -> None:
     """Print what a verb shows: tables, lines, which are wrapped on a terminal, and lists of lines, which are not."""
+    from cachectl.verbs import Table
+
     terminal = sys.stdout.isatty()
     for part in parts:
-        if isinstance(part, verbs.Table):
+        if isinstance(part, Table):
             rows = _rows(part, width(sys.stdout))
             if terminal and not core.process_variable("NO_COLOR") and core.process_variable("TERM") != "dumb":
                 _write("".join(f"\x1b[1m{core.printable(title)}\x1b[0m\n" for title in rows.pop(0)))
@@ -136,6 +143,8 @@ def _wrapped(line: str) -> list[str]:
 
 def say_on_stderr(parts: Iterable[Any]) -> None:
     """Print tables and lines on standard error, and bytes as they are; a stream that is closed is no failure."""
+    from cachectl.verbs import Table
+
     with suppress(OSError):
         for part in parts:
             if _PROGRESS:
@@ -144,7 +153,7 @@ def say_on_stderr(parts: Iterable[Any]) -> None:
                 sys.stderr.flush()
                 os.write(2, part)
                 continue
-            lines = plain_table(part, width(sys.stderr)) if isinstance(part, verbs.Table) else part
+            lines = plain_table(part, width(sys.stderr)) if isinstance(part, Table) else part
             for line in [lines] if isinstance(lines, str) else lines:
                 print(core.printable(line), file=sys.stderr)
 
@@ -194,11 +203,13 @@ def show_csv(table: verbs.Table) -> None:
     import csv
     import io
 
+    from cachectl.verbs import DASH
+
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.columns)
     for row in table.rows:
-        cells = [None if cell == verbs.DASH else cell for cell in row]
+        cells = [None if cell == DASH else cell for cell in row]
         writer.writerow([core.printable(cell) if isinstance(cell, str) else cell for cell in cells])
     _write(text.getvalue())
 
