@@ -191,7 +191,9 @@ class Entry(NamedTuple):
     @property
     def latest(self) -> float | None:
         """Return the moment of its last known use or change."""
-        return next((moment for moment in (self.used, self.modified, self.written_before) if moment is not None), None)
+        if self.used is not None:
+            return self.used
+        return self.written_before if self.modified is None else self.modified
 
     @property
     def is_orphan(self) -> bool:

@@ -658,11 +658,14 @@ def _measured(folder: int, name: str, status: os.stat_result) -> tuple[dict[str,
     if not stat.S_ISDIR(status.st_mode):
         return {"": status}, status.st_mtime_ns
     failed: list[OSError] = []
-    found = [(path, visited) for _, _, path, visited in handles.walk(folder, name, failed)]
+    members, newest = {}, 0
+    for _, _, path, found in handles.walk(folder, name, failed):
+        newest = max(newest, found.st_mtime_ns)
+        if stat.S_ISREG(found.st_mode):
+            members[path] = found
     if failed:
         raise failed[0]
-    newest = max((visited.st_mtime_ns for _, visited in found), default=status.st_mtime_ns)
-    return {path: visited for path, visited in sorted(found) if stat.S_ISREG(visited.st_mode)}, newest
+    return dict(sorted(members.items())), newest or status.st_mtime_ns
 
 
 def _remove_empty(root: int, keys: Sequence[str]) -> None:

@@ -32,15 +32,18 @@ def ls(
     layers: Iterable[str] = (),
     sort: str | None = None,
     limit: int | None = None,
+    contents: bool = True,
 ) -> listing.Listing:
     """Return the selected entries, sorted by ``size``, ``age`` or ``used``, no more than ``limit``.
 
-    Raises :class:`BadRequest` for a negative limit.
+    Without ``contents`` entries are read only if the selection needs that. Raises :class:`BadRequest` for a negative
+    limit.
     """
     if limit is not None and limit < 0:
         raise core.BadRequest(f"--limit {limit} is negative")
     troubles: list[listing.Trouble] = []
-    entries: Iterable[core.Entry] = listing.listed(stack.named(layers), selection, troubles.append)
+    reads = contents or selection.needs_contents
+    entries: Iterable[core.Entry] = listing.listed(stack.named(layers), selection, troubles.append, contents=reads)
     if sort is not None:
         place = attrgetter(_ORDERS[sort])
         # An unknown time comes last.
@@ -52,8 +55,9 @@ def ls(
 def run(request: verbs.Request) -> listing.Listing | int:
     """Carry out ``cachectl ls``."""
     options, selected = request.options, request.selection()
+    asked = {"layers": options.layers, "sort": options.sort, "limit": options.limit, "contents": not options.quiet}
     with request.working("listing"):
-        listed = ls(request.stack, selected, layers=options.layers, sort=options.sort, limit=options.limit)
+        listed = ls(request.stack, selected, **asked)
     for trouble in listed.problems:
         where = "" if trouble.path is None else f"{trouble.path}: "
         request.notice(f"{trouble.layer}: {where}{trouble.message}")

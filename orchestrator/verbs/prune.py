@@ -59,7 +59,8 @@ def plan_prune(layers: Iterable[core.Layer], limits: config.Limits) -> removal.R
     for layer in layers:
         going[layer], failed[layer] = [], []
         for thing in _things(layer, failed[layer], contents=limits.stale):
-            is_old = limits.before is not None and thing.latest is not None and thing.latest < limits.before
+            latest = thing.latest
+            is_old = limits.before is not None and latest is not None and latest < limits.before
             if thing.sums is not None:
                 # A file of fixed length does not shrink, so it must not make prune remove entries.
                 total += 0 if thing.fixed else thing.bytes
@@ -67,7 +68,7 @@ def plan_prune(layers: Iterable[core.Layer], limits: config.Limits) -> removal.R
                 going[layer].append(thing)
             else:
                 total += thing.bytes
-                aged += [] if thing.latest is None else [(thing.latest, layer, thing)]
+                aged += [] if latest is None else [(latest, layer, thing)]
     for _, layer, thing in sorted(aged, key=itemgetter(0)):
         if limits.bytes is None or total <= limits.bytes:
             break
