@@ -209,7 +209,9 @@ class Ranks:
         self.root: Path | None = None
         self._source, self._trust, self._out, self._sign, self._force = source, trust, out, sign, force
         #: Whether the target is the source, which stays as it is if it cannot be used.
-        self._is_same = source is not None and out is not None and os.path.realpath(source) == os.path.realpath(out)
+        self._is_same = (
+            None not in (source, out) and len({environment.expand(str(name)).resolve() for name in (source, out)}) == 1
+        )
         self._inform = inform
         # A separate communicator, so that our messages do not mix with the program's.
         self._world = (mpi.COMM_WORLD if comm is None else comm).Dup()

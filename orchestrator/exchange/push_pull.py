@@ -71,7 +71,7 @@ def push(
             # Another command may have written the file meanwhile.
             with contextlib.suppress(place.Changed):
                 if of_file is not None:
-                    return _push_to_file(stack, here.expand(name), *of_file, selection)
+                    return _push_to_file(stack, here.expand(name), *of_file, selection, besides=besides)
                 return place.in_time(deadline, to_store)
     raise place.Changed(core.printable(place.without_secrets(name)))
 
@@ -103,7 +103,15 @@ def push_layers(
     return result
 
 
-def _push_to_file(stack: LayerSet, file: Path, layer: core.Layer, inside: Path, selection: core.Selection) -> Transfer:
+def _push_to_file(
+    stack: LayerSet,
+    file: Path,
+    layer: core.Layer,
+    inside: Path,
+    selection: core.Selection,
+    *,
+    besides: copying.Keys | None,
+) -> Transfer:
     """Add to a database file the entries of its layer that belong to it, through a copy of the file."""
     result, target = Transfer(str(file)), file.resolve()
     done = result.layer(layer.name)
@@ -114,7 +122,7 @@ def _push_to_file(stack: LayerSet, file: Path, layer: core.Layer, inside: Path, 
         before = _state_of(target)
         copies, copied = block.enter_context(copying.layer_with_file(stack.environment, layer, target, inside))
         source = copying.LayerCollection([layer], prefix=inside.as_posix())
-        plan = copying.missing(source, copies, [wire.StoreKey(layer.name)], result, selection)
+        plan = copying.missing(source, copies, [wire.StoreKey(layer.name)], result, selection, besides=besides)
         copying.copy(source, copies, plan, result)
         if done.placed:
             flat = copied.with_name(f"{copied.name}.flat")
@@ -230,7 +238,8 @@ class _Pull(NamedTuple):
             if source.layers[layer.name].abilities()[core.Ability.GET] is None
             and layer.abilities()[core.Ability.PUT] is None
         ]
-        copying.copy(source, here, copying.missing(source, here, keys, result, self.selection), result)
+        plan = copying.missing(source, here, keys, result, self.selection, besides=self.besides)
+        copying.copy(source, here, plan, result)
         result.layers = tuple(done for done in result.layers if done.placed or done.there or done.failed)
         return result
 

@@ -138,18 +138,19 @@ class SharedStore:
 
     def ls(self) -> StoreListing:
         """Return what is in the store, by portability key. Raises :class:`BadStore` and :class:`Missing`."""
-        index, keys = self._index(), []
-        for group in dict.fromkeys(map(wire.key_of, index.parts)):
-            names = [name for name in index.parts if wire.key_of(name) == group]
-            key, parts = index.key(group), [index.part(name) for name in names]
-            sizes = [entry.bytes for part in parts for entry in part.entries]
-            unsigned = sum(not part.is_signed for part in parts)
-            newest = None if self._place.is_bundle else wire.made_of(names[-1])
-            counts = (len(sizes), sum(sizes), len(parts), unsigned, newest)
-            keys.append(ListedKey(group, key.layer, *counts, dict(key.facts)))
+        index = self._index()
+        keys = index.settled(lambda: [self._listed(index, group) for group in set(map(wire.key_of, index.parts))])
         keys.sort(key=lambda listed: (listed.layer, listed.key))
         index.memory.save(index.files)
         return StoreListing(self._place.shown, index.digest, tuple(keys))
+
+    def _listed(self, index: StoreCollection, group: str) -> ListedKey:
+        names = [name for name in index.parts if wire.key_of(name) == group]
+        key, parts = index.key(group), [index.part(name) for name in names]
+        sizes = [entry.bytes for part in parts for entry in part.entries]
+        unsigned = sum(not part.is_signed for part in parts)
+        newest = None if self._place.is_bundle else wire.made_of(names[-1])
+        return ListedKey(group, key.layer, len(sizes), sum(sizes), len(parts), unsigned, newest, dict(key.facts))
 
     def gc(self, *, older_than: float | None = None, max_size: int | None = None, dry_run: bool = False) -> Collection:
         """Remove index parts older than some seconds, then the oldest until the rest has at most ``max_size`` bytes.

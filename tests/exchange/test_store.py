@@ -165,8 +165,19 @@ def test_a_part_that_gc_removes_meanwhile_is_no_error(
     store = tmp_path / "store"
     cheap.stack.push(store)
     (part,) = store.glob("index/[0-9]*")
+    content = part.read_bytes()
     after_a_listing(monkeypatch, part.unlink)
     assert other.stack.pull(store, TRUSTED).total.placed == 0
+    part.write_bytes(content)
+    after_a_listing(monkeypatch, part.unlink)
+    assert other.stack.store(store).ls().keys == ()
+
+
+def test_what_a_base_has_is_not_taken_from_a_root_either(cheap: Home, other: Home) -> None:
+    (known, *rest) = sorted(entry.key for entry in cheap.stack["miopen"].entries())
+    done = other.stack.pull(cheap.path, layers=["miopen"], besides={"miopen": [known]})
+    assert (done.total.placed, done.total.there) == (len(rest), 1)
+    assert sorted(entry.key for entry in other.stack["miopen"].entries()) == rest
 
 
 def test_a_part_that_is_pushed_meanwhile_is_not_taken_for_removed(
