@@ -62,7 +62,7 @@ def missing(
         done, known = result.layer(key.layer), target.known(key)
         present = known.union((besides or {}).get(key.layer, ()))
         found: dict[str, core.Entry] = {}
-        for entry in source.entries(key, selection, done):
+        for entry in source.entries(key, selection, done, are_new=not present):
             found.setdefault(entry.key, entry)
         new = [found[name] for name in sorted(found.keys() - present)]
         done.there += len(found) - len(new)
@@ -131,17 +131,26 @@ class LayerCollection:
         self._prefix = prefix
         self._below = below
         self._describes = describes
+        #: The layers whose entries were described when they were listed.
+        self._described: set[str] = set()
         self._known: dict[str, set[str]] = {}
 
-    def entries(self, key: wire.StoreKey, selection: core.Selection, done: transfer.Moved) -> Iterator[core.Entry]:
-        """Yield the selected entries of a layer, without those of other programs unless the selection names one."""
+    def entries(
+        self, key: wire.StoreKey, selection: core.Selection, done: transfer.Moved, *, are_new: bool = False
+    ) -> Iterator[core.Entry]:
+        """Yield the selected entries of a layer, without those of other programs unless the selection names one.
+
+        If the target has none of them, they are described at once instead of by a second listing.
+        """
 
         def note(trouble: listing.Trouble) -> None:
             notes = done.failed if trouble.failed else done.skipped
             notes.append(core.Note("*" if trouble.path is None else str(trouble.path), trouble.message))
 
         layer = self.layers[key.layer]
-        for entry in listing.listed((layer,), selection, note, contents=selection.needs_contents):
+        reads = selection.needs_contents or (are_new and self._describes)
+        self._described |= {layer.name} if reads else set()
+        for entry in listing.listed((layer,), selection, note, contents=reads):
             is_inside = self._below is None or entry.root.is_relative_to(self._below)
             is_own = entry.guest is None or selection.key is not None
             if is_inside and is_own and entry.key.startswith(self._prefix):
@@ -156,7 +165,7 @@ class LayerCollection:
     def read(self, key: wire.StoreKey, entries: Sequence[core.Entry], done: transfer.Moved) -> Contents:
         """Yield entries with their artifacts; those that cannot be read are noted."""
         layer = self.layers[key.layer]
-        if entries and self._describes:
+        if entries and self._describes and layer.name not in self._described:
             entries = _described(layer, entries, done)
         for batch in batches(entries, lambda entry: entry.bytes):
             read = _got(layer, [entry.key for entry in batch])

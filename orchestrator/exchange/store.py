@@ -290,9 +290,15 @@ class StoreCollection:
     # ------------------------------------------------------------------ entries
 
     def entries(
-        self, key: wire.StoreKey, selection: core.Selection = core.ALL, _: Moved | None = None
+        self,
+        key: wire.StoreKey,
+        selection: core.Selection = core.ALL,
+        _: Moved | None = None,
+        *,
+        are_new: bool = False,
     ) -> Iterator[core.Entry]:
         """Yield the selected entries in the parts of a portability key that may be used, the newest part first."""
+        del are_new
         for name in reversed(self.parts):
             if wire.key_of(name) == key.name and (part := self.usable(name)) is not None:
                 yield from filter(selection.matches, part.entries)
