@@ -657,15 +657,10 @@ def _measured(folder: int, name: str, status: os.stat_result) -> tuple[dict[str,
     """Return the files of a thing by their paths, and the newest change in nanoseconds."""
     if not stat.S_ISDIR(status.st_mode):
         return {"": status}, status.st_mtime_ns
-    failed: list[OSError] = []
-    members, newest = {}, 0
-    for _, _, path, found in handles.walk(folder, name, failed):
-        newest = max(newest, found.st_mtime_ns)
-        if stat.S_ISREG(found.st_mode):
-            members[path] = found
-    if failed:
-        raise failed[0]
-    return dict(sorted(members.items())), newest or status.st_mtime_ns
+    members, newest = dict[str, os.stat_result](), status.st_mtime_ns
+    with suppress(FileNotFoundError):
+        newest = max(newest, handles.gather(folder, name, members))
+    return dict(sorted(members.items())), newest
 
 
 def _remove_empty(root: int, keys: Sequence[str]) -> None:
