@@ -138,13 +138,12 @@ class Stored(NamedTuple):
     offset: int = 0
 
 
-@as_json(
-    hidden=("stamp", "guest", "disk", "idle_only", "sums", "fixed", "stored"), also=("state",), optional=("because",)
-)
+@as_json(hidden=("stamp", "guest", "idle_only", "sums", "fixed", "stored"), also=("state",), optional=("because",))
 class Entry(NamedTuple):
     """One thing that a scan finds: what a cache can hit, files of the layer that it cannot, or a sum.
 
-    ``files`` is 0 for a row, whose database is counted as a sum, and for an entry of a store, where it is unknown.
+    ``bytes`` are those that it takes on the disk, as ``du`` counts them; those of a row are its payload. ``files`` is 0
+    for a row, whose database is counted as a sum, and for an entry of a store, where it is unknown.
     ``written_before`` bounds the age of an entry that has no time of its own: a row is no younger than the
     last write to its file. ``kernels`` is ``None`` if the bytes do not contain the names or were not read.
 
@@ -172,8 +171,6 @@ class Entry(NamedTuple):
     stamp: tuple[int, ...] = ()
     #: The owner, if the entry is foreign and only shares the root: it is not counted, and cleared only by its key.
     guest: str | None = None
-    #: Bytes of disk blocks; ``None`` is unknown. A row has no blocks of its own.
-    disk: int | None = None
     #: Why it is an orphan.
     because: str | None = None
     #: Whether a live process may still be writing the orphan.
@@ -187,6 +184,11 @@ class Entry(NamedTuple):
 
     def __repr__(self) -> str:
         return _short(self, "detail", "stamp", "stored")
+
+    @property
+    def length(self) -> int:
+        """Return the bytes of the contents of a file's or folder's entry, which its stamp has."""
+        return self.stamp[1]
 
     @property
     def latest(self) -> float | None:
@@ -242,8 +244,7 @@ class Usage(NamedTuple):
     """Numbers of one root.
 
     ``files`` and ``bytes`` count the layer's files on disk without orphans; ``stale_*`` is ``None`` if the layer cannot
-    recognise stale entries. ``disk_bytes`` are disk blocks of all files, orphans included; ``None`` if the store or the
-    system does not say. If a problem hides a part of the root, the numbers are lower bounds, and ``None`` instead
+    recognise stale entries. If a problem hides a part of the root, the numbers are lower bounds, and ``None`` instead
     of 0.
     """
 
@@ -257,7 +258,6 @@ class Usage(NamedTuple):
     oldest: float | None = None
     newest: float | None = None
     problems: tuple[Problem, ...] = ()
-    disk_bytes: int | None = None
 
     @property
     def complete(self) -> bool:

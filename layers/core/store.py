@@ -221,7 +221,6 @@ def remove_counted(
 def sum_usage(found: Iterable[core.Found]) -> core.Usage:
     """Sum a scan, holding one thing at a time."""
     sums = dict.fromkeys(("entries", "files", "bytes", "orphan_files", "orphan_bytes"), 0)
-    disk: int | None = 0
     oldest: float | None = None
     newest: float | None = None
     problems: list[core.Problem] = []
@@ -231,8 +230,6 @@ def sum_usage(found: Iterable[core.Found]) -> core.Usage:
             continue
         if thing.guest is not None:
             continue
-        if thing.files and disk is not None:
-            disk = None if thing.disk is None else disk + thing.disk
         kind = "orphan_" if thing.is_orphan else ""
         sums[f"{kind}files"] += thing.files
         sums[f"{kind}bytes"] += thing.bytes
@@ -250,5 +247,4 @@ def sum_usage(found: Iterable[core.Found]) -> core.Usage:
     # If something could not be counted, a number is a lower bound, and zero means nothing.
     nothing = None if any(problem.hides for problem in problems) else 0
     known = {name: number or nothing for name, number in sums.items()}
-    disk = None if disk is None else disk or nothing
-    return core.Usage(**known, oldest=oldest, newest=newest, problems=tuple(problems), disk_bytes=disk)
+    return core.Usage(**known, oldest=oldest, newest=newest, problems=tuple(problems))

@@ -95,8 +95,8 @@ class ComputeCache(files.Files):
             yield entry._replace(detail={"format": "unknown"}) if contents else entry
             return
         key = None
-        if size != entry.bytes:
-            message = f"is {entry.bytes} bytes long, which its header does not say"
+        if size != entry.length:
+            message = f"is {entry.length} bytes long, which its header does not say"
             yield core.Problem(tree.root / entry.key, "damaged", message)
         else:
             key = key_of(tree.read_file(entry.key, limit=HEADER.size + HEADER.unpack(leaf.head)[1]) or b"")
@@ -179,7 +179,7 @@ class ComputeCache(files.Files):
         for leaf in Tree(self.name, root.path, _SHAPE, handle=folder).scan(head=HEADER.size):
             if isinstance(leaf, core.Problem):
                 others += [leaf.path] if leaf.hides else []
-            elif leaf.entry.is_listed and stated_size(leaf.head) == leaf.entry.bytes:
+            elif leaf.entry.is_listed and stated_size(leaf.head) == leaf.entry.length:
                 whole[identifier_of(leaf.entry.key)] = leaf.entry
             elif leaf.entry.is_listed:
                 others.append(root.path / leaf.entry.key)
@@ -188,7 +188,7 @@ class ComputeCache(files.Files):
     def check_index(self, root: core.Root) -> Iterator[core.Finding]:
         """Compare the index with the entries."""
         entries, others = self._standing(root)
-        sizes = {number: entry.bytes - HEADER.size for number, entry in entries.items()}
+        sizes = {number: entry.length - HEADER.size for number, entry in entries.items()}
         try:
             data = _read_index(root)
         except OSError as error:
@@ -226,7 +226,7 @@ def _records(
     entries: Mapping[int, core.Entry], others: Sequence[Path], old: Mapping[int, int], root: Path
 ) -> list[tuple[int, int]]:
     """Return the records that the index should have. Other files that are there keep their records."""
-    sizes = {number: entry.bytes - HEADER.size for number, entry in entries.items()}
+    sizes = {number: entry.length - HEADER.size for number, entry in entries.items()}
     kept, elsewhere = [], frozenset(others)
     for number, size in old.items():
         path = root / key_from(number)

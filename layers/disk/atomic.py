@@ -188,7 +188,7 @@ def remove_remote(system: Any, paths: Sequence[str], *, together: bool) -> None:
 
 
 def delete(handle: int, name: str, freed: list[int] | None = None, *, first: Collection[str] = ()) -> None:
-    """Delete a file or a whole folder relative to a handle, and add the bytes of each deleted file to ``freed``.
+    """Delete a file or a whole folder relative to a handle, and add the bytes of what was deleted to ``freed``.
 
     The files that ``first`` names are deleted before the others. Links are unlinked, never followed. A failed deletion
     does not stop the others, unless ``first`` names the file; at the end the first :class:`OSError` is raised.
@@ -196,14 +196,12 @@ def delete(handle: int, name: str, freed: list[int] | None = None, *, first: Col
     errors: list[OSError] = []
     for folder, child, path, status in handles.walk(handle, name, errors, first=first):
         try:
-            if stat.S_ISDIR(status.st_mode):
-                os.rmdir(child, dir_fd=folder)
-                continue
-            os.unlink(child, dir_fd=folder)
+            is_folder = stat.S_ISDIR(status.st_mode)
+            (os.rmdir if is_folder else os.unlink)(child, dir_fd=folder)
             # A file with another hard link frees nothing.
-            if freed is not None and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
-                freed.append(status.st_size)
-        except FileNotFoundError:
+            if freed is not None and (is_folder or status.st_nlink == 1):
+                freed.append(handles.size_of(status))
+        except FileNotFoundError:  # noqa: PERF203 - one must not end the rest
             pass
         except OSError as error:
             if path in first:
@@ -211,6 +209,27 @@ def delete(handle: int, name: str, freed: list[int] | None = None, *, first: Col
             errors.append(error)
     if errors:
         raise errors[0]
+
+
+def delete_listed(handle: int, name: str, paths: Iterable[str]) -> None:
+    """Delete a folder by the paths of its files, which were just listed. Links are not followed.
+
+    Raises :class:`OSError`, and leaves the rest, if anything else is in it.
+    """
+    below: dict[str, list[str]] = {}
+    folder = handles.open_folder(name, handle)
+    try:
+        for path in paths:
+            child, _, rest = path.partition("/")
+            if rest:
+                below.setdefault(child, []).append(rest)
+            else:
+                os.unlink(child, dir_fd=folder)
+        for child, inner in below.items():
+            delete_listed(folder, child, inner)
+    finally:
+        os.close(folder)
+    os.rmdir(name, dir_fd=handle)
 
 
 @contextmanager
@@ -227,4 +246,8 @@ def own_folder(handle: int, prefix: str, freed: list[int] | None = None) -> Iter
             handles.take_flock(folder, wait=True)
             yield folder
     finally:
+        with suppress(FileNotFoundError):
+            if freed is not None:
+                # The folder itself was made here, so its end frees nothing.
+                freed.append(-handles.size_of(os.stat(name, dir_fd=handle)))
         delete(handle, name, freed)

@@ -22,6 +22,8 @@ _PAUSE = 0.02
 _DEEP = 16
 _TOO_DEEP = "nested deeper than any entry"
 
+#: Windows has none.
+_HAS_BLOCKS = hasattr(os.stat_result, "st_blocks")
 _FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -140,21 +142,23 @@ def walk(
         yield handle, name, path, status
 
 
-def gather(handle: int, name: str, members: dict[str, os.stat_result], above: str = "") -> int:
-    """Add the files of a folder to ``members``, by their paths in it; return the newest change of what is in it (ns).
+def gather(handle: int, name: str, members: dict[str, os.stat_result], above: str = "") -> tuple[int, int]:
+    """Add the files of a folder to ``members``, by their paths in it.
 
-    Links are not followed, and what vanishes meanwhile is left out. :func:`walk` would take a third longer.
+    Returns the newest change of what is in it (ns), and the bytes that its folders take on the disk. Links are not
+    followed, and what vanishes meanwhile is left out. :func:`walk` would take a third longer.
     """
     if above.count("/") > _DEEP:
         raise OSError(errno.ELOOP, _TOO_DEEP, name)
-    newest = 0
+    newest = size = 0
     folder = open_folder(name, handle)
     try:
         for child in os.listdir(folder):
             try:
                 status = os.stat(child, dir_fd=folder, follow_symlinks=False)
                 if stat.S_ISDIR(status.st_mode):
-                    newest = max(newest, gather(folder, child, members, f"{above}{child}/"))
+                    latest, inside = gather(folder, child, members, f"{above}{child}/")
+                    newest, size = max(newest, latest), size + inside + size_of(status)
             except FileNotFoundError:
                 continue
             newest = max(newest, status.st_mtime_ns)
@@ -162,7 +166,7 @@ def gather(handle: int, name: str, members: dict[str, os.stat_result], above: st
                 members[above + child] = status
     finally:
         os.close(folder)
-    return newest
+    return newest, size
 
 
 def is_left_own(root: int, name: str, status: os.stat_result) -> bool:
@@ -178,12 +182,10 @@ def is_left_own(root: int, name: str, status: os.stat_result) -> bool:
         return folder is not None and bool(take_flock(folder, shared=True))
 
 
-def blocks_of(*files: os.stat_result) -> int | None:
-    """Return the bytes of the disk blocks that files take; ``None`` if the system does not say (Windows)."""
-    if not all(hasattr(status, "st_blocks") for status in files):
-        return None
+def size_of(status: os.stat_result) -> int:
+    """Return the bytes that a file or folder takes on the disk, as ``du`` does; its length if the system lacks that."""
     # POSIX leaves the unit open; Linux, macOS and the BSDs use 512 bytes.
-    return 512 * sum(status.st_blocks for status in files)
+    return 512 * status.st_blocks if _HAS_BLOCKS else status.st_size
 
 
 # ---------------------------------------------------------------------- locks on open files

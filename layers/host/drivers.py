@@ -456,7 +456,9 @@ class DriverLayer(core.Layer):
         most, held = min(number, self.limit_highest or number), 0
         # Report names a root that cannot be read.
         with suppress(core.LayerError, OSError):
-            held = sum(self.store.usage(root).bytes or 0 for root in self.roots())
+            listed = (found for root in self.roots() for found in self.store.scan(root, contents=False))
+            # The driver counts lengths, not blocks.
+            held = sum(found.length for found in listed if isinstance(found, core.Entry) and found.is_listed)
         wanted = 2 * max(most, held)
         fix = f"export {self.limit_variable}={wanted}"
         if self.limit_highest is not None and wanted > self.limit_highest:

@@ -98,7 +98,7 @@ class ShaderCache(Files):
             size, _ = blob.stamp
             entry = core.Entry(self.name, key, pair.root, size, 0, written_before=file.modified, stamp=blob.stamp)
             yield entries.raw_of(entry, partial(pair.read, blob))
-        yield file._replace(bytes=file.bytes - sum(blob.stamp[0] for blob in blobs.values()))
+        yield file._replace(bytes=max(0, file.bytes - sum(blob.stamp[0] for blob in blobs.values())))
 
     def _pairs(self, root: core.Root) -> list[pairs.Pair]:
         """Return every pair of files in a root. Raises :class:`Unreachable` if one may have been overlooked."""
@@ -219,7 +219,7 @@ class ShaderCache(Files):
             raise
         try:
             if os.fstat(handle).st_size == _INDEX_SIZE:
-                sizes = (leaf.entry.disk or 0 for leaf in self.tree_of(root).leaves() if leaf.entry.is_listed)
+                sizes = (leaf.entry.bytes for leaf in self.tree_of(root).leaves() if leaf.entry.is_listed)
                 os.pwrite(handle, _INDEX.pack(sum(sizes)), 0)
         finally:
             os.close(handle)

@@ -87,8 +87,7 @@ class TuningDatabases(databases.MIOpenDatabases):
             if code not in ("item", "duplicate-id"):
                 yield core.Problem(path, code, f"line {number}: {message}")
         if (status := plain.status_at(path.with_name(path.name + _TIME))) is not None:
-            disk = handles.blocks_of(status)
-            yield template._replace(key=file + _TIME, bytes=status.st_size, files=1, disk=disk, sums=0)
+            yield template._replace(key=file + _TIME, bytes=handles.size_of(status), files=1, sums=0)
 
     def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
         """Check every line by the rules of MIOpen's reader. Nothing here is ever removed as damaged."""

@@ -132,7 +132,7 @@ class NeoPrograms(files.Files):
         for leaf in self.tree_of(root).leaves():
             if leaf.entry.is_listed:
                 kind = leaf.entry.key.rpartition(".")[2]
-                sizes[kind] = sizes.get(kind, 0) + leaf.entry.bytes
+                sizes[kind] = sizes.get(kind, 0) + leaf.entry.length
         return sizes
 
     def check_index(self, root: core.Root) -> Iterator[core.Finding]:

@@ -76,9 +76,8 @@ class ProgramFolders(files.Files):
         yield from super().leaves(root)
         for key, lock, status in self._locks(root):
             if locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
-                why, disk = "a lock that nobody holds any more", handles.blocks_of(status)
-                entry = core.Entry(self.name, key, root.path, status.st_size, 1, modified=status.st_mtime, disk=disk)
-                yield trees.Leaf(core.orphan(entry, why), {}, self.shapes[0])
+                entry = core.Entry(self.name, key, root.path, handles.size_of(status), 1, modified=status.st_mtime)
+                yield trees.Leaf(core.orphan(entry, "a lock that nobody holds any more"), {}, self.shapes[0])
 
     @staticmethod
     def _locks(root: core.Root) -> Iterator[tuple[str, Path, os.stat_result]]:

@@ -71,15 +71,15 @@ def _files_of(path: Path) -> list[os.stat_result]:
 
 
 def bytes_of(path: Path) -> int:
-    """Return the bytes of a database and of the files that sqlite keeps next to it."""
-    return sum(status.st_size for status in _files_of(path))
+    """Return the bytes that a database and the files that sqlite keeps next to it take on the disk."""
+    return sum(map(handles.size_of, _files_of(path)))
 
 
 def rest_of(path: Path, template: core.Entry, payload: int) -> core.Entry:
     """Return what a database and the files next to it hold beside the payload of its rows."""
     files = _files_of(path)
-    rest = max(0, sum(status.st_size for status in files) - payload)
-    return template._replace(bytes=rest, files=len(files), disk=handles.blocks_of(*files), sums=0)
+    rest = max(0, sum(map(handles.size_of, files)) - payload)
+    return template._replace(bytes=rest, files=len(files), sums=0)
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,6 +47,10 @@ Members = Mapping[str, bytes]
 Placed = dict[str, bool | core.EntryError]
 #: Returns whether empty folders may be removed now; ``None`` if they must not.
 Tidy = Callable[[], bool] | None
+#: A folder in the trash: its name there, the files in it, and the bytes that its deletion frees.
+_Moved = tuple[str, tuple[str, ...], int]
+#: What the removals of one call share: the trash folder, what was moved there, the bytes freed so far, and ``tidy``.
+_Removal = tuple[Callable[[], int | None], list[_Moved], list[int], Tidy]
 
 
 class Shape(NamedTuple):
@@ -94,12 +99,13 @@ class Shape(NamedTuple):
         return self.because is None and not self.sums
 
     def strange(self, name: str, paths: Iterable[str]) -> str | None:
-        """Return the first of some paths that is no file of the entry of this name."""
+        """Return the first path, by name, of those that are no file of the entry of this name."""
         if self.companions is not None:
             own = {name, *self.beside((name, *paths)).get(name, ())}
-            return next((path for path in paths if path not in own), None)
+            return min((path for path in paths if path not in own), default=None)
         pattern = self.members
-        return None if pattern is None else next((path for path in paths if not pattern.fullmatch(path)), None)
+        wrong = () if pattern is None else [path for path in paths if not pattern.fullmatch(path)]
+        return min(wrong, default=None)
 
     def beside(self, names: Iterable[str]) -> dict[str, list[str]]:
         """Return the companions among the names of a folder by the name of their entry, ``""`` if it is not there."""
@@ -168,14 +174,22 @@ class Tree:
         self.layer = layer
         self.root = root
         self.shapes = (_OWN, *shapes)
+        #: The bytes that the folders above things take on the disk.
+        self._above_things = 0
 
     # ------------------------------------------------------------------ listing
 
     def scan(self, *, head: int = 0) -> Iterator[Leaf | core.Problem]:
-        """Yield what is there (of entries the first ``head`` bytes too), and a problem for what cannot be read."""
+        """Yield what is there (of entries the first ``head`` bytes too), and a problem for what cannot be read.
+
+        The last are the folders above things, as a sum; the root itself stays, and is not counted.
+        """
+        self._above_things = 0
         with self._opened() as handle:
             if handle is not None:
                 yield from self._scan(handle, (), self.shapes, head)
+        if self._above_things:
+            yield Leaf(core.Entry(self.layer, ".", self.root, self._above_things, 0, sums=0, fixed=True), {}, _STRAY)
 
     def leaves(self) -> Iterator[Leaf]:
         """Yield what is no orphan. Raises :class:`Unreachable` if something may have been overlooked."""
@@ -213,6 +227,7 @@ class Tree:
                     yield found
                 elif found:
                     with handles.opened(name, folder) as below:
+                        self._above_things += handles.size_of(os.fstat(below))
                         yield from self._scan(below, parts, found, head)
             except FileNotFoundError:
                 pass
@@ -259,7 +274,7 @@ class Tree:
             if stat.S_ISLNK(status.st_mode) and any(one.because is None for one in fitting):
                 return self._problem(parts, "link", "a link inside the root is not followed")
             return [one for one in fitting if len(one.levels) > depth] if stat.S_ISDIR(status.st_mode) else None
-        members, newest = _measured(folder, name, status)
+        members, newest, folders = _measured(folder, name, status)
         if shape.companions is not None:
             members |= self._companions(folder, parts, beside)
             newest = max(found.st_mtime_ns for found in members.values())
@@ -267,22 +282,24 @@ class Tree:
             return self._problem(parts, "unrecognised", f"holds {strange!r}, which does not belong there; left alone")
         is_read = head and shape.is_entry and not shape.folders
         beginning = plain.read_plain(name, dir_fd=folder, limit=head) if is_read else b""
-        return Leaf(self._entry("/".join(parts), members, newest, shape), members, shape, beginning)
-
-    def _entry(self, key: str, members: Mapping[str, os.stat_result], newest: int, shape: Shape) -> core.Entry:
-        size = sum(status.st_size for status in members.values())
+        length, size = 0, folders
+        for member in members.values():
+            length += member.st_size
+            size += handles.size_of(member)
         entry = core.Entry(
             self.layer,
-            key,
+            "/".join(parts),
             self.root,
             size,
             len(members),
             modified=newest / 1e9,
-            stamp=(len(members), size, newest),
-            disk=handles.blocks_of(*members.values()),
+            # Not the blocks: a disk may assign them after the last change.
+            stamp=(len(members), length, newest),
             sums=0 if shape.sums else None,
         )
-        return entry if shape.because is None else core.orphan(entry, shape.because, idle_only=shape.idle_only)
+        if shape.because is not None:
+            entry = core.orphan(entry, shape.because, idle_only=shape.idle_only)
+        return Leaf(entry, members, shape, beginning)
 
     def _unread(self, parts: Sequence[str], error: OSError) -> core.Problem:
         code = "unrecognised" if error.errno == errno.ELOOP else "unreadable"
@@ -540,8 +557,8 @@ class Tree:
 
     def _move_out(
         self, shape: Shape, source: int, name: str, to: int, place: str, *, freed: list[int] | None = None
-    ) -> None:
-        """Move an entry out of its place, or delete it there."""
+    ) -> bool:
+        """Move an entry out of its place, or delete it there; return whether it was moved."""
         try:
             shape.move(name, place, src_dir_fd=source, dst_dir_fd=to)
         except OSError as error:
@@ -549,6 +566,8 @@ class Tree:
             if error.errno != errno.EXDEV:
                 raise
             atomic.delete(source, name, freed, first=shape.first)
+            return False
+        return True
 
     # ------------------------------------------------------------------ removing
 
@@ -570,20 +589,23 @@ class Tree:
                 if root is None:
                     return core.Outcome(self.layer, skipped=tuple(core.Note(entry.key, GONE) for entry in entries))
                 trash = lru_cache(lambda: self._make_trash(stack, root, freed))
+                moved: list[_Moved] = []
                 with guard(root):
-                    for entry in entries:
-                        try:
-                            reason = self._remove_from(root, entry, trash, freed, tidy)
-                        except FileNotFoundError:
-                            reason = GONE
-                        except OSError as error:
-                            failed.append(core.Note(entry.key, f"cannot be removed: {error.strerror}"))
-                            continue
-                        if reason is not None:
-                            skipped.append(core.Note(entry.key, reason))
-                        removed += reason is None and not entry.is_orphan
+                    for above, group in groupby(entries, lambda entry: entry.key.rpartition("/")[0]):
+                        for entry, result in self._remove_in(root, above, group, (trash, moved, freed, tidy)):
+                            if isinstance(result, OSError):
+                                failed.append(core.Note(entry.key, f"cannot be removed: {result.strerror}"))
+                            elif result is not None:
+                                skipped.append(core.Note(entry.key, result))
+                            else:
+                                removed += not entry.is_orphan
+                for name, paths, size in moved:
+                    # What is left goes with the trash folder.
+                    with suppress(OSError):
+                        atomic.delete_listed(trash() or root, name, paths)
+                        freed.append(size)
                 if tidy is not None and tidy():
-                    _remove_empty(root, [entry.key for entry in entries])
+                    _remove_empty(root, [entry.key for entry in entries], freed)
         except (core.LayerError, OSError) as error:
             # Earlier removals must still be counted.
             if isinstance(error, core.LayerError) and not (removed or skipped or failed):
@@ -600,41 +622,55 @@ class Tree:
                 raise
         return None
 
-    def _remove_from(
-        self,
-        root: int,
-        entry: core.Entry,
-        trash: Callable[[], int | None],
-        freed: list[int],
-        tidy: Tidy,
-    ) -> str | None:
-        """Remove one thing below the open root; return why it was left, or ``None``."""
+    def _remove_in(
+        self, root: int, above: str, entries: Iterable[core.Entry], removal: _Removal
+    ) -> Iterator[tuple[core.Entry, str | OSError | None]]:
+        """Remove things in one folder below the open root; yield each with why it was left, or an error."""
+        try:
+            with handles.below(root, above.split("/") if above else ()) as parent:
+                for entry in entries:
+                    result: str | OSError | None = GONE
+                    try:
+                        if parent is not None:
+                            result = self._remove_from(parent, entry, removal)
+                    except FileNotFoundError:
+                        pass
+                    except OSError as error:
+                        result = error
+                    yield entry, result
+        except OSError as error:
+            for entry in entries:
+                yield entry, error
+
+    def _remove_from(self, parent: int, entry: core.Entry, removal: _Removal) -> str | None:
+        """Remove one thing in an open folder; return why it was left, or ``None``."""
+        trash, moved, freed, tidy = removal
         parts = entry.key.split("/")
-        name = parts[-1]
-        with handles.below(root, parts[:-1]) as parent:
-            if parent is None or handles.status_of(parent, name) is None:
-                return GONE
-            leaf = self._recognise(parent, parts)
-            if not isinstance(leaf, Leaf) or leaf.entry.stamp != entry.stamp:
+        name, leaf = parts[-1], self._recognise(parent, parts)
+        if not isinstance(leaf, Leaf) or leaf.entry.stamp != entry.stamp:
+            return GONE if handles.status_of(parent, name) is None else CHANGED
+        shape = leaf.shape
+        if shape.folders and shape.sizes:
+            if tidy is None or not tidy():
+                return IN_USE
+            try:
+                os.rmdir(name, dir_fd=parent)
+            except OSError as error:
+                if error.errno not in _TAKEN:
+                    raise
                 return CHANGED
-            shape = leaf.shape
-            if shape.folders and shape.sizes:
-                if tidy is None or not tidy():
-                    return IN_USE
-                try:
-                    os.rmdir(name, dir_fd=parent)
-                except OSError as error:
-                    if error.errno not in _TAKEN:
-                        raise
-                    return CHANGED
-            elif shape.folders and (folder := trash()) is not None:
-                self._move_out(shape, parent, name, folder, plain.own_name(""), freed=freed)
-            else:
-                atomic.delete(parent, name, freed, first=shape.first)
-                for file in filter(None, leaf.members if shape.companions is not None else ()):
-                    # What is left is an orphan now.
-                    with suppress(OSError):
-                        atomic.delete(parent, file, freed)
+            freed.append(leaf.entry.bytes)
+        elif shape.folders and (folder := trash()) is not None:
+            place = plain.own_name("")
+            if self._move_out(shape, parent, name, folder, place, freed=freed):
+                linked = sum(handles.size_of(status) for status in leaf.members.values() if status.st_nlink > 1)
+                moved.append((place, tuple(leaf.members), leaf.entry.bytes - linked))
+        else:
+            atomic.delete(parent, name, freed, first=shape.first)
+            for file in filter(None, leaf.members if shape.companions is not None else ()):
+                # What is left is an orphan now.
+                with suppress(OSError):
+                    atomic.delete(parent, file, freed)
         return None
 
 
@@ -653,20 +689,22 @@ def _names_in(folder: int, name: str) -> int:
         return len(os.listdir(opened))
 
 
-def _measured(folder: int, name: str, status: os.stat_result) -> tuple[dict[str, os.stat_result], int]:
-    """Return the files of a thing by their paths, and the newest change in nanoseconds."""
+def _measured(folder: int, name: str, status: os.stat_result) -> tuple[dict[str, os.stat_result], int, int]:
+    """Return the files of a thing by their paths, its newest change (ns), and the bytes that its folders take."""
     if not stat.S_ISDIR(status.st_mode):
-        return {"": status}, status.st_mtime_ns
-    members, newest = dict[str, os.stat_result](), status.st_mtime_ns
+        return {"": status}, status.st_mtime_ns, 0
+    members, newest, inside = dict[str, os.stat_result](), 0, 0
     with suppress(FileNotFoundError):
-        newest = max(newest, handles.gather(folder, name, members))
-    return dict(sorted(members.items())), newest
+        newest, inside = handles.gather(folder, name, members)
+    return members, max(newest, status.st_mtime_ns), inside + handles.size_of(status)
 
 
-def _remove_empty(root: int, keys: Sequence[str]) -> None:
-    """Remove the empty folders above some keys."""
+def _remove_empty(root: int, keys: Sequence[str], freed: list[int]) -> None:
+    """Remove the empty folders above some keys, and add their bytes to ``freed``."""
     parents = {tuple(key.split("/")[:depth]) for key in keys for depth in range(1, key.count("/") + 1)}
     for *above, name in sorted(parents, key=len, reverse=True):
         with suppress(OSError), handles.below(root, above) as folder:
             if folder is not None:
+                size = handles.size_of(os.stat(name, dir_fd=folder, follow_symlinks=False))
                 os.rmdir(name, dir_fd=folder)
+                freed.append(size)

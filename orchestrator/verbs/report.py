@@ -44,7 +44,6 @@ class Total(NamedTuple):
     stale_entries: int | None
     stale_bytes: int | None
     orphan_bytes: int | None
-    disk_bytes: int | None
 
 
 @core.as_json(flat=("root", "usage"))
@@ -68,7 +67,7 @@ def total_of(roots: Sequence[RootReport], *, complete: bool = True) -> Total:
     def least(*names: str) -> int | None:
         return sum(known(*names)) or (0 if complete else None)
 
-    disk, stale, stale_bytes = known("disk_bytes"), known("stale_entries"), known("stale_bytes")
+    stale, stale_bytes = known("stale_entries"), known("stale_bytes")
     return Total(
         least("entries"),
         least("files", "orphan_files"),
@@ -77,7 +76,6 @@ def total_of(roots: Sequence[RootReport], *, complete: bool = True) -> Total:
         sum(stale) if stale else None,
         sum(stale_bytes) if stale_bytes else None,
         least("orphan_bytes"),
-        sum(disk) if len(disk) == len(usages) else None,
     )
 
 
@@ -319,9 +317,9 @@ def table(whole: Report, _request: verbs.Request) -> verbs.Table:
     rows = []
     for layer in whole.layers:
         total = layer.total
-        numbers = (total.entries, total.files, total.bytes, total.stale_bytes, total.disk_bytes)
+        numbers = (total.entries, total.files, total.bytes, total.stale_bytes)
         rows.append((layer.layer, layer.state.condition.value, *numbers))
-    return verbs.Table({**_COLUMNS, "on disk": verbs.size}, rows)
+    return verbs.Table(_COLUMNS, rows)
 
 
 def show(whole: Report, request: verbs.Request) -> Iterator[object]:

@@ -90,12 +90,12 @@ def _unfinished(home: Path) -> Iterator[Path]:
 
 
 def disk_bytes(home: Path) -> int:
-    """Return the bytes of all files, of those with several names once; of indexes, which keep their size, none."""
+    """Return the bytes that all files and folders take, but for indexes, which keep their size."""
     sizes = {}
     for path in (home, *home.rglob("*")):
         status = path.lstat()
-        if stat.S_ISREG(status.st_mode) and not path.name.endswith(_NOT_FREED):
-            sizes[status.st_ino] = status.st_size
+        if not stat.S_ISLNK(status.st_mode) and not path.name.endswith(_NOT_FREED):
+            sizes[status.st_ino] = 512 * status.st_blocks
     return sum(sizes.values())
 
 

@@ -66,6 +66,11 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
+def on_disk(*paths: Path) -> int:
+    """Return the bytes that files and folders take on the disk, without what is in the folders."""
+    return 512 * sum(path.lstat().st_blocks for path in paths)
+
+
 def sql(path: Path, script: str) -> None:
     """Run statements in a database of sqlite."""
     with closing(sqlite3.connect(path)) as connection:

@@ -15,6 +15,7 @@ from support.layers import (
     got,
     keys_of,
     listed,
+    on_disk,
     problems,
     python,
     root_of,
@@ -70,7 +71,7 @@ def test_both_generations_are_listed(tmp_path: Path, layer: MIOpenKernels) -> No
     because = f"a newer MIOpen ({VERSION}) has its own files"
     for key, files in ((old, 0), (OBJECT, 1)):
         entry = entries[key]
-        assert (entry.bytes, entry.files, entry.stale, entry.stale_because) == (len(CODE), files, True, because)
+        assert (entry.length, entry.files, entry.stale, entry.stale_because) == (len(CODE), files, True, because)
     assert entries[OBJECT].kernels == ("MIOpenPooling.cl", "MIOpenPooling")
     read = got(layer, KEY)
     assert (read.form, read.data) == ("miopen-kernel/1", CODE)
@@ -275,9 +276,10 @@ def test_rows_that_break_statements_or_the_index_are_found(tmp_path: Path, layer
 def test_an_empty_database_is_housekeeping(tmp_path: Path, layer: MIOpenKernels) -> None:
     # A mere lookup makes MIOpen write such a file.
     path = store(user_file(tmp_path), {})
-    (found,) = layer.store.scan(layer.roots()[0])
+    found, folder = layer.store.scan(layer.roots()[0])
     assert isinstance(found, Entry)
-    assert (found.sums, found.bytes) == (0, path.stat().st_size)
+    assert isinstance(folder, Entry)
+    assert [(thing.sums, thing.bytes) for thing in (found, folder)] == [(0, on_disk(path)), (0, on_disk(path.parent))]
 
 
 def test_unusable_files_are_problems(tmp_path: Path, layer: MIOpenKernels) -> None:

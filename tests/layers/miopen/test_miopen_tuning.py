@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.layers import clear, environment_of, got, listed, usage_of, verified
+from support.layers import clear, environment_of, got, listed, on_disk, usage_of, verified
 from support.miopen_kernels import FIND
 from support.products import LINE, PERF, PROBLEM, TUNED, fill_system_tuning
 from support.products import fill_tuning as fill
@@ -43,7 +43,7 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path, layer: MIOpen
     plan = layer.plan_clear(core.Selection(kernel="*"))
     assert (plan.entries, "kernel" in plan.skipped[0].because) == ((), True)
     usage = usage_of(layer)
-    assert (usage.files, usage.bytes) == (2, sum(path.stat().st_size for path in folder.iterdir()))
+    assert (usage.files, usage.bytes) == (2, on_disk(*folder.iterdir()))
     (folder / "gfx90a6e.HIP.2_20_0_.ufdb.txt").write_text("k=S:1,0,A\n")
     stale = {entry.versions["miopen"]: entry.stale_because for entry in layer.entries()}
     assert stale == {"3.3.0.a85ca8a54": None, "2.20.0.": "a newer MIOpen (3.3.0.a85ca8a54) has its own files"}
