@@ -11,8 +11,9 @@ from collections.abc import Callable, Container, Mapping
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+from cachectl.layers.core.lazy import NamedTuple
 from cachectl.layers.disk import plain
 
 _T = TypeVar("_T")

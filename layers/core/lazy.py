@@ -1,12 +1,13 @@
-"""Patterns and objects that cost next to nothing until they are used.
+"""Patterns and objects that cost next to nothing until they are used, and classes that cost less to define.
 
 Each start of the program defines many more patterns than it uses, and imports readers of bytes that ``report`` never
-asks. A type checker sees the pattern of the standard library.
+asks. A type checker sees what the standard library has.
 """
 
 from __future__ import annotations
 
 import re
+from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from re import compile as regex
+    from typing import NamedTuple
 
-    __all__ = ["bound", "later", "made", "regex"]
+    __all__ = ["NamedTuple", "bound", "later", "made", "regex"]
 
 
 class _Lazy:
@@ -37,6 +39,20 @@ if not TYPE_CHECKING:
     def regex(text, flags=0):  # noqa: ANN001, ANN201 - a type checker sees the standard library's
         """Return a regular expression that is compiled at its first use."""
         return _Lazy(partial(re.compile, text, flags), pattern=text, flags=flags)
+
+    class _Maker(type):
+        def __new__(cls, name, bases, body):  # noqa: ANN001, ANN204
+            if not bases:
+                return super().__new__(cls, name, bases, body)
+            fields = body["__annotations__"]
+            defaults = [body.pop(field) for field in fields if field in body]
+            made = namedtuple(name, fields, defaults=defaults)  # noqa: PYI024
+            for attribute, value in body.items():
+                setattr(made, attribute, value)
+            return made
+
+    class NamedTuple(metaclass=_Maker):
+        """The named tuples of typing, without the time in which those compile the text of every annotation."""
 
 
 def later(module: str, maker: str, *arguments: object) -> Any:  # noqa: ANN401 - stands in for any object

@@ -18,7 +18,7 @@ from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from cachectl.layers import core
 from cachectl.layers.disk.plain import open_plain, read_installed
@@ -62,7 +62,7 @@ Driver = tuple[str, str, str]
 Folders = tuple[tuple[str, ...], tuple[str, ...]]
 
 
-class Loader(NamedTuple):
+class Loader(core.NamedTuple):
     """A loader: its library, ``None`` if it is only assumed, and what decides which drivers it finds.
 
     It reads the folder ``vendors`` unless one of ``variables`` names another place: by the rules of ocl-icd if

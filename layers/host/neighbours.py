@@ -7,7 +7,6 @@ import re
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from cachectl.layers import core
 from cachectl.layers.disk.plain import means_absent, status_at
@@ -17,7 +16,7 @@ MOST = 200_000
 _TSFC = "FIREDRAKE_TSFC_KERNEL_CACHE_DIR"
 
 
-class Neighbour(NamedTuple):
+class Neighbour(core.NamedTuple):
     """One place of one library; ``files`` and ``bytes`` are ``None`` if the count was not finished."""
 
     name: str

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from cachectl.layers import core
 from cachectl.layers.disk import atomic
@@ -60,7 +59,7 @@ print(json.dumps({"version": ".".join(map(str, sys.version_info)), "folders": li
 """
 
 
-class Python(NamedTuple):
+class Python(core.NamedTuple):
     """One interpreter: its five-part ``version``, and what returns the version of a distribution that it imports.
 
     ``seen`` has every version of each package seen there so far, by normal names. ``present`` is ``False`` if the
@@ -79,7 +78,7 @@ class Python(NamedTuple):
         return version in self.seen.get(distributions.normal(distribution), ())
 
 
-class PythonRecord(NamedTuple):
+class PythonRecord(core.NamedTuple):
     """What is kept of one interpreter; ``version`` is empty for a program that did not answer as Python 3.
 
     ``size`` and ``time`` (in nanoseconds of the epoch) are those of its file. ``places`` are the file systems of its
