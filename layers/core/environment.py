@@ -11,18 +11,19 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path, PureWindowsPath
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
+from cachectl.layers.core.lazy import NamedTuple
 from cachectl.layers.host.distributions import version_of
 
 #: Where Linux lists mounted file systems.
 MOUNTS = Path("/proc/self/mountinfo")
 #: How many seconds to wait for a lock that another process holds.
 LOCK_TIMEOUT = 5.0
+_WINDOWS_CACHE_HOME = "WIN_PD_OVERRIDE_LOCAL_APPDATA"
 
 
 class Surroundings(NamedTuple):
@@ -103,12 +104,10 @@ class Environment(Surroundings):
     def home_folder(self) -> Path:
         """The home that platformdirs uses for ``~``: an absolute ``HOME``, else by the rule of its release."""
         named = self.variables.get("HOME")
-        if named is None or Path(named).is_absolute():
-            return self.home if named is None else Path(named)
         # Releases before 4.12 follow an empty value, and those before 4.14 a relative one.
-        if self.platformdirs < ((4, 14) if named else (4, 12)):
-            return self.cwd / named if named else Path("/")
-        return self.home
+        if named is None or (not os.path.isabs(named) and self.platformdirs >= ((4, 14) if named else (4, 12))):
+            return self.home
+        return self.cwd / (named or "/")
 
     @property
     def follows_relative_cache_home(self) -> bool:
@@ -172,16 +171,17 @@ def set_process_variable(name: str, value: str | None) -> None:
 def user_cache_folder(environment: Environment, application: str) -> tuple[Path, str]:
     """Return where pytools and PyOpenCL keep an application's cache, and the reason.
 
-    The rule is that of platformdirs, with pytools' own line for macOS (``pytools/persistent_dict.py``,
-    ``pyopencl/cache.py``). Its releases disagree about odd values. There platformdirs itself answers for this process,
-    and the rule of the installed release for any other environment. For common values nothing is imported: that would
-    take twice as long as the start of Python.
+    The rule is that of the environment's release of platformdirs, with pytools' own line for macOS
+    (``pytools/persistent_dict.py``, ``pyopencl/cache.py``). The tests hold it against answers of many releases.
     """
-    folder, source, is_common = _cache_folder(environment, application)
-    if is_common or environment.installed is not version_of:
-        return folder, source
-    answer = _asked(environment, "user_cache_dir", application, application) or folder
-    return answer, source if answer == folder else "platformdirs"
+    if environment.platform == "win32":
+        return _windows_folder(environment, application)
+    if environment.platform != "darwin":
+        return _linux_folder(environment, application, "XDG_CACHE_HOME", ".cache")
+    # This line is pytools' own, and takes any value.
+    if (named := environment.get("XDG_CACHE_HOME")) is not None:
+        return environment.absolute(named) / application, "XDG_CACHE_HOME"
+    return environment.home_folder / "Library" / "Caches" / application, "default"
 
 
 def own_roots_folder(environment: Environment) -> Path:
@@ -190,8 +190,9 @@ def own_roots_folder(environment: Environment) -> Path:
 
 
 def is_common_cache_home(environment: Environment) -> bool:
-    """Return whether all releases of platformdirs agree about the user's cache folder."""
-    return _cache_folder(environment, "any")[2]
+    """Return whether all releases of platformdirs surely agree about the user's cache folder."""
+    home, named = environment.variables.get("HOME", "/"), environment.get("XDG_CACHE_HOME") or "/"
+    return os.path.isabs(home) and os.path.isabs(named) and environment.get(_WINDOWS_CACHE_HOME) is None
 
 
 def user_state_folder(environment: Environment) -> Path:
@@ -216,72 +217,43 @@ def config_paths(environment: Environment) -> tuple[tuple[str, Path], ...]:
     return tuple((origin, folder / "config.toml") for origin, folder in folders)
 
 
-def _site_config_folders(environment: Environment) -> tuple[Path, ...]:
-    if environment.platform != "linux" and (answer := _asked(environment, "site_config_dir", "cachectl", None)):
-        return (answer,)
+def _site_config_folders(environment: Environment) -> list[Path]:
+    if environment.platform == sys.platform != "linux":
+        return [_own_folder(environment, "site_config_dir", "", "")]
     named = [Path(folder) for folder in (environment.get("XDG_CONFIG_DIRS") or "").split(os.pathsep)]
     folders = [folder for folder in named if folder.is_absolute()] or [Path("/etc/xdg")]
-    return tuple(folder / "cachectl" for folder in folders)
+    return [folder / "cachectl" for folder in folders]
 
 
 def _own_folder(environment: Environment, function: str, variable: str, default: str) -> Path:
-    """Return a folder of cachectl's own; ``function`` is the one of platformdirs that answers for odd values."""
-    folder, _, is_common = _linux_folder(environment, "cachectl", variable, default)
-    if is_common and environment.platform == "linux":
-        return folder
-    return _asked(environment, function, "cachectl", None) or folder
+    """Return a folder of cachectl's own, on this machine by a ``function`` of platformdirs if it is not Linux."""
+    if environment.platform == sys.platform != "linux":
+        import platformdirs
+
+        return Path(getattr(platformdirs, function)("cachectl", appauthor=False))
+    return _linux_folder(environment, "cachectl", variable, default)[0]
 
 
-def _asked(environment: Environment, function: str, application: str, author: str | None) -> Path | None:
-    """Return the answer of platformdirs, ``None`` for another environment than this process's."""
-    asked = (environment.platform, environment.variables, environment.home, environment.cwd)
-    if asked != (sys.platform, os.environ, _account_home(), Path.cwd()):
-        return None
-    import platformdirs
-
-    # It raises that if it cannot determine the home folder.
-    with suppress(RuntimeError):
-        return environment.absolute(getattr(platformdirs, function)(application, author or False))
-    return None
-
-
-def _cache_folder(environment: Environment, application: str) -> tuple[Path, str, bool]:
-    """Return the folder, the reason, and whether all releases of platformdirs agree about it."""
-    rules = {"win32": _windows_folder, "darwin": _macos_folder}
-    return rules.get(environment.platform, _linux_folder)(environment, application)
-
-
-def _linux_folder(
-    environment: Environment, application: str, variable: str = "XDG_CACHE_HOME", default: str = ".cache"
-) -> tuple[Path, str, bool]:
-    named, home = environment.get(variable), environment.get("HOME")
-    if named and Path(named).is_absolute():
-        return Path(named, application), variable, True
+def _linux_folder(environment: Environment, application: str, variable: str, default: str) -> tuple[Path, str]:
+    named = environment.get(variable)
+    if named and os.path.isabs(named):
+        return Path(named, application), variable
     if named and named.strip() and environment.follows_relative_cache_home:
-        return environment.absolute(named) / application, variable, False
+        return environment.absolute(named) / application, variable
     ignored = "" if named is None else f" ({variable}={named!r} is not absolute, so it is ignored)"
-    is_common = not named and (home is None or Path(home).is_absolute())
-    return environment.home_folder / default / application, f"default{ignored}", is_common
+    return environment.home_folder / default / application, f"default{ignored}"
 
 
-def _macos_folder(environment: Environment, application: str) -> tuple[Path, str, bool]:
-    named = environment.get("XDG_CACHE_HOME")
-    if named is not None:
-        # This line is pytools' own, and takes any value.
-        return environment.absolute(named) / application, "XDG_CACHE_HOME", True
-    return environment.home_folder / "Library" / "Caches" / application, "default", False
-
-
-def _windows_folder(environment: Environment, application: str) -> tuple[Path, str, bool]:
-    parts = (application, application, "Cache")
-    named = environment.get("WIN_PD_OVERRIDE_LOCAL_APPDATA")
+def _windows_folder(environment: Environment, application: str) -> tuple[Path, str]:
+    variable, parts = _WINDOWS_CACHE_HOME, (application, application, "Cache")
+    named = environment.get(variable)
     # Release 4.8 introduced it. Since 4.11.14 a relative value is ignored.
     takes_relative = environment.platformdirs < (4, 11, 14)
-    if named and environment.platformdirs >= (4, 8) and (takes_relative or PureWindowsPath(named).is_absolute()):
-        return Path(named, *parts), "WIN_PD_OVERRIDE_LOCAL_APPDATA", False
-    if named := environment.get("LOCALAPPDATA"):
-        return Path(named, *parts), "LOCALAPPDATA", False
-    return environment.home_folder.joinpath("AppData", "Local", *parts), "default", False
+    if not named or environment.platformdirs < (4, 8) or not (takes_relative or PureWindowsPath(named).is_absolute()):
+        variable = "LOCALAPPDATA"
+    if named := environment.get(variable):
+        return Path(named, *parts), variable
+    return environment.home_folder.joinpath("AppData", "Local", *parts), "default"
 
 
 def _account_home() -> Path:
