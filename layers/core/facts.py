@@ -440,18 +440,13 @@ def declared(kind: type) -> AsJson:
     return declaration
 
 
-def json_keys(kind: type) -> Mapping[str, str]:
+def json_keys(kind: Any) -> Mapping[str, str]:  # noqa: ANN401 - a class of facts
     """Return the key of each attribute of a class of facts that JSON shows, in its order."""
     if kind not in _KEYS:
         say = declared(kind)
-        shown = (*(name for name in _fields(kind) if name not in say.hidden), *say.also)
+        shown = (*(name for name in kind.__match_args__ if name not in say.hidden), *say.also)
         _KEYS[kind] = {name: say.names.get(name, name) for name in shown}
     return _KEYS[kind]
-
-
-def _fields(kind: type) -> tuple[str, ...]:
-    names: tuple[str, ...] = kind.__match_args__  # type: ignore[attr-defined]
-    return names
 
 
 def total(document: Any) -> SimpleNamespace:  # noqa: ANN401 - a fact with layers

@@ -157,19 +157,9 @@ class Layer:
     def clear(self, plan: core.Plan) -> core.Outcome:
         """Remove the entries of a plan. Entries that have changed since are skipped."""
         _require(self, core.Ability.CLEAR)
-        outcome = core.Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
         # Listed first: a folder of roots that cannot be listed must not hide what was removed.
-        for root in tuple(every_root(self)):
-            entries = tuple(entry for entry in plan.entries if entry.root == root.path)
-            try:
-                if entries:
-                    require_changeable(self, root)
-                    removed = self.store.remove(root, entries)
-                    outcome = outcome.plus(removed._replace(orphans_removed=_gone(root, entries, removed)))
-            except core.FAILURES as error:
-                failure = core.Note(str(root.path), core.reason_of(error))
-                outcome = outcome.plus(core.Outcome(self.name, failed=(failure,)))
-        return outcome
+        parts = [(str(root.path), partial(_clear_root, self, root, plan.entries)) for root in every_root(self)]
+        return core.each_part(core.Outcome(self.name, skipped=plan.skipped, failed=plan.failed), parts)
 
 
 def _switched(layer: Layer, *, on: bool) -> core.Switch:
@@ -276,14 +266,18 @@ def _named(layer: Layer) -> Iterator[None]:
         raise core.LayerError(layer.name, f"the layer failed: {core.reason_of(error)}") from error
 
 
-def _gone(root: core.Root, entries: Iterable[core.Entry], removed: core.Outcome) -> int:
-    """Count the orphans that are no longer there."""
-    left = {note.key for note in removed.skipped}
-    orphans = {entry.key for entry in entries if entry.is_orphan} - left
-    return sum(not os.path.lexists(root.path / key) for key in orphans)
-
-
 # ---------------------------------------------------------------------- plans
+
+
+def _clear_root(layer: Layer, root: core.Root, planned: Iterable[core.Entry]) -> core.Outcome:
+    """Remove the entries of a plan that are in a root."""
+    entries = tuple(entry for entry in planned if entry.root == root.path)
+    if not entries:
+        return core.Outcome(layer.name)
+    require_changeable(layer, root)
+    removed = layer.store.remove(root, entries)
+    orphans = {entry.key for entry in entries if entry.is_orphan} - {note.key for note in removed.skipped}
+    return removed._replace(orphans_removed=sum(not os.path.lexists(root.path / key) for key in orphans))
 
 
 def plan_removal(layer: Layer, things: Iterable[core.Entry], *, in_use: bool = False) -> core.Plan:

@@ -48,15 +48,12 @@ def complaint(data: bytes) -> str | None:
     if not data.startswith(MAGIC):
         return "is not LLVM bitcode" if data else "is empty"
     try:
-        blocks = list(_blocks(data))
-        module = next((block for block in blocks if block.number == _MODULE), None)
-        has_names = any(block.number == _STRING_TABLE for block in blocks)
-        is_cut = module is None or (not has_names and module.needs_names())
-    except Cut:
-        is_cut = True
-    if is_cut:
+        blocks = {block.number: block for block in _blocks(data)}
+    except Cut as cut:
+        return str(cut)
+    if _MODULE not in blocks or (_STRING_TABLE not in blocks and blocks[_MODULE].needs_names()):
         return str(Cut(data))
-    if blocks[-1].number == _STRING_TABLE and data.endswith(_ZEROS):
+    if [*blocks][-1] == _STRING_TABLE and data.endswith(_ZEROS):
         return "ends in zeros where names should be"
     return None
 
@@ -118,10 +115,8 @@ class _Block:
 
     def needs_names(self) -> bool:
         """Return whether the version of a module, which is its first record, demands a string table."""
-        with suppress(Cut):
-            # It has no abbreviation: its code, the number of its operands, and the first of them.
-            is_version = self._fixed(self.width) == _PLAIN and self._variable(6) == _VERSION
-            return is_version and self._variable(6) > 0 and self._variable(6) == _WITH_STRING_TABLE
+        with suppress(Cut, StopIteration):
+            return next(self.records())[:2] == (_VERSION, [_WITH_STRING_TABLE])
         return False
 
     def records(self) -> Iterator[tuple[int, list[int], bytes]]:

@@ -14,7 +14,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -98,11 +98,6 @@ def find_drivers(environment: core.Environment) -> tuple[Driver, ...]:
 def opencl_drivers(environment: core.Environment) -> tuple[str, ...]:
     """Return the makers of the drivers, each once."""
     return tuple(dict.fromkeys(maker for maker, *_ in find_drivers(environment)))
-
-
-def driver_files(environment: core.Environment, makers: Container[str]) -> tuple[str, ...]:
-    """Return the files that register the drivers of these makers, each once."""
-    return tuple(dict.fromkeys(file for maker, _, file in find_drivers(environment) if maker in makers))
 
 
 def driver_libraries(environment: core.Environment, maker: str) -> tuple[str, ...]:
@@ -381,8 +376,9 @@ class DriverLayer(core.Layer):
     )
 
     def drivers(self) -> tuple[str, ...]:
-        """Return the files that register the drivers."""
-        return driver_files(self.environment, self.makers)
+        """Return the files that register the drivers, each once."""
+        found = find_drivers(self.environment)
+        return tuple(dict.fromkeys(file for maker, _, file in found if maker in self.makers))
 
     def is_here(self) -> bool:
         """Return whether there is a driver or a cache."""
@@ -390,15 +386,15 @@ class DriverLayer(core.Layer):
 
     def state(self) -> core.State:
         """Return the condition of the first problem that has one: all but a switch count only with a driver."""
-        faults = list(self.faults())
-        condition, why = next(((known, fault) for known, fault in faults if known is not None), (None, None))
-        if condition is not None and why is not None and (why.code == "off" or self.is_here()):
-            return core.State(condition, why.message, self.drivers())
-        if not self.is_here():
+        here, odd = self.is_here(), []
+        for condition, fault in self.faults():
+            if condition is not None and (here or fault.code == "off"):
+                return core.State(condition, fault.message, self.drivers())
+            odd += [fault.message] if fault.code == "variable" else []
+        if not here:
             who = " or ".join(self.makers)
             return core.State(core.ABSENT, f"no driver of {who} is here, and none has left a cache")
-        variable, odd = self.switch.variable, [fault.message for _, fault in faults if fault.code == "variable"]
-        value = self.environment.get(variable)
+        variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         named = "on by default" if value is None or odd else f"{variable}={value}"
         return core.State(core.ENABLED, "; ".join((named, *odd)), self.drivers())
 

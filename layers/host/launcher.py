@@ -21,17 +21,16 @@ RANKS = (
     ("PALS_SIZE", "PALS_RANKID"),
     ("JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
     ("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
     ("SLURM_NTASKS", "SLURM_PROCID"),
     ("PMIX_SIZE", "PMIX_RANK"),
     ("MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
 )
-#: SLURM_NTASKS also describes the allocation of a batch script, which is one process; this describes a step of srun.
-_STEP_TASKS = "SLURM_STEP_NUM_TASKS"
+#: This describes the allocation of a batch script, which is one process; the row before it describes a step of srun.
+_ALLOCATED = "SLURM_NTASKS"
 #: The variables that count less than the others, in this order: an ``mpiexec`` may run within a step of Flux or Slurm,
 #: and may pass the step's variables on.
-_LATER = ("", "MPI_LOCALNRANKS", "FLUX_JOB_SIZE", _STEP_TASKS)
-#: Slurm numbers the batch script, the interactive shell and other steps of its own from here upward.
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+_LATER = ("MPI_LOCALNRANKS", "FLUX_JOB_SIZE", "SLURM_STEP_NUM_TASKS")
 #: Limit on the digits of a number of ranks.
 _DIGITS = 12
 
@@ -43,18 +42,12 @@ Launch = tuple[str, int | None, int | None]
 
 def launched(environment: core.Environment) -> Launch | None:
     """Return the launch of this job; ``None`` if there is no launcher, or if it started a single rank."""
-    step = number_of(environment, "SLURM_STEP_ID")
-    is_step = step is not None and step < _FIRST_SPECIAL_STEP
     counted: list[tuple[int, int, Launch]] = []
     uncounted: list[Launch] = []
     for size, rank in RANKS:
-        if size == "SLURM_NTASKS":
-            if not is_step:
-                continue
-            size = _STEP_TASKS  # noqa: PLW2901 - what describes the step
         ranks, own = number_of(environment, size), number_of(environment, rank)
-        if ranks is not None:
-            weight = _LATER.index(size) if size in _LATER else 0
+        if ranks is not None and size != _ALLOCATED:
+            weight = _LATER.index(size) if size in _LATER else -1
             counted.append((weight, ranks, (f"{size}={ranks}", ranks, own)))
         elif own:
             uncounted.append((f"{rank}={own}", None, own))

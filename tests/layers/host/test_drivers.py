@@ -13,7 +13,7 @@ from homes import Driver, Home
 from support.layers import register_driver, write
 
 from cachectl.layers.core import Environment
-from cachectl.layers.host.drivers import driver_files, driver_libraries, only_library, opencl_drivers
+from cachectl.layers.host.drivers import driver_libraries, find_drivers, only_library, opencl_drivers
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pyopencl import PyOpenCLBinaries
 
@@ -22,6 +22,11 @@ def wheel() -> Path:
     """Return the folder of PyOpenCL from its wheel."""
     package = find_spec("pyopencl")
     return Path(str(package and package.origin)).parent
+
+
+def driver_files(environment: Environment, maker: str) -> tuple[str, ...]:
+    """Return the files that register the drivers of a maker."""
+    return tuple(file for by, _, file in find_drivers(environment) if by == maker)
 
 
 @pytest.mark.parametrize("of_this_python", [True, False])
@@ -40,8 +45,8 @@ def test_the_activated_prefix_counts_beside_the_systems_folder(tmp_path: Path, *
     # Where this Python's loader is not known, the system's counts too.
     assert set(opencl_drivers(conda)) == {*plain, "NVIDIA", "Intel CPU"}
     assert driver_libraries(conda, "NVIDIA") == (str(vendors / "libnvidia-opencl.so.1"),)
-    assert driver_files(conda, ("NVIDIA",)) == (file, str(vendors / "linked.icd"))
-    assert driver_files(conda, ("Intel CPU",)) == (f"{vendors}/ocl-icd-system/{Path(folder).name}",)
+    assert driver_files(conda, "NVIDIA") == (file, str(vendors / "linked.icd"))
+    assert driver_files(conda, "Intel CPU") == (f"{vendors}/ocl-icd-system/{Path(folder).name}",)
     for named in ("", "/nowhere"):
         assert opencl_drivers(Environment({"CONDA_PREFIX": named}, home=tmp_path)) == plain
 
@@ -67,7 +72,7 @@ def test_pyopencl_of_another_python_counts(tmp_path: Path, how: str) -> None:
     named = (tmp_path / "bin/python",) if how == "--python" else ()
     # The folder of the variable replaces the system's, not the one in PyOpenCL's wheel.
     environment = Environment({"OCL_ICD_VENDORS": str(tmp_path), **variables}, home=tmp_path, python_paths=named)
-    assert driver_files(environment, ("PoCL",)) == (str(packages / "pyopencl/.libs/pocl.icd"),)
+    assert driver_files(environment, "PoCL") == (str(packages / "pyopencl/.libs/pocl.icd"),)
 
 
 @pytest.mark.real
@@ -132,4 +137,4 @@ def test_a_libopencl_that_is_a_driver_is_the_only_one(tmp_path: Path) -> None:
     loader.parent.mkdir(parents=True)
     loader.symlink_to(pocl)
     variables = {"CONDA_PREFIX": f"{tmp_path}/prefix", "OCL_ICD_VENDORS": f"{tmp_path}/none"}
-    assert driver_files(Environment(variables, home=tmp_path), ("PoCL",)) == (str(loader),)
+    assert driver_files(Environment(variables, home=tmp_path), "PoCL") == (str(loader),)
