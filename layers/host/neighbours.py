@@ -11,8 +11,6 @@ from pathlib import Path
 from cachectl.layers import core
 from cachectl.layers.disk.plain import means_absent, status_at
 
-#: Limit on the files counted in one place.
-MOST = 200_000
 _TSFC = "FIREDRAKE_TSFC_KERNEL_CACHE_DIR"
 
 
@@ -48,7 +46,7 @@ _ROWS = (
 )
 
 
-def neighbours(environment: core.Environment, *, most: int = MOST) -> list[Neighbour]:
+def neighbours(environment: core.Environment) -> list[Neighbour]:
     """Return every place that a variable names, and the default places that exist.
 
     If no variable is set, a default of each library is listed even if it does not exist.
@@ -62,7 +60,7 @@ def neighbours(environment: core.Environment, *, most: int = MOST) -> list[Neigh
             known = [place for text in defaults if (place := _default(text, environment)) is not None]
             places = [place for place in known if place[0].is_dir()] or known[-1:]
         for path, source in places:
-            found.append(Neighbour(name, path, source, path.exists(), *_measured(path, most)))
+            found.append(Neighbour(name, path, source, path.exists(), *_measured(path)))
     return found
 
 
@@ -80,10 +78,10 @@ def _default(text: str, environment: core.Environment) -> tuple[Path, str] | Non
     return None
 
 
-def _measured(folder: Path, most: int) -> tuple[int | None, int | None]:
+def _measured(folder: Path) -> tuple[int | None, int | None]:
     """Count the plain files below a folder, and sum their sizes; links are not followed.
 
-    Nothing is known of a folder that cannot be read to its end, or has more files than ``most``.
+    Nothing is known of a folder that cannot be read to its end.
     """
 
     def fail(error: OSError) -> None:
@@ -95,7 +93,5 @@ def _measured(folder: Path, most: int) -> tuple[int | None, int | None]:
         for above, _, names in os.walk(folder, onerror=fail):
             found = (status_at(os.path.join(above, name)) for name in names)
             sizes += (status.st_size for status in found if status is not None and stat.S_ISREG(status.st_mode))
-            if len(sizes) > most:
-                return None, None
         return len(sizes), sum(sizes)
     return None, None
