@@ -56,8 +56,8 @@ class Elf(NamedTuple):
     width: int
     order: str
     sections: tuple[Section, ...]
-    #: The offset of each segment.
-    segments: tuple[int, ...]
+    #: The number of segments.
+    segments: int
     #: The number of the section that holds the names of sections.
     names: int
 
@@ -145,11 +145,9 @@ def _read(data: bytes, width: int, order: str) -> Elf:
         names = data[at : at + size]
     sections = tuple(Section(_string(names, row[0]), row[1], *row[4:7]) for row in headers)
     place, length = _EXTENTS[width]
-    loaded = _headers(data, segment, load_at, each_load, loads)
-    for row in loaded:
+    for row in _headers(data, segment, load_at, each_load, loads):
         require(data, row[place], row[length])
-    segments = tuple(row[place] for row in loaded)
-    return Elf(data, kind, machine, width, order, sections, segments, names_at)
+    return Elf(data, kind, machine, width, order, sections, loads, names_at)
 
 
 def _headers(data: bytes, layout: struct.Struct, begin: int, each: int, count: int) -> list[tuple[Any, ...]]:
