@@ -175,12 +175,11 @@ def every_root(layer: Layer) -> Iterator[core.Root]:
     """Yield the roots of a layer, and those that it has in the own roots of ``cachectl run --base``."""
     yield from layer.roots()
     folder, owned = core.own_roots_folder(layer.environment), list[Path]()
-    # A folder of own roots that this user cannot open must not keep the other roots from being used.
+    # A folder of own roots that this user cannot open, or has not, must not keep the other roots from being used.
     with suppress(OSError):
+        found = (own for base in folder.iterdir() for own in (base, *base.glob("cachectl-*")))
         # In an isolated root it is a link to that of the user.
-        if not folder.parent.is_symlink():
-            found = (*folder.glob("*"), *folder.glob("*/cachectl-*"))
-            owned = sorted(path for path in found if not path.is_symlink())
+        owned = [] if folder.parent.is_symlink() else sorted(own for own in found if not own.is_symlink())
     if not owned or layer.abilities()[core.Ability.RELOCATE] is not None:
         return
     for own in owned:

@@ -41,9 +41,7 @@ if not TYPE_CHECKING:
         return _Lazy(partial(re.compile, text, flags), pattern=text, flags=flags)
 
     class _Maker(type):
-        def __new__(cls, name, bases, body):  # noqa: ANN001, ANN204
-            if not bases:
-                return super().__new__(cls, name, bases, body)
+        def __new__(cls, name, _bases, body):  # noqa: ANN001, ANN204
             fields = body["__annotations__"]
             defaults = [body.pop(field) for field in fields if field in body]
             made = namedtuple(name, fields, defaults=defaults)  # noqa: PYI024
@@ -51,8 +49,8 @@ if not TYPE_CHECKING:
                 setattr(made, attribute, value)
             return made
 
-    class NamedTuple(metaclass=_Maker):
-        """The named tuples of typing, without the time in which those compile the text of every annotation."""
+    #: The named tuples of typing, without the time in which those compile the text of every annotation.
+    NamedTuple = type.__new__(_Maker, "NamedTuple", (), {})
 
 
 def later(module: str, maker: str, *arguments: object) -> Any:  # noqa: ANN401 - stands in for any object
