@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -123,6 +124,35 @@ def test_an_entry_that_changed_since_the_plan_is_skipped(tmp_path: Path, name: s
 
 
 # ---------------------------------------------------------------------- damage and refusals
+
+
+def test_what_a_layer_cannot_do_is_refused_with_the_reason(tmp_path: Path) -> None:
+    layer = PRODUCTS["miopen-system"].filled(tmp_path)
+    acts: dict[core.Ability, Callable[[], object]] = {
+        core.Ability.PUT: lambda: core.put_many(layer, []),
+        core.Ability.CLEAR: layer.plan_clear,
+        core.Ability.RELOCATE: lambda: layer.relocate(tmp_path),
+    }
+    for ability, reason in layer.abilities().items():
+        assert (reason is not None) == (ability in acts)
+        if reason is not None:
+            with pytest.raises(core.Refused, match=re.escape(f"cannot {ability.value}: {reason}")):
+                acts[ability]()
+
+
+def test_an_artifact_of_another_layer_form_or_key_is_refused(tmp_path: Path) -> None:
+    layer = PRODUCTS["cuda"].filled(tmp_path)
+    artifact, other, *_ = [got(layer, key) for key in keys_of(layer)]
+    key, before = artifact.key, snapshot(tmp_path)
+    for foreign in (artifact._replace(layer="another"), artifact._replace(form="another/0"), other):
+        with pytest.raises(core.Refused):
+            layer.put(key, foreign)
+    for character in ("\n", "\x1b", "\x7f", "\u202e"):
+        strange = artifact._replace(key=f"{key[:-1]}{character}{key[-1]}")
+        with pytest.raises(core.LayerError, match="is not a key of this layer"):
+            layer.put(strange.key, strange)
+    assert snapshot(tmp_path) == before
+
 
 NEW_KEY = "AB/" + "E" * 37
 COMPILES, FAILS = core.Severity.RECOMPILES, core.Severity.FAILS
