@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from cachectl.layers.core.lazy import NamedTuple
@@ -35,7 +35,7 @@ class AsJson(NamedTuple):
     hidden: tuple[str, ...] = ()
     flat: Container[str] = ()
     optional: Container[str] = ()
-    names: Mapping[str, str] = MappingProxyType({})
+    names: Mapping[str, str] = {}
     sums: tuple[str, ...] = ()
 
 
@@ -369,11 +369,9 @@ class Outcome(NamedTuple):
 
 def _plus(left: _Sum, right: _Sum) -> _Sum:
     """Return the sum of two facts about one layer, field by field; ``None`` counts as nothing."""
-    sums: dict[str, Any] = {}
-    parts: list[tuple[str, Any, Any]] = list(zip(left._fields, left, right, strict=True))
-    for name, before, more in parts[1:]:
-        sums[name] = more if before is None else before if more is None else before + more
-    return left._replace(**sums)
+    pairs: Iterable[tuple[Any, Any]] = zip(left[1:], right[1:], strict=True)
+    sums = (more if before is None else before if more is None else before + more for before, more in pairs)
+    return type(left)(left.layer, *sums)
 
 
 #: A method to be replaced while a layer is off, for a library that has no switch of its own: the module, the class
