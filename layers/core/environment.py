@@ -212,17 +212,12 @@ def config_paths(environment: Environment) -> tuple[tuple[str, Path], ...]:
     """
     if named := environment.get(CONFIG_VARIABLE):
         return () if named == os.devnull else (("named", environment.expand(named)),)
-    user = _own_folder(environment, "user_config_dir", "XDG_CONFIG_HOME", ".config")
-    folders = (("user", user), *(("site", folder) for folder in _site_config_folders(environment)))
-    return tuple((origin, folder / "config.toml") for origin, folder in folders)
-
-
-def _site_config_folders(environment: Environment) -> list[Path]:
+    sites = [folder for folder in (environment.get("XDG_CONFIG_DIRS") or "").split(os.pathsep) if os.path.isabs(folder)]
+    folders = [("site", Path(site, "cachectl")) for site in sites or ["/etc/xdg"]]
     if environment.platform == sys.platform != "linux":
-        return [_own_folder(environment, "site_config_dir", "", "")]
-    named = [Path(folder) for folder in (environment.get("XDG_CONFIG_DIRS") or "").split(os.pathsep)]
-    folders = [folder for folder in named if folder.is_absolute()] or [Path("/etc/xdg")]
-    return [folder / "cachectl" for folder in folders]
+        folders = [("site", _own_folder(environment, "site_config_dir", "", ""))]
+    user = _own_folder(environment, "user_config_dir", "XDG_CONFIG_HOME", ".config")
+    return tuple((origin, folder / "config.toml") for origin, folder in (("user", user), *folders))
 
 
 def _own_folder(environment: Environment, function: str, variable: str, default: str) -> Path:

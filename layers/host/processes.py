@@ -28,7 +28,7 @@ NETWORK = frozenset(
 )
 
 
-def read(number: int | str, name: str, *, processes: Path = _PROC) -> bytes | None:
+def read(number: int | str, name: str, processes: Path = _PROC) -> bytes | None:
     """Return a file of a process, such as ``maps``; ``None`` if the process has ended, or is not shown."""
     try:
         return (processes / str(number) / name).read_bytes()
@@ -36,9 +36,9 @@ def read(number: int | str, name: str, *, processes: Path = _PROC) -> bytes | No
         return None
 
 
-def stat_fields(number: int, *, processes: Path = _PROC) -> list[bytes]:
+def stat_fields(number: int, processes: Path = _PROC) -> list[bytes]:
     """Return the fields of ``/proc/PID/stat`` from the state on, see proc(5); none if the process is not shown."""
-    return (read(number, "stat", processes=processes) or b"").rpartition(b") ")[2].split()
+    return (read(number, "stat", processes) or b"").rpartition(b") ")[2].split()
 
 
 def children_of(number: int) -> set[int]:
@@ -50,9 +50,9 @@ def children_of(number: int) -> set[int]:
     return children
 
 
-def using(libraries: tuple[str, ...], *, processes: Path = _PROC) -> tuple[int, ...] | None:
+def using(libraries: tuple[str, ...], processes: Path) -> tuple[int, ...] | None:
     """Return the ids of processes that map a library whose file name has one of these prefixes; ``None`` if unknown."""
-    return _those(lambda process: has_loaded(libraries, read(process.name, "maps", processes=processes)), processes)
+    return _those(lambda process: has_loaded(libraries, read(process.name, "maps", processes)), processes)
 
 
 def _those(test: Callable[[Path], bool | None], processes: Path) -> tuple[int, ...] | None:
@@ -86,7 +86,7 @@ def open_elsewhere(environment: core.Environment, path: Path) -> str | None:
     return None if users == () else f"is open in {process_names(users)}, which must end first"
 
 
-def mentioning(folder: Path, *, processes: Path = _PROC) -> bool | None:
+def mentioning(folder: Path, processes: Path) -> bool | None:
     """Return whether a process was started with a folder's path in its environment, or has a file in it open."""
     mark = os.fsencode(folder)
 
@@ -95,7 +95,7 @@ def mentioning(folder: Path, *, processes: Path = _PROC) -> bool | None:
         return folder in (opened, *opened.parents)
 
     def mentions(process: Path) -> bool:
-        return mark in (read(process.name, "environ", processes=processes) or b"") or _any_open(process, is_in)
+        return mark in (read(process.name, "environ", processes) or b"") or _any_open(process, is_in)
 
     users = _those(mentions, processes)
     return None if users is None else bool(users)
@@ -113,18 +113,18 @@ def _any_open(process: Path, test: Callable[[Path], bool]) -> bool:
     return False
 
 
-def start_of(pid: int, *, processes: Path = _PROC) -> int | None:
+def start_of(pid: int, processes: Path) -> int | None:
     """Return the start of a process in clock ticks since boot; ``None`` if that is unknown, or it has ended."""
-    fields = stat_fields(pid, processes=processes)
+    fields = stat_fields(pid, processes)
     return None if fields[:1] in ([], [b"Z"]) else int(fields[19])
 
 
-def age_of(pid: int, *, processes: Path = _PROC) -> float | None:
+def age_of(pid: int, processes: Path) -> float | None:
     """Return the age of a process in seconds; ``None`` if that is unknown, or it has ended.
 
     ``/proc/uptime`` is not used: in some containers it is that of the container.
     """
-    ticks = start_of(pid, processes=processes)
+    ticks = start_of(pid, processes)
     # Only Linux has this clock and shows processes.
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return None if ticks is None or clock is None else time.clock_gettime(clock) - ticks / os.sysconf("SC_CLK_TCK")
@@ -141,13 +141,13 @@ def has_ended(pid: int) -> bool:
     return stat_fields(pid)[:1] == [b"Z"]
 
 
-def process_names(users: tuple[int, ...] | None, *, processes: Path = _PROC) -> str:
+def process_names(users: tuple[int, ...] | None, processes: Path = _PROC) -> str:
     """Return a phrase for processes: ``process 4711 (python3)``."""
     if users is None:
         return "programs that this platform does not show"
     shown = []
     for pid in users[:_NAMED]:
-        command = os.fsdecode(read(pid, "comm", processes=processes) or b"").removesuffix("\n")
+        command = os.fsdecode(read(pid, "comm", processes) or b"").removesuffix("\n")
         shown.append(f"{pid} ({core.printable(command)})" if command else str(pid))
     return f"process{'es' * (len(users) > 1)} {', '.join(shown)}{'…' * (len(users) > _NAMED)}"
 
@@ -160,15 +160,15 @@ def has_loaded(libraries: tuple[str, ...], maps: bytes | None) -> bool | None:
     return None if maps is None else any(b"/" + library.encode() in maps for library in libraries)
 
 
-def first_variables(number: int | str = "self", *, processes: Path = _PROC) -> dict[str, str] | None:
+def first_variables(number: int | str = "self", processes: Path = _PROC) -> dict[str, str] | None:
     """Return the environment a process was started with, without later changes; ``None`` is unknown."""
-    if (block := read(number, "environ", processes=processes)) is None:
+    if (block := read(number, "environ", processes)) is None:
         return None
     pairs = (os.fsdecode(item).partition("=") for item in block.split(b"\0") if item)
     return {name: value for name, _, value in pairs}
 
 
-def finds(number: int, path: Path, folder: Path, *, processes: Path = _PROC) -> bool:
+def finds(number: int, path: Path, folder: Path, processes: Path) -> bool:
     """Return whether a process finds a folder of this one under an absolute path. Raises :class:`OSError` if unknown.
 
     It is unknown where a path in a container, with a root folder or mounts of its own, has a link, which may lead
@@ -189,7 +189,7 @@ def finds(number: int, path: Path, folder: Path, *, processes: Path = _PROC) -> 
         return False
 
 
-def maps_below(number: int, folder: Path, *, processes: Path = _PROC) -> bool:
+def maps_below(number: int, folder: Path, processes: Path) -> bool:
     """Return whether a process maps a file below a folder. Raises :class:`OSError` if unknown."""
     process, ours, above = processes / str(number), folder.stat(), {"/"}
     for line in (process / "maps").read_bytes().splitlines():
