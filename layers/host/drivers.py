@@ -16,7 +16,6 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
@@ -170,8 +169,8 @@ def _registered(loader: Loader, environment: core.Environment) -> Iterator[_Name
                 return
             files = (place,) if "/" in named else (f"{vendors}/{named}", place)
             drivers = (driver for file in files for driver in _in_file(loader, file))
-            known = (driver for driver in drivers if find_library(driver[0], environment, loader.linked))
-            yield from islice(known, 1)
+            known = [driver for driver in drivers if find_library(driver[0], environment, loader.linked)]
+            yield from known[:1]
             return
         vendors = place
     yield from _in_folder(loader, vendors)
