@@ -50,7 +50,7 @@ def children_of(number: int) -> set[int]:
     return children
 
 
-def using(libraries: tuple[str, ...], processes: Path) -> tuple[int, ...] | None:
+def using(libraries: tuple[str, ...], processes: Path = _PROC) -> tuple[int, ...] | None:
     """Return the ids of processes that map a library whose file name has one of these prefixes; ``None`` if unknown."""
     return _those(lambda process: has_loaded(libraries, read(process.name, "maps", processes)), processes)
 
