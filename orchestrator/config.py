@@ -7,7 +7,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cachectl.layers import core
 
@@ -17,7 +17,7 @@ _LARGEST = 1 << 16
 _LONGEST = 86400
 
 
-class Limits(core.NamedTuple):
+class Limits(NamedTuple):
     """What ``prune`` removes: stale entries, entries last used before a moment, then the excess over a size.
 
     ``before`` is epoch seconds; ``bytes`` bounds what the pruned layers hold together.

@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import NamedTuple
 
 from cachectl.layers.core import facts
 from cachectl.layers.core.environment import Environment, user_cache_folder
 from cachectl.layers.core.errors import Refused
-from cachectl.layers.core.lazy import NamedTuple
 
 #: What a library makes of an empty or a relative value: as if the variable were not set; there is no cache; from the
 #: working folder; from the top of the file system.

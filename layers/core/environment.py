@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path, PureWindowsPath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-from cachectl.layers.core.lazy import NamedTuple
 from cachectl.layers.host.distributions import version_of
 
 #: Where Linux lists mounted file systems.

@@ -11,9 +11,8 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from cachectl.layers.core.lazy import NamedTuple
 from cachectl.layers.disk import plain
 
 _T = TypeVar("_T")

@@ -1,13 +1,12 @@
-"""Patterns and objects that cost next to nothing until they are used, and classes that cost less to define.
+"""Patterns and objects that cost next to nothing until they are used.
 
 Each start of the program defines many more patterns than it uses, and imports readers of bytes that ``report`` never
-asks. A type checker sees what the standard library has.
+asks. A type checker sees the pattern of the standard library.
 """
 
 from __future__ import annotations
 
 import re
-from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -15,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from re import compile as regex
-    from typing import NamedTuple
 
-    __all__ = ["NamedTuple", "bound", "later", "made", "regex"]
+    __all__ = ["bound", "later", "made", "regex"]
 
 
 class _Lazy:
@@ -39,18 +37,6 @@ if not TYPE_CHECKING:
     def regex(text, flags=0):  # noqa: ANN001, ANN201 - a type checker sees the standard library's
         """Return a regular expression that is compiled at its first use."""
         return _Lazy(partial(re.compile, text, flags), pattern=text, flags=flags)
-
-    class _Maker(type):
-        def __new__(cls, name, _bases, body):  # noqa: ANN001, ANN204
-            fields = body["__annotations__"]
-            defaults = [body.pop(field) for field in fields if field in body]
-            made = namedtuple(name, fields, defaults=defaults)  # noqa: PYI024
-            for attribute, value in body.items():
-                setattr(made, attribute, value)
-            return made
-
-    #: The named tuples of typing, without the time in which those compile the text of every annotation.
-    NamedTuple = type.__new__(_Maker, "NamedTuple", (), {})
 
 
 def later(module: str, maker: str, *arguments: object) -> Any:  # noqa: ANN401 - stands in for any object

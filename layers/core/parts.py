@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cachectl.layers.core.environment import Environment
 from cachectl.layers.core.facts import Entry, Hazard, Scope, Severity
-from cachectl.layers.core.lazy import NamedTuple
 
 #: Facts of a place or an entry, by name. ``None`` is unknown, and equals nothing.
 Facts = Mapping[str, str | None]

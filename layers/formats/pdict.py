@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import NamedTuple
 
 from cachectl.layers import core
 from cachectl.layers.formats.details import names_or_none
@@ -42,7 +43,7 @@ _IN_SET = frozenset({"MARK", "MEMOIZE", "SHORT_BINUNICODE", "BINGET", "LONG_BING
 _REMEMBERED = 300
 
 
-class DictionaryName(core.NamedTuple):
+class DictionaryName(NamedTuple):
     """The parts of a dictionary's name."""
 
     generation: str

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from cachectl.layers import core
 from cachectl.layers.disk.plain import open_plain, read_installed
@@ -61,7 +61,7 @@ Driver = tuple[str, str, str]
 Folders = tuple[tuple[str, ...], tuple[str, ...]]
 
 
-class Loader(core.NamedTuple):
+class Loader(NamedTuple):
     """A loader: its library, ``None`` if it is only assumed, and what decides which drivers it finds.
 
     It reads the folder ``vendors`` unless one of ``variables`` names another place: by the rules of ocl-icd if

@@ -7,6 +7,7 @@ import re
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from cachectl.layers import core
 from cachectl.layers.disk.plain import means_absent, status_at
@@ -14,7 +15,7 @@ from cachectl.layers.disk.plain import means_absent, status_at
 _TSFC = "FIREDRAKE_TSFC_KERNEL_CACHE_DIR"
 
 
-class Neighbour(core.NamedTuple):
+class Neighbour(NamedTuple):
     """One place of one library; ``files`` and ``bytes`` are ``None`` if the count was not finished."""
 
     name: str

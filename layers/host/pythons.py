@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from cachectl.layers import core
 from cachectl.layers.disk import atomic
@@ -59,7 +60,7 @@ print(json.dumps({"version": ".".join(map(str, sys.version_info)), "folders": li
 """
 
 
-class Python(core.NamedTuple):
+class Python(NamedTuple):
     """One interpreter: its five-part ``version``, and what returns the version of a distribution that it imports.
 
     ``seen`` has every version of each package seen there so far, by normal names. ``present`` is ``False`` if the
@@ -78,7 +79,7 @@ class Python(core.NamedTuple):
         return version in self.seen.get(distributions.normal(distribution), ())
 
 
-class PythonRecord(core.NamedTuple):
+class PythonRecord(NamedTuple):
     """What is kept of one interpreter; ``version`` is empty for a program that did not answer as Python 3.
 
     ``size`` and ``time`` (in nanoseconds of the epoch) are those of its file. ``places`` are the file systems of its

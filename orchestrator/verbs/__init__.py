@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from cachectl.layers import core
 
@@ -283,7 +283,7 @@ DASH = "-"
 Columns = Mapping[str, Callable[[Any], str]]
 
 
-class Table(core.NamedTuple):
+class Table(NamedTuple):
     """Rows, and the columns that show them; ``last`` are the cells of one more row for people."""
 
     columns: Columns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl import layer_set, verbs
 from cachectl.layers import core
@@ -31,7 +31,7 @@ _MOST_SHOWN = 5_000
 EPILOG = "A LAYER that is named is shown as with -v."
 
 
-class Total(core.NamedTuple):
+class Total(NamedTuple):
     """Sums over roots; lower bounds unless ``complete``, and ``None`` for what is unknown.
 
     ``files`` and ``bytes`` include orphans. ``prune --stale`` removes ``stale_bytes`` and ``orphan_bytes``.
@@ -47,7 +47,7 @@ class Total(core.NamedTuple):
 
 
 @core.as_json(flat=("root", "usage"))
-class RootReport(core.NamedTuple):
+class RootReport(NamedTuple):
     """One root and what it holds."""
 
     root: core.Root
@@ -80,7 +80,7 @@ def total_of(roots: Sequence[RootReport], *, complete: bool = True) -> Total:
 
 
 @core.as_json(flat=("state", "total"))
-class LayerReport(core.NamedTuple):
+class LayerReport(NamedTuple):
     """One layer: its state, its roots and their sums; ``failures`` are the errors met while reading them."""
 
     layer: str
@@ -104,7 +104,7 @@ class LayerReport(core.NamedTuple):
         return total.complete and not (off or total.entries or total.files or self.problems)
 
 
-class PythonShare(core.NamedTuple):
+class PythonShare(NamedTuple):
     """The entries of one Python: its five-part version, the packages they name, and the interpreters of that version.
 
     ``stale`` counts the entries that no known Python can hit.
@@ -119,7 +119,7 @@ class PythonShare(core.NamedTuple):
 
 
 @core.as_json("cachectl/report/1", also=("total",), optional=("neighbours", "pythons"))
-class Report(core.NamedTuple):
+class Report(NamedTuple):
     """The whole stack at one moment (epoch seconds).
 
     ``leftovers`` are temporary folders that killed commands left outside the roots. ``neighbours`` are the caches of no
