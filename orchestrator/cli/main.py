@@ -178,9 +178,6 @@ def _discard_output() -> None:
 
 # ---------------------------------------------------------------------- the grammar
 
-# All texts are English. To look for translations of argparse's own takes as long as ten modules.
-setattr(argparse, "_", str)  # noqa: B010 - no public name
-
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
