@@ -226,7 +226,7 @@ class Ranks:
         self._leaders = cast("Intracomm", leaders) if leads else None
         self._here: NodeRoot | None = None
         self._writes = out is not None
-        self._abandoned = False
+        self._abandoned = self._failed = False
 
     @property
     def rank(self) -> int:
@@ -305,7 +305,8 @@ class Ranks:
             # The others may never arrive here; leave them the folder that they still use.
             self._abandoned = True
             self._pending = (request, mine, everybody)
-        if not everybody[0]:
+        self._failed = not everybody[0]
+        if self._failed:
             if self._writes and self.rank == 0:
                 self.notice(f"a rank has failed: nothing was written to {self._out}")
         elif self._leaders is not None and self._here is not None and self._writes:
@@ -373,9 +374,12 @@ class Ranks:
         _mpi().COMM_WORLD.Abort(1)
 
     def close(self, *, wait: bool = False) -> None:
-        """Remove this node's folder. With ``wait``, wait first until all ranks of the node call this."""
+        """Remove this node's folder. With ``wait``, wait first until all ranks of the node call this.
+
+        After a failure it waits only a few seconds, because the rank that failed may not wait here.
+        """
         if wait and not self._abandoned and not _mpi().Is_finalized():
-            _rest(self._node)
+            _poll(self._node.Ibarrier().Test, FAILING_WAIT if self._failed else None)
         if self._here is not None:
             self._here.remove()
 
