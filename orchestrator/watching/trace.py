@@ -11,7 +11,6 @@ import json
 import os
 import py_compile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -76,7 +75,7 @@ def tracing(
             try:
                 yield trace, variables
             finally:
-                trace.wall_seconds = (time.monotonic_ns() - began[0]) / 1e9
+                trace.wall_seconds = (timeline.clocks()[0] - began[0]) / 1e9
     finally:
         unwatched = processes.unwatched()
         events, unread = programs.read_events(notes)
