@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from cachectl.transfer import Transfer
     from cachectl.verbs.bench import Bench
     from cachectl.verbs.report import Report
-    from cachectl.verbs.run import Ran
     from cachectl.verbs.store import SharedStore
+    from cachectl.watching.proof import Proof
     from cachectl.watching.timeline import Trace
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class Stack(LayerSet):
     plan_clear: _Verb[Removal] = _Verb("cachectl.verbs.purge.plan_purge")
     purge: _Verb[Removal] = _Verb("cachectl.verbs.purge.purge")
     prune: _Verb[Removal] = _Verb("cachectl.verbs.prune.prune")
-    run: _Verb[Ran] = _Verb("cachectl.verbs.run.run_with")
+    run: _Verb[tuple[int, Proof | None]] = _Verb("cachectl.verbs.run.run_with")
     trace: _Verb[Trace] = _Verb("cachectl.verbs.trace.trace")
     bench: _Verb[Bench] = _Verb("cachectl.verbs.bench.bench")
     portability_digest: _Verb[str] = _Verb("cachectl.exchange.portability.portability_digest")

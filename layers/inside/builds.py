@@ -45,9 +45,9 @@ def _watch_binaries(module: Any, notes: Any) -> None:
         # A program for several devices is a hit if the binaries of all devices are.
         if event == "miss" or getattr(_here, "binary", None) is None:
             _here.binary = event
-        if call.value is None:
-            vars(_here).setdefault("missed", []).append(os.path.join(folder, key))
         notes.add(call.start, event=event, layer="pyopencl", key=key, **getattr(_here, "about", {}))
+        if call.value is None:
+            _here.missed.append(os.path.join(folder, key))
 
     def begin(_: Any) -> None:
         _here.missed = []
@@ -58,8 +58,7 @@ def _watch_binaries(module: Any, notes: Any) -> None:
         for folder in _here.missed if call.error is None else ():
             size = notes.quietly(_size, folder)
             if size is not None:
-                key = os.path.basename(folder)
-                notes.add(start, event="store", layer="pyopencl", key=key, bytes=size)
+                notes.add(start, event="store", layer="pyopencl", key=os.path.basename(folder), bytes=size)
 
     notes.wrap(module, "retrieve_from_cache", looked)
     notes.wrap(module, "_create_built_program_from_source_cached", made, begin)

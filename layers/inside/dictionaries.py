@@ -11,7 +11,7 @@ import os
 import threading
 from typing import Any
 
-#: ``outer`` is what lookups within a lookup have found so far.
+#: ``asked`` says whether the present lookup has asked the disk.
 _here = threading.local()
 
 
@@ -20,33 +20,27 @@ def watch(module: Any, notes: Any) -> None:
     once, plain = module.WriteOncePersistentDict, module.PersistentDict
 
     def looked(call: Any) -> None:
-        found = _found(call)
-        if getattr(_here, "outer", None) is not None:
-            # It is noted when the key has been compared too.
-            _here.outer.append(found)
-        elif found:
-            _note(notes, found, call)
+        # Nothing is known of a lookup that failed.
+        if call.error is None or issubclass(call.error, KeyError):
+            _note(notes, "miss" if call.error else "hit", call)
+
+    def ask(_: Any) -> None:
+        _here.asked = True
 
     def look(call: Any) -> Any:
-        outer, _here.outer = getattr(_here, "outer", None), []
-        return outer, notes.quietly(_lookups, call)
+        _here.asked = False
+        return notes.quietly(_lookups, call)
 
     def remembered(call: Any) -> None:
-        noted, (_here.outer, before) = _here.outer, call.before
-        if noted:
-            found = noted[0]
-        elif before is None or notes.quietly(_lookups, call) == before:
-            # Lookups that its memory answers do not count.
-            return
-        else:
-            # A dictionary that was opened before the trace began does not call the watched method.
-            found = _found(call) or "hit"
-        if found:
-            _note(notes, found, call)
+        # Lookups that its memory answers do not count. A dictionary that was opened before the trace began does not
+        # call the watched method.
+        if _here.asked or notes.quietly(_lookups, call) != call.before:
+            looked(call)
+        _here.asked = False
 
     notes.wrap(plain, "fetch", looked)
     # The second name is that of pytools until 2024.1.3.
-    notes.wrap(once, "_fetch_uncached" if hasattr(once, "_fetch_uncached") else "_fetch", looked)
+    notes.wrap(once, "_fetch_uncached" if hasattr(once, "_fetch_uncached") else "_fetch", ask)
     notes.wrap(once, "fetch", remembered, look)
     for owner in (plain, once):
         notes.wrap(owner, "store", functools.partial(_stored, notes), _changes)
@@ -56,11 +50,6 @@ def _stored(notes: Any, call: Any) -> None:
     # A dictionary that is written once does not store a value again.
     if call.error is None and (call.before is None or notes.quietly(_changes, call) != call.before):
         _note(notes, "store", call, bytes=notes.quietly(_newest, call))
-
-
-def _found(call: Any) -> str:
-    """Return what a lookup found; nothing is known of one that failed."""
-    return "hit" if call.error is None else "miss" if issubclass(call.error, KeyError) else ""
 
 
 def _note(notes: Any, event: str, call: Any, **more: object) -> None:

@@ -54,9 +54,8 @@ def misfit() -> str | None:
 def patches(tagger: Any) -> tuple[core.Patch, ...]:
     """Return the replacements for every function by which PyOpenCL builds programs from source.
 
-    ``tagger.layers_of(platform)`` names the layers that store builds for a platform, none if they get no tag. A build
-    takes place in the context ``tagger.build(layers)``, whose value has the ``tag``. Its ``program`` becomes
-    a reference to the program that was built.
+    ``tagger.salts(platform)`` says whether builds for a platform get a tag. A build takes place in the context
+    ``tagger.build()``, whose value has the ``tag``. Its ``program`` becomes a reference to the program that was built.
     """
     return (
         *(("pyopencl", "Program", name, partial(_once, _tagged_build, tagger)) for name in _BUILDS),
@@ -77,17 +76,16 @@ def _tagged_build(tagger: Any, build: Callable[..., object]) -> Callable[..., ob
     """Return a replacement for ``Program.build`` or ``Program.compile``."""
 
     def build_tagged(program: Any, *arguments: Any, **named: Any) -> object:
-        source, due = None, set()
+        source = None
         try:
-            source = _source_of(program)
-            due = tagger.layers_of(_platform_of(_context_of(program)))
+            if tagger.salts(_platform_of(_context_of(program))):
+                source = _source_of(program)
         except Exception as error:  # noqa: BLE001 - of a PyOpenCL that is not as expected; the program's build goes on
             warnings.warn(f"a build of {LIBRARY} gets no salt: {error!r}", RuntimeWarning, stacklevel=2)
-        if source is None or not due:
+        if source is None:
             return build(program, *arguments, **named)
         made = program._prg  # noqa: SLF001 - what the driver counts references to
-        # Not every driver stores programs that are only compiled.
-        with tagger.build(due if build.__name__ == "build" else set()) as built:
+        with tagger.build() as built:
             if "options" in named:
                 named["options"] = _with_macro(named["options"], built.tag)
             else:
@@ -106,11 +104,11 @@ def _tagged_link(tagger: Any, link: Callable[..., object]) -> Callable[..., obje
     """Return a replacement for ``link_program`` that links a tagged program too."""
 
     def link_tagged(context: Any, programs: Iterable[Any], *rest: object, **named: object) -> object:
-        if not tagger.layers_of(_platform_of(context)):
+        if not tagger.salts(_platform_of(context)):
             return link(context, programs, *rest, **named)
         # Compiled by the replacement, it has a constant of its own.
         tagged = _pyopencl().Program(context, "\n").compile()
-        with tagger.build(set()) as built:
+        with tagger.build() as built:
             linked: Any = link(context, [*programs, tagged], *rest, **named)
             built.program = _held(linked)
             return linked

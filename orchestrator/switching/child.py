@@ -96,15 +96,15 @@ def make_folders(switches: Iterable[core.Switch]) -> None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def companions(layers: Iterable[core.Layer], everything: Iterable[core.Layer], folder: Path) -> tuple[str, ...]:
-    """Return the names of layers that move too because they follow a variable that moves one of the given layers."""
+def companions(layers: Iterable[core.Layer], everything: Iterable[core.Layer], folder: Path) -> dict[str, core.Switch]:
+    """Return the layers that move too because they follow a variable that moves one of the given layers, and how."""
     moved = relocations(layers, folder)
     shared = merged(moved.values()).keys() & _SHARED
-    return tuple(
-        name
+    return {
+        name: switch
         for name, switch in relocations(everything, folder).items()
         if name not in moved and shared & switch.set.keys()
-    )
+    }
 
 
 def link_cache_home(environment: core.Environment, layers: Iterable[core.Layer], folder: Path) -> None:
@@ -117,9 +117,11 @@ def link_cache_home(environment: core.Environment, layers: Iterable[core.Layer],
         return
     links.mkdir(parents=True, exist_ok=True)
     hidden: set[str] = set()
+    layers = tuple(layers)
+    moved = relocations(layers, folder)
     for layer in layers:
         # A layer with a variable of its own needs no hiding.
-        if layer.abilities()[core.Ability.RELOCATE] is None and _SHARED & layer.relocate(folder).set.keys():
+        if layer.name in moved and _SHARED & moved[layer.name].set.keys():
             hidden.update(root.path.relative_to(real).parts[0] for root in layer.roots() if real in root.path.parents)
     for name in _names(links):
         # Links of an earlier run that are broken or now hidden.
@@ -168,7 +170,7 @@ def variables_off(layers: Iterable[core.Layer], stack: LayerSet, folder: Path) -
     chosen = tuple(layers)
     changes = merged(layer.disable() for layer in chosen if can_switch(layer))
     along = companions(chosen, stack, folder)
-    staying = {variable for name in along for variable in stack[name].relocate(folder).set}
+    staying = merged(along.values()).keys()
     for name, switch in relocations(chosen, folder).items():
         if not staying & switch.set.keys():
             changes.update(switch.set)
@@ -182,7 +184,7 @@ def variables_isolated(layers: Iterable[core.Layer], folder: Path) -> dict[str, 
 
     Makes the folders there that a library would not make itself.
     """
-    switches = _on_below(tuple(layers), folder)
+    switches = switches_on(tuple(layers), folder)
     make_folders(switches)
     return merged(switches)
 
@@ -200,10 +202,11 @@ def environment_below(environment: core.Environment, folder: str) -> core.Enviro
 
 def environment_of(environment: core.Environment, root: Path) -> core.Environment:
     """Return the environment of a program whose layers are all below a root, as its path is written."""
-    return environment.with_variables(merged(_on_below(LayerSet(environment), root)))
+    return environment.with_variables(merged(switches_on(LayerSet(environment), root)))
 
 
-def _on_below(layers: Iterable[core.Layer], root: Path) -> list[core.Switch]:
+def switches_on(layers: Iterable[core.Layer], root: Path) -> list[core.Switch]:
+    """Return what switches layers on, and moves those that can be moved below a root."""
     enabled = [layer.enable() for layer in layers if can_switch(layer)]
     return [*enabled, *relocations(layers, root).values()]
 

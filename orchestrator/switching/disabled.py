@@ -8,7 +8,6 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,9 +79,9 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
     settings = _settings(switches, tagged_builds.patches(SALTING) if salted else ())
     with ExitStack() as block:
         if salted:
-            platforms = {layer.name: layer.about.platforms for layer in salted}
-            SALTING.enter(_keeping(stack, salted, held), stack.environment.clock(), platforms)
-            block.push(lambda _kind, error, _trace: SALTING.leave(platforms, error))
+            platforms = frozenset(name for layer in salted for name in layer.about.platforms)
+            keeping = _keeping(stack, salted, held)
+            block.enter_context(SALTING.salted(platforms, keeping, stack.environment.clock()))
         for switch in reversed(switches):
             # Every step runs even if another one fails.
             block.callback(_drop_copies, switch)
@@ -109,10 +108,8 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
             root = Path(folder).absolute()
         _report(too_late(stack, root), "move", _INSTEAD_OF_ISOLATED, strict=strict)
         root.mkdir(parents=True, exist_ok=True)
-        moved = child.relocations(stack, root)
-        child.make_folders(moved.values())
-        enabled = (stack[name].enable() for name in moved if child.can_switch(stack[name]))
-        switches = [*moved.values(), *enabled]
+        switches = child.switches_on(stack, root)
+        child.make_folders(switches)
         child.link_cache_home(stack.environment, stack, root)
         try:
             with overlay.applied(_settings(switches), _flags_left_behind(stack)):
@@ -184,12 +181,9 @@ def _is_off(layer: core.Layer, off: core.Switch) -> bool:
     return touched and layer.state().condition is core.DISABLED
 
 
-_first_variables = cache(processes.first_variables)
-
-
 def _began(layer: core.Layer) -> core.Layer | None:
     """Return the layer in the environment in which the process began; ``None`` where that is unknown."""
-    if (first := _first_variables()) is None:
+    if (first := processes.first_variables()) is None:
         return None
     try:
         return type(layer)(layer.environment._replace(variables=first))

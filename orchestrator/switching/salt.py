@@ -16,7 +16,7 @@ import threading
 import uuid
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,8 +45,6 @@ class _Built:
     whole: bool = False
     #: Keys of removed entries that a launch of the program may recreate.
     keys: set[str] = field(default_factory=set)
-    #: Names of the layers that must hold an entry with this salt and in which none was found yet.
-    due: set[str] = field(default_factory=set)
 
 
 class Salting:
@@ -59,13 +57,17 @@ class Salting:
         self._numbers = itertools.count()
         self._built: dict[str, _Built] = {}
         self._roots: dict[tuple[str, Path], tuple[core.Layer, core.Root]] = {}
-        #: The names of the layers that each block salts, with those of the platforms whose programs a layer stores.
-        self._blocks: list[Mapping[str, tuple[str, ...]]] = []
+        #: The names of the platforms that each block salts.
+        self._blocks: list[frozenset[str]] = []
         self._since = 0.0
         self._forked = False
 
-    def enter(self, layers: Iterable[core.Layer], now: float, block: Mapping[str, tuple[str, ...]]) -> None:
-        """Begin a block. Its end removes the entries that salted builds have stored in these layers."""
+    @contextmanager
+    def salted(self, platforms: frozenset[str], layers: Iterable[core.Layer], now: float) -> Iterator[None]:
+        """Salt builds for OpenCL platforms; at the end remove what they stored in ``layers`` and nothing uses any more.
+
+        Warns of entries that could not be removed.
+        """
         with self._lock:
             if not self._armed:
                 self._armed = True
@@ -77,17 +79,13 @@ class Salting:
             for layer in layers:
                 for root in layer.roots():
                     self._roots.setdefault((layer.name, root.path), (layer, root))
-            self._blocks.append(block)
-
-    def leave(self, block: Mapping[str, tuple[str, ...]], error: BaseException | None) -> None:
-        """End a block, and remove those entries of its builds that nothing uses any more.
-
-        Warns of entries that could not be removed. The warning comes last because it may be an error; it does not mask
-        an ``error`` that ended the block.
-        """
-        with self._lock:
-            self._blocks.remove(block)
-        _warn(self.sweep()[1], error)
+            self._blocks.append(platforms)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._blocks.remove(platforms)
+            _warn(self.sweep()[1])
 
     def _note_fork(self) -> None:
         self._forked = self._forked or bool(self._blocks)
@@ -107,44 +105,35 @@ class Salting:
         _warn(notes)
 
     @contextmanager
-    def build(self, due: set[str]) -> Iterator[_Built]:
-        """Give a build its salt, and record it; a build that outlives the last block is swept when it ends.
-
-        ``due`` names the layers that store it.
-        """
+    def build(self) -> Iterator[_Built]:
+        """Give a build its salt, and record it; a build that outlives the last block is swept when it ends."""
         # In bitcode another name may follow directly: the last character marks the end of this one.
         salt = f"{_NAME}_{self._token}_{os.getpid()}_{next(self._numbers)}_"
-        built = _Built(salt, due=due)
+        built = _Built(salt)
         with self._lock:
             self._built[salt] = built
-        failure = None
         try:
             yield built
         except BaseException as error:
-            failure = error
             patterns = {layer.about.failure_trace for layer, _ in self._roots.values()}
             built.traces = frozenset(
                 found[0] for pattern in patterns if pattern is not None for found in pattern.finditer(str(error))
             )
             # A failed build has no binary, and stores no program.
             built.whole = True
-            built.due.clear()
             raise
         finally:
             built.done = True
             if not self._blocks:
-                _warn(self.sweep()[1], failure)
-            # An exception lives as long as something refers to it.
-            del failure
+                _warn(self.sweep()[1])
 
-    def layers_of(self, platform: str) -> set[str]:
-        """Return the names of the salted layers of a platform.
+    def salts(self, platform: str) -> bool:
+        """Return whether builds for a platform get a salt.
 
-        Builds for other platforms keep their source: a salt would only fill their caches, and the SPIR-V translator of
-        Rusticl aborts the process on a used constant.
+        Others keep their source: a salt would only fill their caches, and the SPIR-V translator of Rusticl aborts the
+        process on a used constant.
         """
-        blocks = tuple(self._blocks)
-        return {name for block in blocks for name, platforms in block.items() if platform in platforms}
+        return any(platform in platforms for platforms in tuple(self._blocks))
 
     def sweep(self, *, ends: bool = False) -> tuple[int, list[str]]:
         """Remove the entries of salted builds, except those whose kernels may be compiling now.
@@ -173,7 +162,6 @@ class Salting:
                     built.whole = True
                     tagged_builds.ask_for_binaries(built.program)
             notes = [note for layer, root in tuple(self._roots.values()) for note in self._sweep(layer, root, idle)]
-            notes += self._missing(idle)
             busy = len(self._built.keys() - idle)
             for salt in () if notes else idle:
                 if tagged_builds.count_references(self._built[salt].program) <= 1:
@@ -182,30 +170,6 @@ class Salting:
             if not self._built and not self._blocks and not self._forked and not notes:
                 self._roots.clear()
             return busy, notes
-
-    def _missing(self, idle: set[str]) -> list[str]:
-        """Return a note for each layer in which salted builds were not found, so that their entries may have stayed.
-
-        Each build is reported once. A layer without an entry of this time holds none of them, and needs no note.
-        """
-        lost = Counter(name for salt in idle for name in self._built[salt].due)
-        for salt in idle:
-            self._built[salt].due.clear()
-        return [
-            f"{name} stored {count} of the salted builds without their names, so these entries may have stayed; "
-            f"cachectl ls {name} --sort age lists the candidates last"
-            for name, count in sorted(lost.items())
-            if any(self._has_recent(layer, root) for layer, root in self._roots.values() if layer.name == name)
-        ]
-
-    def _has_recent(self, layer: core.Layer, root: core.Root) -> bool:
-        """Return whether a root may hold an entry that was stored since the first block began."""
-        try:
-            entries = layer.store.scan(root, contents=False)
-            times = (entry.modified for entry in entries if isinstance(entry, core.Entry) and entry.is_listed)
-            return any(moment is None or moment >= self._since for moment in times)
-        except core.FAILURES:
-            return True
 
     def _sweep(self, layer: core.Layer, root: core.Root, idle: set[str]) -> Iterator[str]:
         """Remove spent entries in one root; yield a note for each that was left."""
@@ -230,14 +194,14 @@ class Salting:
             salt = traces.get(tag) or tag or known[thing.key]
             if salt in idle:
                 self._built[salt].keys.add(thing.key)
-                self._built[salt].due.discard(layer.name)
                 yield thing
             elif salt not in self._built and processes.has_ended(int(salt.split("_")[3])):
                 yield thing
 
 
-def _warn(notes: Iterable[str], error: BaseException | None = None) -> None:
-    """Warn. If warnings are errors, attach them to ``error`` as notes instead of replacing it."""
+def _warn(notes: Iterable[str]) -> None:
+    """Warn. If warnings are errors, attach them as notes to the exception that is being raised, if any."""
+    error = sys.exc_info()[1]
     for note in notes:
         try:
             warnings.warn(note, RuntimeWarning, stacklevel=4)

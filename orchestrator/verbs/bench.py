@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -58,8 +57,7 @@ class Ended(core.CachectlError):
 
 
 @core.as_json(also=("median",))
-@dataclass(frozen=True, slots=True)
-class BenchSetting:
+class BenchSetting(NamedTuple):
     """One setting of the caches, and the wall seconds of the command in each round.
 
     ``setting`` is ``cold``, ``warm``, ``off``, or ``LAYER off`` with that layer in ``layer``; ``how`` describes the
@@ -68,8 +66,8 @@ class BenchSetting:
 
     setting: str
     how: str
-    layer: str | None = None
-    seconds: list[float] = field(default_factory=list)
+    layer: str | None
+    seconds: list[float]
 
     @property
     def median(self) -> float:
@@ -150,15 +148,23 @@ def bench(
     layers = tuple(layer for layer in stack if layer.abilities()[core.Ability.RELOCATE] is None)
     with child.signals_held() as signals, child.isolated_root(environment, notice=notice) as full:
 
-        def measure(name: str, root: Path, changes: Mapping[str, str | None]) -> tuple[float, dict[str, int]]:
-            """Run the command below a root; return its wall seconds, and how many entries each layer has then."""
+        def measure(setting: str, root: Path, changes: Mapping[str, str | None]) -> float:
+            """Run the command below a root; return its wall seconds, or raise :class:`Ended`."""
             child.link_cache_home(environment, layers, root)
-            return _seconds(name, command, changes, environment, signals), _entries(layers, environment, root)
+            with TemporaryFile() as said:
+                started = time.perf_counter()
+                status = child.run(command, changes, environment, signals, quiet=said)
+                seconds = time.perf_counter() - started
+                if status := status or signals.ending():
+                    said.seek(max(0, said.seek(0, os.SEEK_END) - _BYTES))
+                    raise Ended(setting, status, said.read().decode(errors="replace").splitlines()[-_LINES:])
+            return seconds
 
-        changes, before, entries = child.variables_isolated(layers, full), None, dict[str, int]()
+        changes, entries = child.variables_isolated(layers, full), dict[str, int]()
         for number in range(_FILLS):
             show("filling the caches", number)
-            before, (_, entries) = entries, measure("first", full, changes)
+            measure("first", full, changes)
+            before, entries = entries, _entries(layers, environment, full)
             if entries == before:
                 break
         else:
@@ -173,12 +179,7 @@ def bench(
                 if setting.setting not in (COLD, OFF):
                     child.copy_isolated_root(full, root)
                 changes = _prepared(setting, stack, layers, root)
-                before = _entries(layers, environment, root)
-                seconds, after = measure(setting.setting, root, changes)
-            setting.seconds.append(seconds)
-            grown = ", ".join(name for name, count in after.items() if count > before[name])
-            if grown and setting.setting == WARM:
-                notice(f"a warm run stored new entries in {grown}; warm timings may be too high")
+                setting.seconds.append(measure(setting.setting, root, changes))
     warm, saved = settings[0], []
     for off in settings:
         if off.layer is not None:
@@ -200,7 +201,7 @@ def _settings(
             used[layer] = {*switch.unset, *switch.set}
         else:
             unused[layer.name] = "the command stores nothing in it"
-    settings = [BenchSetting(WARM, "every cache full")]
+    settings = [BenchSetting(WARM, "every cache full", None, [])]
     for layer, variables in used.items():
         sharing = [other.name for other, others in used.items() if other is not layer and others & variables]
         # A layer that is only emptied stores entries again, so its seconds include that.
@@ -213,8 +214,9 @@ def _settings(
         if how != _SWITCHED and layer.abilities()[core.Ability.CLEAR] is not None:
             unused[layer.name] = "no switch, and it cannot be emptied"
             continue
-        settings.append(BenchSetting(f"{layer.name} off", how, layer.name))
-    return [*settings, BenchSetting(COLD, "every cache empty"), BenchSetting(OFF, "all off")], unused
+        settings.append(BenchSetting(f"{layer.name} off", how, layer.name, []))
+    settings.append(BenchSetting(COLD, "every cache empty", None, []))
+    return [*settings, BenchSetting(OFF, "all off", None, [])], unused
 
 
 def _prepared(
@@ -232,24 +234,6 @@ def _prepared(
         if outcome.failed:
             raise core.Refused(layer.name, f"cannot be emptied for its turn: {outcome.failed[0].because}")
     return changes
-
-
-def _seconds(
-    setting: str,
-    command: Sequence[str],
-    changes: Mapping[str, str | None],
-    environment: core.Environment,
-    signals: child.Signals,
-) -> float:
-    """Run the command once with its output hidden; return its wall seconds, or raise :class:`Ended`."""
-    with TemporaryFile() as said:
-        started = time.perf_counter()
-        status = child.run(command, changes, environment, signals, quiet=said)
-        seconds = time.perf_counter() - started
-        if status := status or signals.ending():
-            said.seek(max(0, said.seek(0, os.SEEK_END) - _BYTES))
-            raise Ended(setting, status, said.read().decode(errors="replace").splitlines()[-_LINES:])
-    return seconds
 
 
 def _entries(layers: Iterable[core.Layer], environment: core.Environment, root: Path) -> dict[str, int]:
@@ -330,8 +314,11 @@ def _draw(measured: Bench, form: str) -> bytes:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    titles = [f"without {one.layer}" if one.layer else f"all caches {one.setting}" for one in measured.settings]
     medians = [setting.median for setting in measured.settings]
+    titles = []
+    for setting in measured.settings:
+        what = f"without {setting.layer}" if setting.layer else f"all caches {setting.setting}"
+        titles.append(f"{what}\n{setting.median:.2f} ({_difference(setting.median - medians[0])})")
     colours = [_ONE_OFF if one.layer else _COLOURS[one.setting] for one in measured.settings]
     # Text stays text in an SVG, so that a slide can be searched.
     with mpl.rc_context({"font.size": 13, "svg.fonttype": "none", "text.parse_math": False}):
@@ -345,13 +332,7 @@ def _draw(measured: Bench, form: str) -> bytes:
         axes.invert_yaxis()
         axes.set_xlabel("wall seconds; every run is a point, and in brackets is the difference to warm")
         axes.grid(visible=True, axis="x", color="#e4e7eb", zorder=0)
-        # Numbers stand beside the scale, where no run can be.
-        numbers = axes.twinx()
-        over = [f"{median:.2f} ({_difference(median - medians[0])})" for median in medians]
-        numbers.set_yticks(range(len(over)), over)
-        numbers.set_ylim(axes.get_ylim())
-        for spines in (axes.spines, numbers.spines):
-            spines[:].set_visible(False)
+        axes.spines[:].set_visible(False)
         # Programs and files without their folders, cut to the width of the picture.
         words = shlex.join(os.path.basename(word) if os.path.isabs(word) else word for word in measured.command)
         figure.suptitle(words if len(words) <= _TITLE else words[: _TITLE - 1] + "…", fontweight="bold", color=_INK)

@@ -12,7 +12,6 @@ from cachectl import verbs
 from cachectl.layers import core
 from cachectl.stack import Stack
 from cachectl.switching.child import isolated_root, variables_isolated, variables_off
-from cachectl.verbs.report import lines
 
 OPTIONS = ()
 _KERNELS = 8
@@ -31,6 +30,7 @@ def run(request: verbs.Request) -> int:
     with isolated_root(here, notice=request.notice) as root:
         stack = Stack(here.with_variables(variables_isolated(Stack(here), root)))
         off = here.with_variables(variables_off(Stack(here), Stack(here), root / "off"))
+        request.output.say([[f"{_KERNELS} loopy kernels on PoCL; every cache under {root}"], ""])
 
         def measure(what: str, environment: core.Environment) -> int:
             """Run the kernels, and return the number of entries afterwards."""
@@ -41,23 +41,19 @@ def run(request: verbs.Request) -> int:
             rows.append((f"{in_kernels:.2f}", f"{time.perf_counter() - started:.2f}", entries, what))
             return entries
 
-        request.output.say([[f"{_KERNELS} loopy kernels on PoCL; every cache under {root}"], ""])
         cold = measure("cold: every cache empty", stack.environment)
         warm = measure("warm: every cache full", stack.environment)
         without = measure("caches off", off)
-        report = stack.report(layers=("loopy", "pyopencl-invoker", "pyopencl", "pocl"))
         purged = stack.plan_clear().apply()
         again = measure("after purge --all: cold again", stack.environment)
     numbers = dict.fromkeys(("kernels s", "process s", "entries after"), verbs.count)
-    cleared = [(outcome.layer, outcome.removed, outcome.bytes_freed) for outcome in purged.layers if outcome.removed]
-    removals = verbs.Table({"layer": str, "removed": verbs.count, "size": verbs.size}, cleared)
-    runs = verbs.Table({**numbers, "run": str}, rows)
-    request.output.say([runs, "", *lines(report, "/"), "", "cachectl purge --all", removals])
+    removed, skipped = purged.total.removed, purged.total.skipped
+    cleared = f"cachectl purge --all: {removed} entries removed, {verbs.size(purged.total.bytes_freed)}"
+    request.output.say([verbs.Table({**numbers, "run": str}, rows), "", cleared])
+    # A purge leaves, and names, what another program may use whose root is unknown.
     for outcome in purged.layers:
         request.output.warn_notes(f"{outcome.layer}: skipped", outcome.skipped[:_FEW])
-    removed = purged.total.removed
-    # A purge leaves, and names, what another program may use whose root is unknown.
-    if 0 < cold == warm == without == again and 0 <= cold - removed <= purged.total.skipped:
+    if 0 < cold == warm == without == again and 0 <= cold - removed <= skipped:
         return 0
     request.notice(f"the demo failed: {cold} entries cold, {warm} warm, {without} off, {removed} purged, {again} again")
     return 1

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from cachectl import layer_set, verbs
 from cachectl.layers import core
@@ -56,13 +56,6 @@ cachectl run (--no-cache | --base DIR | --isolated[=DIR] | --prove | --store SOU
        [--layer LAYER]... [--prove] -- COMMAND..."""
 
 
-class Ran(NamedTuple):
-    """The exit status of a command, 128+n if signal n ended it, and the proof if one was asked for."""
-
-    status: int
-    proof: Proof | None
-
-
 def run_with(
     stack: layer_set.LayerSet,
     command: Sequence[str],
@@ -77,7 +70,7 @@ def run_with(
     store_mode: str = "rw",
     sign: str | None = None,
     notice: Callable[[str], None] = layer_set.warn_user,
-) -> Ran:
+) -> tuple[int, Proof | None]:
     """Run a command with layers off, or on in an empty root (``True``), or in the root ``isolated``.
 
     With ``base`` they start warm from that folder, which never changes, and new entries go to the root
@@ -86,7 +79,8 @@ def run_with(
     pull from before and to push to after the command (``store_mode="ro"`` only pulls), for its own caches or for the
     root that is kept; entries of the base are not pulled and not pushed. ``trust`` says why it is trusted, and what is
     pushed is signed with the key ``sign``. ``notice`` gets a line for each layer that stays as it is. Raises
-    :class:`Refused` if such a layer was named, and :class:`~cachectl.switching.child.CannotStart`.
+    :class:`Refused` if such a layer was named, and :class:`~cachectl.switching.child.CannotStart`. Returns the exit
+    status of the command, 128+n if signal n ended it, and the proof if one was asked for.
     """
     here, chosen = stack.environment, stack.named(layers)
     with ExitStack() as block:
@@ -132,11 +126,11 @@ def run_with(
                 copying.start_from(here, place, root, notice, names)
             child.link_cache_home(here, moved, root)
         if not prove:
-            return Ran(child.run(command, changes, here, signals), None)
+            return child.run(command, changes, here, signals), None
         from cachectl.watching.proof import Proof
 
         proof = Proof(stack, chosen, left_out=frozenset(staying))
-        return Ran(child.run(command, changes, here, signals), proof.end())
+        return child.run(command, changes, here, signals), proof.end()
 
 
 def _kept_below(stack: layer_set.LayerSet, root: Path | bool) -> layer_set.LayerSet:
@@ -174,7 +168,7 @@ def run(request: verbs.Request) -> int:
 
         request.misuse(UNTRUSTED)
     request.demand_command()
-    ran = run_with(
+    status, proof = run_with(
         request.stack,
         request.command,
         no_cache=options.no_cache,
@@ -188,11 +182,11 @@ def run(request: verbs.Request) -> int:
         sign=options.sign,
         notice=request.notice,
     )
-    if ran.proof is None:
-        return ran.status
-    for line in _lines(ran.proof):
+    if proof is None:
+        return status
+    for line in _lines(proof):
         request.notice(line)
-    return ran.status if ran.proof.holds else 1
+    return status if proof.holds else 1
 
 
 def _lines(proof: Proof) -> Iterator[str]:

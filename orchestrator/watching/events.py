@@ -94,15 +94,11 @@ class FileEvents:
             self._library, self._queue = open_queue()
         except OSError as error:
             self.why_not = core.reason_of(error)
-            return
-        try:
+        else:
             self._thread.start()
-        except RuntimeError as error:
-            self.why_not = str(error)
-            os.close(self._queue)
 
     def watch(self, path: Path, mask: int) -> str | None:
-        """Watch a folder's files, or one file; return why that is not possible, or ``None``."""
+        """Watch a folder's files, or one file; return why that is not possible, ``None`` also if nothing is there."""
         if self.why_not is not None:
             return self.why_not
         with self._lock:
@@ -110,7 +106,7 @@ class FileEvents:
                 watch = self._library.inotify_add_watch(self._queue, os.fsencode(path), mask | _MASK_ADD)
                 self._paths.setdefault(_checked(watch), {})[path] = None
             except OSError as error:
-                return error.strerror
+                return error.strerror if os.path.lexists(path) else None
             return None
 
     def stop(self) -> None:
@@ -358,13 +354,10 @@ class EntryEvents:
             self._doubt_places()
 
     def _watch(self, folder: Path, mask: int) -> bool:
-        if not folder.is_dir():
-            return False
         why = self._events.watch(folder, mask)
-        if why is not None and folder.is_dir():
-            for place in self._places:
-                if place.relative(folder) is not None or folder in place.path.parents:
-                    self._doubt(place, f"{folder} could not be watched: {why}")
+        for place in self._places if why is not None else ():
+            if place.relative(folder) is not None or folder in place.path.parents:
+                self._doubt(place, f"{folder} could not be watched: {why}")
         return why is None
 
     def _doubt(self, place: WatchedPlace, why: str) -> None:
@@ -373,17 +366,14 @@ class EntryEvents:
 
     def _descend(self, folder: Path, *, new: bool) -> None:
         """Watch a folder and those below it; then list it, because files may have been made before it was watched."""
-        waiting = [folder]
-        while waiting:
-            path = waiting.pop()
-            is_in_place = any(place.relative(path) is not None for place in self._places)
-            if not self._watch(path, _USES if is_in_place else ARRIVED):
-                continue
-            with suppress(OSError), os.scandir(path) as names:
+        is_in_place = any(place.relative(folder) is not None for place in self._places)
+        if self._watch(folder, _USES if is_in_place else ARRIVED):
+            with suppress(OSError), os.scandir(folder) as names:
                 for name in names:
-                    below = path / name.name
+                    below = folder / name.name
                     if name.is_dir(follow_symlinks=False):
-                        waiting += [below] if self._leads(below) else []
+                        if self._leads(below):
+                            self._descend(below, new=new)
                     elif new and self._is_owned(below):
                         self._histories.setdefault(below, History()).listed(time.time())
 

@@ -84,8 +84,7 @@ class Evidence:
     """All that is seen of one layer in a run: made before it starts, and completed after it has ended.
 
     ``used`` are the entries that file events showed, ``None`` without any events, and ``doubts`` say why uses of files
-    may be missing. ``commands`` of the run used the layer and could not be watched; ``unread`` has a line for each file
-    of noted events that could not be read.
+    may be missing.
     """
 
     def __init__(self, layer: core.Layer, *, explain: bool = False) -> None:
@@ -93,15 +92,12 @@ class Evidence:
         self.part = layer.about.lookups or core.Lookups()
         self.used: list[EntryTrace] | None = None
         self.doubts: dict[str, None] = {}
-        self.commands: Sequence[str] = ()
-        self.unread: Sequence[str] = ()
         self._events: Sequence[Event] = ()
         #: Files that hold many entries, with how often each was opened.
         self._shared: dict[str, int] = {}
         self._is_system = layer.about.scope is core.Scope.SYSTEM
         #: Entries before the run, by root and key; ``None`` if they cannot be listed, or the layer is watched.
         self._before = self._list()
-        self._counters = self._count()
         self._known: list[core.Entry] = []
         if explain:
             with suppress(*core.FAILURES):
@@ -142,20 +138,18 @@ class Evidence:
         except core.FAILURES:
             return None
 
-    def _count(self) -> tuple[int, int] | None:
-        """Return the cache's own counters; ``None`` if it has none, or if a plug-in fails to read them."""
-        try:
-            return self.part.counters(self.layer.environment)
-        except core.FAILURES:
-            return None
+    def trace(self, events: Sequence[Event], commands: Iterable[str], unread: Iterable[str]) -> LayerTrace:
+        """Return what the layer did; ``events`` are those that watched programs noted, of every layer.
 
-    def trace(self, events: Sequence[Event]) -> LayerTrace:
-        """Return what the layer did; ``events`` are those that watched programs noted, of every layer."""
+        ``commands`` of the run used the layer and could not be watched; ``unread`` has a line for each file of noted
+        events that could not be read.
+        """
         self._events = events
         counted = self._by_files() or self._by_programs()
-        if counted.evidence == EXACT and self.used is None and (self.commands or self.unread):
-            gaps = (("watch", self.commands), ("read", self.unread))
-            reasons = " and ".join(f"could not {act} {', '.join(names)}" for act, names in gaps if names)
+        gaps = (
+            f"could not {act} {', '.join(names)}" for act, names in (("watch", commands), ("read", unread)) if names
+        )
+        if counted.evidence == EXACT and self.used is None and (reasons := " and ".join(gaps)):
             counted = counted._replace(evidence=INFERRED, why=f"{counted.why}; a lower bound: {reasons}")
         # Why it took no part; what was counted counts more, because a program may switch a layer itself.
         with suppress(*core.FAILURES):
@@ -193,15 +187,12 @@ class Evidence:
         name = self.layer.name
         own = [event for event in self._events if event["event"] == "messages" and event["layer"] == name]
         written = [path for event in own for path in event["wrote"]]
-        asked = [event.get("lookups") for event in own]
         weights = {path: self.part.weigh(path) for path in set(written)}
         total = sum(weight or 0 for weight in weights.values())
         stored = sum(weights[path] is not None for path in written)
         why = f"programs, each for each of its devices, by {self.part.by}"
-        if None in asked:
-            why = f"{why}; builds that failed ran beside others, so hits are not known"
-            return LayerTrace(name, None, len(written), stored, total, INFERRED, why)
-        return LayerTrace(name, sum(filter(None, asked)) - len(written), len(written), stored, total, EXACT, why)
+        hits = sum(event["lookups"] for event in own) - len(written)
+        return LayerTrace(name, hits, len(written), stored, total, EXACT, why)
 
     def _by_comparison(self) -> LayerTrace:
         before, after, part = self._before, self._list(), self.part
@@ -213,16 +204,9 @@ class Evidence:
         new = after.keys() - before.keys()
         times = [entry.used for key, entry in after.items() if key not in new and entry.used is not None]
         hits = sum(moment >= self._began for moment in times) if times or part.keeps_use else None
-        misses = None
-        why = "entries that appeared, and times of use"
-        if (counters := self._count()) is not None:
-            why = part.by
-            # The counters may have been reset in the run.
-            pairs = zip(counters, self._counters or (0, 0), strict=True)
-            hits, misses = (now - then if now >= then else None for now, then in pairs)
         total = sum(after[key].bytes for key in new)
-        why = f"{why}; other programs on the same cache are counted too"
-        return LayerTrace(self.layer.name, hits, misses, len(new), total, INFERRED, why)
+        why = "entries that appeared, and times of use; other programs on the same cache are counted too"
+        return LayerTrace(self.layer.name, hits, None, len(new), total, INFERRED, why)
 
     # ------------------------------------------------------------------ seen by files
 

@@ -24,14 +24,12 @@ from cachectl.layers import core
 from cachectl.layers.host.processes import network_file_system
 from cachectl.watching import events
 
-_OPENED, _READ, _WRITTEN, _TOUCHED = "was opened", "was read", "was written", "was touched"
-_APPEARED, _VANISHED, _MOVED, _CHANGED = "appeared", "vanished", "was moved", "was changed"
+_OPENED, _CHANGED, _APPEARED, _VANISHED, _MOVED = "was opened", "was changed", "appeared", "vanished", "was moved"
 #: The meaning of each event. Opening and reading a folder only lists it, and is left out.
 _WORDS: Mapping[int, str] = {
     events.OPEN: _OPENED,
-    events.ACCESS: _READ,
-    events.MODIFY: _WRITTEN,
-    events.ATTRIBUTES: _TOUCHED,
+    events.ACCESS: _OPENED,
+    events.MODIFY: _CHANGED,
     events.CREATE: _APPEARED,
     events.MOVED_TO: _APPEARED,
     events.DELETE: _VANISHED,
@@ -40,11 +38,8 @@ _WORDS: Mapping[int, str] = {
     events.MOVE_SELF: _MOVED,
     events.UNMOUNTED: "was unmounted",
 }
-_LISTING = events.OPEN | events.ACCESS | events.ATTRIBUTES
 _ON_THE_WAY = events.ARRIVED | events.LEFT | events.DELETE_SELF | events.MOVE_SELF
 _EVERYTHING = sum(_WORDS) - events.UNMOUNTED
-#: Limit on the number of different events that are kept of one place.
-_MOST = 100_000
 #: Separates the name of a link from that of the file behind it.
 _LEADS_TO = " -> "
 #: The stamp of a name: kind, inode, size in bytes, last change of content and of any kind (ns). Folders have no size,
@@ -129,7 +124,7 @@ class Proof:
         )
 
     def _note(self, path: Path, mask: int) -> None:
-        said = mask & ~(_LISTING if mask & events.FOLDER else 0)
+        said = mask & ~(events.OPEN | events.ACCESS) if mask & events.FOLDER else mask
         words = [word for bit, word in _WORDS.items() if said & bit]
         for folder in self._folders:
             folder.note(path, words)
@@ -142,7 +137,7 @@ class Proof:
         for _ in folder.path.parts:
             above = next(parent for parent in folder.path.parents if os.path.isdir(parent))
             why = self._events.watch(above, _ON_THE_WAY)
-            if why is not None and os.path.isdir(above):
+            if why is not None:
                 folder.doubt(f"no file events ({why})")
                 return
             step = above / folder.path.relative_to(above).parts[0]
@@ -163,6 +158,7 @@ class _Folder(events.WatchedPlace):
         #: How many folders are under watch.
         self.watched = 0
         self._before: dict[str, _Stamp] = {}
+        #: If several owners have files here, each file has to be asked for its own.
         self._is_shared = len(place.layers) > 1 or place.everybodys
         #: What events said of names below the place, and why something could not be observed there.
         self._seen: dict[tuple[str, str], None] = {}
@@ -209,7 +205,7 @@ class _Folder(events.WatchedPlace):
             path = self.path / relative
             # Of a folder that everybody uses, most events concern others.
             mask = _ON_THE_WAY if not relative and self.everybodys else _EVERYTHING
-            if (why := reader.watch(path, mask)) is not None and os.path.lexists(path):
+            if (why := reader.watch(path, mask)) is not None:
                 self.doubt(f"no file events ({why})")
                 return
 
@@ -225,14 +221,14 @@ class _Folder(events.WatchedPlace):
                 # The place may have come and gone in it.
                 self.doubt(f"{path} {word}; its content meanwhile is unknown")
         elif self._owners_of(relative):
-            for word in words if len(self._seen) < _MOST else ():
+            for word in words:
                 # A program may read what it wrote itself; no cache served that.
-                if relative in self._before or word not in (_OPENED, _READ):
+                if relative in self._before or word != _OPENED:
                     self._seen[relative, word] = None
 
     def end(self, *, lost: bool) -> None:
         """Record what happened to each path, by its content and by the events."""
-        if lost or len(self._seen) >= _MOST:
+        if lost:
             self.doubt(events.LOST)
         words: dict[str, dict[str, None]] = {}
         for relative, word in (*self._changes(), *self._seen):
@@ -240,11 +236,7 @@ class _Folder(events.WatchedPlace):
         parents = {relative.rpartition("/")[0] for relative in words}
         for relative, what in words.items():
             # A folder changes whenever something in it comes or goes; that is reported for the thing itself.
-            implied = {_CHANGED} if relative in parents else set()
-            # A file that was read or written was also opened and touched.
-            implied |= {_OPENED} if what.keys() & {_READ, _WRITTEN} else set()
-            implied |= {_TOUCHED} if what.keys() & {_WRITTEN, _APPEARED, _VANISHED} else set()
-            said = tuple(word for word in what if word not in implied)
+            said = tuple(word for word in what if word != _CHANGED or relative not in parents)
             if said and (owners := self._owners_of(relative)):
                 self.touches.append((owners, self.shown / relative, said))
 
@@ -255,8 +247,7 @@ class _Folder(events.WatchedPlace):
             if old is None or new is None:
                 yield relative, _APPEARED if old is None else _VANISHED
             elif old != new:
-                both_folders = stat.S_ISDIR(old[0]) and stat.S_ISDIR(new[0])
-                yield relative, _CHANGED if both_folders else _TOUCHED if old[:-1] == new[:-1] else _WRITTEN
+                yield relative, _CHANGED
         if any(os.path.realpath(root.path) != str(self.path) for _, root in self.claims):
             # A link on the path leads elsewhere now.
             yield "", _MOVED

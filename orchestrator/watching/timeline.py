@@ -359,18 +359,11 @@ def encode(trace: Trace, name: str) -> bytes:
 
 
 def _metadata(trace: Trace) -> Iterator[dict[str, object]]:
-    threads: dict[int, dict[int, None]] = {}
-    for span in trace.spans:
-        threads.setdefault(span.process, {})[span.thread] = None
     for index, process in enumerate(trace.processes):
-        number, rank = process["process"], process["rank"]
+        rank = process["rank"]
         title = process["command"] if rank is None else f"rank {rank}: {process['command']}"
-        rows = [(0, "process_name", {"name": title}), (0, "process_sort_index", {"sort_index": index})]
-        rows.append((0, "process_labels", {"labels": process["host"]}))
-        for place, thread in enumerate(threads.get(number, ())):
-            rows.append((thread, "thread_name", {"name": "main" if thread == number else f"thread {place}"}))
-        for thread, name, arguments in rows:
-            yield {"name": name, "ph": "M", "pid": number, "tid": thread, "args": arguments}
+        for name, arguments in (("process_name", {"name": title}), ("process_sort_index", {"sort_index": index})):
+            yield {"name": name, "ph": "M", "pid": process["process"], "args": arguments}
 
 
 def _complete(span: Span) -> dict[str, object]:

@@ -11,13 +11,11 @@ import json
 import os
 import py_compile
 import threading
-import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from cachectl.layer_set import LayerSet
+from cachectl.layer_set import LayerSet, warn_user
 from cachectl.layers import core
 from cachectl.layers.inside import observer
 from cachectl.switching import child, overlay
@@ -68,8 +66,6 @@ def tracing(
     _make_site(site, parts)
     paths = os.pathsep.join(filter(None, [str(site), stack.environment.get("PYTHONPATH")]))
     variables = {_FOLDER: str(notes), "PYTHONPATH": paths}
-    for part in parts.values():
-        variables |= part.variables
     trace = timeline.Trace()
     began = timeline.clocks()
     try:
@@ -79,19 +75,21 @@ def tracing(
             try:
                 yield trace, variables
             finally:
-                trace.wall_seconds = (time.monotonic_ns() - began[0]) / 1e9
+                trace.wall_seconds = (timeline.clocks()[0] - began[0]) / 1e9
     finally:
         unwatched = processes.unwatched()
         events, unread = programs.read_events(notes)
         for name, layer in layers.items():
-            layer.unread, layer.commands = unread, [program for program, names in unwatched.items() if name in names]
             if name in files.doubts and files.why_not is None:
                 layer.take(files.uses_of(name), files.doubts[name])
             if others := ", ".join(sorted(processes.strangers.get(name, ()))):
                 layer.doubts[f"another program that may use the cache ran meanwhile: {others}"] = None
         trace.entries = tuple(entry for layer in layers.values() for entry in layer.used or ())
         evidence.complete_builds(events, trace.entries)
-        trace.layers = tuple(layer.trace(events) for layer in layers.values())
+        trace.layers = tuple(
+            layer.trace(events, [program for program, names in unwatched.items() if name in names], unread)
+            for name, layer in layers.items()
+        )
         trace.kernels = tuple(_kernel(event) for event in events if event["event"] == "build")
         if explain:
             trace.misses = tuple(evidence.misses(layers, events, trace.entries))
@@ -147,11 +145,6 @@ def _kernel(event: programs.Event) -> timeline.KernelTrace:
 _ONE = threading.Lock()
 
 
-def _warn(line: str) -> None:
-    # The line of the user's block is behind two context managers.
-    warnings.warn(f"trace: {line}", RuntimeWarning, stacklevel=6)
-
-
 @contextmanager
 def traced() -> Iterator[timeline.Trace]:
     """Count the cache lookups of a block, in this process and the children it starts.
@@ -165,7 +158,7 @@ def traced() -> Iterator[timeline.Trace]:
         stack = LayerSet()
         with (
             child.isolated_root(stack.environment) as folder,
-            tracing(stack, folder, _warn) as (trace, variables),
+            tracing(stack, folder, warn_user) as (trace, variables),
             overlay.applied(overlay.variables(variables)),
         ):
             recorder = observer.observe(variables[_FOLDER], str(folder / "site"))

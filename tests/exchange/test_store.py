@@ -320,7 +320,7 @@ def test_a_store_that_never_answers_keeps_no_command(cheap: Home, monkeypatch: p
     with socket.create_server(("127.0.0.1", 0)) as server:
         silent = f"oci://127.0.0.1:{server.getsockname()[1]}/caches"
         said: list[str] = []
-        assert cheap.stack.run(["false"], store=silent, trust=TRUSTED, notice=said.append).status == 1
+        assert cheap.stack.run(["false"], store=silent, trust=TRUSTED, notice=said.append)[0] == 1
     assert ["not done within 1.5 s" in line for line in said] == [True]
 
 

@@ -125,9 +125,9 @@ def test_the_proof_holds_for_nvidias_opencl(home: Home) -> None:
 def test_every_read_and_write_is_found(rich: Home, layer: str) -> None:
     file = min(rich.path.glob(FILES[layer]))
     cheats = {
-        READ: f"{file} was read",
-        WRITE: f"{file} was written",
-        HIDDEN_WRITE: f"{file} was written",
+        READ: f"{file} was opened",
+        WRITE: f"{file} was changed",
+        HIDDEN_WRITE: f"{file} was changed",
         COME_AND_GO: f"{file}-journal appeared, vanished",
     }
     for code, happened in cheats.items():
@@ -191,9 +191,9 @@ def test_links_and_other_names_hide_nothing(home: Home) -> None:
     root.symlink_to("real")
     seen = root / "ComputeCache"
     for code, said in (
-        (f"open({str(real / 'index')!r}, 'w').close()", f"{seen / 'index'} was written"),
-        (READ.format(file="link"), f"{seen / 'link'} was read"),
-        (READ.format(file="symlink"), f"{seen / 'symlink'} was read"),
+        (f"open({str(real / 'index')!r}, 'w').close()", f"{seen / 'index'} was changed"),
+        (READ.format(file="link"), f"{seen / 'link'} was opened"),
+        (READ.format(file="symlink"), f"{seen / 'symlink'} was opened"),
         ("import os; os.unlink('.nv'); os.symlink('other', '.nv')", "ComputeCache was moved"),
     ):
         assert said in said_of("cuda", prove(home, code)[1])
