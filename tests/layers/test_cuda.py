@@ -1,7 +1,5 @@
 """The ComputeCache that a real driver wrote on an H200: read, damaged, carried, cleared."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

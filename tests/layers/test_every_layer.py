@@ -1,7 +1,5 @@
 """What every layer does, on what its library wrote: the shipped suite, and tables of what lies in the way."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

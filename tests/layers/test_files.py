@@ -1,7 +1,5 @@
 """NEO's and comgr's caches, around what the real compilers wrote: what is read of entries, policies, accounts."""
 
-from __future__ import annotations
-
 import shutil
 import struct
 import subprocess
@@ -165,8 +163,8 @@ def test_an_account_with_a_wrong_sum_is_reported(neo: Layer, counted: int, words
 
 def test_a_move_makes_the_folder_without_which_nothing_is_kept(home: Home) -> None:
     program = 'test -d "$NEO_CACHE_DIR" && echo "$NEO_CACHE_PERSISTENT."'
-    assert home.cachectl("run", "--isolated", "--", "sh", "-c", program).stdout == ".\n"
-    home.cachectl("env", "--root", str(home.path / "moved"), "--layer", "neo", "--shell", "sh")
+    assert home.cachectl("run --isolated -- sh -c", program).stdout == ".\n"
+    home.cachectl("env --root", str(home.path / "moved"), "--layer", "neo", "--shell", "sh")
     assert (home.path / "moved/neo").is_dir()
 
 

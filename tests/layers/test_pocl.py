@@ -1,7 +1,5 @@
 """PoCL's tree: variants, orphans, failed builds, what must be left alone, what is damaged."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -172,7 +170,7 @@ def test_a_users_file_beside_native_code_is_never_removed(warm: Home) -> None:
     code = next((warm.path / ".cache/pocl").rglob("*.so"))
     own = code.with_name("thesis.tex")
     own.write_text("ten years of work")
-    ((left,),) = (layer["skipped"] for layer in warm.json("purge", "pocl")["layers"])
+    ((left,),) = (layer["skipped"] for layer in warm.json("purge pocl")["layers"])
     assert own.read_text() == "ten years of work"
     words = "thesis.tex', which does not belong there; left alone"
     assert (left["key"], words in left["because"]) == (str(code.parents[2]), True)
@@ -181,13 +179,13 @@ def test_a_users_file_beside_native_code_is_never_removed(warm: Home) -> None:
 @pytest.mark.real
 def test_what_is_not_checked_is_said(warm: Home) -> None:
     said = "machine code, and the records of LLVM bitcode"
-    done = warm.cachectl("verify", "loopy", "pyopencl-invoker", "pocl")
+    done = warm.cachectl("verify loopy pyopencl-invoker pocl")
     assert done.stdout == "no damage found\n"
     assert done.stderr.splitlines() == [
         "cachectl: loopy, pyopencl-invoker: not checked: what is in whole pickles",
         f"cachectl: pocl: not checked: {said}",
     ]
-    assert json.loads(warm.cachectl("verify", "pocl", "--json").stdout)["not_checked"] == {"pocl": said}
+    assert json.loads(warm.cachectl("verify pocl --json").stdout)["not_checked"] == {"pocl": said}
 
 
 @pytest.mark.real

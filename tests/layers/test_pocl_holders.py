@@ -1,7 +1,5 @@
 """Purges beside programs that have held what they built for longer than any compile takes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Kernel names that PoCL shortens in the folder names of its cache."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -65,7 +63,7 @@ def _shorten(home: Home) -> None:
 def _expect_names(home: Home) -> None:
     layer = home.stack["pocl"]
     assert {folder.name for folder in _program(home).iterdir()} >= {*SHORTENED.values(), "brief", "k" * 59}
-    (entry,) = home.json("ls", "pocl")["entries"]
+    (entry,) = home.json("ls pocl")["entries"]
     assert entry["kernels"] == sorted(NAMES)
     for kernel, found in ((OTHER, 1), ("long_*_two", 1), ("*_two", 1), ("k" * 60, 1), ("k" * 61, 0), ("long_*_six", 0)):
         assert len(list(layer.entries(Selection(kernel=kernel)))) == found, kernel
@@ -82,11 +80,11 @@ def _expect_names(home: Home) -> None:
     bitcode.write_bytes(b"junk")
     (unknown,) = layer.entries()
     assert unknown.kernels is None
-    assert "1 entry has no known kernel name and was left" in home.cachectl("purge", "pocl", "--kernel", OTHER).stderr
+    assert "1 entry has no known kernel name and was left" in home.cachectl("purge pocl --kernel", OTHER).stderr
     for path, content in zip((bitcode, *natives), kept, strict=True):
         path.write_bytes(content)
     bitcode.unlink()
     (native,) = layer.entries()
     assert native.kernels == tuple(sorted(NAMES))
-    home.cachectl("purge", "pocl", "--kernel", OTHER)
+    home.cachectl("purge pocl --kernel", OTHER)
     assert list(layer.entries()) == []

@@ -1,7 +1,5 @@
 """PyOpenCL's binary cache: its lock, its header check, its halves."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import random
@@ -197,9 +195,9 @@ def test_the_next_command_removes_the_lock_of_a_killed_one(warm: Home) -> None:
     )
     with running(*python(program, lock)):
         assert lock.read_bytes().startswith(b"cachectl ")
-        assert warm.cachectl("purge", "pyopencl", "--wait", "0.2", check=False).returncode == 1
+        assert warm.cachectl("purge pyopencl --wait 0.2", check=False).returncode == 1
     assert lock.exists()
-    warm.cachectl("purge", "pyopencl", "--wait", "0.2")
+    warm.cachectl("purge pyopencl --wait 0.2")
     assert not lock.exists()
 
 

@@ -1,7 +1,5 @@
 """The persistent dictionaries of pytools: names, generations, staleness, damage, links, and purges beside programs."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shlex
@@ -204,7 +202,7 @@ def test_a_broken_dictionary_stops_no_other_and_its_cure_is_named(home: Home) ->
     said, cure = done.stderr.splitlines(), "cachectl purge --damaged pytools"
     assert (done.returncode, len(said)) == (1, 2), said
     assert all(line.startswith("cachectl: pytools: ") and cure in line for line in said)
-    assert home.json("ls", "pytools", check=False)["entries"] == []
+    assert home.json("ls pytools", check=False)["entries"] == []
     home.cachectl(*cure.split()[1:])
     assert (header.exists(), inside.exists()) == (False, False)
     assert home.cachectl("purge --all").stderr == ""

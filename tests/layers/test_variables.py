@@ -1,7 +1,5 @@
 """What each driver makes of its variables, as a table: whether its cache is on, and what doctor says."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

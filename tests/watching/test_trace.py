@@ -1,7 +1,5 @@
 """Which cache served a run: counted cold, warm and after a purge, for every kind of build, while other programs run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

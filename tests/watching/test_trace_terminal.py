@@ -1,7 +1,5 @@
 """What a trace reads: messages of PoCL, on a terminal too, and notes in a folder that the program can write to."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Where every cache is: our rule held against where the real library wrote, under odd environments."""
 
-from __future__ import annotations
-
 import json
 import os
 import pwd

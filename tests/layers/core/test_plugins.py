@@ -1,7 +1,5 @@
 """Layers by other people: found, installed, used like ours, and named where they are broken."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -81,14 +79,14 @@ def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:
 @pytest.mark.parametrize("wrong", ["", *thorough("roots")])
 def test_a_layer_that_fails_in_every_call_stops_no_other(plugged: Home, wrong: str) -> None:
     home = type(plugged)(plugged.path, {**plugged.variables, "TALKING": wrong})
-    (notes, talking) = home.json("report", "notes", "talking", check=False)["layers"]
+    (notes, talking) = home.json("report notes talking", check=False)["layers"]
     assert notes["entries"] == 2
     assert talking["state"] == "unknown"
     assert "TypeError: no state" in talking["failures"]
-    listed = home.json("ls", "notes", "talking", check=False)
+    listed = home.json("ls notes talking", check=False)
     assert [entry["key"] for entry in listed["entries"]] == [*NOTES, *([] if wrong else ["a"])]
     assert [problem["layer"] for problem in listed["problems"] if problem["failed"]] == ["talking"]
-    purged = home.json("purge", "talking", "notes", check=False)
+    purged = home.json("purge talking notes", check=False)
     assert [(layer["removed"], len(layer["failed"])) for layer in purged["layers"]] == [(0, 1), (2, 0)]
     push = f"push {home.path}/bundle.zip talking"
     for line in (
@@ -162,10 +160,10 @@ def test_an_installed_plug_in_is_part_of_every_verb(sampled: Home) -> None:
         toyc = layer_of(trace(sampled, *TOYC, *kernels), "toyc")
         assert [toyc[name] for name in ("hits", "misses", "stores", "evidence")] == counted
     sampled.cachectl("purge toyc --kernel other")
-    (reported,) = sampled.json("report", "toyc")["layers"]
+    (reported,) = sampled.json("report toyc")["layers"]
     assert (reported["state"], reported["entries"], reported["title"]) == ("enabled", 2, "toyc kernels")
     assert layer_of(sampled.json("report"), "toyc")
-    assert {kernel for one in sampled.json("ls", "toyc")["entries"] for kernel in one["kernels"]} == {"axpy", "dot"}
+    assert {kernel for one in sampled.json("ls toyc")["entries"] for kernel in one["kernels"]} == {"axpy", "dot"}
     assert set(layer_of(sampled.json("layers"), "toyc")["abilities"].values()) == {None}
     assert "export TOYC_CACHE=0" in sampled.cachectl("env --disable --shell sh").stdout
 
@@ -183,7 +181,7 @@ def test_it_is_switched_carried_fixed_and_purged(
     sampled.cachectl("purge toyc --damaged")
     sampled.cachectl("put toyc", key, "entry")
     assert sampled.run(*TOYC, "axpy").stdout == "axpy found\n"
-    assert layer_of(sampled.json("purge", "--all"), "toyc")["removed"] == 2
+    assert layer_of(sampled.json("purge --all"), "toyc")["removed"] == 2
     assert sampled.run(*TOYC, "axpy", "dot").stdout == "axpy made\ndot made\n"
 
     # What was made again travels.

@@ -1,7 +1,5 @@
 """Registered OpenCL drivers: in prefixes, under their makers' names, and in reports."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -90,7 +88,7 @@ def test_labels_of_several_drivers(
     for name, variables in (("one", debian_pocl.variables), ("several", both)):
         store = str(tmp_path / name)
         home.cachectl("push", store, "pocl", **variables)
-        (key,) = home.json("store", "ls", store)["keys"]
+        (key,) = home.json("store ls", store)["keys"]
         label = {fact: key["fingerprint"][fact] for fact in ("PoCL", "PoCL library")}
         assert label == {"PoCL": None, "PoCL library": library.name if name == "one" else None}
         for here in ({}, both):

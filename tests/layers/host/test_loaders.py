@@ -1,7 +1,5 @@
 """What each OpenCL loader finds: cachectl beside the loader itself, and beside the dynamic linker."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Scratch folders lie where nobody else can write, whatever another user has put there first."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

@@ -1,7 +1,5 @@
 """The interpreters of a user: each is asked once, remembered, and looked for again after it was removed."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

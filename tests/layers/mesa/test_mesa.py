@@ -1,7 +1,5 @@
 """Mesa's shader cache: places, whose entries, its three stores, damage, locks and interrupted changes."""
 
-from __future__ import annotations
-
 import struct
 import sys
 import tracemalloc

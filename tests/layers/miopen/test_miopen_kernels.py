@@ -1,7 +1,5 @@
 """MIOpen's kernel databases: entries, how they are read, placed and cleared, and what MIOpen accepts and rejects."""
 
-from __future__ import annotations
-
 import bz2
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Where MIOpen looks, how it reads its variables and what its file names say, as functions of the environment."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

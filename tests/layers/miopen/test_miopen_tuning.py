@@ -1,7 +1,5 @@
 """MIOpen's tuning results: text records under its locks."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time

@@ -1,7 +1,5 @@
 """Databases: what may be in a file, interrupted writes, damage, and other users."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3
@@ -142,7 +140,7 @@ def test_an_interrupted_write_is_unknown_and_finished_by_a_purge(home: Home) -> 
     with pytest.raises(Unreachable):
         layer.get(f"{FILE}/{0:016x}")
     assert snapshot(home.path, times=True) == before
-    assert home.json("purge", "pytools")["total"]["removed"] == 20
+    assert home.json("purge pytools")["total"]["removed"] == 20
     assert os.listdir(path.parent) == [path.name]
     assert rows_of(path) == 0
 
@@ -171,7 +169,7 @@ def test_a_journal_without_content_is_removed(home: Home, content: bytes) -> Non
     """Sqlite leaves it, if a kill came before its header was written."""
     path = dictionary(home.path / ".cache/pytools" / FILE, rows=0)
     Path(f"{path}-journal").write_bytes(content)
-    home.cachectl("purge", "pytools")
+    home.cachectl("purge pytools")
     assert os.listdir(path.parent) == [path.name]
 
 
@@ -181,8 +179,8 @@ def test_the_journal_of_a_running_program_is_left(home: Home) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.executescript("begin immediate; insert into dict values ('new', 'x')")
         assert journal.exists()
-        assert len(home.json("ls", "pytools")["entries"]) == 20
-        assert home.cachectl("purge", "pytools", "--wait", "0.1", check=False).returncode == 1
+        assert len(home.json("ls pytools")["entries"]) == 20
+        assert home.cachectl("purge pytools --wait 0.1", check=False).returncode == 1
         assert journal.exists()
         connection.execute("commit")
     assert rows_of(path) == 21

@@ -1,7 +1,5 @@
 """File systems with no free byte, no inode or a used-up quota: room is made, and no kill damages a dictionary."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -3,8 +3,6 @@
 The mounts are real, in a file system of their own, and need the superuser.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The folder-tree store: what it may touch, and what it must not, whatever lies in its way."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
