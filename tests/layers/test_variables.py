@@ -130,8 +130,8 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("SUMPY_NO_CACHE=0|", ON, "its value is not read", "variable"),
     ],
     "miopen": [
-        ("MIOPEN_DISABLE_CACHE=1", OFF, "@", "off"),
-        ("MIOPEN_DISABLE_CACHE=off", ABSENT, "no libMIOpen"),
+        ("MIOPEN_DISABLE_CACHE=1|enable", OFF, "@", "off"),
+        ("MIOPEN_DISABLE_CACHE=off|0|Disable|disabled|no|FALSE", ABSENT, "no libMIOpen"),
         ("MIOPEN_DISABLE_CACHE=|banana", OFF, "MIOpen throws", "variable", FAILS),
     ],
     "miopen-system": [("MIOPEN_DISABLE_CACHE=yes", OFF, "@", "off")],

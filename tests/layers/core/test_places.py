@@ -93,6 +93,31 @@ def test_an_empty_pocl_cache_dir_leaves_pocl_without_a_device(home: Home) -> Non
     assert home.python("devices.py", POCL_CACHE_DIR="")["devices"] == 0
 
 
+#: The folders of MIOpen's kernels and tuning in a home.
+MIOPEN = {"miopen": ".cache/miopen", "miopen-tuning": ".config/miopen"}
+
+
+def in_miopen(folder: str) -> dict[str, str]:
+    """Return where MIOpen keeps kernels or tuning: the fallbacks are in the temporary folder."""
+    newer, older = (f"/spare/{folder} (MIOpen 3.5's fallback (", "/spare (the fallback of MIOpen up to 3.3 (")
+    reason = "where the home is on a network file system))"
+    both = f"/h/{folder} (default); {newer}{reason}; {older}{reason}"
+    return {
+        "HOME=/h MIOPEN_CUSTOM_CACHE_DIR= MIOPEN_USER_DB_PATH=": both,
+        "HOME=/h TMPDIR=/scratch XDG_CACHE_HOME=/x": both.replace("/spare", "/scratch"),
+        **dict.fromkeys(
+            ("", "HOME=", "HOME=/"), "; ".join(f"{one}HOME is not set, empty or /))" for one in (newer, older))
+        ),
+        "HOME=/spare": f"/spare/{folder} (default); {older}{reason}",
+        "HOME=/h MIOPEN_CUSTOM_CACHE_DIR=~/c MIOPEN_USER_DB_PATH=c": (
+            "/h/c (MIOPEN_CUSTOM_CACHE_DIR)" if "cache" in folder else "/here/c (MIOPEN_USER_DB_PATH)"
+        ),
+        "MIOPEN_CUSTOM_CACHE_DIR=~/c MIOPEN_USER_DB_PATH=/c/~": (
+            "/spare/c (MIOPEN_CUSTOM_CACHE_DIR)" if "cache" in folder else "/c/spare (MIOPEN_USER_DB_PATH)"
+        ),
+    }
+
+
 #: Of a layer, or the folder of the user's state, on a platform: its variables, and its places with their reasons.
 PLACES = {
     ("loopy", "darwin"): {
@@ -149,11 +174,18 @@ PLACES = {
         "HOME=/h XDG_CACHE_HOME=/x": "/x (XDG_CACHE_HOME)",
         "HOME=/h XDG_CACHE_HOME=x": "/here/x (XDG_CACHE_HOME)",
         "HOME=/account": "/account/.cache (default (home folder))",
-        "HOME=/h": "/h/.cache (default (HOME)), /account/.cache (default of older Mesa (account))",
+        "HOME=/h": "/h/.cache (default (HOME)); /account/.cache (default of older Mesa (account))",
         "XDG_CACHE_HOME=": "",
         "MESA_SHADER_CACHE_DIR=": "",
     },
     ("mesa", "win32"): {"LOCALAPPDATA=/l": ""},
+    **{(layer, "linux"): in_miopen(folder) for layer, folder in MIOPEN.items()},
+    ("miopen", "win32"): {"USERPROFILE=/profile": "/profile/.miopen/cache (default (USERPROFILE))"},
+    ("miopen-tuning", "win32"): {"USERPROFILE=/profile": "/profile/.miopen/db (default (USERPROFILE))"},
+    ("miopen-system", "linux"): {"HOME=/h MIOPEN_SYSTEM_DB_PATH=~/db": "/h/db (MIOPEN_SYSTEM_DB_PATH)"},
+    ("miopen-system-tuning", "linux"): {
+        "HOME=/h MIOPEN_SYSTEM_DB_PATH=~/db": "/here/~/db (MIOPEN_SYSTEM_DB_PATH (its ~ is taken as it stands))"
+    },
     ("state", "linux"): {
         "HOME=/h XDG_CACHE_HOME=/moved": "/h/.local/state/cachectl",
         "HOME=/h XDG_STATE_HOME=relative": "/h/.local/state/cachectl",
@@ -167,10 +199,12 @@ PLACES = {
 )
 def test_places_follow_from_the_environment(where: tuple[str, str], variables: str, places: str) -> None:
     name, platform = where
-    environment = Environment(assigned(variables), Path("/account"), platform, cwd=Path("/here"))
+    environment = Environment(
+        assigned(variables), Path("/account"), platform, cwd=Path("/here"), temporary=Path("/spare")
+    )
     if name == "state":
         assert str(user_state_folder(environment)) == places
         return
     roots = built_in_layer(name, environment).roots()
     found = [f"{root.path.parent if name == 'mesa' else root.path} ({root.source})" for root in roots]
-    assert found == [place for place in places.split(", ") if place for _ in range(3 if name == "mesa" else 1)]
+    assert found == [place for place in places.split("; ") if place for _ in range(3 if name == "mesa" else 1)]
