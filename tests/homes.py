@@ -69,14 +69,16 @@ def run_command(
     return subprocess.CompletedProcess(["cachectl", *arguments], status, *read)
 
 
-def run_as(
-    by: Sequence[str], arguments: Sequence[str], variables: Mapping[str, str], cwd: Path = Path("/")
-) -> subprocess.CompletedProcess[str]:
-    """Run a cachectl command with exactly these variables: inside this process, or as a process that ``by`` starts."""
+def run_in(home: Path, *arguments: str, by: Sequence[str] = (), **changes: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a home with few variables: inside this process, or as a process that ``by`` starts."""
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
+    variables = {**kept, "HOME": str(home), "TMPDIR": str(home), **changes}
     if by:
-        command = [*by, *CACHECTL, *arguments]
-        return subprocess.run(command, env=variables, cwd=cwd, capture_output=True, text=True, check=False, timeout=600)
-    return _as_text(run_command(tuple(arguments), variables, cwd))
+        done = Home(home, variables).run(*by, *CACHECTL, *arguments, check=False)
+    else:
+        done = _as_text(run_command(arguments, variables, home))
+    assert "Traceback" not in done.stderr
+    return done
 
 
 def _as_text(done: subprocess.CompletedProcess[bytes]) -> subprocess.CompletedProcess[str]:

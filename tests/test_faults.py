@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from homes import run_as
+from homes import run_in
 from injector import KILL, READS, WRITES, Fault, Injector
 from support.bundles import files
 from support.databases import FILE, dictionary
@@ -74,11 +74,9 @@ def test_no_fault_makes_a_command_lie(name: str, verb: str, injector: Injector, 
 # ---------------------------------------------------------------------- what cannot be read is unknown, not gone
 
 
-def cachectl(home: Path, line: str, by: tuple[str, ...] = (), **variables: str) -> tuple[int, str, str]:
+def cachectl(home: Path, line: str, by: tuple[str, ...] = ()) -> tuple[int, str, str]:
     """Run a command over a home; return its status, output and errors."""
-    kept = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home / "tmp")}
-    done = run_as(by, line.split(), {**kept, **variables})
-    assert "Traceback" not in done.stderr
+    done = run_in(home, *line.split(), by=by)
     return done.returncode, done.stdout, done.stderr
 
 

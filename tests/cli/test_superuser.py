@@ -7,14 +7,13 @@ import pytest
 from homes import Home, make_home, unpack_compute_cache
 from support import mesa
 from support.products import PRODUCTS
+from tiers import NOBODY, as_root
 
 from cachectl.layers.core.conformance import snapshot
 from cachectl.stack import Stack
 
 KEY = "3/f/433a72c95049e7"
-NOBODY = 65534
 THEIRS = "belongs to nobody: sudo -u nobody cachectl …"
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give files away")
 
 
 @as_root

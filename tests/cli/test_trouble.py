@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import Home, age, run_as, unpack_compute_cache
+from homes import Home, age, run_in, unpack_compute_cache
 from support.databases import FILE, dictionary
 from support.hostile import hash_tree, put_binary, put_dictionary, put_object, put_program
 from support.layers import environment_of
@@ -38,9 +38,7 @@ def settle(filled: Home, home: Path) -> None:
 
 def run(home: Path, *arguments: str, by: Sequence[str] = ()) -> tuple[int, Counter[str], str]:
     """Run the command over a home; return its status, how many lines each layer got, and the lines."""
-    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
-    done = run_as(by, arguments, {**kept, "HOME": str(home), "TMPDIR": str(home)})
-    assert "Traceback" not in done.stderr
+    done = run_in(home, *arguments, by=by)
     lines = done.stderr.splitlines()
     assert all(line.startswith("cachectl: ") for line in lines), done.stderr
     return done.returncode, Counter(line.split(": ")[1] for line in lines), done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import run_as
+from homes import run_in
 from support.layers import clear, got, keys_of, problems, root_of, usage_of, verified, write
 from support.products import PRODUCTS
 
@@ -148,8 +148,7 @@ def test_an_index_keeps_its_word_on_unreadable_entries(layer: Layer, held_to_mod
     closed = root_of(layer) / keys[0].split("/")[0]
     hidden = [key for key in keys if key.startswith(f"{closed.name}/")]
     closed.chmod(0)
-    variables = {**os.environ, "CUDA_CACHE_PATH": str(root_of(layer))}
-    done = run_as(held_to_modes, ("purge", "cuda", "--json"), variables)
+    done = run_in(layer.environment.home, "purge", "cuda", "--json", by=held_to_modes)
     closed.chmod(0o700)
     said = json.loads(done.stdout)["layers"][0]
     assert (done.returncode, said["removed"]) == (1, len(keys) - len(hidden))

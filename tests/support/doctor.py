@@ -20,7 +20,6 @@ from support import dictionaries, layers
 
 #: What lies in a home; what came with the tester's MIOpen is another matter.
 HOMELY = ("loopy", "pyopencl-invoker", "pytools", "pyopencl", "pocl", "cuda", "miopen", "miopen-tuning")
-ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
 
 def environment_of(home: Path, **variables: str) -> Environment:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from homes import run_as
+from homes import run_in
 
 from cachectl.cli.output import json_bytes
 from cachectl.config import Limits
@@ -215,8 +215,7 @@ class World:
 
     def run(self, line: str, **variables: str) -> Any:  # noqa: ANN401 - JSON
         """Run a command, and return its JSON after looking at its words."""
-        kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "VIRTUAL_ENV") if name in os.environ}
-        done = run_as((), (*line.split(), "--json"), {**kept, **self.variables(), **variables}, self.empty)
+        done = run_in(self.empty, *line.split(), "--json", **{**self.variables(), **variables})
         assert all(line.startswith("cachectl: ") for line in done.stderr.splitlines()), done.stderr
         return json.loads(done.stdout)
 

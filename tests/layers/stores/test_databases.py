@@ -1,7 +1,6 @@
 """Databases: what may be in a file, interrupted writes, damage, and other users."""
 
 import os
-import shutil
 import sqlite3
 import struct
 import subprocess
@@ -12,7 +11,7 @@ import pytest
 from homes import Home
 from support.databases import CREATE, FILE, dictionary, interrupted, rows_of
 from support.layers import clear_damaged, keys_of, python, running, sql, usage_of, verified
-from tiers import amount
+from tiers import NOBODY, amount, as_root
 
 from cachectl.layers.core import Busy, Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.core.conformance import snapshot
@@ -20,12 +19,6 @@ from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.pytools.dictionaries import SCHEMA
 from cachectl.layers.stores.database import file_stamp
 from cachectl.layers.stores.rows import CHANGED, RowFile
-
-NOBODY = 65534
-as_root = pytest.mark.skipif(
-    not hasattr(os, "geteuid") or os.geteuid() != 0 or shutil.which("setpriv") is None,
-    reason="needs the superuser, who becomes another user",
-)
 
 
 def rows_in(path: Path, lock_timeout: float = 5.0) -> RowFile:
