@@ -29,6 +29,8 @@ from cachectl.layers.core.conformance import nobody
 from cachectl.layers.host.processes import using
 from cachectl.stack import Stack
 
+#: Another OpenCL driver than the wheel's PoCL: the variables that make PyOpenCL load it alone.
+Driver = dict[str, Any]
 #: How a command is started as a process of its own.
 CACHECTL = (sys.executable, "-m", "cachectl")
 PROGRAMS = Path(__file__).parent / "programs"
@@ -118,13 +120,6 @@ def _standing_in(variables: Mapping[str, str], cwd: Path) -> Iterator[tuple[int,
             os.umask(mask)
             os.environ.clear()
             os.environ.update(before)
-
-
-@dataclass(frozen=True)
-class Driver:
-    """Another OpenCL driver than the wheel's PoCL: the variables that make PyOpenCL load it alone."""
-
-    variables: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,19 +55,6 @@ def holding(home: Path, aside: Path) -> set[str]:
 
 def assert_no_leftovers(home: Path) -> None:
     assert not [path for path in home.rglob("*") if re.fullmatch(r"\.cachectl-.*|.*-journal|lock", path.name)]
-
-
-@real
-@pytest.mark.parametrize("verb", [PURGE, PRUNE])
-def test_a_full_disk_is_cleared(disk: Path, filled: Home, tmp_path: Path, verb: tuple[str, ...]) -> None:
-    settle(filled, disk)
-    with suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    assert run(disk, *verb)[:2] == (0, {})
-    assert holding(disk, tmp_path / "aside") == set()
-    assert_no_leftovers(disk)
-    (disk / "new").write_bytes(bytes(1 << 20))
 
 
 @contextmanager

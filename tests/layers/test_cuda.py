@@ -1,6 +1,5 @@
 """The ComputeCache that a real driver wrote on an H200: read, damaged, carried, cleared."""
 
-import contextlib
 import json
 import os
 import struct
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 from homes import run_in
-from support.layers import clear, got, keys_of, problems, root_of, usage_of, verified, write
+from support.layers import clear, fill_up, got, keys_of, problems, root_of, usage_of, verified, write
 from support.products import PRODUCTS
 
 from cachectl.layers.core import Artifact, Damaged, Environment, Layer, LayerError, Selection, Unsettled
@@ -93,16 +92,14 @@ def test_an_index_that_has_no_room_to_grow_stays_whole(disk: Path) -> None:
     clear(layer, key=key)
     before = (root_of(layer) / "index").read_bytes()
     assert len(before) == os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
-        while filler.write(bytes(os.sysconf("SC_PAGE_SIZE"))):
-            pass
-    os.truncate(disk / "filler", (disk / "filler").stat().st_size - os.sysconf("SC_PAGE_SIZE"))
+    filler = fill_up(disk)
+    os.truncate(filler, filler.stat().st_size - os.sysconf("SC_PAGE_SIZE"))
     with pytest.raises(Unsettled, match=r"cannot count the entries again: No space left.*make room"):
         layer.put(key, artifact)
     assert (root_of(layer) / key).read_bytes() == data
     assert (root_of(layer) / "index").read_bytes() == before
     assert [finding.code for finding in verified(layer)] == ["index"]
-    (disk / "filler").unlink()
+    filler.unlink()
     layer.put(key, artifact)
     assert clear(layer, key=made_up_entry(0)[0]).removed == 1
     assert verified(layer) == []
@@ -119,6 +116,13 @@ def test_an_index_that_is_not_whole_is_named_and_made_anew(layer: Layer, content
     assert clear(layer, kernel="ka3").removed == 2
     assert len(index(layer)) == 38
     assert verified(layer) == []
+
+
+def test_a_text_called_index_stays_when_the_entries_beside_it_go(layer: Layer) -> None:
+    """CUDA's own index is rewritten then."""
+    file = write(root_of(layer) / "index", "years of work, and no cache at all\n" * 3)
+    before = file.read_bytes()
+    assert (clear(layer).removed, file.read_bytes()) == (40, before)
 
 
 def test_an_unknown_format_is_opaque_where_its_index_vouches_for_it(layer: Layer) -> None:

@@ -190,7 +190,7 @@ def test_what_is_not_checked_is_said(warm: Home) -> None:
 
 @pytest.mark.real
 def test_a_pocl_that_links_itself_replaces_a_damaged_object(home: Home, built_pocl: Driver) -> None:
-    home.python("kernels.py", "1", **built_pocl.variables)
+    home.python("kernels.py", "1", **built_pocl)
     layer = PoclKernels(home.environment())
     assert verified(layer) == []
     path = next(root_of(layer).glob("*/*/*/*/*.so.o"))
@@ -198,5 +198,5 @@ def test_a_pocl_that_links_itself_replaces_a_damaged_object(home: Home, built_po
     path.write_bytes(data[: len(data) // 2])
     assert [finding.severity for finding in verified(layer)] == [Severity.HEALS]
     shutil.rmtree(home.path / ".cache/pytools")
-    home.python("kernels.py", "1", **built_pocl.variables)
+    home.python("kernels.py", "1", **built_pocl)
     assert verified(layer) == []

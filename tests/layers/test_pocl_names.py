@@ -41,7 +41,7 @@ def test_a_candidate_is_taken_for_its_own_folder_alone() -> None:
 def test_a_shortened_name_is_read_from_the_program(home: Home, driver: str, request: pytest.FixtureRequest) -> None:
     """The files of Debian's are those of PoCL 3.1; only the folders have names of later versions."""
     pocl: Driver = request.getfixturevalue(driver)
-    home.python("named.py", *NAMES, **pocl.variables)
+    home.python("named.py", *NAMES, **pocl)
     if driver == "debian_pocl":
         _shorten(home)
     _expect_names(home)

@@ -9,9 +9,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from homes import run_in
 
 from cachectl.cli.output import json_bytes
 from cachectl.config import Limits
@@ -212,12 +209,6 @@ class World:
         """Return what keeps every layer inside the empty home."""
         names = {name: str(self.empty) for name in WINDOWS_PLACES}
         return {**names, "HOME": str(self.empty), "TMPDIR": str(self.empty / "tmp")}
-
-    def run(self, line: str, **variables: str) -> Any:  # noqa: ANN401 - JSON
-        """Run a command, and return its JSON after looking at its words."""
-        done = run_in(self.empty, *line.split(), "--json", **{**self.variables(), **variables})
-        assert all(line.startswith("cachectl: ") for line in done.stderr.splitlines()), done.stderr
-        return json.loads(done.stdout)
 
 
 def user_layers(stack: Stack) -> tuple[str, ...]:

@@ -110,7 +110,7 @@ def test_builds_for_another_platform_are_not_salted(request: pytest.FixtureReque
     # Mesa looks for the home of the account.
     platform, variables = "rusticl", {**RUSTICL, "MESA_SHADER_CACHE_DIR": str(home.path / "mesa")}
     if driver != "rusticl":
-        platform, variables = "Intel(R) OpenCL", dict(request.getfixturevalue(driver).variables)
+        platform, variables = "Intel(R) OpenCL", dict(request.getfixturevalue(driver))
     # The loader reads a folder beside the wheel's own.
     vendors = home.path / "vendors"
     vendors.mkdir()

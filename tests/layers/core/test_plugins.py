@@ -6,12 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from documents import listing
-from homes import PROGRAMS, Home
+from homes import PROGRAMS, Home, make_home
 from plugin.cachectl_test_plugin import Notes
 from support.layers import write
 from support.tracing import layer_of, trace
@@ -161,9 +160,7 @@ def test_an_installed_plug_in_is_part_of_every_verb(sampled: Home) -> None:
     assert "export TOYC_CACHE=0" in sampled.cachectl("env --disable --shell sh").stdout
 
 
-def test_it_is_switched_carried_fixed_and_purged(
-    sampled: Home, installed: Path, tmp_path: Path, new_home: Callable[[Path], Home]
-) -> None:
+def test_it_is_switched_carried_fixed_and_purged(sampled: Home, installed: Path, tmp_path: Path, other: Home) -> None:
     sampled.run(*TOYC, "axpy", "dot")
     assert sampled.cachectl("run --isolated --", *TOYC, "axpy").stdout == "axpy made\n"
     assert sampled.cachectl("run --no-cache --prove --", *TOYC, "axpy").stdout == "axpy made\n"
@@ -181,11 +178,11 @@ def test_it_is_switched_carried_fixed_and_purged(
     bundle = str(tmp_path / "bundle.zip")
     pushed = layer_of(sampled.json("push", bundle), "toyc")
     assert (pushed["placed"], pushed["sensitive"]) == (2, "names of your kernels")
-    elsewhere = beside(new_home(tmp_path / "elsewhere"), installed)
+    elsewhere = beside(other, installed)
     assert "toyc: 2 will hit" in elsewhere.cachectl("pull --trust --dry-run", bundle).stdout
     assert not (elsewhere.path / ".cache").exists()
     elsewhere.cachectl("pull --trust", bundle)
     assert elsewhere.run(*TOYC, "axpy", "dot").stdout == "axpy found\ndot found\n"
     # Without the plug-in it is named, and nothing else is lost.
-    plain = new_home(tmp_path / "plain")
+    plain = make_home(tmp_path / "plain")
     assert "no layer of this name exists here" in plain.cachectl("pull --trust", bundle).stdout

@@ -1,7 +1,6 @@
 """Registered OpenCL drivers: in prefixes, under their makers' names, and in reports."""
 
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -75,17 +74,14 @@ def test_pyopencl_of_another_python_counts(tmp_path: Path, how: str) -> None:
 
 @pytest.mark.real
 @pytest.mark.environment
-def test_labels_of_several_drivers(
-    home: Home, debian_pocl: Driver, tmp_path: Path, new_home: Callable[[Path], Home]
-) -> None:
+def test_labels_of_several_drivers(home: Home, debian_pocl: Driver, tmp_path: Path, other: Home) -> None:
     """Nor with the version of the wheel, which is installed, if another driver is the only one that is registered."""
-    home.python("kernels.py 2", **debian_pocl.variables)
-    library = Path(Path(debian_pocl.variables["OCL_ICD_VENDORS"]).read_text().strip()).resolve()
+    home.python("kernels.py 2", **debian_pocl)
+    library = Path(Path(debian_pocl["OCL_ICD_VENDORS"]).read_text().strip()).resolve()
     # So the wheel's loader finds Debian's PoCL beside its own.
     both: dict[str, Any] = {"OCL_ICD_VENDORS": str(tmp_path / "vendors")}
     write(tmp_path / "vendors/pocl.icd", f"{library}\n")
-    other = new_home(tmp_path / "other")
-    for name, variables in (("one", debian_pocl.variables), ("several", both)):
+    for name, variables in (("one", debian_pocl), ("several", both)):
         store = str(tmp_path / name)
         home.cachectl("push", store, "pocl", **variables)
         (key,) = home.json("store ls", store)["keys"]
@@ -95,10 +91,10 @@ def test_labels_of_several_drivers(
             (pulled,) = other.json("pull", store, "pocl", "--trust", "--dry-run", **here)["layers"]
             assert [one["hits"] for one in pulled["outlook"]] == [None]
     # The same driver alone hits, and the wheel's does not.
-    (pulled,) = other.json("pull", str(tmp_path / "one"), "pocl", "--trust", **debian_pocl.variables)["layers"]
+    (pulled,) = other.json("pull", str(tmp_path / "one"), "pocl", "--trust", **debian_pocl)["layers"]
     assert [one["hits"] for one in pulled["outlook"]] == [True]
     programs = {path: path.stat().st_mtime_ns for path in other.path.rglob("program.bc")}
-    for variables, built in ((debian_pocl.variables, 0), ({}, 2)):
+    for variables, built in ((debian_pocl, 0), ({}, 2)):
         other.python("kernels.py 2", **variables)
         assert len(set(other.path.rglob("program.bc"))) == len(programs) + built
     assert {path: path.stat().st_mtime_ns for path in programs} == programs

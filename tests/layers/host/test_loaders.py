@@ -204,7 +204,7 @@ def debian_loader() -> RealLoader:
 @pytest.fixture(scope="module")
 def khronos_loader(intel_driver: Driver) -> RealLoader:
     """Return the Khronos loader, which Intel's wheel contains; programs find it by ``LD_LIBRARY_PATH``."""
-    folders = intel_driver.variables["LD_LIBRARY_PATH"]
+    folders = intel_driver["LD_LIBRARY_PATH"]
     return RealLoader((Path(folders.split(":")[0], "libOpenCL.so.1"),), variables={"LD_LIBRARY_PATH": folders})
 
 

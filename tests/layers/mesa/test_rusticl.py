@@ -6,13 +6,13 @@ import pwd
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import Home
+from homes import Home, make_home
 from support.layers import assigned, clear, got, listed, python, running
 from support.mesa import FOLDERS, RUSTICL, STORES, rusticl
 from support.tracing import layer_of
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.real
 
 
 @pytest.fixture(scope="session")
-def rusticl_device(new_home: Callable[[Path], Home], tmp_path_factory: pytest.TempPathFactory) -> str:
+def rusticl_device(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Name the device of Rusticl here, or skip; in CI, where it is installed, it must be there."""
-    done = rusticl(new_home(tmp_path_factory.mktemp("probe") / "home"), 1)
+    done = rusticl(make_home(tmp_path_factory.mktemp("probe") / "home"), 1)
     if done["device"] is None:
         reason = "Rusticl shows no device: apt-get install mesa-opencl-icd"
         if os.environ.get("CI") and os.geteuid() == 0:
@@ -107,13 +107,12 @@ def test_rusticl_fills_what_is_reported_listed_and_purged(store: str, cold: Home
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_rusticl_runs_what_was_put(store: str, cold: Home, new_home: Callable[[Path], Home], tmp_path: Path) -> None:
+def test_rusticl_runs_what_was_put(store: str, cold: Home, other: Home) -> None:
     """The machine code of one kernel under the key of the other: whatever that computes came out of the cache."""
     variables = STORES[store]
     assert rusticl(cold, 2, **variables)["results"] == [2.0, 103.0]
     layer = MesaShaderCache(cold.environment(**variables))
     artifacts = {name: got(layer, name) for name in listed(layer)}
-    other = new_home(tmp_path / "other")
     rusticl(other, 1, **variables)
     code = {name for name, artifact in artifacts.items() if not artifact.detail["kernels"]}
     first = code & listed(MesaShaderCache(other.environment(**variables))).keys()
