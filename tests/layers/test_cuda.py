@@ -11,7 +11,7 @@ from homes import run_in
 from support.layers import clear, fill_up, got, keys_of, problems, root_of, usage_of, verified, write
 from support.products import PRODUCTS
 
-from cachectl.layers.core import Artifact, Damaged, Environment, Layer, LayerError, Selection, Unsettled
+from cachectl.layers.core import Artifact, Damaged, Environment, Layer, LayerError, Unsettled
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.cuda import entries as form
 from cachectl.layers.disk.locks import record_lock
@@ -56,22 +56,6 @@ def test_an_index_is_made_in_the_opened_folder(layer: Layer, tmp_path: Path, mon
     layer.put(entry.key, artifact)
     assert os.listdir(tmp_path / "outside") == []
     assert len(form.read_index((tmp_path / "moved/index").read_bytes()) or ()) == 40
-
-
-def test_a_purge_and_a_put_keep_the_index_right(layer: Layer) -> None:
-    entry = next(layer.entries(Selection(kernel="ka3")))
-    artifact = got(layer, entry.key)
-    assert clear(layer, kernel="ka3").removed == 2
-    left = index(layer)
-    assert (len(left), {identifier for identifier, _ in left}) == (38, set(map(form.identifier_of, keys_of(layer))))
-    assert verified(layer) == []
-    layer.put(entry.key, artifact)
-    assert index(layer)[-1] == (form.identifier_of(entry.key), len(artifact.data) - 28)
-    assert (entry.root / entry.key).stat().st_mode & 0o777 == 0o644
-    assert verified(layer) == []
-    assert clear(layer).removed == 39
-    assert [path.name for path in root_of(layer).rglob("*") if path.is_file()] == ["index"]
-    assert index(layer) == ()
 
 
 def made_up_entry(number: int) -> tuple[str, bytes]:
