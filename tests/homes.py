@@ -26,7 +26,6 @@ from documents import validate_output
 from cachectl.cli.main import main
 from cachectl.layers.core import Environment
 from cachectl.layers.core.conformance import nobody
-from cachectl.layers.host.processes import using
 from cachectl.stack import Stack
 
 #: Another OpenCL driver than the wheel's PoCL: the variables that make PyOpenCL load it alone.
@@ -184,27 +183,15 @@ class Home:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command: inside this process, unless what differs is read when a process starts.
 
-        It begins with the words of a line, without quotes; more may follow, as they are.
+        The command begins with the words of a line, without quotes; more may follow, as they are. Two users of a lock
+        in one process do not exclude each other.
         """
         arguments, variables = (*line.split(), *words), {**self.variables, **changes}
         if _needs_process(arguments, variables):
-            return self.process(line, *words, check=check, **changes)
+            return self.run(*CACHECTL, *arguments, check=check, **changes)
         with self._processes() as processes:
             done = run_command(arguments, variables, self.path, processes)
         return _checked(_as_text(done), check=check)
-
-    def process(
-        self, line: str = "", *words: str, check: bool = True, **changes: str
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command as a process of its own.
-
-        A test that holds a lock itself needs this: two users in one process do not exclude each other.
-        """
-        pocl = (self.path / ".cache/pocl").exists()
-        clears = line.startswith("purge")
-        if pocl and clears and self._may_be_in_use():
-            self.wait_to_be_alone()
-        return self.run(*CACHECTL, *line.split(), *words, check=check, **changes)
 
     def terminal(
         self, *command: str, columns: int = 80, errors: int | None = None, check: bool = True, **changes: str
@@ -252,18 +239,6 @@ class Home:
             yield folder
         finally:
             shutil.rmtree(folder)
-
-    def _may_be_in_use(self) -> bool:
-        """Return whether PoCL's cache here holds anything that purge leaves alone beside other PoCL programs."""
-        hour_ago = time.time() - 3600
-        return any(path.lstat().st_mtime > hour_ago for path in (self.path / ".cache/pocl").rglob("*"))
-
-    @staticmethod
-    def wait_to_be_alone() -> None:
-        """Wait a while for other PoCL programs of the tester to end: beside them, purge leaves young entries."""
-        deadline = time.monotonic() + 60
-        while using(("libpocl",)) and time.monotonic() < deadline:
-            time.sleep(0.1)
 
     def refused(self, line: str, *words: str, says: str, status: int = 1, **changes: str) -> str:
         """Run a command that is to fail with a status, and to say something; return all that it said."""

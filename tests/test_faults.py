@@ -18,7 +18,7 @@ import pytest
 from homes import run_in
 from injector import KILL, READS, WRITES, Fault, Injector
 from support.bundles import files
-from support.databases import FILE, dictionary
+from support.dictionaries import FILE, dictionary, equal_rows
 from sweep import CASES, FAULTS, Sweep, put_cases
 from tiers import thorough
 from worlds import WORLDS, World, filled_world
@@ -164,7 +164,7 @@ def test_no_read_error_removes_a_good_database(layer: str, sticky: bool, injecto
     """Sqlite calls a page that it could not read damage. EIO meets one read, or every read from one on."""
     root = synthetic / ".cache" / layer
     if layer == "pytools":
-        dictionary(root / FILE, 50, pickle.dumps(("key", "x" * 500)))
+        dictionary(root / FILE, equal_rows(50, pickle.dumps(("key", "x" * 500))))
     before = files(root)
     assert any(content.startswith(b"SQLite format 3") for content in before.values())
     command = ("purge", layer, "--damaged")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from homes import Home, unpack_compute_cache
-from support.databases import rows_of
+from support.dictionaries import rows_of
 from support.layers import on_disk
 from tiers import thorough
 

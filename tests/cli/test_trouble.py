@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from homes import Home, age, run_in, unpack_compute_cache
-from support.databases import FILE, dictionary
+from support.dictionaries import FILE, dictionary, equal_rows
 from support.hostile import hash_tree, put_binary, put_dictionary, put_object, put_program
 from support.layers import environment_of
 from tiers import real, thorough
@@ -168,12 +168,12 @@ def test_files_that_vanish_at_any_moment_cause_no_traceback(tmp_path: Path, verb
 
 
 def test_a_root_that_is_a_link_is_followed_and_stays(home: Home) -> None:
-    dictionary(home.path / "scratch" / FILE, 3)
+    dictionary(home.path / "scratch" / FILE, equal_rows(3))
     root = home.path / ".cache/pytools"
     root.parent.mkdir()
     root.symlink_to(home.path / "scratch")
     assert home.json("report pytools")["total"]["entries"] == 3
-    home.process("purge pytools")
+    home.cachectl("purge pytools")
     assert root.is_symlink()
     assert home.json("report pytools")["total"]["entries"] == 0
 

@@ -176,7 +176,7 @@ def test_a_value_has_a_state_and_a_wrong_one_a_finding_whose_fix_works(tmp_path:
     if layer in DRIVERS:
         set_to["OCL_ICD_VENDORS"] = driver(tmp_path, layer)
     environment = environment_of(tmp_path, **set_to)
-    dictionary(tmp_path / "home/.cache/pytools", f"pdict-v5-loopy-x-{environment.python}.sqlite", {})
+    dictionary(tmp_path / f"home/.cache/pytools/pdict-v5-loopy-x-{environment.python}.sqlite", {})
     state = built_in_layer(layer, environment).state()
     assert (state.condition, words.replace("@", variables) in state.why) == (condition, True), state.why
     found = examine(tmp_path, layer, set_to)

@@ -18,11 +18,9 @@ def counted():
 
 
 def compile_kernels(*indices):
-    import pyopencl as cl
-    from kernels import compile_and_check, device
+    from kernels import compile_and_check, started
 
-    context = cl.Context([device()])
-    queue = cl.CommandQueue(context)
+    context, queue = started()
     for index in indices:
         compile_and_check(context, queue, index)
 

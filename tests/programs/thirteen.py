@@ -9,9 +9,8 @@ import json
 import sys
 import time
 
-import pyopencl as cl
-from binaries import build_and_check, listen
-from kernels import compile_and_check, device
+from binaries import build_and_check, listen, started
+from kernels import compile_and_check
 from pyopencl import characterize
 
 
@@ -26,8 +25,7 @@ if __name__ == "__main__":
     said = listen("loopy", "pyopencl.cache")
     if live == ["live"]:
         characterize.has_src_build_cache = lambda _device: None
-    context = cl.Context([device()])
-    queue = cl.CommandQueue(context)
+    context, queue = started()
     seconds = {f"lk{index}": timed(compile_and_check, context, queue, index) for index in range(int(loopy_count))}
     if live == ["plain"]:
         characterize.has_src_build_cache = lambda _device: None

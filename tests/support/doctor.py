@@ -90,8 +90,8 @@ def make(*folders: Path) -> None:
 
 
 def dictionary(home: Path, ending: str) -> Path:
-    file, content = f"pdict-v5-mine{ending}.sqlite", {"0123456789abcdef": dictionaries.NONE}
-    return dictionaries.dictionary(home / ".cache/pytools", file, content).parent
+    path = home / f".cache/pytools/pdict-v5-mine{ending}.sqlite"
+    return dictionaries.dictionary(path, dictionaries.equal_rows(1, dictionaries.NONE)).parent
 
 
 def leak(home: Path, data: bytes = b"") -> Path:

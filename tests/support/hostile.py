@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import stat
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from cachectl.stack import Stack
 from cachectl.verbs.prune import plan_prune
 from support import dictionaries, layers, miopen_kernels
 
-PYTHON = ".".join(str(part) for part in sys.version_info)
+PYTHON = dictionaries.PYTHON
 DEAD = "3.1.4.final.0"
 NAME37 = "ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
 HEX32 = "00112233445566778899aabbccddeeff"
@@ -122,7 +121,7 @@ def link(folder: Path, outside: Path) -> None:
 
 def put_dictionary(root: Path) -> Path:
     rows = {f"{number:040x}": b"value" for number in range(3)}
-    return dictionaries.dictionary(root, f"pdict-v5-far-{PYTHON}.sqlite", rows)
+    return dictionaries.dictionary(root / f"pdict-v5-far-{PYTHON}.sqlite", rows)
 
 
 def put_old_dictionary(root: Path) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from homes import CACHECTL, Driver, Home
-from support.databases import rows_of
+from support.dictionaries import rows_of
 from support.tracing import layer_of, numbers, trace
 from tiers import real, thorough, thorough_only
 
@@ -35,7 +35,7 @@ BEGINNING = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 import kernels, pyopencl as cl
-context = cl.Context([kernels.device()])
+context = kernels.started()[0]
 def source(name):
     return "__kernel void %s(__global int *a) { a[0] = 1; }" % name
 def attempt(call, *arguments, **options):
@@ -164,13 +164,13 @@ def test_messages_that_others_asked_for_stay_theirs(home: Home, by: str) -> None
 BLOCK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-import cachectl, kernels, pyopencl as cl
+import cachectl, kernels
 from pytools.persistent_dict import WriteOncePersistentDict
 dictionary = WriteOncePersistentDict("mine", safe_sync=False)
 dictionary.store_if_not_present(1, 2)
 with cachectl.traced() as t:
-    context = cl.Context([kernels.device()])
-    kernels.compile_and_check(context, cl.CommandQueue(context), 0)
+    context, queue = kernels.started()
+    kernels.compile_and_check(context, queue, 0)
     dictionary.store_if_not_present(1, 2)
     dictionary.clear_in_mem_cache()
     dictionary.fetch(1)
@@ -179,7 +179,7 @@ with cachectl.traced() as t:
         dictionary.fetch(3)
     except KeyError:
         pass
-kernels.compile_and_check(context, cl.CommandQueue(context), 1)
+kernels.compile_and_check(context, queue, 1)
 counted = [[t[name].hits, t[name].misses, t[name].stores] for name in ("pytools", "pocl", "loopy")]
 stages = {span.stage for span in t.spans}
 print(json.dumps([*counted, t["pocl"].evidence, WriteOncePersistentDict.fetch.__qualname__, "lookup" in stages]))

@@ -46,7 +46,7 @@ def prefix(tmp_path: Path) -> Path:
 def row(home: Home, loopy: str, version: str = VERSION) -> None:
     """Make a dictionary with one row, as a loopy of this version names it under a Python of a version."""
     name = f"pdict-v5-loopy-schedule-cache-v4-{loopy}-islpy2024.2-cgen2020.1-v2-{version}.sqlite"
-    dictionary(home.path / ".cache/pytools", name, {"0" * 16: NONE})
+    dictionary(home.path / ".cache/pytools" / name, {"0" * 16: NONE})
 
 
 def user(home: Home, *folders: Path, **changes: str) -> Environment:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from homes import Home
-from support.databases import CREATE, FILE, dictionary, interrupted, rows_of
+from support.dictionaries import CREATE, FILE, dictionary, equal_rows, interrupted, rows_of
 from support.layers import clear_damaged, keys_of, python, running, sql, usage_of, verified
 from tiers import NOBODY, amount, as_root
 
@@ -89,7 +89,7 @@ def test_keys_that_are_nearly_equal_are_different(tmp_path: Path) -> None:
 
 
 def test_every_truncation_is_found_and_none_ends_in_an_error(home: Home) -> None:
-    path = dictionary(home.path / ".cache/pytools" / FILE, rows=60)
+    path = dictionary(home.path / ".cache/pytools" / FILE, equal_rows(60))
     whole = path.read_bytes()
     layer = home.stack["pytools"]
     for size in range(1, len(whole), amount(1999, 211)):
@@ -160,7 +160,7 @@ def test_a_file_that_its_interrupted_write_repairs_is_not_removed_as_damaged(hom
 @pytest.mark.parametrize("content", [b"", bytes(512)])
 def test_a_journal_without_content_is_removed(home: Home, content: bytes) -> None:
     """Sqlite leaves it, if a kill came before its header was written."""
-    path = dictionary(home.path / ".cache/pytools" / FILE, rows=0)
+    path = dictionary(home.path / ".cache/pytools" / FILE, equal_rows(0))
     Path(f"{path}-journal").write_bytes(content)
     home.cachectl("purge pytools")
     assert os.listdir(path.parent) == [path.name]
@@ -199,7 +199,7 @@ def test_a_log_is_unknown_until_it_is_applied_and_reading_leaves_no_file(tmp_pat
 
 
 def test_a_database_that_was_written_to_while_it_was_read_without_a_lock_is_no_damage(tmp_path: Path) -> None:
-    path = dictionary(tmp_path / FILE, rows=2000)
+    path = dictionary(tmp_path / FILE, equal_rows(2000))
     sql(path, "pragma journal_mode = wal")
     rows = rows_in(path).rows_with("key_value")
     next(rows)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from homes import Home
-from support.databases import PYTHON
+from support.dictionaries import PYTHON
 from support.layers import fill_up, python, running, select, sql, write
 from tiers import thorough
 
