@@ -318,8 +318,13 @@ def unpack_compute_cache(folder: Path) -> None:
             tar.extract(member, folder, set_attrs=False)
 
 
+def wheel() -> Path:
+    """Return the folder of PyOpenCL from its wheel; it need not exist."""
+    spec = importlib.util.find_spec("pyopencl")
+    return Path(str(spec.origin if spec else "/none")).parent
+
+
 def wheel_driver() -> dict[str, str]:
     """Return the variable that makes PyOpenCL's wheel load its own PoCL alone, whatever else the system registers."""
-    spec = importlib.util.find_spec("pyopencl")
-    file = None if spec is None else Path(str(spec.origin)).parent / ".libs/pocl.icd"
-    return {} if file is None or not file.exists() else {"OCL_ICD_VENDORS": str(file)}
+    file = wheel() / ".libs/pocl.icd"
+    return {"OCL_ICD_VENDORS": str(file)} if file.exists() else {}

@@ -1,7 +1,5 @@
 """Kernel names that PoCL shortens in the folder names of its cache."""
 
-from pathlib import Path
-
 import pytest
 from homes import Driver, Home
 from support.layers import got
@@ -42,27 +40,15 @@ def test_a_shortened_name_is_read_from_the_program(home: Home, driver: str, requ
     """The files of Debian's are those of PoCL 3.1; only the folders have names of later versions."""
     pocl: Driver = request.getfixturevalue(driver)
     home.python("named.py", *NAMES, **pocl)
-    if driver == "debian_pocl":
-        _shorten(home)
-    _expect_names(home)
-
-
-def _program(home: Home) -> Path:
     (program,) = (path.parent for path in (home.path / ".cache/pocl/kcache").glob("*/*/program.bc"))
-    return program
-
-
-def _shorten(home: Home) -> None:
-    """Rename the kernel folders and native files of the one program as newer versions name them."""
-    for name, folder in SHORTENED.items():
-        for path in _program(home).glob(f"{name}/*/{name}.so*"):
-            path.rename(path.with_name(path.name.replace(name, folder)))
-        (_program(home) / name).rename(_program(home) / folder)
-
-
-def _expect_names(home: Home) -> None:
+    if driver == "debian_pocl":
+        # As newer versions name the kernel folders and native files.
+        for name, folder in SHORTENED.items():
+            for path in program.glob(f"{name}/*/{name}.so*"):
+                path.rename(path.with_name(path.name.replace(name, folder)))
+            (program / name).rename(program / folder)
     layer = home.stack["pocl"]
-    assert {folder.name for folder in _program(home).iterdir()} >= {*SHORTENED.values(), "brief", "k" * 59}
+    assert {folder.name for folder in program.iterdir()} >= {*SHORTENED.values(), "brief", "k" * 59}
     (entry,) = home.json("ls pocl")["entries"]
     assert entry["kernels"] == sorted(NAMES)
     for kernel, found in ((OTHER, 1), ("long_*_two", 1), ("*_two", 1), ("k" * 60, 1), ("k" * 61, 0), ("long_*_six", 0)):
@@ -70,7 +56,7 @@ def _expect_names(home: Home) -> None:
     artifact = got(layer, entry["key"])
     assert artifact.detail["kernels"] == " ".join(sorted(NAMES))
     # A program may have lost its native files, or its bitcode.
-    bitcode, natives = _program(home) / "program.bc", list(_program(home).glob("*/*/*.so*"))
+    bitcode, natives = program / "program.bc", list(program.glob("*/*/*.so*"))
     kept = [path.read_bytes() for path in (bitcode, *natives)]
     for path in natives:
         path.write_bytes(b"junk")

@@ -1,24 +1,17 @@
 """Registered OpenCL drivers: in prefixes, under their makers' names, and in reports."""
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import Driver, Home
+from homes import Driver, Home, wheel
 from support.layers import register_driver, write
 
 from cachectl.layers.core import Environment
 from cachectl.layers.host.drivers import driver_libraries, find_drivers, only_library, opencl_drivers
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pyopencl import PyOpenCLBinaries
-
-
-def wheel() -> Path:
-    """Return the folder of PyOpenCL from its wheel."""
-    package = find_spec("pyopencl")
-    return Path(str(package and package.origin)).parent
 
 
 def driver_files(environment: Environment, maker: str) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """What each OpenCL loader finds: cachectl beside the loader itself, and beside the dynamic linker."""
 
-import importlib.util
 import json
 import os
 import re
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from homes import Driver
+from homes import Driver, wheel
 from support.layers import python, write
 from tiers import absent, needing
 
@@ -171,8 +170,7 @@ def make_cases(folder: Path, pocl: Path, other: Path) -> list[Case]:
 @pytest.fixture(scope="module")
 def wheel_loader() -> RealLoader:
     """Return the loader in PyOpenCL's wheel, which PyOpenCL's extension loads."""
-    spec = importlib.util.find_spec("pyopencl")
-    package = Path(str(spec.origin if spec else None)).parent
+    package = wheel()
     bundled = next(package.glob(".libs/libOpenCL*"), None)
     if bundled is None:
         absent("needs PyOpenCL's wheel: pip install pyopencl[pocl]")

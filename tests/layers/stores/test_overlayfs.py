@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from homes import Home
 from injector import KILL, WRITES, Fault, Injector
+from support.bundles import files
 from support.layers import got, keys_of, root_of
 from support.tracing import layer_of, trace
 from worlds import leftovers
@@ -116,7 +117,3 @@ def test_a_killed_purge_leaves_all_or_a_miss(
         assert again.status == 0 or not left, again
         assert not folder.exists()
     assert len(states) == len(whole) - 1
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
