@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from homes import Home
 from support.miopen_kernels import ARGS, CODE, packed, store, user_file
-from tiers import absent
+from tiers import absent, real
 
 from cachectl.cli import completion
 
@@ -90,7 +90,7 @@ def test_commands_layers_and_options_are_completed(home: Home, shell: str) -> No
     assert completed(home, shell, "run", "--iso")[0].startswith("--isolated")
 
 
-@pytest.mark.real
+@real
 def test_keys_and_kernels_are_completed(warm: Home, shell: str) -> None:
     assert completed(warm, shell, "ls", "--kernel", "lk") == [f"lk{number}" for number in range(8)]
     (key, *_) = warm.cachectl("ls -q pocl").stdout.split()
@@ -122,7 +122,7 @@ def test_installed_files_follow_the_grammar() -> None:
     assert made == there
 
 
-@pytest.mark.real
+@real
 def test_words_that_take_too_long_to_find_are_left_out(warm: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(warm.cachectl("completion --words keys").stdout.splitlines()) > 1
     monkeypatch.setattr(completion, "_PATIENCE", -1.0)

@@ -12,6 +12,7 @@ from support.layers import clear, orphans, problems, programs, root_of, usage_of
 from support.products import BITCODE, NATIVE
 from support.products import POCL_KEY as NAME
 from support.products import place as lay_out
+from tiers import real
 
 from cachectl.layers.core import Severity, put_many
 from cachectl.layers.pocl import PoclKernels
@@ -131,7 +132,7 @@ def test_innocent_things_with_confusing_names_stay(home: Home) -> None:
         assert sorted(root.rglob("*")) == before
 
 
-@pytest.mark.real
+@real
 def test_a_failed_build_is_an_orphan(home: Home) -> None:
     program = (
         "import pyopencl as cl; from binaries import device\n"
@@ -165,7 +166,7 @@ def test_empty_folders_stay_while_a_program_may_build(layer: PoclKernels, monkey
     assert program.is_file()
 
 
-@pytest.mark.real
+@real
 def test_a_users_file_beside_native_code_is_never_removed(warm: Home) -> None:
     code = next((warm.path / ".cache/pocl").rglob("*.so"))
     own = code.with_name("thesis.tex")
@@ -176,7 +177,7 @@ def test_a_users_file_beside_native_code_is_never_removed(warm: Home) -> None:
     assert (left["key"], words in left["because"]) == (str(code.parents[2]), True)
 
 
-@pytest.mark.real
+@real
 def test_what_is_not_checked_is_said(warm: Home) -> None:
     said = "machine code, and the records of LLVM bitcode"
     done = warm.cachectl("verify loopy pyopencl-invoker pocl")
@@ -188,7 +189,7 @@ def test_what_is_not_checked_is_said(warm: Home) -> None:
     assert json.loads(warm.cachectl("verify pocl --json").stdout)["not_checked"] == {"pocl": said}
 
 
-@pytest.mark.real
+@real
 def test_a_pocl_that_links_itself_replaces_a_damaged_object(home: Home, built_pocl: Driver) -> None:
     home.python("kernels.py", "1", **built_pocl)
     layer = PoclKernels(home.environment())

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from homes import Home, age
 from support.layers import assigned, clear, keys_of, programs, python, root_of, running, write
+from tiers import real, thorough_only
 
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pocl import programs as pocl_kernels
@@ -27,8 +28,8 @@ def layer_of(home: Home) -> PoclKernels:
     return PoclKernels(home.environment()._replace(processes=Path("/proc")))
 
 
-@pytest.mark.thorough
-@pytest.mark.real
+@thorough_only
+@real
 def test_a_purge_leaves_what_programs_hold(
     home: Home, any_pocl: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from homes import Driver, Home
 from support.layers import got
-from tiers import needing
+from tiers import needing, real
 
 from cachectl.layers.core import Selection
 from cachectl.layers.pocl import programs as pocl_programs
@@ -34,7 +34,7 @@ def test_a_candidate_is_taken_for_its_own_folder_alone() -> None:
     assert pocl_programs.whole_name("k" * 60, NAMES) == "k" * 60
 
 
-@pytest.mark.real
+@real
 @pytest.mark.parametrize("driver", needing("built_pocl", "debian_pocl"))
 def test_a_shortened_name_is_read_from_the_program(home: Home, driver: str, request: pytest.FixtureRequest) -> None:
     """The files of Debian's are those of PoCL 3.1; only the folders have names of later versions."""

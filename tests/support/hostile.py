@@ -6,7 +6,6 @@ import json
 import os
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from cachectl.cli.output import json_bytes
@@ -176,17 +175,11 @@ RECOGNISED: Mapping[str, tuple[Callable[[Path], Path], ...]] = {
 }
 
 
-@dataclass
 class World:
     """A hostile home, what its links lead to, and an empty home for all variables that are not tried."""
 
-    top: Path
-    home: Path = field(init=False)
-    outside: Path = field(init=False)
-    empty: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.home, self.outside, self.empty = self.top / "home", self.top / "outside", self.top / "empty"
+    def __init__(self, top: Path) -> None:
+        self.top, self.home, self.outside, self.empty = top, top / "home", top / "outside", top / "empty"
         for folder in (self.home, self.outside, self.empty / "tmp"):
             folder.mkdir(parents=True)
         nobody(self.top / "processes")
@@ -194,8 +187,9 @@ class World:
 
     def environment(self, variables: Mapping[str, str], platform: str = "linux") -> Environment:
         """Describe an environment in which nothing outside this world is reached unless a variable says so."""
+        inside = dict.fromkeys(("HOME", *WINDOWS_PLACES), str(self.empty))
         return Environment(
-            {**self.variables(), **variables},
+            {**inside, "TMPDIR": str(self.empty / "tmp"), **variables},
             home=self.empty,
             platform=platform,
             cwd=self.empty,
@@ -203,11 +197,6 @@ class World:
             processes=self.top / "processes",
             lock_timeout=0.05,
         )
-
-    def variables(self) -> dict[str, str]:
-        """Return what keeps every layer inside the empty home."""
-        names = {name: str(self.empty) for name in WINDOWS_PLACES}
-        return {**names, "HOME": str(self.empty), "TMPDIR": str(self.empty / "tmp")}
 
 
 def user_layers(stack: Stack) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from homes import Home
 from support.layers import assigned, keys_of
-from tiers import thorough
+from tiers import real, thorough
 
 from cachectl.layers.core import Environment, user_cache_folder, user_state_folder
 from cachectl.layers.core.registry import built_in_layer
@@ -21,7 +21,7 @@ ODD = [
 ]
 
 
-@pytest.mark.real
+@real
 @pytest.mark.parametrize("odd", ODD)
 def test_every_library_writes_where_we_say(home: Home, odd: str) -> None:
     changes = assigned(odd.format(home=home.path))
@@ -50,7 +50,7 @@ def test_the_rule_for_other_environments_is_that_of_the_installed_platformdirs(r
         assert ("is ignored" in source) == ("XDG_CACHE_HOME" in given and "/.cache/" in str(folder))
 
 
-@pytest.mark.real
+@real
 @pytest.mark.parametrize("home_variable", ["", None])
 def test_an_empty_or_missing_home_is_taken_literally_by_pocl(home: Home, home_variable: str | None) -> None:
     variables = {name: value for name, value in home.variables.items() if name != "HOME"}
@@ -71,7 +71,7 @@ def test_an_empty_or_missing_home_is_taken_literally_by_pocl(home: Home, home_va
                 folder.rmdir()
 
 
-@pytest.mark.real
+@real
 def test_an_empty_pocl_cache_dir_leaves_pocl_without_a_device(home: Home) -> None:
     layer = built_in_layer("pocl", home.environment(POCL_CACHE_DIR=""))
     assert layer.roots() == ()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from homes import Driver, Home, wheel
 from support.layers import register_driver, write
+from tiers import real, thorough_only
 
 from cachectl.layers.core import Environment
 from cachectl.layers.host.drivers import driver_libraries, find_drivers, only_library, opencl_drivers
@@ -51,7 +52,7 @@ def test_makers_are_named_by_the_library_alone(tmp_path: Path) -> None:
     assert opencl_drivers(windows) == ("nvopencl64.dll",)
 
 
-@pytest.mark.real
+@real
 @pytest.mark.parametrize("how", ["VIRTUAL_ENV", "CONDA_PREFIX", "--python"])
 def test_pyopencl_of_another_python_counts(tmp_path: Path, how: str) -> None:
     """As when cachectl has an environment of its own."""
@@ -65,7 +66,7 @@ def test_pyopencl_of_another_python_counts(tmp_path: Path, how: str) -> None:
     assert driver_files(environment, "PoCL") == (str(packages / "pyopencl/.libs/pocl.icd"),)
 
 
-@pytest.mark.real
+@real
 @pytest.mark.environment
 def test_labels_of_several_drivers(home: Home, debian_pocl: Driver, tmp_path: Path, other: Home) -> None:
     """Nor with the version of the wheel, which is installed, if another driver is the only one that is registered."""
@@ -115,8 +116,8 @@ def test_several_drivers_of_one_maker_are_told_from_copies_and_links(tmp_path: P
         assert all(library in finding.message for finding in findings for library in libraries)
 
 
-@pytest.mark.real
-@pytest.mark.thorough
+@real
+@thorough_only
 def test_a_libopencl_that_is_a_driver_is_the_only_one(tmp_path: Path) -> None:
     """A module's PoCL may be built without a loader; the wheel's stands in the place of such a one."""
     pocl = next(wheel().glob(".libs/libpocl*"))

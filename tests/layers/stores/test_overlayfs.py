@@ -15,6 +15,7 @@ from injector import KILL, WRITES, Fault, Injector
 from support.bundles import files
 from support.layers import got, keys_of, root_of
 from support.tracing import layer_of, trace
+from tiers import real, thorough_only
 from worlds import leftovers
 
 from cachectl.layers.core import Selection
@@ -59,8 +60,8 @@ def built(home: Home, layer: str) -> int:
     return int(layer_of(trace(home, program, number), layer)["stores"])
 
 
-@pytest.mark.real
-@pytest.mark.thorough
+@real
+@thorough_only
 @pytest.mark.parametrize("layer", ["pocl", "pyopencl"])
 def test_entries_of_an_image_are_replaced_and_removed(image: Home, layer: str) -> None:
     """Removed one by one (damage, a selection) and at once, then real programs miss, and hit again."""
@@ -82,7 +83,7 @@ def test_entries_of_an_image_are_replaced_and_removed(image: Home, layer: str) -
 
 
 @pytest.mark.hazard
-@pytest.mark.real
+@real
 @pytest.mark.parametrize(("layer", "first"), [("pocl", "program.bc"), ("pyopencl", "info")])
 def test_a_killed_purge_leaves_all_or_a_miss(
     image: Home, mounted: Mounter, injector: Injector, layer: str, first: str
