@@ -15,7 +15,6 @@ import pytest
 from homes import Home, make_home
 from support.layers import assigned, clear, got, listed, python, running
 from support.mesa import FOLDERS, RUSTICL, STORES, rusticl
-from support.tracing import layer_of
 
 from cachectl.layers.core import Condition
 from cachectl.layers.core.conformance import snapshot
@@ -238,21 +237,3 @@ else:
     late = home.run(sys.executable, "-c", program, str(cold.programs), "late")
     assert late.stdout.split() == ["2.0", "['mesa']"]
     assert len(cold.json("ls mesa")["entries"]) == 2
-
-
-def test_purge_of_everything_leaves_what_gl_itself_has_stored(cold: Home) -> None:
-    (cold.path / ".cache").mkdir()
-    renderer = cold.python("gl_drawing.py", LIBGL_ALWAYS_SOFTWARE="1")["renderer"]
-    if renderer is None:
-        pytest.skip("GL without a screen is not to be had: apt-get install libegl1 libgl1-mesa-dri")
-    place = cold.path / ".cache/mesa_shader_cache"
-    desktop = {path: path.read_bytes() for path in place.glob("??/*")}
-    assert desktop
-    rusticl(cold, 1)
-    assert cold.json("report mesa")["layers"][0]["entries"] == 2
-    assert len(cold.json("ls mesa")["entries"]) == 2 + len(desktop)
-    mesa = layer_of(cold.json("purge --all"), "mesa")
-    assert (mesa["removed"], len(mesa["skipped"])) == (2, 1)
-    assert {path: path.read_bytes() for path in place.glob("??/*")} == desktop
-    key = str(next(iter(desktop)).relative_to(place))
-    assert cold.json("purge mesa --key", key)["total"]["removed"] == 1
