@@ -175,7 +175,7 @@ def check(world: World, variables: Mapping[str, str], platform: str) -> int:
     return removed
 
 
-@settings(max_examples=amount(20, 70))
+@settings(max_examples=amount(12, 70))
 @given(case=CASES)
 def test_nothing_unrecognised_changes_whatever_lies_wherever(
     tmp_path_factory: pytest.TempPathFactory, case: Case
