@@ -91,10 +91,12 @@ def test_commands_layers_and_options_are_completed(home: Home, shell: str) -> No
 
 
 @real
-def test_keys_and_kernels_are_completed(warm: Home, shell: str) -> None:
-    assert completed(warm, shell, "ls", "--kernel", "lk") == [f"lk{number}" for number in range(8)]
-    (key, *_) = warm.cachectl("ls -q pocl").stdout.split()
-    assert completed(warm, shell, "get", "pocl", key[:-3]) == [key]
+def test_keys_and_kernels_are_completed(home: Home, shell: str) -> None:
+    # Words that take too long to find are left out: few can be found on a busy machine too.
+    home.python("kernels.py 1")
+    assert completed(home, shell, "ls", "--kernel", "lk") == ["lk0"]
+    (key,) = home.cachectl("ls -q pocl").stdout.split()
+    assert completed(home, shell, "get", "pocl", key[:-3]) == [key]
 
 
 def test_a_shell_runs_nothing_that_a_cache_names(home: Home, shell: str) -> None:
@@ -124,6 +126,6 @@ def test_installed_files_follow_the_grammar() -> None:
 
 @real
 def test_words_that_take_too_long_to_find_are_left_out(warm: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(warm.cachectl("completion --words keys").stdout.splitlines()) > 1
-    monkeypatch.setattr(completion, "_PATIENCE", -1.0)
-    assert len(warm.cachectl("completion --words keys").stdout.splitlines()) == 1
+    for patience, is_whole in ((600.0, True), (-1.0, False)):
+        monkeypatch.setattr(completion, "_PATIENCE", patience)
+        assert (len(warm.cachectl("completion --words keys").stdout.splitlines()) > 1) is is_whole
