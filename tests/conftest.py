@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,11 +111,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"without the tests of longer tiers ({', '.join(TIERS)}): pytest --all runs them")
 
 
-@pytest.fixture(scope="session")
-def new_home() -> Callable[[Path], Home]:
-    return make_home
-
-
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     return make_home(tmp_path / "home")
@@ -163,7 +158,7 @@ def _driver(name: str, library: Path, folder: Path, **variables: str) -> Driver:
     # A folder would be read beside the one in PyOpenCL's wheel, and two PoCLs in one process crash.
     file = folder / f"{name}.icd"
     file.write_text(f"{library}\n")
-    return Driver({"OCL_ICD_VENDORS": str(file), **variables})
+    return {"OCL_ICD_VENDORS": str(file), **variables}
 
 
 @pytest.fixture(scope="session")
@@ -185,9 +180,9 @@ def built_pocl(tmp_path_factory: pytest.TempPathFactory) -> Driver:
 
 
 @pytest.fixture(scope="session", params=["wheel", *needing("debian_pocl", "built_pocl")])
-def any_pocl(request: pytest.FixtureRequest) -> Mapping[str, Any]:
+def any_pocl(request: pytest.FixtureRequest) -> Any:  # noqa: ANN401 - a driver
     """Return the variables of a PoCL: 7.2 and newer erase globals that nothing uses before they store the program."""
-    return {} if request.param == "wheel" else request.getfixturevalue(request.param).variables
+    return {} if request.param == "wheel" else request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="session")
@@ -246,9 +241,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """Return a home in which the loopy program has run once; copy it before changing anything."""
 
     def fill(folder: Path) -> None:
-        home = make_home(folder)
-        home.python("kernels.py 8")
-        home.python("binaries.py 3")
+        make_home(folder).python("thirteen.py 8 3 plain")
 
     return make_home(made_once(tmp_path_factory, "filled", fill))
 
@@ -263,11 +256,6 @@ def warm(filled: Home, tmp_path: Path) -> Home:
 def fill(filled: Home) -> Callable[[Environment], object]:
     """Return a way to fill a home with what the loopy program has stored; the conformance suite asks for it by name."""
     return lambda environment: shutil.copytree(filled.path, environment.home, symlinks=True, dirs_exist_ok=True)
-
-
-@pytest.fixture(scope="session")
-def compute_cache() -> Callable[[Path], None]:
-    return unpack_compute_cache
 
 
 @pytest.fixture

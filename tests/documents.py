@@ -1,7 +1,8 @@
-"""JSON documents held against the schemas that the documentation publishes."""
+"""What the documentation publishes: the schemas that JSON documents are held against, and listings that tests run."""
 
 import importlib.util
 import json
+import re
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -9,13 +10,20 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-SCHEMAS = Path(__file__).parents[1] / "docs/schemas.py"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "adding-a-layer.md"
+
+
+def listing(caption: str) -> str:
+    """Return a listing of the page about adding layers."""
+    (block,) = re.findall(rf":caption: {re.escape(caption)}\n\n(.*?\n)```", PAGE.read_text(), re.DOTALL)
+    return str(block)
 
 
 @cache
 def validators() -> dict[str, Draft202012Validator]:
     """Return what checks a document of each schema; keys that the schema does not have are refused."""
-    spec = importlib.util.spec_from_file_location("schemas", SCHEMAS)
+    spec = importlib.util.spec_from_file_location("schemas", DOCS / "schemas.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

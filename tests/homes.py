@@ -26,9 +26,10 @@ from documents import validate_output
 from cachectl.cli.main import main
 from cachectl.layers.core import Environment
 from cachectl.layers.core.conformance import nobody
-from cachectl.layers.host.processes import using
 from cachectl.stack import Stack
 
+#: Another OpenCL driver than the wheel's PoCL: the variables that make PyOpenCL load it alone.
+Driver = dict[str, Any]
 #: How a command is started as a process of its own.
 CACHECTL = (sys.executable, "-m", "cachectl")
 PROGRAMS = Path(__file__).parent / "programs"
@@ -69,14 +70,16 @@ def run_command(
     return subprocess.CompletedProcess(["cachectl", *arguments], status, *read)
 
 
-def run_as(
-    by: Sequence[str], arguments: Sequence[str], variables: Mapping[str, str], cwd: Path = Path("/")
-) -> subprocess.CompletedProcess[str]:
-    """Run a cachectl command with exactly these variables: inside this process, or as a process that ``by`` starts."""
+def run_in(home: Path, *arguments: str, by: Sequence[str] = (), **changes: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a home with few variables: inside this process, or as a process that ``by`` starts."""
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
+    variables = {**kept, "HOME": str(home), "TMPDIR": str(home), **changes}
     if by:
-        command = [*by, *CACHECTL, *arguments]
-        return subprocess.run(command, env=variables, cwd=cwd, capture_output=True, text=True, check=False, timeout=600)
-    return _as_text(run_command(tuple(arguments), variables, cwd))
+        done = Home(home, variables).run(*by, *CACHECTL, *arguments, check=False)
+    else:
+        done = _as_text(run_command(arguments, variables, home))
+    assert "Traceback" not in done.stderr
+    return done
 
 
 def _as_text(done: subprocess.CompletedProcess[bytes]) -> subprocess.CompletedProcess[str]:
@@ -116,13 +119,6 @@ def _standing_in(variables: Mapping[str, str], cwd: Path) -> Iterator[tuple[int,
             os.umask(mask)
             os.environ.clear()
             os.environ.update(before)
-
-
-@dataclass(frozen=True)
-class Driver:
-    """Another OpenCL driver than the wheel's PoCL: the variables that make PyOpenCL load it alone."""
-
-    variables: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -187,27 +183,15 @@ class Home:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command: inside this process, unless what differs is read when a process starts.
 
-        It begins with the words of a line, without quotes; more may follow, as they are.
+        The command begins with the words of a line, without quotes; more may follow, as they are. Two users of a lock
+        in one process do not exclude each other.
         """
         arguments, variables = (*line.split(), *words), {**self.variables, **changes}
         if _needs_process(arguments, variables):
-            return self.process(line, *words, check=check, **changes)
+            return self.run(*CACHECTL, *arguments, check=check, **changes)
         with self._processes() as processes:
             done = run_command(arguments, variables, self.path, processes)
         return _checked(_as_text(done), check=check)
-
-    def process(
-        self, line: str = "", *words: str, check: bool = True, **changes: str
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command as a process of its own.
-
-        A test that holds a lock itself needs this: two users in one process do not exclude each other.
-        """
-        pocl = (self.path / ".cache/pocl").exists()
-        clears = line.startswith("purge")
-        if pocl and clears and self._may_be_in_use():
-            self.wait_to_be_alone()
-        return self.run(*CACHECTL, *line.split(), *words, check=check, **changes)
 
     def terminal(
         self, *command: str, columns: int = 80, errors: int | None = None, check: bool = True, **changes: str
@@ -255,18 +239,6 @@ class Home:
             yield folder
         finally:
             shutil.rmtree(folder)
-
-    def _may_be_in_use(self) -> bool:
-        """Return whether PoCL's cache here holds anything that purge leaves alone beside other PoCL programs."""
-        hour_ago = time.time() - 3600
-        return any(path.lstat().st_mtime > hour_ago for path in (self.path / ".cache/pocl").rglob("*"))
-
-    @staticmethod
-    def wait_to_be_alone() -> None:
-        """Wait a while for other PoCL programs of the tester to end: beside them, purge leaves young entries."""
-        deadline = time.monotonic() + 60
-        while using(("libpocl",)) and time.monotonic() < deadline:
-            time.sleep(0.1)
 
     def refused(self, line: str, *words: str, says: str, status: int = 1, **changes: str) -> str:
         """Run a command that is to fail with a status, and to say something; return all that it said."""
@@ -346,8 +318,13 @@ def unpack_compute_cache(folder: Path) -> None:
             tar.extract(member, folder, set_attrs=False)
 
 
+def wheel() -> Path:
+    """Return the folder of PyOpenCL from its wheel; it need not exist."""
+    spec = importlib.util.find_spec("pyopencl")
+    return Path(str(spec.origin if spec else "/none")).parent
+
+
 def wheel_driver() -> dict[str, str]:
     """Return the variable that makes PyOpenCL's wheel load its own PoCL alone, whatever else the system registers."""
-    spec = importlib.util.find_spec("pyopencl")
-    file = None if spec is None else Path(str(spec.origin)).parent / ".libs/pocl.icd"
-    return {} if file is None or not file.exists() else {"OCL_ICD_VENDORS": str(file)}
+    file = wheel() / ".libs/pocl.icd"
+    return {"OCL_ICD_VENDORS": str(file)} if file.exists() else {}

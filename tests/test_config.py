@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from homes import Home, make_home
+from tiers import NOBODY, as_root
 
 from cachectl.config import load, with_interpreters
 from cachectl.layers.core import BadRequest, CachectlError, Environment, config_paths
@@ -107,10 +108,10 @@ def test_a_file_that_others_can_write_is_refused(reachable: Home) -> None:
         load(reachable.environment())
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who gives files away")
+@as_root
 def test_a_file_of_another_user_is_refused(reachable: Home) -> None:
     file = reachable.configure("wait = 3\n")
-    os.chown(file, 65534, 65534)
+    os.chown(file, NOBODY, NOBODY)
     with pytest.raises(CachectlError, match=r"belongs to nobody; .*CACHECTL_CONFIG=/dev/null"):
         load(reachable.environment())
 

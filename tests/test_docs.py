@@ -5,12 +5,11 @@ import types
 from pathlib import Path
 
 import pytest
+from documents import DOCS, PAGE, listing
 
 from cachectl.cli.main import VERBS
 from cachectl.layers.core import Environment, Layer
 from cachectl.layers.core.conformance import LayerConformance
-
-PAGE = Path(__file__).parents[1] / "docs/adding-a-layer.md"
 
 
 class TestToyc(LayerConformance):
@@ -18,12 +17,10 @@ class TestToyc(LayerConformance):
 
     @pytest.fixture(autouse=True, params=["", "in subfolders"])
     def _listed(self, request: pytest.FixtureRequest) -> None:
-        page, module = PAGE.read_text(), types.ModuleType("toyc_cachectl")
+        module = types.ModuleType("toyc_cachectl")
         vars(module)["__file__"] = str(PAGE)
         for caption in filter(None, ("toyc_cachectl.py", request.param)):
-            block = re.search(rf":caption: {re.escape(caption)}\n\n(.*?)\n```", page, re.DOTALL)
-            assert block is not None
-            exec(compile(block[1], caption, "exec"), vars(module))  # noqa: S102 - our own page
+            exec(compile(listing(caption), caption, "exec"), vars(module))  # noqa: S102 - our own page
         store = {"store": module.store} if request.param else {}
         self.folder, self.layer = "gpu0" if request.param else "", type("Toyc", (module.Toyc,), store)
 
@@ -42,7 +39,7 @@ def test_the_examples_of_the_page_about_stores_print_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = PAGE.with_name("stores.md").read_text(encoding="utf-8")
+    text = (DOCS / "stores.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     exec(compile("\n".join(blocks), "stores.md", "exec"), {"__name__": "stores"})  # noqa: S102 - our own page
     said = [line.rpartition("# ")[2] for block in blocks for line in block.splitlines() if "print(" in line]
@@ -50,7 +47,7 @@ def test_the_examples_of_the_page_about_stores_print_what_it_says(
 
 
 def test_every_verb_has_a_page_with_its_options() -> None:
-    folder = PAGE.parent / "cli"
+    folder = DOCS / "cli"
     index = (folder / "index.md").read_text(encoding="utf-8")
     for verb in VERBS:
         assert f"\n:path: {verb}\n" in (folder / f"{verb}.md").read_text(encoding="utf-8")
@@ -59,7 +56,7 @@ def test_every_verb_has_a_page_with_its_options() -> None:
 
 
 def test_files_outside_the_documentation_name_pages_that_exist() -> None:
-    repository = PAGE.parents[1]
+    repository = DOCS.parent
     named = [repository / name for name in ("README.md", "CONTRIBUTING.md", "pyproject.toml")]
     named += [
         path for top in ("layers", "orchestrator", "packaging", ".github") for path in (repository / top).rglob("*.*")

@@ -13,12 +13,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from homes import PROGRAMS, Home, made_once, make_home
-from tiers import thorough
+from tiers import real, thorough
 
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"
@@ -46,8 +46,7 @@ VARIABLE = (
 )
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """A command of a block, and the lines that the page shows below it."""
 
     command: str
@@ -90,7 +89,7 @@ def reader(path: Path) -> Home:
     return Home(path, {name: value for name, value in home.variables.items() if name != "COLUMNS"} | own)
 
 
-@pytest.mark.real
+@real
 @pytest.mark.parametrize(
     "page", [REPOSITORY / "README.md", *thorough(*PAGES)], ids=lambda page: str(page.relative_to(REPOSITORY))
 )

@@ -15,10 +15,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from homes import run_as
+from homes import run_in
 from injector import KILL, READS, WRITES, Fault, Injector
 from support.bundles import files
-from support.databases import FILE, dictionary
+from support.dictionaries import FILE, dictionary, equal_rows
 from sweep import CASES, FAULTS, Sweep, put_cases
 from tiers import thorough
 from worlds import WORLDS, World, filled_world
@@ -74,11 +74,9 @@ def test_no_fault_makes_a_command_lie(name: str, verb: str, injector: Injector, 
 # ---------------------------------------------------------------------- what cannot be read is unknown, not gone
 
 
-def cachectl(home: Path, line: str, by: tuple[str, ...] = (), **variables: str) -> tuple[int, str, str]:
+def cachectl(home: Path, line: str, by: tuple[str, ...] = ()) -> tuple[int, str, str]:
     """Run a command over a home; return its status, output and errors."""
-    kept = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home / "tmp")}
-    done = run_as(by, line.split(), {**kept, **variables})
-    assert "Traceback" not in done.stderr
+    done = run_in(home, *line.split(), by=by)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -166,7 +164,7 @@ def test_no_read_error_removes_a_good_database(layer: str, sticky: bool, injecto
     """Sqlite calls a page that it could not read damage. EIO meets one read, or every read from one on."""
     root = synthetic / ".cache" / layer
     if layer == "pytools":
-        dictionary(root / FILE, 50, pickle.dumps(("key", "x" * 500)))
+        dictionary(root / FILE, equal_rows(50, pickle.dumps(("key", "x" * 500))))
     before = files(root)
     assert any(content.startswith(b"SQLite format 3") for content in before.values())
     command = ("purge", layer, "--damaged")

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.real
 @pytest.mark.parametrize(
     ("program", "layer", "kernels", "way"),
     [
-        ("pyopencl", "pyopencl", 8, "cachectl purge --all"),
         *thorough(
+            ("pyopencl", "pyopencl", 8, "cachectl purge --all"),
             ("loopy", "loopy", 12, "cachectl purge --all"),
             ("loopy", "loopy", 12, "two at once"),
             ("pyopencl", "pyopencl", 12, "two at once"),

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from homes import Home, make_home
 from packaging.requirements import Requirement
+from tiers import real, thorough_only
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -35,8 +36,8 @@ def step(home: Home, number: int, values: dict[str, str]) -> dict[str, str]:
     return dict(line.split("=", 1) for line in output.read_text().splitlines())
 
 
-@pytest.mark.real
-@pytest.mark.thorough
+@real
+@thorough_only
 def test_the_action_restores_what_it_saved(home: Home, tmp_path: Path) -> None:
     command = f"{sys.executable} {home.programs / 'kernels.py'} 1"
     values = {"inputs.python": sys.executable, "inputs.command": command, "inputs.key": "two words"}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from homes import Home
-from support.databases import rows_of
+from support.dictionaries import rows_of
 from support.tracing import numbers
 from tiers import absent, real
 

@@ -28,6 +28,11 @@ every_tier = False
 #: What runs real libraries, and what only ``--all`` runs.
 real, thorough_only = pytest.mark.real, pytest.mark.thorough
 
+#: The number of the user nobody, a command that becomes that user, and tests which need the superuser for that.
+NOBODY = 65534
+AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser gives files away and becomes another user")
+
 Amount = TypeVar("Amount", int, float, str)
 
 

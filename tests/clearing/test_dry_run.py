@@ -38,15 +38,3 @@ def test_plan_apply_and_what_vanished_agree(warm: Home, line: str) -> None:
             layer.pop("entries", None)
     assert {**planned, "dry_run": False} == done
     assert orphans >= 3 or "--kernel" in line or "--max" in line
-
-
-def test_damaged_tuning_is_never_removed(home: Home) -> None:
-    file = home.path / ".config/miopen/gfx90a68.HIP.3_3_0_a85ca8a54.ufdb.txt"
-    file.parent.mkdir(parents=True)
-    file.write_text("no record at all\none=S:1.5,0,A\n")
-    before = file.read_bytes()
-    (finding,) = home.json("verify miopen-tuning", check=False)["findings"]
-    assert "line 1" in finding["message"]
-    assert file.name in finding["fix"]
-    home.cachectl("purge --damaged miopen-tuning")
-    assert file.read_bytes() == before

@@ -19,6 +19,10 @@ def cuda(cuda: Home) -> Path:
     return cache
 
 
+def size(cache: Path) -> int:
+    return on_disk(*(path for path in cache.rglob("*") if path.is_file()))
+
+
 def entries(cache: Path) -> list[Path]:
     return sorted(cache.glob("?/?/*"))
 
@@ -28,8 +32,7 @@ def test_the_oldest_go_until_the_rest_fits(home: Home, cuda: Path) -> None:
     done = home.json("prune --max-size 100K")
     left = entries(cuda)
     assert left == before[len(before) - len(left) :]
-    held = sum(path.stat().st_size for path in cuda.rglob("*") if path.is_file())
-    assert held <= 100 * 1024
+    assert size(cuda) <= 100 << 10
     assert done["total"]["removed"] == len(before) - len(left) > 0
     assert home.json("prune --max-size 100K")["total"]["removed"] == 0
 
@@ -51,14 +54,14 @@ def test_dead_dictionaries_and_orphans_are_stale(home: Home) -> None:
 
 
 def test_configured_limits_apply_without_an_option(home: Home, cuda: Path) -> None:
-    total = on_disk(*(path for path in cuda.rglob("*") if path.is_file()))
+    total = size(cuda)
     home.configure("[prune]\nmax-size = '100K'\n")
     removed = home.json("prune --dry-run")["total"]["removed"]
     assert 0 < removed < 40
     assert home.json(f"prune --dry-run --max-size {total}B")["total"]["removed"] == 0
     assert home.json("prune pocl")["total"]["removed"] == 0
     assert home.json("prune cuda")["total"]["removed"] == removed
-    assert on_disk(*(path for path in cuda.rglob("*") if path.is_file())) <= 100 << 10
+    assert size(cuda) <= 100 << 10
     home.configure('[prune]\nolder-than = "30d"\n')
     assert home.json("prune")["total"]["removed"] == 40 - removed
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from homes import Home
 from support.miopen_kernels import ARGS, CODE, packed, store, user_file
-from tiers import absent
+from tiers import absent, real
 
 from cachectl.cli import completion
 
@@ -90,12 +90,12 @@ def test_commands_layers_and_options_are_completed(home: Home, shell: str) -> No
     assert completed(home, shell, "run", "--iso")[0].startswith("--isolated")
 
 
-@pytest.mark.real
+@real
 def test_keys_and_kernels_are_completed(home: Home, shell: str) -> None:
+    # Words that take too long to find are left out: few can be found on a busy machine too.
     home.python("kernels.py 1")
-    kernels = {name for entry in home.json("ls")["entries"] for name in entry["kernels"] or ()}
-    assert set(completed(home, shell, "ls", "--kernel", "lk")) == {name for name in kernels if name[:2] == "lk"}
-    (key, *_) = home.cachectl("ls -q pocl").stdout.split()
+    assert completed(home, shell, "ls", "--kernel", "lk") == ["lk0"]
+    (key,) = home.cachectl("ls -q pocl").stdout.split()
     assert completed(home, shell, "get", "pocl", key[:-3]) == [key]
 
 
@@ -124,8 +124,8 @@ def test_installed_files_follow_the_grammar() -> None:
     assert made == there
 
 
-@pytest.mark.real
+@real
 def test_words_that_take_too_long_to_find_are_left_out(warm: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(warm.cachectl("completion --words keys").stdout.splitlines()) > 1
-    monkeypatch.setattr(completion, "_PATIENCE", -1.0)
-    assert len(warm.cachectl("completion --words keys").stdout.splitlines()) == 1
+    for patience, is_whole in ((600.0, True), (-1.0, False)):
+        monkeypatch.setattr(completion, "_PATIENCE", patience)
+        assert (len(warm.cachectl("completion --words keys").stdout.splitlines()) > 1) is is_whole

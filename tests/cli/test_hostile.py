@@ -9,7 +9,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from homes import unpack_compute_cache
 from support import hostile
 from support.hostile import DEAD, HEX32, NAME37, PYTHON, THESIS, World, changed, hash_tree, write
 from tiers import thorough
@@ -163,6 +162,10 @@ def test_every_variable_in_turn_costs_nobody_anything(world: World, platform: st
     stack = Stack(world.environment(variables, platform), plugins=False)
     before = hash_tree(world.home, world.outside, world.empty)
     hostile.look(stack)
+    if variable == "all" and platform == "linux":
+        # The traps were looked at, and seen for what they are.
+        for name in ("pytools", "loopy", "pyopencl", "pocl", "cuda", "miopen"):
+            assert any(root.usage.problems for root in stack.report(layers=[name]).layers[0].roots)
     for planned in (
         stack.plan_clear(layers=hostile.user_layers(stack)),
         stack.plan_clear(),
@@ -171,22 +174,6 @@ def test_every_variable_in_turn_costs_nobody_anything(world: World, platform: st
     ):
         assert hostile.applied(planned) == 0
     assert changed(before, hash_tree(world.home, world.outside, world.empty)) == set()
-
-
-def test_the_real_command_costs_nobody_anything_either(world: World) -> None:
-    """So does each verb that looks, with all variables at once; it ends with JSON, and no traceback."""
-    variables = all_at_once(world.home)
-    before = hash_tree(world.home, world.outside, world.empty)
-    for line in ("purge --all --wait 0", "prune --stale --wait 0"):
-        assert world.run(line, **variables)["total"]["removed"] == 0
-    answers = {verb: world.run(verb, **variables) for verb in ("report", "ls", "verify", "doctor")}
-    # A command records which Pythons there are.
-    different = changed(before, hash_tree(world.home, world.outside, world.empty))
-    assert {path for path in different if b"/.local" not in path} == set()
-    # The traps were looked at, and seen for what they are.
-    layers = {layer["layer"]: layer["roots"] for layer in answers["report"]["layers"]}
-    for name in ("pytools", "loopy", "pyopencl", "pocl", "cuda", "miopen"):
-        assert any(root["problems"] for root in layers[name])
 
 
 @pytest.mark.parametrize("layer", hostile.RECOGNISED)
@@ -203,23 +190,6 @@ def test_recognised_entries_are_removed_from_among_other_files(tmp_path: Path, l
     assert hostile.applied(stack.plan_clear(layers=[layer])) >= 1
     assert [path for path in made if still_holds(path)] == []
     after = hash_tree(root)
-    assert {path: after.get(path) for path in before} == before
-
-
-def test_somebodys_index_stays_when_the_entries_beside_it_go(tmp_path: Path) -> None:
-    """CUDA's own index is rewritten when entries go; a text of that name is left as it is, with all innocents."""
-    world = World(tmp_path)
-    unpack_compute_cache(world.home)
-    (world.home / "index").unlink()
-    real = {path for path in hash_tree(world.home) if hostile.is_plain(path)}
-    settle(world.home, "")
-    # Folders of CUDA's that are empty then may go; whatever is a file stays.
-    before = {path: what for path, what in hash_tree(world.home).items() if path not in real and what[:3] == "100"}
-    stack = Stack(world.environment({"CUDA_CACHE_PATH": str(world.home)}), plugins=False)
-    (outcome,) = stack.plan_clear(layers=["cuda"]).apply().layers
-    assert outcome.removed == len(real) > 0
-    after = hash_tree(world.home)
-    assert not real & after.keys()
     assert {path: after.get(path) for path in before} == before
 
 

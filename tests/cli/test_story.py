@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from homes import Home, unpack_compute_cache
-from support.databases import rows_of
+from support.dictionaries import rows_of
 from support.layers import on_disk
 from tiers import thorough
 
@@ -39,12 +39,10 @@ def test_sizes_are_those_of_du(warm: Home, layers: str) -> None:
     assert warm.json(f"report {layers}")["total"]["bytes"] == counted
 
 
-def run_again(home: Home, kernels: int = 8, plain: int = 3) -> dict[str, list[str]]:
-    """Run both programs, or a part of them, and return the libraries' messages about their caches."""
-    return {
-        "loopy": home.python("kernels.py", str(kernels))["said"],
-        "pyopencl": home.python("binaries.py", str(plain))["said"],
-    }
+def run_again(home: Home, kernels: int = 8, plain: int = 3) -> list[str]:
+    """Run the program, or a part of it, and return the libraries' messages about their caches."""
+    said: list[str] = home.python(f"thirteen.py {kernels} {plain} plain")["said"]
+    return said
 
 
 def test_purge_all_makes_everything_compile_again(warm: Home) -> None:
@@ -58,8 +56,8 @@ def test_purge_all_makes_everything_compile_again(warm: Home) -> None:
     assert set(counted(warm).values()) == {0}
     compiled = {"loopy": 5, "pyopencl-invoker": 2, "pyopencl": 1, "pocl": 2}
     for hit in (False, True):
-        said = run_again(warm, 1, 1)["pyopencl"]
-        assert (counted(warm), any("cache hit" in line for line in said)) == (compiled, hit)
+        said = run_again(warm, 1, 1)
+        assert (counted(warm), any("binary cache hit" in line for line in said)) == (compiled, hit)
 
 
 @pytest.mark.parametrize("layer", thorough(*LAYERS))
@@ -81,7 +79,7 @@ def test_purging_one_kernel_recompiles_that_kernel_alone(warm: Home) -> None:
     assert counted(warm) == {"loopy": 35, "pyopencl-invoker": 10, "pyopencl": 3, "pocl": 10}, result.stderr
     kcache = warm.path / ".cache/pocl/kcache"
     untouched = {path: path.stat().st_mtime_ns for path in kcache.glob("??/*/program.bc")}
-    said = run_again(warm, 4, 1)["loopy"]
+    said = run_again(warm, 4, 1)
     assert counted(warm) == full
     assert {path: path.stat().st_mtime_ns for path in untouched} == untouched
     recompiled = {

@@ -1,6 +1,5 @@
 """The epilog of ``cachectl schedule slurm-epilog``, run as slurmd runs it."""
 
-import os
 import pwd
 import secrets
 import subprocess
@@ -10,10 +9,11 @@ import pytest
 from homes import Home
 from support.accounts import account, install_for_all
 from support.doctor import leak
+from tiers import as_root
 
 
 @pytest.mark.cluster
-@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser makes users, and slurmd runs an epilog as root")
+@as_root
 def test_the_end_of_a_job_prunes_the_home_of_its_user(open_folder: Path) -> None:
     command = [*install_for_all(open_folder), "schedule", "slurm-epilog"]
     epilog = open_folder / "prune"

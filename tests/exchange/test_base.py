@@ -146,7 +146,7 @@ def test_binaries_of_pyopencl(
     request: pytest.FixtureRequest, home: Home, tmp_path: Path, mount: Mount, driver: str
 ) -> None:
     """A program builds as many programs as its last argument says."""
-    variables: dict[str, Any] = {} if driver == "wheel" else request.getfixturevalue(driver).variables
+    variables: dict[str, Any] = {} if driver == "wheel" else request.getfixturevalue(driver)
     command = (sys.executable, *([f"{PROGRAMS}/binaries.py"] if driver == "wheel" else ["-c", INTEL]))
     base = tmp_path / "base"
     home.cachectl(f"run --isolated={base} --", *command, "2", **variables)

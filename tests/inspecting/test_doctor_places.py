@@ -12,7 +12,6 @@ import pytest
 from homes import CACHECTL
 from support.accounts import install_for_all
 from support.doctor import (
-    ROOT,
     after,
     coded,
     environment_of,
@@ -24,7 +23,7 @@ from support.doctor import (
     with_miopen,
 )
 from support.layers import register_driver
-from tiers import thorough
+from tiers import AS_NOBODY, NOBODY, as_root, thorough
 
 from cachectl.layers.core import Severity, user_name
 from cachectl.verbs.doctor import job_of
@@ -144,10 +143,6 @@ def test_a_rank_of_a_node_has_a_root_of_its_own_where_the_name_of_its_folder_say
         assert bool(found) is shared, name
 
 
-NOBODY = 65534
-as_root = pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
-
-
 def test_a_root_that_is_not_a_folder_is_reported_and_fixed(tmp_path: Path) -> None:
     file = tmp_path / "a file"
     file.write_text("something")
@@ -182,8 +177,7 @@ def nobody() -> Iterator[tuple[str, ...]]:
     """Return how to start cachectl as another user, who may not reach the interpreter that runs the tests."""
     with tempfile.TemporaryDirectory(prefix="for-all-") as folder:
         Path(folder).chmod(0o755)
-        user = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-        yield (*user, *install_for_all(Path(folder)))
+        yield (*AS_NOBODY, *install_for_all(Path(folder)))
 
 
 def asked(home: Path, cachectl: tuple[str, ...], *words: str, **variables: str) -> list[dict[str, str]]:

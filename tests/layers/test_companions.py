@@ -1,7 +1,5 @@
 """Entries with files beside them, as Numba keeps functions, are read, carried and removed as one."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

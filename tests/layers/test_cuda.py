@@ -1,8 +1,5 @@
 """The ComputeCache that a real driver wrote on an H200: read, damaged, carried, cleared."""
 
-from __future__ import annotations
-
-import contextlib
 import json
 import os
 import struct
@@ -10,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import run_as
-from support.layers import clear, got, keys_of, problems, root_of, usage_of, verified, write
+from homes import run_in
+from support.layers import clear, fill_up, got, keys_of, problems, root_of, usage_of, verified, write
 from support.products import PRODUCTS
 
-from cachectl.layers.core import Artifact, Damaged, Environment, Layer, LayerError, Selection, Unsettled
+from cachectl.layers.core import Artifact, Damaged, Environment, Layer, LayerError, Unsettled
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.cuda import entries as form
 from cachectl.layers.disk.locks import record_lock
@@ -61,22 +58,6 @@ def test_an_index_is_made_in_the_opened_folder(layer: Layer, tmp_path: Path, mon
     assert len(form.read_index((tmp_path / "moved/index").read_bytes()) or ()) == 40
 
 
-def test_a_purge_and_a_put_keep_the_index_right(layer: Layer) -> None:
-    entry = next(layer.entries(Selection(kernel="ka3")))
-    artifact = got(layer, entry.key)
-    assert clear(layer, kernel="ka3").removed == 2
-    left = index(layer)
-    assert (len(left), {identifier for identifier, _ in left}) == (38, set(map(form.identifier_of, keys_of(layer))))
-    assert verified(layer) == []
-    layer.put(entry.key, artifact)
-    assert index(layer)[-1] == (form.identifier_of(entry.key), len(artifact.data) - 28)
-    assert (entry.root / entry.key).stat().st_mode & 0o777 == 0o644
-    assert verified(layer) == []
-    assert clear(layer).removed == 39
-    assert [path.name for path in root_of(layer).rglob("*") if path.is_file()] == ["index"]
-    assert index(layer) == ()
-
-
 def made_up_entry(number: int) -> tuple[str, bytes]:
     """Make an entry that is whole: lengths, name and checksum hold."""
     key, payload = b"key %d" % number, b"payload"
@@ -95,16 +76,14 @@ def test_an_index_that_has_no_room_to_grow_stays_whole(disk: Path) -> None:
     clear(layer, key=key)
     before = (root_of(layer) / "index").read_bytes()
     assert len(before) == os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
-        while filler.write(bytes(os.sysconf("SC_PAGE_SIZE"))):
-            pass
-    os.truncate(disk / "filler", (disk / "filler").stat().st_size - os.sysconf("SC_PAGE_SIZE"))
+    filler = fill_up(disk)
+    os.truncate(filler, filler.stat().st_size - os.sysconf("SC_PAGE_SIZE"))
     with pytest.raises(Unsettled, match=r"cannot count the entries again: No space left.*make room"):
         layer.put(key, artifact)
     assert (root_of(layer) / key).read_bytes() == data
     assert (root_of(layer) / "index").read_bytes() == before
     assert [finding.code for finding in verified(layer)] == ["index"]
-    (disk / "filler").unlink()
+    filler.unlink()
     layer.put(key, artifact)
     assert clear(layer, key=made_up_entry(0)[0]).removed == 1
     assert verified(layer) == []
@@ -121,6 +100,13 @@ def test_an_index_that_is_not_whole_is_named_and_made_anew(layer: Layer, content
     assert clear(layer, kernel="ka3").removed == 2
     assert len(index(layer)) == 38
     assert verified(layer) == []
+
+
+def test_a_text_called_index_stays_when_the_entries_beside_it_go(layer: Layer) -> None:
+    """CUDA's own index is rewritten then."""
+    file = write(root_of(layer) / "index", "years of work, and no cache at all\n" * 3)
+    before = file.read_bytes()
+    assert (clear(layer).removed, file.read_bytes()) == (40, before)
 
 
 def test_an_unknown_format_is_opaque_where_its_index_vouches_for_it(layer: Layer) -> None:
@@ -150,8 +136,7 @@ def test_an_index_keeps_its_word_on_unreadable_entries(layer: Layer, held_to_mod
     closed = root_of(layer) / keys[0].split("/")[0]
     hidden = [key for key in keys if key.startswith(f"{closed.name}/")]
     closed.chmod(0)
-    variables = {**os.environ, "CUDA_CACHE_PATH": str(root_of(layer))}
-    done = run_as(held_to_modes, ("purge", "cuda", "--json"), variables)
+    done = run_in(layer.environment.home, "purge", "cuda", "--json", by=held_to_modes)
     closed.chmod(0o700)
     said = json.loads(done.stdout)["layers"][0]
     assert (done.returncode, said["removed"]) == (1, len(keys) - len(hidden))

@@ -1,7 +1,5 @@
 """The layer ``cuda`` against the driver itself, on machines that have one."""
 
-from __future__ import annotations
-
 import ctypes.util
 import subprocess
 import sys
@@ -81,7 +79,7 @@ def test_purging_beside_a_compiling_program_costs_it_nothing(home: Home, layer: 
 
 def test_switched_off_the_driver_writes_nothing(home: Home) -> None:
     layer = home.stack["cuda"]
-    home.cachectl("run", "--no-cache", "--", sys.executable, str(home.programs / "nvidia.py"), str(COUNT))
+    home.cachectl("run --no-cache --", sys.executable, str(home.programs / "nvidia.py"), str(COUNT))
     assert not layer.roots()[0].exists
 
 

@@ -1,7 +1,5 @@
 """What every layer does, on what its library wrote: the shipped suite, and tables of what lies in the way."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable
@@ -11,11 +9,24 @@ import pytest
 from support import mesa
 from support.layers import clear, got, keys_of, orphans, problems, python, root_of, running, somebody, verified, write
 from support.miopen_kernels import ARGS, CODE, FIND, KEY, NAME, key_of, packed, store, user_file
-from support.products import BARE, DEEP, LINE, POCL_KEY, PRODUCTS, SPIRV, Product, comgr_entry, comgr_key, compiled
+from support.products import (
+    BARE,
+    DEEP,
+    LINE,
+    POCL_KEY,
+    PRODUCTS,
+    SPIRV,
+    Product,
+    comgr_entry,
+    comgr_key,
+    compiled,
+    held,
+)
 
 from cachectl.layers import core
 from cachectl.layers.core.conformance import LayerConformance, snapshot
 from cachectl.layers.core.registry import built_in_layer
+from cachectl.layers.cuda import entries as cuda
 from cachectl.layers.stores.archive import pack, unpack
 
 #: Layers whose library runs here, and the fixture that fills a home with what it stores.
@@ -121,6 +132,39 @@ def test_an_entry_that_changed_since_the_plan_is_skipped(tmp_path: Path, name: s
     (note,) = outcome.skipped
     assert (note.because, outcome.removed) == ("changed since it was planned", len(plan.entries) - 1)
     assert keys_of(layer) == [note.key]
+
+
+def number_in(file: Path) -> int:
+    return int.from_bytes(file.read_bytes()[:8], "little")
+
+
+def sizes_in(root: Path) -> dict[int, int]:
+    paths = root.glob("?/?/*")
+    return {cuda.identifier_of(str(path.relative_to(root))): path.stat().st_size - 28 for path in paths}
+
+
+#: What the account of a product says of a root, and what it is to say.
+ACCOUNTS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
+    "cuda": (lambda root: dict(cuda.read_index((root / "index").read_bytes()) or ()), sizes_in),
+    "neo": (lambda root: number_in(root / "config.file"), held),
+    "mesa multi-file": (
+        lambda root: number_in(root / "index"),
+        lambda root: sum(path.stat().st_blocks * 512 for path in root.glob("??/*")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ACCOUNTS)
+def test_an_account_is_right_after_every_change(tmp_path: Path, name: str) -> None:
+    layer, (says, holds) = PRODUCTS[name].filled(tmp_path), ACCOUNTS[name]
+    root, first = root_of(layer), got(layer, keys_of(layer)[0])
+    before = says(root)
+    for selection in ({"key": first.key}, {}):
+        assert clear(layer, **selection).removed >= 1
+        assert says(root) == holds(root) != before
+        layer.put(first.key, first)
+        assert says(root) == holds(root)
+        assert verified(layer) == []
 
 
 # ---------------------------------------------------------------------- damage and refusals

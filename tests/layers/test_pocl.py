@@ -1,7 +1,5 @@
 """PoCL's tree: variants, orphans, failed builds, what must be left alone, what is damaged."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -14,6 +12,7 @@ from support.layers import clear, orphans, problems, programs, root_of, usage_of
 from support.products import BITCODE, NATIVE
 from support.products import POCL_KEY as NAME
 from support.products import place as lay_out
+from tiers import real
 
 from cachectl.layers.core import Severity, put_many
 from cachectl.layers.pocl import PoclKernels
@@ -133,7 +132,7 @@ def test_innocent_things_with_confusing_names_stay(home: Home) -> None:
         assert sorted(root.rglob("*")) == before
 
 
-@pytest.mark.real
+@real
 def test_a_failed_build_is_an_orphan(home: Home) -> None:
     program = (
         "import pyopencl as cl; from binaries import device\n"
@@ -167,32 +166,32 @@ def test_empty_folders_stay_while_a_program_may_build(layer: PoclKernels, monkey
     assert program.is_file()
 
 
-@pytest.mark.real
+@real
 def test_a_users_file_beside_native_code_is_never_removed(warm: Home) -> None:
     code = next((warm.path / ".cache/pocl").rglob("*.so"))
     own = code.with_name("thesis.tex")
     own.write_text("ten years of work")
-    ((left,),) = (layer["skipped"] for layer in warm.json("purge", "pocl")["layers"])
+    ((left,),) = (layer["skipped"] for layer in warm.json("purge pocl")["layers"])
     assert own.read_text() == "ten years of work"
     words = "thesis.tex', which does not belong there; left alone"
     assert (left["key"], words in left["because"]) == (str(code.parents[2]), True)
 
 
-@pytest.mark.real
+@real
 def test_what_is_not_checked_is_said(warm: Home) -> None:
     said = "machine code, and the records of LLVM bitcode"
-    done = warm.cachectl("verify", "loopy", "pyopencl-invoker", "pocl")
+    done = warm.cachectl("verify loopy pyopencl-invoker pocl")
     assert done.stdout == "no damage found\n"
     assert done.stderr.splitlines() == [
         "cachectl: loopy, pyopencl-invoker: not checked: what is in whole pickles",
         f"cachectl: pocl: not checked: {said}",
     ]
-    assert json.loads(warm.cachectl("verify", "pocl", "--json").stdout)["not_checked"] == {"pocl": said}
+    assert json.loads(warm.cachectl("verify pocl --json").stdout)["not_checked"] == {"pocl": said}
 
 
-@pytest.mark.real
+@real
 def test_a_pocl_that_links_itself_replaces_a_damaged_object(home: Home, built_pocl: Driver) -> None:
-    home.python("kernels.py", "1", **built_pocl.variables)
+    home.python("kernels.py", "1", **built_pocl)
     layer = PoclKernels(home.environment())
     assert verified(layer) == []
     path = next(root_of(layer).glob("*/*/*/*/*.so.o"))
@@ -200,5 +199,5 @@ def test_a_pocl_that_links_itself_replaces_a_damaged_object(home: Home, built_po
     path.write_bytes(data[: len(data) // 2])
     assert [finding.severity for finding in verified(layer)] == [Severity.HEALS]
     shutil.rmtree(home.path / ".cache/pytools")
-    home.python("kernels.py", "1", **built_pocl.variables)
+    home.python("kernels.py", "1", **built_pocl)
     assert verified(layer) == []

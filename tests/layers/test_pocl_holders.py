@@ -1,7 +1,5 @@
 """Purges beside programs that have held what they built for longer than any compile takes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -11,8 +9,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from homes import Home
+from homes import Home, age
 from support.layers import assigned, clear, keys_of, programs, python, root_of, running, write
+from tiers import real, thorough_only
 
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pocl import programs as pocl_kernels
@@ -29,15 +28,8 @@ def layer_of(home: Home) -> PoclKernels:
     return PoclKernels(home.environment()._replace(processes=Path("/proc")))
 
 
-def grow_old(home: Home) -> None:
-    """Make every file two hours old."""
-    then = time.time() - 7200
-    for path in (home.path / ".cache/pocl").rglob("*"):
-        os.utime(path, (then, then))
-
-
-@pytest.mark.thorough
-@pytest.mark.real
+@thorough_only
+@real
 def test_a_purge_leaves_what_programs_hold(
     home: Home, any_pocl: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,7 +39,7 @@ def test_a_purge_leaves_what_programs_hold(
     home.python("named.py", *(f"older{number}" for number in range(3)), **any_pocl)
     with holding(home, any_pocl, *map(str, range(6))):
         pass
-    grow_old(home)
+    age(home.path / ".cache/pocl")
     layer = layer_of(home)
     assert len(keys_of(layer)) == 7
     # Built before and hit now, and built now.
@@ -72,12 +64,11 @@ def test_a_purge_leaves_what_programs_hold(
 def test_an_entry_is_held_by_programs_that_ran_when_it_was_used(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour ago two programs had started, one of them two hours ago; nobody can hold what is older still."""
     layer = PoclKernels(home.environment())
-    hours = {1.5: "C", 3: "D"}
-    for age, letter in hours.items():
+    for hours, letter in ((1.5, "C"), (3, "D")):
         folder = root_of(layer) / "AB" / (letter * 37)
         write(folder / "program.bc", b"BC\xc0\xde")
         for path in (folder / "program.bc", folder):
-            os.utime(path, (time.time() - age * 3600,) * 2)
+            os.utime(path, (time.time() - hours * 3600,) * 2)
     programs(monkeypatch, 4711, 4712)
     monkeypatch.setattr("cachectl.layers.host.processes.age_of", lambda pid, **_: {4711: 7200.0, 4712: 3600.0}[pid])
     plan = layer.plan_clear()

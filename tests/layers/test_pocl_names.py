@@ -1,13 +1,9 @@
 """Kernel names that PoCL shortens in the folder names of its cache."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from homes import Driver, Home
 from support.layers import got
-from tiers import needing
+from tiers import needing, real
 
 from cachectl.layers.core import Selection
 from cachectl.layers.pocl import programs as pocl_programs
@@ -38,41 +34,29 @@ def test_a_candidate_is_taken_for_its_own_folder_alone() -> None:
     assert pocl_programs.whole_name("k" * 60, NAMES) == "k" * 60
 
 
-@pytest.mark.real
+@real
 @pytest.mark.parametrize("driver", needing("built_pocl", "debian_pocl"))
 def test_a_shortened_name_is_read_from_the_program(home: Home, driver: str, request: pytest.FixtureRequest) -> None:
     """The files of Debian's are those of PoCL 3.1; only the folders have names of later versions."""
     pocl: Driver = request.getfixturevalue(driver)
-    home.python("named.py", *NAMES, **pocl.variables)
-    if driver == "debian_pocl":
-        _shorten(home)
-    _expect_names(home)
-
-
-def _program(home: Home) -> Path:
+    home.python("named.py", *NAMES, **pocl)
     (program,) = (path.parent for path in (home.path / ".cache/pocl/kcache").glob("*/*/program.bc"))
-    return program
-
-
-def _shorten(home: Home) -> None:
-    """Rename the kernel folders and native files of the one program as newer versions name them."""
-    for name, folder in SHORTENED.items():
-        for path in _program(home).glob(f"{name}/*/{name}.so*"):
-            path.rename(path.with_name(path.name.replace(name, folder)))
-        (_program(home) / name).rename(_program(home) / folder)
-
-
-def _expect_names(home: Home) -> None:
+    if driver == "debian_pocl":
+        # As newer versions name the kernel folders and native files.
+        for name, folder in SHORTENED.items():
+            for path in program.glob(f"{name}/*/{name}.so*"):
+                path.rename(path.with_name(path.name.replace(name, folder)))
+            (program / name).rename(program / folder)
     layer = home.stack["pocl"]
-    assert {folder.name for folder in _program(home).iterdir()} >= {*SHORTENED.values(), "brief", "k" * 59}
-    (entry,) = home.json("ls", "pocl")["entries"]
+    assert {folder.name for folder in program.iterdir()} >= {*SHORTENED.values(), "brief", "k" * 59}
+    (entry,) = home.json("ls pocl")["entries"]
     assert entry["kernels"] == sorted(NAMES)
     for kernel, found in ((OTHER, 1), ("long_*_two", 1), ("*_two", 1), ("k" * 60, 1), ("k" * 61, 0), ("long_*_six", 0)):
         assert len(list(layer.entries(Selection(kernel=kernel)))) == found, kernel
     artifact = got(layer, entry["key"])
     assert artifact.detail["kernels"] == " ".join(sorted(NAMES))
     # A program may have lost its native files, or its bitcode.
-    bitcode, natives = _program(home) / "program.bc", list(_program(home).glob("*/*/*.so*"))
+    bitcode, natives = program / "program.bc", list(program.glob("*/*/*.so*"))
     kept = [path.read_bytes() for path in (bitcode, *natives)]
     for path in natives:
         path.write_bytes(b"junk")
@@ -82,11 +66,11 @@ def _expect_names(home: Home) -> None:
     bitcode.write_bytes(b"junk")
     (unknown,) = layer.entries()
     assert unknown.kernels is None
-    assert "1 entry has no known kernel name and was left" in home.cachectl("purge", "pocl", "--kernel", OTHER).stderr
+    assert "1 entry has no known kernel name and was left" in home.cachectl("purge pocl --kernel", OTHER).stderr
     for path, content in zip((bitcode, *natives), kept, strict=True):
         path.write_bytes(content)
     bitcode.unlink()
     (native,) = layer.entries()
     assert native.kernels == tuple(sorted(NAMES))
-    home.cachectl("purge", "pocl", "--kernel", OTHER)
+    home.cachectl("purge pocl --kernel", OTHER)
     assert list(layer.entries()) == []

@@ -1,7 +1,5 @@
 """PyOpenCL's binary cache: its lock, its header check, its halves."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import random
@@ -197,9 +195,9 @@ def test_the_next_command_removes_the_lock_of_a_killed_one(warm: Home) -> None:
     )
     with running(*python(program, lock)):
         assert lock.read_bytes().startswith(b"cachectl ")
-        assert warm.cachectl("purge", "pyopencl", "--wait", "0.2", check=False).returncode == 1
+        assert warm.cachectl("purge pyopencl --wait 0.2", check=False).returncode == 1
     assert lock.exists()
-    warm.cachectl("purge", "pyopencl", "--wait", "0.2")
+    warm.cachectl("purge pyopencl --wait 0.2")
     assert not lock.exists()
 
 
@@ -266,15 +264,15 @@ print(cl.Program(context, "__kernel void k(__global int *a) { a[get_global_id(0)
 @pytest.mark.parametrize("damage", ["cut in half", "random"])
 def test_a_broken_binary_of_intels_driver_is_found(home: Home, intel_driver: Driver, damage: str) -> None:
     """PyOpenCL reads no byte of it, and every run fails."""
-    home.run(sys.executable, "-c", INTEL, check=True, **intel_driver.variables)
-    layer = PyOpenCLBinaries(home.environment(**intel_driver.variables))
+    home.run(sys.executable, "-c", INTEL, check=True, **intel_driver)
+    layer = PyOpenCLBinaries(home.environment(**intel_driver))
     (entry,) = layer.entries()
     assert verified(layer) == []
     binary = entry.root / entry.key / "binary"
     data = binary.read_bytes()
     noise = random.Random(5).randbytes(len(data))  # noqa: S311 - damage, repeatable
     binary.write_bytes(data[: len(data) // 2] if damage == "cut in half" else noise)
-    assert "KeyError" in home.run(sys.executable, "-c", INTEL, check=False, **intel_driver.variables).stderr
+    assert "KeyError" in home.run(sys.executable, "-c", INTEL, check=False, **intel_driver).stderr
     (finding,) = verified(layer)
     assert (finding.root / (finding.key or ""), finding.severity) == (binary.parent, Severity.FAILS)
     assert finding.message.startswith("binary: is ")

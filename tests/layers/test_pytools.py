@@ -1,7 +1,5 @@
 """The persistent dictionaries of pytools: names, generations, staleness, damage, links, and purges beside programs."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shlex
@@ -69,7 +67,7 @@ def test_each_dictionary_and_what_cachectl_left_has_one_layer(home: Home) -> Non
     environment = home.environment()
     left = folder_of(home) / (".cachectl-stage-" + "0" * 32)
     for identifier in ("loopy-a", "pyopencl-b", "sumpy-c", "mine"):
-        dictionary(folder_of(home), f"pdict-v5-{identifier}-{environment.python}.sqlite", {"0" * 16: NONE})
+        dictionary(folder_of(home) / f"pdict-v5-{identifier}-{environment.python}.sqlite", {"0" * 16: NONE})
     left.mkdir()
     layers = [layer(environment) for layer in LAYERS]
     assert {layer.name: [entry.detail["dictionary"] for entry in layer.entries()] for layer in layers} == {
@@ -102,7 +100,7 @@ def test_rows_that_nothing_opens_are_stale(home: Home, file: str, stale: bool | 
     versions = {"pytools": "2026.1.1", "loopy": "2025.2", "islpy": "2026.2.2", "cgen": "2025.1"}
     environment = home.environment()._replace(installed=versions.get)
     name = f"pdict-v5-loopy-{file.format(python=environment.python)}.sqlite"
-    dictionary(folder_of(home), name, {"0" * 16: pickle.dumps((1, 2))})
+    dictionary(folder_of(home) / name, {"0" * 16: pickle.dumps((1, 2))})
     layer = LoopyDictionaries(environment)
     (entry,) = layer.entries()
     assert (entry.stale, entry.stale_because) == (stale, because)
@@ -161,9 +159,9 @@ def test_a_purge_gives_the_space_back_and_keeps_the_file(home: Home) -> None:
 def test_a_locked_dictionary_fails_alone_and_once(home: Home) -> None:
     environment = home.environment()._replace(lock_timeout=0.2)
     free, held = (f"pdict-v5-{name}-{environment.python}.sqlite" for name in ("free", "held"))
-    dictionary(folder_of(home), free, {"a" * 16: NONE})
+    dictionary(folder_of(home) / free, {"a" * 16: NONE})
     keys = [f"{held}/{number:064}" for number in range(300)]
-    path = dictionary(folder_of(home), held, {key.partition("/")[2]: pickle.dumps(key) for key in keys})
+    path = dictionary(folder_of(home) / held, {key.partition("/")[2]: pickle.dumps(key) for key in keys})
     layer = PytoolsDictionaries(environment)
     plan = layer.plan_clear()
     artifacts = [Artifact("pytools", f"{key}0", "pytools-pdict/5", pickle.dumps(1)) for key in keys]
@@ -195,7 +193,7 @@ def test_nothing_is_known_of_the_rows_of_a_damaged_file_and_one_just_made_is_no_
 def test_a_broken_dictionary_stops_no_other_and_its_cure_is_named(home: Home) -> None:
     rows = {f"{n:016x}": pickle.dumps((n, bytes(9000))) for n in range(30)}
     names = [f"pdict-v5-{name}-{home.environment().python}.sqlite" for name in ("a-header", "b-inside", "c-whole")]
-    header, inside, _ = (dictionary(folder_of(home), name, rows) for name in names)
+    header, inside, _ = (dictionary(folder_of(home) / name, rows) for name in names)
     header.write_bytes(b"no database at all" * 99)
     # Counting reads the tree down to its leaves, and not what hangs on them.
     content = inside.read_bytes()
@@ -204,7 +202,7 @@ def test_a_broken_dictionary_stops_no_other_and_its_cure_is_named(home: Home) ->
     said, cure = done.stderr.splitlines(), "cachectl purge --damaged pytools"
     assert (done.returncode, len(said)) == (1, 2), said
     assert all(line.startswith("cachectl: pytools: ") and cure in line for line in said)
-    assert home.json("ls", "pytools", check=False)["entries"] == []
+    assert home.json("ls pytools", check=False)["entries"] == []
     home.cachectl(*cure.split()[1:])
     assert (header.exists(), inside.exists()) == (False, False)
     assert home.cachectl("purge --all").stderr == ""
@@ -226,7 +224,7 @@ def test_a_broken_pickle_is_found_and_not_put(home: Home, data: bytes) -> None:
 
 def test_nothing_is_read_or_written_through_a_link(home: Home) -> None:
     """Nor is what a link points at that took the dictionary's place after the plan."""
-    innocent = dictionary(home.path / "elsewhere", "innocent.db", {"a" * 16: NONE})
+    innocent = dictionary(home.path / "elsewhere/innocent.db", {"a" * 16: NONE})
     layer, path = mine(home, {"a" * 16: NONE})
     plan = layer.plan_clear()
     path.unlink()

@@ -1,10 +1,7 @@
 """What each driver makes of its variables, as a table: whether its cache is on, and what doctor says."""
 
-from __future__ import annotations
-
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +9,7 @@ from typing import Any
 import pytest
 from support import layers
 from support.dictionaries import dictionary
-from support.layers import assigned
+from support.layers import assigned, register_driver
 
 from cachectl.layers.core import Condition, Environment, Finding, Severity
 from cachectl.layers.core.registry import built_in_layer
@@ -35,14 +32,6 @@ def environment_of(folder: Path, **variables: str) -> Environment:
     home.mkdir(exist_ok=True)
     values = {"HOME": str(home), **{name: value.format(tmp=folder) for name, value in variables.items()}}
     return layers.environment_of(home)._replace(variables=values, cwd=folder / "cwd")
-
-
-def driver(folder: Path, layer: str) -> str:
-    """Register a layer's driver; return the ICD file."""
-    library = folder / DRIVERS[layer]
-    library.write_bytes(Path(sys.executable).read_bytes()[:64])
-    (folder / "driver.icd").write_text(str(library))
-    return str(folder / "driver.icd")
 
 
 ON, OFF, UNKNOWN, ABSENT = Condition.ENABLED, Condition.DISABLED, Condition.UNKNOWN, Condition.ABSENT
@@ -132,8 +121,8 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("SUMPY_NO_CACHE=0|", ON, "its value is not read", "variable"),
     ],
     "miopen": [
-        ("MIOPEN_DISABLE_CACHE=1", OFF, "@", "off"),
-        ("MIOPEN_DISABLE_CACHE=off", ABSENT, "no libMIOpen"),
+        ("MIOPEN_DISABLE_CACHE=1|enable", OFF, "@", "off"),
+        ("MIOPEN_DISABLE_CACHE=off|0|Disable|disabled|no|FALSE", ABSENT, "no libMIOpen"),
         ("MIOPEN_DISABLE_CACHE=|banana", OFF, "MIOpen throws", "variable", FAILS),
     ],
     "miopen-system": [("MIOPEN_DISABLE_CACHE=yes", OFF, "@", "off")],
@@ -176,9 +165,9 @@ def test_a_value_has_a_state_and_a_wrong_one_a_finding_whose_fix_works(tmp_path:
         (programs / "0123456789abcdef.cl_cache").write_bytes(b"!<arch>\n" + bytes(29_000))
     set_to = {key: value.format(tmp=tmp_path) for key, value in assigned(variables).items()}
     if layer in DRIVERS:
-        set_to["OCL_ICD_VENDORS"] = driver(tmp_path, layer)
+        set_to["OCL_ICD_VENDORS"] = register_driver(tmp_path, DRIVERS[layer])
     environment = environment_of(tmp_path, **set_to)
-    dictionary(tmp_path / "home/.cache/pytools", f"pdict-v5-loopy-x-{environment.python}.sqlite", {})
+    dictionary(tmp_path / f"home/.cache/pytools/pdict-v5-loopy-x-{environment.python}.sqlite", {})
     state = built_in_layer(layer, environment).state()
     assert (state.condition, words.replace("@", variables) in state.why) == (condition, True), state.why
     found = examine(tmp_path, layer, set_to)

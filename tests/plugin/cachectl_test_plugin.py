@@ -1,7 +1,5 @@
 """A third party's layers: one good (a flat folder of notes), and every bad one that can be thought of."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -20,6 +20,21 @@ def device():
     return next(p for p in cl.get_platforms() if p.name == "Portable Computing Language").get_devices()[0]
 
 
+def started():
+    """Return a context of PoCL and a queue."""
+    context = cl.Context([device()])
+    return context, cl.CommandQueue(context)
+
+
+def number_from(queue, program, name):
+    """Launch a kernel that writes one number, and return it."""
+    result = np.zeros(1, np.int32)
+    buffer = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, result.nbytes)
+    cl.Kernel(program, name)(queue, (1,), (1,), buffer)
+    cl.enqueue_copy(queue, result, buffer)
+    return int(result[0])
+
+
 def build_and_check(context, queue, index):
     numbers = np.arange(16, dtype=np.float32)
     result = np.empty_like(numbers)
@@ -49,9 +64,7 @@ def listen(*names):
 
 if __name__ == "__main__":
     characterize.has_src_build_cache = lambda _device: None
-    said = listen("pyopencl.cache")
-    context = cl.Context([device()])
-    queue = cl.CommandQueue(context)
+    said, (context, queue) = listen("pyopencl.cache"), started()
     for index in range(int(sys.argv[1])):
         build_and_check(context, queue, index)
     print()

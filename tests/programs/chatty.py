@@ -7,7 +7,7 @@ import time
 import warnings
 
 import pyopencl as cl
-from binaries import device
+from binaries import started
 
 warnings.filterwarnings("ignore")
 library = ctypes.CDLL(None)
@@ -28,7 +28,7 @@ def source(name):
 
 
 def build_all():
-    context = cl.Context([device()])
+    context, _ = started()
     thread = threading.Thread(target=chat)
     thread.start()
     cl.Program(context, source("built")).build()

@@ -6,8 +6,7 @@ import warnings
 
 import loopy
 import numpy as np
-import pyopencl as cl
-from binaries import device, listen
+from binaries import listen, started
 
 warnings.filterwarnings("ignore")
 
@@ -22,9 +21,7 @@ def compile_and_check(context, queue, index):
 
 
 if __name__ == "__main__":
-    said = listen("loopy", "pyopencl.cache")
-    context = cl.Context([device()])
-    queue = cl.CommandQueue(context)
+    said, (context, queue) = listen("loopy", "pyopencl.cache"), started()
     for index in range(int(sys.argv[1])):
         compile_and_check(context, queue, index)
     print()

@@ -19,12 +19,10 @@ if __name__ == "__main__":
             if HOW == ["fails"] and RANK == 1:
                 message = "this rank fails"
                 raise ValueError(message)
-            import pyopencl as cl
-            from kernels import compile_and_check, device
+            from kernels import compile_and_check, started
 
-            context = cl.Context([device()])
             programs = len(list(root.rglob("program.bc")))
-            compile_and_check(context, cl.CommandQueue(context), 0)
+            compile_and_check(*started(), 0)
             MPI.COMM_WORLD.Barrier() if not HOW else None
             print(f"rank {RANK}: {len(list(root.rglob('program.bc'))) - programs} compiled", flush=True)
     except (CachectlError, ValueError):

@@ -34,11 +34,10 @@ def tree():
 def started():
     """Start PoCL, and return a context and a queue. Some scenes need a process that has not imported PyOpenCL yet."""
     global cl  # noqa: PLW0603
+    import kernels
     import pyopencl as cl
-    from kernels import device
 
-    context = cl.Context([device()])
-    return context, cl.CommandQueue(context)
+    return kernels.started()
 
 
 def warmed():

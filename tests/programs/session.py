@@ -18,11 +18,9 @@ def counted():
 
 
 def compile_kernels(*indices):
-    import pyopencl as cl
-    from kernels import compile_and_check, device
+    from kernels import compile_and_check, started
 
-    context = cl.Context([device()])
-    queue = cl.CommandQueue(context)
+    context, queue = started()
     for index in indices:
         compile_and_check(context, queue, index)
 
@@ -40,9 +38,9 @@ def my_dictionary():
 
 def before_first_use():
     with cachectl.disabled() as layers:
-        compile_kernels(0, 1)
+        compile_kernels(0)
         SEEN.update(status=sorted({held.status for held in layers.values()}), inside=counted())
-    compile_kernels(0, 1)
+    compile_kernels(0)
     SEEN["after"] = counted()
 
 
@@ -63,7 +61,7 @@ def after_first_use():
 def isolated():
     outside = counted()
     with cachectl.isolated() as root:
-        compile_kernels(0, 1)
+        compile_kernels(0)
         roots = [cachectl.Stack()[name].roots()[0] for name in ("loopy", "pocl")]
         SEEN.update(inside=counted(), under_root=all(str(root) in str(own.path) for own in roots))
     SEEN.update(outside=[outside, counted()], root=str(root))

@@ -55,11 +55,10 @@ def install_for_all(base: Path) -> tuple[str, ...]:
     subprocess.run([system, "-m", "venv", "--without-pip", f"{base}/venv"], check=True)
     (site,) = (base / "venv").glob("lib/python3*/site-packages")
     shutil.copytree(Path(cachectl.__file__).parent, site / "cachectl")
-    for name in ("platformdirs",):
-        for file in metadata.files(name) or ():
-            if ".." not in file.parts:
-                (site / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(str(file.locate()), site / file)
+    for file in metadata.files("platformdirs") or ():
+        if ".." not in file.parts:
+            (site / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(str(file.locate()), site / file)
     assert _start(f"{base}/venv/bin/python")
     return (f"{base}/venv/bin/python", "-I", "-m", "cachectl")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from homes import Home
+from homes import Home, make_home
 
 from cachectl.exchange import place, trust
 from cachectl.exchange.bundle import BundlePlace
@@ -52,8 +52,8 @@ def listed(bundle: Path) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def other(tmp_path: Path, new_home: Callable[[Path], Home]) -> Home:
-    return new_home(tmp_path / "other")
+def other(tmp_path: Path) -> Home:
+    return make_home(tmp_path / "other")
 
 
 @pytest.fixture(scope="session")
@@ -72,9 +72,9 @@ def keygen(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
 
 @pytest.fixture(scope="session")
-def source(tmp_path_factory: pytest.TempPathFactory, new_home: Callable[[Path], Home]) -> Home:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """Return a home in which four loopy kernels and two plain programs have run once."""
-    home = new_home(tmp_path_factory.mktemp("source") / "home")
+    home = make_home(tmp_path_factory.mktemp("source") / "home")
     home.python("thirteen.py 4 2")
     return home
 

@@ -20,7 +20,6 @@ from support import dictionaries, layers
 
 #: What lies in a home; what came with the tester's MIOpen is another matter.
 HOMELY = ("loopy", "pyopencl-invoker", "pytools", "pyopencl", "pocl", "cuda", "miopen", "miopen-tuning")
-ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
 
 def environment_of(home: Path, **variables: str) -> Environment:
@@ -91,8 +90,8 @@ def make(*folders: Path) -> None:
 
 
 def dictionary(home: Path, ending: str) -> Path:
-    file, content = f"pdict-v5-mine{ending}.sqlite", {"0123456789abcdef": dictionaries.NONE}
-    return dictionaries.dictionary(home / ".cache/pytools", file, content).parent
+    path = home / f".cache/pytools/pdict-v5-mine{ending}.sqlite"
+    return dictionaries.dictionary(path, dictionaries.equal_rows(1, dictionaries.NONE)).parent
 
 
 def leak(home: Path, data: bytes = b"") -> Path:

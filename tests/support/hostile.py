@@ -5,13 +5,8 @@ import hashlib
 import json
 import os
 import stat
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from homes import run_as
 
 from cachectl.cli.output import json_bytes
 from cachectl.config import Limits
@@ -22,7 +17,7 @@ from cachectl.stack import Stack
 from cachectl.verbs.prune import plan_prune
 from support import dictionaries, layers, miopen_kernels
 
-PYTHON = ".".join(str(part) for part in sys.version_info)
+PYTHON = dictionaries.PYTHON
 DEAD = "3.1.4.final.0"
 NAME37 = "ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
 HEX32 = "00112233445566778899aabbccddeeff"
@@ -125,7 +120,7 @@ def link(folder: Path, outside: Path) -> None:
 
 def put_dictionary(root: Path) -> Path:
     rows = {f"{number:040x}": b"value" for number in range(3)}
-    return dictionaries.dictionary(root, f"pdict-v5-far-{PYTHON}.sqlite", rows)
+    return dictionaries.dictionary(root / f"pdict-v5-far-{PYTHON}.sqlite", rows)
 
 
 def put_old_dictionary(root: Path) -> Path:
@@ -180,17 +175,11 @@ RECOGNISED: Mapping[str, tuple[Callable[[Path], Path], ...]] = {
 }
 
 
-@dataclass
 class World:
     """A hostile home, what its links lead to, and an empty home for all variables that are not tried."""
 
-    top: Path
-    home: Path = field(init=False)
-    outside: Path = field(init=False)
-    empty: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.home, self.outside, self.empty = self.top / "home", self.top / "outside", self.top / "empty"
+    def __init__(self, top: Path) -> None:
+        self.top, self.home, self.outside, self.empty = top, top / "home", top / "outside", top / "empty"
         for folder in (self.home, self.outside, self.empty / "tmp"):
             folder.mkdir(parents=True)
         nobody(self.top / "processes")
@@ -198,8 +187,9 @@ class World:
 
     def environment(self, variables: Mapping[str, str], platform: str = "linux") -> Environment:
         """Describe an environment in which nothing outside this world is reached unless a variable says so."""
+        inside = dict.fromkeys(("HOME", *WINDOWS_PLACES), str(self.empty))
         return Environment(
-            {**self.variables(), **variables},
+            {**inside, "TMPDIR": str(self.empty / "tmp"), **variables},
             home=self.empty,
             platform=platform,
             cwd=self.empty,
@@ -207,18 +197,6 @@ class World:
             processes=self.top / "processes",
             lock_timeout=0.05,
         )
-
-    def variables(self) -> dict[str, str]:
-        """Return what keeps every layer inside the empty home."""
-        names = {name: str(self.empty) for name in WINDOWS_PLACES}
-        return {**names, "HOME": str(self.empty), "TMPDIR": str(self.empty / "tmp")}
-
-    def run(self, line: str, **variables: str) -> Any:  # noqa: ANN401 - JSON
-        """Run a command, and return its JSON after looking at its words."""
-        kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "VIRTUAL_ENV") if name in os.environ}
-        done = run_as((), (*line.split(), "--json"), {**kept, **self.variables(), **variables}, self.empty)
-        assert all(line.startswith("cachectl: ") for line in done.stderr.splitlines()), done.stderr
-        return json.loads(done.stdout)
 
 
 def user_layers(stack: Stack) -> tuple[str, ...]:

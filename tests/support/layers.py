@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,15 @@ def write(path: Path, content: str | bytes) -> Path:
 def on_disk(*paths: Path) -> int:
     """Return the bytes that files and folders take on the disk, without what is in the folders."""
     return 512 * sum(path.lstat().st_blocks for path in paths)
+
+
+def fill_up(disk: Path) -> Path:
+    """Leave no free byte on a disk; return the file that takes the room."""
+    filler = disk / "filler"
+    with suppress(OSError), filler.open("ab", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return filler
 
 
 def sql(path: Path, script: str) -> None:

@@ -15,7 +15,10 @@ from support.layers import environment_of
 
 #: Variables with which the loader loads Rusticl alone, which then shows the processor as a device.
 RUSTICL: dict[str, Any] = {"RUSTICL_ENABLE": "llvmpipe", "OCL_ICD_VENDORS": "/etc/OpenCL/vendors/rusticl.icd"}
-OPENCL, GL = "0" * 39 + "1", "f" * 40
+OPENCL = "0" * 39 + "1"
+#: What Mesa's GL itself stored of a shader (the first byte of a seed chooses the parser), and the driver it names.
+GLSL = Path(__file__).parents[1].joinpath("fuzz/corpus/14-glsl").read_bytes()[1:]
+GL = "d18d2453ebb39aedc0a206b22ff67ba23e87a028"
 STORES = {
     "multi-file": {},
     "single-file": {"MESA_DISK_CACHE_SINGLE_FILE": "1"},
@@ -28,11 +31,9 @@ def crc(data: bytes) -> int:
     return zlib.crc32(data) ^ 0xFFFFFFFF
 
 
-def entry(payload: bytes, driver: str = OPENCL, device: str = "llvmpipe", *, glsl: bool = False) -> bytes:
+def entry(payload: bytes, driver: str = OPENCL, device: str = "llvmpipe") -> bytes:
     packed = zlib.compress(payload)
-    head = b"\1" + driver.encode() + b"\0" + device.encode() + b"\0" + struct.pack("<BQI", 8, 0, glsl)
-    if glsl:
-        head += struct.pack("<I", 2) + bytes(40)
+    head = b"\1" + driver.encode() + b"\0" + device.encode() + b"\0" + struct.pack("<BQI", 8, 0, 0)
     return head + struct.pack("<II", crc(packed), len(payload)) + packed
 
 
@@ -57,7 +58,7 @@ def contents() -> dict[str, bytes]:
 
 
 def graphics() -> dict[str, bytes]:
-    return {key("g"): entry(bytes(90), GL, glsl=True), key("h"): entry(b"\x7fELF" + bytes(90), GL)}
+    return {key("g"): GLSL, key("h"): entry(b"\x7fELF" + bytes(90), GL)}
 
 
 def fill(base: Path, store: str, entries: dict[str, bytes], *, part: str = "") -> Path:

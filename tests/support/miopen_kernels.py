@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cachectl.layers.core import Artifact, get_many
-from support.layers import environment_of as environment_of  # noqa: PLC0414 - for its users
 from support.layers import select
 
 if TYPE_CHECKING:
@@ -67,8 +66,8 @@ def user_file(home: Path, base: str = "gfx90a6e", version: str = VERSION) -> Pat
     return home / ".cache/miopen" / version / f"{base}.ukdb"
 
 
-def artifact(key: str, data: bytes = CODE, layer: str = "miopen", form: str = "miopen-kernel/1") -> Artifact:
-    return Artifact(layer, key, form, data)
+def artifact(key: str, data: bytes = CODE) -> Artifact:
+    return Artifact("miopen", key, "miopen-kernel/1", data)
 
 
 def key_of(file: str = f"{VERSION}/gfx90a6e.ukdb", name: str = NAME, args: str = ARGS) -> str:

@@ -14,7 +14,7 @@ from benchmarks.trees import native
 from cachectl.layers.core import Environment, Layer
 from cachectl.layers.core.registry import built_in_layer
 from support import mesa
-from support.dictionaries import NONE, dictionary
+from support.dictionaries import FILE, NONE, dictionary
 from support.layers import environment_of
 from support.miopen_kernels import ARGS, CODE, FIND, NAME, packed, store, user_file
 
@@ -110,8 +110,7 @@ def fill_pocl(home: Path) -> None:
 
 
 def fill_pytools(home: Path) -> None:
-    rows = {letter * 16: NONE for letter in "ab"}
-    dictionary(home / ".cache" / "pytools", f"pdict-v5-mine-{Environment.here().python}.sqlite", rows)
+    dictionary(home / ".cache/pytools" / FILE, {letter * 16: NONE for letter in "ab"})
 
 
 OBJECT = "2.2.1/0123456789abcdef0123456789abcdef/MIOpenPooling.cl.o"

@@ -20,7 +20,7 @@ from homes import CACHECTL, Home, unpack_compute_cache
 from support.layers import running
 from support.products import comgr_entry, unpack
 from support.tracing import layer_of, numbers, trace
-from tiers import thorough, thorough_only
+from tiers import real, thorough, thorough_only
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.core import Environment
@@ -243,7 +243,7 @@ def test_another_process_that_has_the_driver_loaded_is_doubtful(home: Home, sour
 
 
 @thorough_only
-@pytest.mark.real
+@real
 def test_rusticl(home: Home) -> None:
     """Mesa's own hits and stores, kernel by kernel: its machine code bears no name."""
     (home.path / ".cache").mkdir(exist_ok=True)

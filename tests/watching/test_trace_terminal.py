@@ -1,7 +1,5 @@
 """What a trace reads: messages of PoCL, on a terminal too, and notes in a folder that the program can write to."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -62,7 +60,7 @@ def test_a_terminal_shows_what_a_pipe_shows(home: Home, any_pocl: Mapping[str, A
 @real
 def test_another_drivers_builds_are_no_hits_of_pocls(home: Home, intel_driver: Driver) -> None:
     """With PoCL loaded beside it, a build by Intel's driver is unknown: that driver prints no messages."""
-    libraries = Path(intel_driver.variables["OCL_ICD_VENDORS"]).read_text()
+    libraries = Path(intel_driver["OCL_ICD_VENDORS"]).read_text()
     folder = home.path / "vendors"
     folder.mkdir()
     (folder / "intel.icd").write_text(libraries)
@@ -71,7 +69,7 @@ def test_another_drivers_builds_are_no_hits_of_pocls(home: Home, intel_driver: D
         "intel = next(p for p in cl.get_platforms() if p.name.startswith('Intel'));"
         "cl.Program(cl.Context(intel.get_devices()), '__kernel void one(__global int *a) { a[0] = 1; }').build()"
     )
-    variables: dict[str, Any] = {**intel_driver.variables, "OCL_ICD_VENDORS": str(folder), "PYOPENCL_NO_CACHE": "1"}
+    variables: dict[str, Any] = {**intel_driver, "OCL_ICD_VENDORS": str(folder), "PYOPENCL_NO_CACHE": "1"}
     kernels = trace(home, sys.executable, "-c", program, **variables)["kernels"]
     assert [(kernel["compiled"], kernel["served_by"]) for kernel in kernels] == [(None, None)]
 

@@ -1,7 +1,5 @@
 """Every check of bytes, on what real compilers and drivers wrote: it finds every truncation."""
 
-from __future__ import annotations
-
 import tarfile
 from collections.abc import Callable
 from functools import cache

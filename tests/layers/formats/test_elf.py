@@ -1,7 +1,5 @@
 """The reader of ELF files, held against pyelftools: the same tables; cut files are damaged."""
 
-from __future__ import annotations
-
 import io
 import sysconfig
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pickles walked and not loaded: every protocol, every kind of value, and damage."""
 
-from __future__ import annotations
-
 import pickle
 import pickletools
 import time

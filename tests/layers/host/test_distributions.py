@@ -1,7 +1,5 @@
 """Installed distributions by names: the same answers as ``importlib.metadata``, which is the fallback."""
 
-from __future__ import annotations
-
 from importlib import metadata
 from pathlib import Path
 

@@ -1,27 +1,18 @@
 """Registered OpenCL drivers: in prefixes, under their makers' names, and in reports."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import Driver, Home
+from homes import Driver, Home, wheel
 from support.layers import register_driver, write
+from tiers import real, thorough_only
 
 from cachectl.layers.core import Environment
 from cachectl.layers.host.drivers import driver_libraries, find_drivers, only_library, opencl_drivers
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pyopencl import PyOpenCLBinaries
-
-
-def wheel() -> Path:
-    """Return the folder of PyOpenCL from its wheel."""
-    package = find_spec("pyopencl")
-    return Path(str(package and package.origin)).parent
 
 
 def driver_files(environment: Environment, maker: str) -> tuple[str, ...]:
@@ -61,7 +52,7 @@ def test_makers_are_named_by_the_library_alone(tmp_path: Path) -> None:
     assert opencl_drivers(windows) == ("nvopencl64.dll",)
 
 
-@pytest.mark.real
+@real
 @pytest.mark.parametrize("how", ["VIRTUAL_ENV", "CONDA_PREFIX", "--python"])
 def test_pyopencl_of_another_python_counts(tmp_path: Path, how: str) -> None:
     """As when cachectl has an environment of its own."""
@@ -75,32 +66,29 @@ def test_pyopencl_of_another_python_counts(tmp_path: Path, how: str) -> None:
     assert driver_files(environment, "PoCL") == (str(packages / "pyopencl/.libs/pocl.icd"),)
 
 
-@pytest.mark.real
+@real
 @pytest.mark.environment
-def test_labels_of_several_drivers(
-    home: Home, debian_pocl: Driver, tmp_path: Path, new_home: Callable[[Path], Home]
-) -> None:
+def test_labels_of_several_drivers(home: Home, debian_pocl: Driver, tmp_path: Path, other: Home) -> None:
     """Nor with the version of the wheel, which is installed, if another driver is the only one that is registered."""
-    home.python("kernels.py 2", **debian_pocl.variables)
-    library = Path(Path(debian_pocl.variables["OCL_ICD_VENDORS"]).read_text().strip()).resolve()
+    home.python("kernels.py 2", **debian_pocl)
+    library = Path(Path(debian_pocl["OCL_ICD_VENDORS"]).read_text().strip()).resolve()
     # So the wheel's loader finds Debian's PoCL beside its own.
     both: dict[str, Any] = {"OCL_ICD_VENDORS": str(tmp_path / "vendors")}
     write(tmp_path / "vendors/pocl.icd", f"{library}\n")
-    other = new_home(tmp_path / "other")
-    for name, variables in (("one", debian_pocl.variables), ("several", both)):
+    for name, variables in (("one", debian_pocl), ("several", both)):
         store = str(tmp_path / name)
         home.cachectl("push", store, "pocl", **variables)
-        (key,) = home.json("store", "ls", store)["keys"]
+        (key,) = home.json("store ls", store)["keys"]
         label = {fact: key["fingerprint"][fact] for fact in ("PoCL", "PoCL library")}
         assert label == {"PoCL": None, "PoCL library": library.name if name == "one" else None}
         for here in ({}, both):
             (pulled,) = other.json("pull", store, "pocl", "--trust", "--dry-run", **here)["layers"]
             assert [one["hits"] for one in pulled["outlook"]] == [None]
     # The same driver alone hits, and the wheel's does not.
-    (pulled,) = other.json("pull", str(tmp_path / "one"), "pocl", "--trust", **debian_pocl.variables)["layers"]
+    (pulled,) = other.json("pull", str(tmp_path / "one"), "pocl", "--trust", **debian_pocl)["layers"]
     assert [one["hits"] for one in pulled["outlook"]] == [True]
     programs = {path: path.stat().st_mtime_ns for path in other.path.rglob("program.bc")}
-    for variables, built in ((debian_pocl.variables, 0), ({}, 2)):
+    for variables, built in ((debian_pocl, 0), ({}, 2)):
         other.python("kernels.py 2", **variables)
         assert len(set(other.path.rglob("program.bc"))) == len(programs) + built
     assert {path: path.stat().st_mtime_ns for path in programs} == programs
@@ -128,8 +116,8 @@ def test_several_drivers_of_one_maker_are_told_from_copies_and_links(tmp_path: P
         assert all(library in finding.message for finding in findings for library in libraries)
 
 
-@pytest.mark.real
-@pytest.mark.thorough
+@real
+@thorough_only
 def test_a_libopencl_that_is_a_driver_is_the_only_one(tmp_path: Path) -> None:
     """A module's PoCL may be built without a loader; the wheel's stands in the place of such a one."""
     pocl = next(wheel().glob(".libs/libpocl*"))

@@ -1,7 +1,5 @@
 """Jobs whose ranks MPI does not connect are refused; whatever else a launcher's variables say is not."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

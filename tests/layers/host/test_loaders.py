@@ -1,8 +1,5 @@
 """What each OpenCL loader finds: cachectl beside the loader itself, and beside the dynamic linker."""
 
-from __future__ import annotations
-
-import importlib.util
 import json
 import os
 import re
@@ -13,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from homes import Driver
+from homes import Driver, wheel
 from support.layers import python, write
 from tiers import absent, needing
 
@@ -173,8 +170,7 @@ def make_cases(folder: Path, pocl: Path, other: Path) -> list[Case]:
 @pytest.fixture(scope="module")
 def wheel_loader() -> RealLoader:
     """Return the loader in PyOpenCL's wheel, which PyOpenCL's extension loads."""
-    spec = importlib.util.find_spec("pyopencl")
-    package = Path(str(spec.origin if spec else None)).parent
+    package = wheel()
     bundled = next(package.glob(".libs/libOpenCL*"), None)
     if bundled is None:
         absent("needs PyOpenCL's wheel: pip install pyopencl[pocl]")
@@ -206,7 +202,7 @@ def debian_loader() -> RealLoader:
 @pytest.fixture(scope="module")
 def khronos_loader(intel_driver: Driver) -> RealLoader:
     """Return the Khronos loader, which Intel's wheel contains; programs find it by ``LD_LIBRARY_PATH``."""
-    folders = intel_driver.variables["LD_LIBRARY_PATH"]
+    folders = intel_driver["LD_LIBRARY_PATH"]
     return RealLoader((Path(folders.split(":")[0], "libOpenCL.so.1"),), variables={"LD_LIBRARY_PATH": folders})
 
 

@@ -1,7 +1,5 @@
 """Neighbours: places by their own variables, sizes counted and bounded, and nothing but on request."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

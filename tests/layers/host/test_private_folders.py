@@ -1,7 +1,5 @@
 """Scratch folders lie where nobody else can write, whatever another user has put there first."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess
@@ -11,14 +9,11 @@ from pathlib import Path
 
 import pytest
 from homes import Home
-from tiers import thorough
+from tiers import AS_NOBODY, NOBODY, as_root, thorough
 
 from cachectl.layers.core import CachectlError
 from cachectl.layers.disk.temporaries import private_folder, temporary_parent
 from cachectl.stage import NodeRoot
-
-NOBODY = 65534
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can act as another user")
 
 
 @pytest.fixture
@@ -113,8 +108,7 @@ def test_nobody_else_can_make_a_used_folder_again(home: Home, shared: Path, verb
     folder = Path(next(line for line in done.stdout.splitlines() if line.startswith(str(shared))).partition(":")[0])
     assert not folder.exists()
     attack = f'mkdir -p "{folder}" && echo "print(\'planted\')" >"{folder}/sitecustomize.py"'
-    attacker = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "sh", "-c", attack]
-    assert subprocess.run(attacker, capture_output=True, check=False).returncode != 0
+    assert subprocess.run([*AS_NOBODY, "sh", "-c", attack], capture_output=True, check=False).returncode != 0
     # The shell in the background makes the file when it gets to it.
     said, deadline = home.path / "said", time.monotonic() + 60
     while not (said.exists() and "planted'" in said.read_text()) and time.monotonic() < deadline:

@@ -1,14 +1,12 @@
 """MIOpen's tuning results: text records under its locks."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time
 from pathlib import Path
 
 import pytest
-from support.layers import clear, environment_of, got, listed, on_disk, usage_of, verified
+from support.layers import clear, clear_damaged, environment_of, got, listed, on_disk, usage_of, verified
 from support.miopen_kernels import FIND
 from support.products import LINE, PERF, PROBLEM, TUNED, fill_system_tuning
 from support.products import fill_tuning as fill
@@ -100,6 +98,8 @@ def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) ->
     assert "line 2" in findings["malformed"].fix
     # Results of tuning are never removed as damaged.
     assert {finding.thing for finding in findings.values()} == {None}
+    assert clear_damaged(layer).removed == 0
+    assert (folder / FIND).read_text().startswith("good=S:1,0,A\nno equals\n")
     (folder / FIND).write_text("bad=S\n")
     with pytest.raises(core.Damaged):
         layer.get(f"{FIND}::bad")

@@ -1,7 +1,5 @@
 """Deterministic tars: tarfile reads what is made, and what tarfile makes is read, or refused."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 

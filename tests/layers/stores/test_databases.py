@@ -1,9 +1,6 @@
 """Databases: what may be in a file, interrupted writes, damage, and other users."""
 
-from __future__ import annotations
-
 import os
-import shutil
 import sqlite3
 import struct
 import subprocess
@@ -12,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from homes import Home
-from support.databases import CREATE, FILE, dictionary, interrupted, rows_of
+from support.dictionaries import CREATE, FILE, dictionary, equal_rows, interrupted, rows_of
 from support.layers import clear_damaged, keys_of, python, running, sql, usage_of, verified
-from tiers import amount
+from tiers import NOBODY, amount, as_root
 
 from cachectl.layers.core import Busy, Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.core.conformance import snapshot
@@ -22,12 +19,6 @@ from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.pytools.dictionaries import SCHEMA
 from cachectl.layers.stores.database import file_stamp
 from cachectl.layers.stores.rows import CHANGED, RowFile
-
-NOBODY = 65534
-as_root = pytest.mark.skipif(
-    not hasattr(os, "geteuid") or os.geteuid() != 0 or shutil.which("setpriv") is None,
-    reason="needs the superuser, who becomes another user",
-)
 
 
 def rows_in(path: Path, lock_timeout: float = 5.0) -> RowFile:
@@ -98,7 +89,7 @@ def test_keys_that_are_nearly_equal_are_different(tmp_path: Path) -> None:
 
 
 def test_every_truncation_is_found_and_none_ends_in_an_error(home: Home) -> None:
-    path = dictionary(home.path / ".cache/pytools" / FILE, rows=60)
+    path = dictionary(home.path / ".cache/pytools" / FILE, equal_rows(60))
     whole = path.read_bytes()
     layer = home.stack["pytools"]
     for size in range(1, len(whole), amount(1999, 211)):
@@ -142,7 +133,7 @@ def test_an_interrupted_write_is_unknown_and_finished_by_a_purge(home: Home) -> 
     with pytest.raises(Unreachable):
         layer.get(f"{FILE}/{0:016x}")
     assert snapshot(home.path, times=True) == before
-    assert home.json("purge", "pytools")["total"]["removed"] == 20
+    assert home.json("purge pytools")["total"]["removed"] == 20
     assert os.listdir(path.parent) == [path.name]
     assert rows_of(path) == 0
 
@@ -169,9 +160,9 @@ def test_a_file_that_its_interrupted_write_repairs_is_not_removed_as_damaged(hom
 @pytest.mark.parametrize("content", [b"", bytes(512)])
 def test_a_journal_without_content_is_removed(home: Home, content: bytes) -> None:
     """Sqlite leaves it, if a kill came before its header was written."""
-    path = dictionary(home.path / ".cache/pytools" / FILE, rows=0)
+    path = dictionary(home.path / ".cache/pytools" / FILE, equal_rows(0))
     Path(f"{path}-journal").write_bytes(content)
-    home.cachectl("purge", "pytools")
+    home.cachectl("purge pytools")
     assert os.listdir(path.parent) == [path.name]
 
 
@@ -181,8 +172,8 @@ def test_the_journal_of_a_running_program_is_left(home: Home) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.executescript("begin immediate; insert into dict values ('new', 'x')")
         assert journal.exists()
-        assert len(home.json("ls", "pytools")["entries"]) == 20
-        assert home.cachectl("purge", "pytools", "--wait", "0.1", check=False).returncode == 1
+        assert len(home.json("ls pytools")["entries"]) == 20
+        assert home.cachectl("purge pytools --wait 0.1", check=False).returncode == 1
         assert journal.exists()
         connection.execute("commit")
     assert rows_of(path) == 21
@@ -208,7 +199,7 @@ def test_a_log_is_unknown_until_it_is_applied_and_reading_leaves_no_file(tmp_pat
 
 
 def test_a_database_that_was_written_to_while_it_was_read_without_a_lock_is_no_damage(tmp_path: Path) -> None:
-    path = dictionary(tmp_path / FILE, rows=2000)
+    path = dictionary(tmp_path / FILE, equal_rows(2000))
     sql(path, "pragma journal_mode = wal")
     rows = rows_in(path).rows_with("key_value")
     next(rows)
@@ -270,6 +261,7 @@ def test_writers_of_a_folder_are_found(open_folder: Path) -> None:
         ("a/b", 0o777, "a/b"),
         ("a", 0o700, None),
         ("a/b", 0o755, None),
+        ("a", 0o777, "a"),
         ("a", 0o1777, None),  # sticky
         ("a/b/file", 0o666, "a/b/file"),
         ("a/b/file", 0o644, None),
@@ -281,6 +273,7 @@ def test_writers_of_a_folder_are_found(open_folder: Path) -> None:
             os.chown(open_folder / changed, *how)
         expected = reason and f"other users can write to {open_folder / reason}"
         assert shared_because(folder, ("file", "missing")) == expected, changed
+        assert changed == "a/b/file" or shared_because(link) == expected
     assert shared_because(link) is None
     for path, asked in ((link, link), (open_folder / "a", folder)):
         os.lchown(path, NOBODY, NOBODY)

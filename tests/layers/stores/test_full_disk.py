@@ -1,10 +1,9 @@
 """File systems with no free byte, no inode or a used-up quota: room is made, and no kill damages a dictionary."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import struct
@@ -17,8 +16,8 @@ from typing import Any
 
 import pytest
 from homes import Home
-from support.databases import PYTHON
-from support.layers import python, running, select, sql, write
+from support.dictionaries import PYTHON
+from support.layers import fill_up, python, running, select, sql, write
 from tiers import thorough
 
 from cachectl.layers.disk.room import left_of_quota
@@ -65,15 +64,6 @@ def fill_dictionary(home: Path, identifier: str, rows: int = ROWS) -> Path:
     )
     subprocess.run(python(program), env={"HOME": str(home)}, check=True)
     return home / f".cache/pytools/pdict-v5-{identifier}-{PYTHON}.sqlite"
-
-
-def fill_up(disk: Path) -> Path:
-    """Leave no free byte on a disk; return the file that takes the room."""
-    filler = disk / "filler"
-    with suppress(OSError), filler.open("ab", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    return filler
 
 
 def use_up_inodes(disk: Path) -> None:
@@ -228,9 +218,14 @@ def test_a_database_of_another_form_is_not_emptied_in_place(disk: Path, statemen
     assert (status, said["removed"]) == (0, ROWS)
 
 
-@pytest.mark.parametrize("lack", ["bytes", *thorough("files")])
-def test_a_full_home_is_first_and_pruned(lack: str, mount: Callable[..., Path], tmp_path: Path, filled: Home) -> None:
-    """A home on 6 MB without a free byte, or without an inode: the doctor begins with it, and prune makes room."""
+@pytest.mark.parametrize(
+    ("lack", "verb"),
+    [("bytes", "prune --max-size=0B"), ("bytes", "purge --all"), *thorough(("files", "prune --max-size=0B"))],
+)
+def test_a_full_home_is_first_and_cleared(
+    lack: str, verb: str, mount: Callable[..., Path], tmp_path: Path, filled: Home
+) -> None:
+    """A home on 6 MB without a free byte, or without an inode: the doctor begins with it, and all entries go."""
     inodes = 9999 if lack == "bytes" else 20 + len([*(filled.path / ".cache").rglob("*")])
     disk = mount("-t", "tmpfs", "-o", f"size=6m,nr_inodes={inodes}", "tmpfs", on=tmp_path / "disk")
     shutil.copytree(filled.path / ".cache", disk / ".cache", symlinks=True)
@@ -241,11 +236,12 @@ def test_a_full_home_is_first_and_pruned(lack: str, mount: Callable[..., Path], 
     assert "full" not in {finding["code"] for finding in others}
     layer = first["fix"].removeprefix("cachectl purge ")
     assert f"0 more {lack}; {layer} holds most" in first["message"]
-    status, result = cachectl(disk, "prune", "--max-size=0B")
+    status, result = cachectl(disk, *verb.split())
     assert (status, result["total"]["failed"]) == (0, 0), [one["failed"] for one in result["layers"] if one["failed"]]
-    free = os.statvfs(disk)
-    assert free.f_bavail * free.f_frsize > 50_000
-    assert free.f_favail > 10
+    assert cachectl(disk, "report")[1]["total"]["entries"] == 0
+    assert not [path for path in disk.rglob("*") if re.fullmatch(r"\.cachectl-.*|.*-journal|lock", path.name)]
+    (disk / "new").write_bytes(bytes(1 << 20))
+    assert os.statvfs(disk).f_favail > 10
 
 
 def test_a_quota_bounds_what_can_be_stored() -> None:

@@ -1,7 +1,5 @@
 """Sizes that somebody else chose: what is too large is refused in one line, and takes neither memory nor the disk."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 The mounts are real, in a file system of their own, and need the superuser.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil
@@ -14,8 +12,10 @@ from pathlib import Path
 import pytest
 from homes import Home
 from injector import KILL, WRITES, Fault, Injector
+from support.bundles import files
 from support.layers import got, keys_of, root_of
 from support.tracing import layer_of, trace
+from tiers import real, thorough_only
 from worlds import leftovers
 
 from cachectl.layers.core import Selection
@@ -60,8 +60,8 @@ def built(home: Home, layer: str) -> int:
     return int(layer_of(trace(home, program, number), layer)["stores"])
 
 
-@pytest.mark.real
-@pytest.mark.thorough
+@real
+@thorough_only
 @pytest.mark.parametrize("layer", ["pocl", "pyopencl"])
 def test_entries_of_an_image_are_replaced_and_removed(image: Home, layer: str) -> None:
     """Removed one by one (damage, a selection) and at once, then real programs miss, and hit again."""
@@ -83,7 +83,7 @@ def test_entries_of_an_image_are_replaced_and_removed(image: Home, layer: str) -
 
 
 @pytest.mark.hazard
-@pytest.mark.real
+@real
 @pytest.mark.parametrize(("layer", "first"), [("pocl", "program.bc"), ("pyopencl", "info")])
 def test_a_killed_purge_leaves_all_or_a_miss(
     image: Home, mounted: Mounter, injector: Injector, layer: str, first: str
@@ -118,7 +118,3 @@ def test_a_killed_purge_leaves_all_or_a_miss(
         assert again.status == 0 or not left, again
         assert not folder.exists()
     assert len(states) == len(whole) - 1
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

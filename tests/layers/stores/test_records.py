@@ -1,7 +1,5 @@
 """Text records: the reader's rules, and rewrites that leave every neighbour as it was."""
 
-from __future__ import annotations
-
 import os
 import stat
 import tempfile

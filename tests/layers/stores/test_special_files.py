@@ -1,7 +1,5 @@
 """FIFOs and sockets under the names that a layer may open: no verb waits for one, and none is changed."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

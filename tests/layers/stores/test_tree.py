@@ -1,7 +1,5 @@
 """The folder-tree store: what it may touch, and what it must not, whatever lies in its way."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -11,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.layers import on_disk, python, running, write
 from tiers import amount
@@ -131,9 +129,7 @@ def build(folder: Path, content: object) -> None:
         folder.symlink_to(str(content))
 
 
-@settings(
-    max_examples=amount(40, 150), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=amount(40, 150))
 @given(content=st.dictionaries(NAMES, TREES, max_size=5))
 def test_only_leaves_of_the_shape_ever_go(tmp_path_factory: pytest.TempPathFactory, content: dict[str, object]) -> None:
     tree = Tree("test", tmp_path_factory.mktemp("tree") / "root", SHAPE)

@@ -34,4 +34,4 @@ if __name__ == "__main__":
     import toyc
 
     for name in sys.argv[1:]:
-        print(name, toyc.build(name))  # noqa: T201 - a program's output
+        print(name, toyc.build(name))
