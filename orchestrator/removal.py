@@ -71,7 +71,9 @@ def planned(layers: Iterable[core.Layer], plan: Callable[[core.Layer], core.Plan
     parts = []
     for layer in layers:
         try:
-            parts.append((layer, plan(layer)))
+            # The store of a layer that has nothing here is not loaded. Others may refuse.
+            is_absent = layer.about.scope is core.Scope.USER and not existing_roots(layer)
+            parts.append((layer, core.Plan(layer.name) if is_absent else plan(layer)))
         except core.FAILURES as error:  # noqa: PERF203 - one must not end the rest
             parts.append((layer, core.Plan(layer.name, failed=_failure(error))))
     return Removal(dry_run=True, layers=tuple(plan.outcome for _, plan in parts), parts=tuple(parts))

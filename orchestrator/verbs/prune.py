@@ -68,7 +68,8 @@ def plan_prune(layers: Iterable[core.Layer], limits: config.Limits) -> removal.R
                 going[layer].append(thing)
             else:
                 total += thing.bytes
-                aged += [] if latest is None else [(latest, layer, thing)]
+                if latest is not None:
+                    aged.append((latest, layer, thing))
     for _, layer, thing in sorted(aged, key=itemgetter(0)):
         if limits.bytes is None or total <= limits.bytes:
             break
@@ -86,7 +87,7 @@ def _things(layer: core.Layer, failed: list[core.Note], *, contents: bool) -> It
     """Yield what a layer holds, and note what could not be read; a guest belongs to another program."""
     try:
         # Nothing is removed if not every root is known.
-        roots = tuple(core.every_root(layer))
+        roots = removal.existing_roots(layer)
     except core.FAILURES as error:
         failed.append(core.Note("*", core.reason_of(error)))
         return

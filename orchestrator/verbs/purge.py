@@ -26,14 +26,7 @@ def plan_purge(
     damaged: bool = False,
 ) -> removal.Removal:
     """Plan the purge of a selection in each layer, with ``damaged`` only of damaged entries; touches nothing."""
-
-    def plan(layer: core.Layer) -> core.Plan:
-        # The store of a layer that has nothing here is not loaded. Others may refuse.
-        if selection.kernel is None and layer.about.scope is core.Scope.USER and not removal.existing_roots(layer):
-            return core.Plan(layer.name)
-        return layer.plan_clear(selection, damaged=damaged)
-
-    return removal.planned(stack.chosen(layers), plan)
+    return removal.planned(stack.chosen(layers), lambda layer: layer.plan_clear(selection, damaged=damaged))
 
 
 def purge(
