@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 from cachectl import layer_set, listing, verbs
 from cachectl.layers import core
-from cachectl.layers.core import registry
 from cachectl.layers.disk import plain, room, trust
 from cachectl.layers.host import launcher, processes
 
@@ -78,16 +77,14 @@ class _Held(NamedTuple):
 
 
 def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Findings:
-    """Return the problems of the named layers, or of all and of plug-ins, each with the command that fixes it."""
-    named = tuple(layers)
-    return diagnosis(stack.named(named), () if named else stack.broken)
+    """Return the problems of the named layers, or of all and of plug-ins, each with the command that fixes it.
 
-
-def diagnosis(layers: Iterable[core.Layer], broken: Iterable[registry.Broken] = ()) -> listing.Findings:
-    """Return the findings: full file systems first, then layer by layer, the worst of each first."""
-    roots = {layer: list(_held(layer)) for layer in layers}
+    Full file systems come first, then layer by layer, the worst of each first.
+    """
+    names = tuple(layers)
+    roots = {layer: list(_held(layer)) for layer in stack.named(names)}
     found = list(_of_space([held for of_layer in roots.values() for held in of_layer]))
-    for plugin in broken:
+    for plugin in () if names else stack.broken:
         name, why = plugin["name"], plugin["why"]
         fix = f"fix or uninstall the plug-in {name}"
         found.append(core.Finding(name, Path("*"), None, core.HARMLESS, "plugin", why, fix))

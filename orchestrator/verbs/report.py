@@ -177,30 +177,30 @@ def report(
 
 def _layer_report(layer: core.Layer) -> LayerReport:
     failures: dict[str, None] = {}
-    state = core.State(core.UNKNOWN, "its state could not be read")
-    roots: tuple[core.Root, ...] = ()
-    try:
-        roots = tuple(core.every_root(layer))
-    except core.FAILURES as error:
-        failures[core.reason_of(error)] = None
+    roots, about = list[RootReport](), layer.about
+    for _, root, found in layer_set.in_each_root([layer], _count, core.every_root):
+        if isinstance(found, RootReport):
+            roots.append(found)
+        elif root is None:
+            failures[core.reason_of(found)] = None
+        else:
+            problem = core.Problem(root.path, "unreadable", core.reason_of(found))
+            # An unreadable root exists.
+            roots.append(RootReport(root, exists=True, usage=core.UNCOUNTED._replace(problems=(problem,))))
     try:
         state = layer.state()
     except core.FAILURES as error:
+        state = core.State(core.UNKNOWN, "its state could not be read")
         failures[core.reason_of(error)] = None
-    reports, about = tuple(_root_report(layer, root) for root in roots), layer.about
-    total = total_of(reports, complete=not failures)
-    return LayerReport(layer.name, layer.title, state, about.scope, about.precious, reports, tuple(failures), total)
+    total = total_of(roots, complete=not failures)
+    known = (layer.name, layer.title, state, about.scope, about.precious)
+    return LayerReport(*known, tuple(roots), tuple(failures), total)
 
 
-def _root_report(layer: core.Layer, root: core.Root) -> RootReport:
-    try:
-        # The store of a missing root is not loaded.
-        usage = layer.store.usage(root) if root.may_exist else core.sum_usage(())
-        return RootReport(root, root.exists, usage)
-    except core.FAILURES as error:
-        # An unreadable root exists.
-        usage = core.UNCOUNTED._replace(problems=(core.Problem(root.path, "unreadable", core.reason_of(error)),))
-        return RootReport(root, exists=True, usage=usage)
+def _count(layer: core.Layer, root: core.Root) -> Iterator[RootReport]:
+    # The store of a missing root is not loaded.
+    usage = layer.store.usage(root) if root.may_exist else core.sum_usage(())
+    yield RootReport(root, root.exists, usage)
 
 
 def _by_python(layers: Iterable[core.Layer], stack: layer_set.LayerSet) -> tuple[PythonShare, ...]:
