@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-import selectors
+import select
 import signal
 import subprocess
 import sys
@@ -206,31 +206,29 @@ def _run(user: pwd.struct_passwd, words: Sequence[str]) -> tuple[int, bytes, byt
         )
     except OSError as error:
         return -1, b"", b"", f"cannot start {core.printable(sys.executable)} as that user: {error.strerror}"
-    written: dict[Any, bytearray] = {child.stdout: bytearray(), child.stderr: bytearray()}
-    problem, deadline = None, time.monotonic() + _SECONDS
+    streams = {stream: bytearray() for stream in (child.stdout, child.stderr) if stream is not None}
+    written, problem, deadline = [*streams.values()], None, time.monotonic() + _SECONDS
     try:
-        with selectors.DefaultSelector() as pipes:
-            for stream, data in written.items():
-                pipes.register(stream, selectors.EVENT_READ, data)
-            while pipes.get_map() and problem is None:
-                for key, _ in pipes.select(1):
-                    piece = os.read(key.fd, 1 << 16)
-                    key.data.extend(piece)
-                    if not piece:
-                        pipes.unregister(key.fileobj)
-                    if len(key.data) > _MOST_OUTPUT:
-                        problem = f"wrote more than {_MOST_OUTPUT >> 20} MiB; select fewer entries"
-                if time.monotonic() > deadline:
-                    problem = f"took longer than {_SECONDS} s"
+        while streams and problem is None:
+            for stream in select.select([*streams], (), (), 1)[0]:
+                piece = os.read(stream.fileno(), 1 << 16)
+                streams[stream] += piece
+                if len(streams[stream]) > _MOST_OUTPUT:
+                    problem = f"wrote more than {_MOST_OUTPUT >> 20} MiB; select fewer entries"
+                if not piece:
+                    del streams[stream]
+                    stream.close()
+            if time.monotonic() > deadline:
+                problem = f"took longer than {_SECONDS} s"
         _wait(child, 0 if problem else 5)
     finally:
         if child.returncode is None:
             with suppress(OSError):
                 os.killpg(child.pid, signal.SIGKILL)
             _wait(child, 5)
-        for stream in written:
+        for stream in streams:
             stream.close()
-    return child.returncode or 0, bytes(written[child.stdout]), bytes(written[child.stderr]), problem
+    return child.returncode or 0, bytes(written[0]), bytes(written[1]), problem
 
 
 def _wait(child: subprocess.Popen[bytes], seconds: float) -> None:
