@@ -216,7 +216,7 @@ def _by_python(layers: Iterable[core.Layer], stack: layer_set.LayerSet) -> tuple
     for versions, entries in groups.items():
         packages = dict(versions)
         python = packages.pop("python")
-        pythons = [other for other in pythons_of(stack.environment) if other.version == python]
+        pythons = (other for other in pythons_of(stack.environment) if other.version == python)
         known = tuple(other.path for other in pythons if other.present is not False)
         stale, size = sum(entry.stale is True for entry in entries), sum(entry.bytes for entry in entries)
         shares.append(PythonShare(python, packages, len(entries), size, stale, known))
@@ -266,11 +266,10 @@ def draw(whole: Report, listing: Listing, findings: Iterable[core.Finding]) -> b
         rows.append([*_group_of(entry, words), kernels, printable(entry.key), entry.bytes, *times, 1])
     rest: dict[tuple[int | None, ...], list[int]] = {}
     for entry in entries[_MOST_SHOWN:]:
-        sums = rest.setdefault(_group_of(entry, words), [0, 0])
-        sums[0] += 1
-        sums[1] += entry.bytes
-    for group, (count, size) in rest.items():
-        rows.append([*group, None, core.plural(count, "smaller entry", "smaller entries"), size, None, None, count])
+        rest.setdefault(_group_of(entry, words), []).append(entry.bytes)
+    for group, sizes in rest.items():
+        name = core.plural(len(sizes), "smaller entry", "smaller entries")
+        rows.append([*group, None, name, sum(sizes), None, None, len(sizes)])
     data = {
         "generated": whole.generated,
         "layers": [layer.layer for layer in whole.layers],
