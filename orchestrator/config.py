@@ -78,10 +78,9 @@ def _settings(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
     else:
         import tomli as tomllib
     try:
-        for key, written in _flat(tomllib.loads(content.decode()), ""):
+        for key, value in _flat(tomllib.loads(content.decode()), ""):
             if key not in _KEYS:
                 raise ValueError(f"{key}: unknown key; there are {', '.join(_KEYS)}")
-            value = tuple(written) if isinstance(written, list) else written
             try:
                 _KEYS[key](value)
             except ValueError as error:
@@ -132,8 +131,8 @@ def _seconds(value: object) -> float:
     return value
 
 
-def _paths(value: object) -> tuple[str, ...]:
-    if not isinstance(value, tuple):
+def _paths(value: object) -> list[str]:
+    if not isinstance(value, list):
         raise ValueError("write a list of paths")  # noqa: TRY004
     for path in value:
         if not isinstance(path, str) or not (path.startswith("~/") or os.path.isabs(path)):

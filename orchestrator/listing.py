@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cachectl import layer_set, verbs
 from cachectl.layers import core
@@ -53,6 +53,17 @@ class Findings(NamedTuple):
 def _warn_of_failures(trouble: Trouble) -> None:
     if trouble.failed:
         layer_set.warn_user(f"{trouble.layer}: {trouble.message}")
+
+
+def entries(
+    stack: layer_set.LayerSet,
+    selection: core.Selection = core.ALL,
+    *,
+    layers: Iterable[str] = (),
+    **options: Any,  # noqa: ANN401 - those of listed
+) -> Iterator[core.Entry]:
+    """Yield the selected entries of the named layers, or of all: :func:`listed`."""
+    return listed(stack.named(layers), selection, **options)
 
 
 def listed(
@@ -112,9 +123,8 @@ def findings_table(result: Findings, _request: object) -> verbs.Table:
     """Return the findings."""
     rows = []
     for finding in result.findings:
-        place = str(finding.root or "")
-        values = (finding.severity.value, finding.code, place, finding.key or "", finding.message, finding.fix)
-        rows.append((finding.layer, *values))
+        where = (str(finding.root), finding.key or "")
+        rows.append((finding.layer, finding.severity.value, finding.code, *where, finding.message, finding.fix))
     titles = ("layer", "severity", "code", "root", "key", "message", "fix")
     return verbs.Table(dict.fromkeys(titles, str), rows)
 

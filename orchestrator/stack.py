@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers import core
@@ -53,18 +53,7 @@ class Stack(LayerSet):
 
         return cls(environment_below(environment or core.Environment.here(), folder))
 
-    def entries(
-        self,
-        selection: core.Selection = core.ALL,
-        *,
-        layers: Iterable[str] = (),
-        **options: Any,  # noqa: ANN401
-    ) -> Iterator[core.Entry]:
-        """Yield the selected entries, layer by layer: :func:`cachectl.listing.listed`."""
-        from cachectl import listing
-
-        return listing.listed(self.named(layers), selection, **options)
-
+    entries: _Verb[Iterator[core.Entry]] = _Verb("cachectl.listing.entries")
     report: _Verb[Report] = _Verb("cachectl.verbs.report.report")
     ls: _Verb[listing.Listing] = _Verb("cachectl.verbs.ls.ls")
     verify: _Verb[listing.Findings] = _Verb("cachectl.verbs.verify.verify")

@@ -15,13 +15,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cachectl import verbs
-from cachectl.cli import output
 from cachectl.layers import core
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ _LOGIN_DEFS = Path("/etc/login.defs")
 #: The list in the document of each verb, and the texts and numbers of its items that the table shows.
 _FINDINGS = ("findings", ("layer", "severity", "message", "fix"), ())
 _PURGE = ("layers", ("layer",), ("removed", "orphans_removed", "bytes_freed", "skipped", "failed"))
-_SHOWN: Mapping[str, tuple[str, Sequence[str], Sequence[str]]] = {
+_SHOWN: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "report": ("layers", ("layer",), ("entries", "files", "bytes", "stale_bytes")),
     "ls": ("entries", ("layer", "key"), ("bytes",)),
     "verify": _FINDINGS,
@@ -51,7 +50,7 @@ _SHOWN: Mapping[str, tuple[str, Sequence[str], Sequence[str]]] = {
 
 #: What a child said: the document of its verb with ``user`` and ``error``, its status, and other lines. Its user wrote
 #: them.
-_Answer = tuple[Mapping[str, Any], int, Sequence[str]]
+_Answer = tuple[Mapping[str, Any], int, list[str]]
 
 
 def _number(item: Mapping[str, Any], name: str) -> int | None:
@@ -85,20 +84,25 @@ def run(request: verbs.Request) -> int:
     for document, _, notes in answers:
         for line in (document["error"], *notes):
             if line:
-                output.warn(f"{document['user']}: {line}")
+                request.notice(f"{document['user']}: {line}")
     return int(any(failures) or any(status for _, status, _ in answers))
 
 
-def _show(request: verbs.Request, documents: Sequence[Mapping[str, Any]]) -> None:
+def _show(request: verbs.Request, documents: list[Mapping[str, Any]]) -> None:
     """Print all answers in the form that was asked for."""
     items, texts, numbers = _SHOWN[request.options.verb]
-    found = [{**item, "user": document["user"]} for document in documents for item in document.get(items, ())]
-    found = [item for item in found if not numbers or any(_number(item, name) for name in numbers)]
-    total = {name: sum(_number(item, name) or 0 for item in found) for name in numbers}
+    rows: list[tuple[Any, ...]] = []
+    for document in documents:
+        for item in document.get(items, ()):
+            amounts = [_number(item, name) for name in numbers]
+            if any(amounts) or not numbers:
+                named = [str(item.get(name) or verbs.DASH)[:_LONGEST] for name in texts]
+                rows.append((document["user"], *named, *amounts))
+    total = {name: sum(row[place] or 0 for row in rows) for place, name in enumerate(numbers, 1 + len(texts))}
     totals = [document.get("total") if document["error"] is None else {"complete": False} for document in documents]
     complete = all(not isinstance(sums, dict) or sums.get("complete", True) is True for sums in totals)
     if request.form == "json":
-        output.show_json({"users": documents, "total": total, "complete": complete})
+        request.output.show_json({"users": documents, "total": total, "complete": complete})
         return
     columns: dict[str, Callable[[Any], str]] = dict.fromkeys(("user", *texts), str)
     sums: list[str] = []
@@ -107,18 +111,14 @@ def _show(request: verbs.Request, documents: Sequence[Mapping[str, Any]]) -> Non
         # A dry run has removed nothing.
         columns["would go" if name == "removed" and request.options.dry_run else name] = shown
         sums.append(shown(number) + ("" if complete else "+"))
-    rows = []
-    for item in found:
-        cells = [str(item.get(name) or verbs.DASH)[:_LONGEST] for name in ("user", *texts)]
-        rows.append((*cells, *(_number(item, name) for name in numbers)))
     table = verbs.Table(columns, rows, ("total", *("" for _ in texts), *sums))
     if request.form == "csv":
-        output.show_csv(table)
+        request.output.show_csv(table)
     else:
-        output.say([table])
+        request.output.say([table])
 
 
-def _words(typed: Sequence[str]) -> Iterator[str]:
+def _words(typed: list[str]) -> Iterator[str]:
     """Yield the words that a child gets of the typed line."""
     words = iter(typed)
     # Before --, after which nothing is an option.
@@ -130,7 +130,7 @@ def _words(typed: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def _users(names: Sequence[str]) -> list[pwd.struct_passwd]:
+def _users(names: list[str]) -> list[pwd.struct_passwd]:
     """Return the accounts of these names, or of all people: ``UID_MIN`` to ``UID_MAX`` of login.defs(5)."""
     import pwd
 
@@ -153,7 +153,7 @@ def _account(name: str) -> pwd.struct_passwd:
         raise core.BadRequest(f"unknown user {name!r}; getent passwd lists accounts") from error
 
 
-def _ask(user: pwd.struct_passwd, words: Sequence[str]) -> _Answer:
+def _ask(user: pwd.struct_passwd, words: list[str]) -> _Answer:
     """Run a verb as a user, and return what it wrote."""
     status, data, said, error = _run(user, words)
     document: dict[str, Any] = {}
@@ -187,7 +187,7 @@ def _escaped(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
     return value
 
 
-def _run(user: pwd.struct_passwd, words: Sequence[str]) -> tuple[int, bytes, bytes, str | None]:
+def _run(user: pwd.struct_passwd, words: list[str]) -> tuple[int, bytes, bytes, str | None]:
     """Return the status of a child, its output and its errors, and why it could not be heard to its end."""
     own = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
     try:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -13,8 +11,8 @@ from cachectl.layers import core
 
 # Layers are imported when they are asked for: --help and --version need none.
 if TYPE_CHECKING:
+    from cachectl import config as settings
     from cachectl import output_files
-    from cachectl.config import Config
     from cachectl.exchange.trust import Trust
     from cachectl.layer_set import LayerSet
 
@@ -54,13 +52,12 @@ class Request:
         if self._given is not None:
             return self._given
         try:
-            os.getcwd()
+            return core.Environment.here()
         except OSError as error:
             where = core.process_variable("PWD") or "the working folder"
             raise core.CachectlError(
                 f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
             ) from error
-        return core.Environment.here()
 
     @cached_property
     def environment(self) -> core.Environment:
@@ -91,11 +88,11 @@ class Request:
         return stack
 
     @cached_property
-    def config(self) -> Config:
+    def config(self) -> settings.Config:
         """The config files and variables. Raises as :func:`cachectl.config.load` does."""
-        from cachectl.config import load
+        from cachectl import config as settings
 
-        return load(self._here)
+        return settings.load(self._here)
 
     @property
     def now(self) -> float:
@@ -163,13 +160,6 @@ class Request:
         return files
 
     # ------------------------------------------------------------------ what comes out
-
-    @contextmanager
-    def working(self, what: str) -> Iterator[None]:
-        """Say on a terminal what is being done."""
-        with self.output.progress() as show:
-            show(what)
-            yield
 
     def write_json(self, fact: object, file: output_files.OutputFile | None) -> None:
         """Write a fact to a file, if one was named, as a JSON document."""

@@ -105,5 +105,5 @@ def run(request: verbs.Request) -> removal.Removal:
     options, stack = request.options, request.stack
     limits = config.Limits(options.stale, request.before, options.max_size)
     typed = None if limits.none else limits
-    with request.working("pruning"):
+    with request.output.progress("pruning"):
         return prune(stack, typed, layers=options.layers, dry_run=options.dry_run, notice=request.notice)

@@ -53,7 +53,7 @@ def run(request: verbs.Request) -> removal.Removal:
     if options.all == bool(options.layers):
         request.misuse("name the layers to purge, or use --all" if not options.all else "--all needs no LAYER")
     stack, layers, selection = request.stack, options.layers, request.selection()
-    with request.working("purging"):
+    with request.output.progress("purging"):
         result = purge(
             stack, selection, layers=layers, damaged=options.damaged, dry_run=options.dry_run, notice=request.notice
         )

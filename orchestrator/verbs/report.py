@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl import layer_set, verbs
 from cachectl.layers import core
-from cachectl.layers.core import registry
 from cachectl.layers.disk import temporaries
 
 if TYPE_CHECKING:
+    from cachectl import listing
     from cachectl.layers.host.neighbours import Neighbour
-    from cachectl.listing import Listing
 
 OPTIONS = (
     verbs.LAYERS,
@@ -128,7 +127,7 @@ class Report(NamedTuple):
 
     generated: float
     layers: tuple[LayerReport, ...]
-    broken: tuple[registry.Broken, ...] = ()
+    broken: tuple[Mapping[str, str], ...] = ()
     leftovers: tuple[core.Entry, ...] = ()
     neighbours: tuple[Neighbour, ...] | None = None
     pythons: tuple[PythonShare, ...] | None = None
@@ -235,28 +234,28 @@ def run(request: verbs.Request) -> Report | int:
         if options.html == "-" and request.form != "table":
             request.misuse(f"--html - and --{request.form} both write to standard output; name a FILE for one")
         (page,) = request.outputs((options.html, PAGE))
-    with request.working("counting"):
+    with request.output.progress("counting"):
         whole = report(request.stack, options.layers, neighbours=options.neighbours, by_python=options.by == "python")
     if page is not None:
         from cachectl.verbs.doctor import doctor
         from cachectl.verbs.ls import ls
 
-        with request.working("reading"):
-            listing = ls(request.stack, layers=options.layers)
-            drawn = draw(whole, listing, doctor(request.stack, options.layers).findings)
+        with request.output.progress("reading"):
+            listed = ls(request.stack, layers=options.layers)
+            drawn = draw(whole, listed, doctor(request.stack, options.layers).findings)
         page.write((drawn,))
         if options.html == "-":
             return 1 if whole.failed else 0
     return whole
 
 
-def draw(whole: Report, listing: Listing, findings: Iterable[core.Finding]) -> bytes:
+def draw(whole: Report, listed: listing.Listing, findings: Iterable[core.Finding]) -> bytes:
     """Return a report as an HTML page, with its entries and findings."""
-    from cachectl.pages import build_page, numbered
+    from cachectl import pages
 
-    printable, words = core.printable, numbered()
+    printable, words = core.printable, pages.numbered()
     # Entries that only share a folder are in no total.
-    entries = sorted((entry for entry in listing.entries if entry.guest is None), key=lambda entry: -entry.bytes)
+    entries = sorted((entry for entry in listed.entries if entry.guest is None), key=lambda entry: -entry.bytes)
     rows: list[list[object]] = []
     for entry in entries[:_MOST_SHOWN]:
         # A row has no time of its own: its file bounds it.
@@ -276,14 +275,14 @@ def draw(whole: Report, listing: Listing, findings: Iterable[core.Finding]) -> b
         "complete": whole.total.complete,
         "total": [whole.total.entries, whole.total.bytes],
         "entries": rows,
-        "missing": [f"{trouble.layer}: {printable(trouble.message)}" for trouble in listing.problems if trouble.failed],
+        "missing": [f"{trouble.layer}: {printable(trouble.message)}" for trouble in listed.problems if trouble.failed],
         "findings": [
             [*map(printable, (one.layer, one.severity.value, one.root, one.message, one.fix))] for one in findings
         ],
         # Texts that repeat stand in the rows by their numbers.
         "words": list(words),
     }
-    return build_page("report", "cachectl report", data)
+    return pages.build_page("report", "cachectl report", data)
 
 
 def _group_of(entry: core.Entry, words: Mapping[str, int]) -> tuple[int | None, ...]:

@@ -28,7 +28,7 @@ def verify(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Fin
 
 def run(request: verbs.Request) -> listing.Findings:
     """Carry out ``cachectl verify``."""
-    with request.working("verifying"):
+    with request.output.progress("verifying"):
         return verify(request.stack, request.options.layers)
 
 
