@@ -11,9 +11,7 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers import core
 
 if TYPE_CHECKING:
-    from cachectl import listing
-    from cachectl.removal import Removal
-    from cachectl.transfer import Transfer
+    from cachectl import listing, removal, transfer
     from cachectl.verbs.bench import Bench
     from cachectl.verbs.report import Report
     from cachectl.verbs.run import Ran
@@ -58,13 +56,13 @@ class Stack(LayerSet):
     ls: _Verb[listing.Listing] = _Verb("cachectl.verbs.ls.ls")
     verify: _Verb[listing.Findings] = _Verb("cachectl.verbs.verify.verify")
     doctor: _Verb[listing.Findings] = _Verb("cachectl.verbs.doctor.doctor")
-    plan_clear: _Verb[Removal] = _Verb("cachectl.verbs.purge.plan_purge")
-    purge: _Verb[Removal] = _Verb("cachectl.verbs.purge.purge")
-    prune: _Verb[Removal] = _Verb("cachectl.verbs.prune.prune")
+    plan_clear: _Verb[removal.Removal] = _Verb("cachectl.verbs.purge.plan_purge")
+    purge: _Verb[removal.Removal] = _Verb("cachectl.verbs.purge.purge")
+    prune: _Verb[removal.Removal] = _Verb("cachectl.verbs.prune.prune")
     run: _Verb[Ran] = _Verb("cachectl.verbs.run.run_with")
     trace: _Verb[Trace] = _Verb("cachectl.verbs.trace.trace")
     bench: _Verb[Bench] = _Verb("cachectl.verbs.bench.bench")
     portability_digest: _Verb[str] = _Verb("cachectl.exchange.portability.portability_digest")
-    push: _Verb[Transfer] = _Verb("cachectl.exchange.push_pull.push")
-    pull: _Verb[Transfer] = _Verb("cachectl.exchange.push_pull.pull")
+    push: _Verb[transfer.Transfer] = _Verb("cachectl.exchange.push_pull.push")
+    pull: _Verb[transfer.Transfer] = _Verb("cachectl.exchange.push_pull.pull")
     store: _Verb[SharedStore] = _Verb("cachectl.verbs.store.SharedStore")

@@ -12,9 +12,8 @@ from cachectl.layers import core
 # Layers are imported when they are asked for: --help and --version need none.
 if TYPE_CHECKING:
     from cachectl import config as settings
-    from cachectl import output_files
+    from cachectl import layer_set, output_files
     from cachectl.exchange.trust import Trust
-    from cachectl.layer_set import LayerSet
 
 
 #: Shows what is being done; of long work also how many runs are done, and how many there are in all if that is known.
@@ -76,11 +75,11 @@ class Request:
         return here._replace(lock_timeout=next(wait for wait in waits if wait is not None), shared=shared)
 
     @cached_property
-    def stack(self) -> LayerSet:
+    def stack(self) -> layer_set.LayerSet:
         """The layers of the environment; broken plug-ins are warned of."""
-        from cachectl.layer_set import LayerSet
+        from cachectl import layer_set
 
-        stack, options = LayerSet(self.environment), vars(self.options)
+        stack, options = layer_set.LayerSet(self.environment), vars(self.options)
         # A verb about all layers is incomplete without them.
         if not options.get("layers") and not options.get("layer"):
             for plugin in stack.broken:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import itemgetter
 
 from cachectl import config, layer_set, removal, verbs
 from cachectl.layers import core
@@ -68,7 +67,7 @@ def plan_prune(layers: Iterable[core.Layer], limits: config.Limits) -> removal.R
             total += thing.bytes
             if latest is not None:
                 aged.append((latest, layer, thing))
-    for _, layer, thing in sorted(aged, key=itemgetter(0)):
+    for _, layer, thing in sorted(aged, key=lambda one: one[0]):
         if limits.bytes is None or total <= limits.bytes:
             break
         going[layer].append(thing)
