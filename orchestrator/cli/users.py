@@ -135,22 +135,19 @@ def _users(names: list[str]) -> list[pwd.struct_passwd]:
     import pwd
 
     if names:
-        return [_account(name) for name in dict.fromkeys(names)]
+        accounts = []
+        for name in dict.fromkeys(names):
+            try:
+                accounts.append(pwd.getpwnam(name))
+            except KeyError as error:  # noqa: PERF203
+                raise core.BadRequest(f"unknown user {name!r}; getent passwd lists accounts") from error
+        return accounts
     text = _LOGIN_DEFS.read_text(errors="replace") if _LOGIN_DEFS.exists() else ""
     bounds = dict(re.findall(r"(?m)^(UID_M(?:IN|AX))\s+(\d{1,10})\b", text))
     people = range(int(bounds.get("UID_MIN", 1000)), int(bounds.get("UID_MAX", 60000)) + 1)
     # Several names may share one user id and home.
     found = {(user.pw_uid, user.pw_dir): user for user in reversed(pwd.getpwall()) if user.pw_uid in people}
     return [user for user in reversed(found.values()) if os.path.isdir(user.pw_dir)]
-
-
-def _account(name: str) -> pwd.struct_passwd:
-    import pwd
-
-    try:
-        return pwd.getpwnam(name)
-    except KeyError as error:
-        raise core.BadRequest(f"unknown user {name!r}; getent passwd lists accounts") from error
 
 
 def _ask(user: pwd.struct_passwd, words: list[str]) -> _Answer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 
 from cachectl import config, layer_set, removal, verbs
 from cachectl.layers import core
@@ -43,7 +42,7 @@ def prune(
             message = f"name a limit: --stale, --older-than or --max-size, or write a limit below [prune] in {file}"
             raise core.BadRequest(message)
     chosen = stack.chosen(layers)
-    return removal.carry_out(stack, chosen, partial(plan_prune, chosen, limits), notice, dry_run=dry_run)
+    return removal.carry_out(stack, chosen, lambda: plan_prune(chosen, limits), notice, dry_run=dry_run)
 
 
 def plan_prune(layers: Iterable[core.Layer], limits: config.Limits) -> removal.Removal:

@@ -15,7 +15,7 @@ from cachectl.switching import child
 
 if TYPE_CHECKING:
     from cachectl.exchange.trust import Trust
-    from cachectl.watching.proof import Proof
+    from cachectl.watching import proof as proving
 
 #: How many paths the proof of a layer names.
 _FEW = 3
@@ -60,7 +60,7 @@ class Ran(NamedTuple):
     """The exit status of a command, 128+n if signal n ended it, and the proof if one was asked for."""
 
     status: int
-    proof: Proof | None
+    proof: proving.Proof | None
 
 
 def run_with(
@@ -133,9 +133,9 @@ def run_with(
             child.link_cache_home(here, moved, root)
         if not prove:
             return Ran(child.run(command, changes, here, signals), None)
-        from cachectl.watching.proof import Proof
+        from cachectl.watching import proof as proving
 
-        proof = Proof(stack, chosen, left_out=frozenset(staying))
+        proof = proving.Proof(stack, chosen, left_out=frozenset(staying))
         return Ran(child.run(command, changes, here, signals), proof.end())
 
 
@@ -195,9 +195,9 @@ def run(request: verbs.Request) -> int:
     return ran.status if ran.proof.holds else 1
 
 
-def _lines(proof: Proof) -> Iterator[str]:
+def _lines(proof: proving.Proof) -> Iterator[str]:
     """Yield the proof of each layer, then the verdict."""
-    from cachectl.watching.proof import FAILS, UNKNOWN
+    from cachectl.watching import proof as proving
 
     for attestation in proof.attestations:
         files = f"{core.plural(attestation.compared, 'file')} compared"
@@ -213,8 +213,12 @@ def _lines(proof: Proof) -> Iterator[str]:
         yield f"proof: {attestation.layer}: {attested}"
     for name in proof.left_out:
         yield f"proof: {name}: stays in use, so nothing is proved of it"
-    if proof.of(FAILS):
+    if proof.of(proving.FAILS):
         yield "proof: other programs that use these caches count too; if one may have run, try again without it"
-    bad = [f"{verdict} for {', '.join(names)}" for verdict in (FAILS, UNKNOWN) if (names := proof.of(verdict))]
+    bad = [
+        f"{verdict} for {', '.join(names)}"
+        for verdict in (proving.FAILS, proving.UNKNOWN)
+        if (names := proof.of(verdict))
+    ]
     holds = "holds" if proof.holds else "cannot be given: no layer is left to prove it of"
     yield f"proof {'; '.join(bad) or holds}"
