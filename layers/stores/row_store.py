@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from cachectl.layers import core
 from cachectl.layers.disk import plain
@@ -31,10 +31,10 @@ class Rows(files.Files):
     other files.
     """
 
-    schema: rows.Schema
+    schema: ClassVar[rows.Schema]
     shapes: tuple[tree.Shape, ...] = ()
     #: Whether empty folders above other files go with them.
-    tidies = False
+    tidies: ClassVar[bool] = False
     #: True because sqlite writes a journal before it deletes rows.
     clearing_needs_room = True
 
