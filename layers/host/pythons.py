@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from cachectl.layers import core
-from cachectl.layers.disk import atomic, trust
+from cachectl.layers.disk import atomic
+from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.host import distributions, processes
 
 #: The name of the file with the answers, in cachectl's folder for its own state.
@@ -116,7 +117,9 @@ def pythons_of(environment: core.Environment) -> tuple[Python, ...]:
         with _records_of(environment) as records:
             own, named = _noted(environment, records), environment.python_paths
             known = {identity(own.path): own}
-            for path in (*named, *candidates(environment.variables), *map(Path, records)):
+            places: tuple[Iterable[str | Path], ...] = (named, candidates(environment.variables), records)
+            # Looking at one may add to the records.
+            for path in (Path(place) for group in places for place in tuple(group)):
                 key = identity(path)
                 if key not in known and (python := look(path, records, named=path in named)) is not None:
                     known[key] = python
@@ -150,7 +153,7 @@ def _noted(environment: core.Environment, records: dict[str, PythonRecord]) -> P
     return own
 
 
-def named_pythons(environment: core.Environment, names: Sequence[str]) -> tuple[Path, ...]:
+def named_pythons(environment: core.Environment, names: Iterable[str]) -> tuple[Path, ...]:
     """Return the paths of interpreters that a user named, by path or by a name on ``PATH``.
 
     Raises :class:`BadRequest` for one that neither answers nor answered before.
@@ -199,7 +202,7 @@ def _is_safe(path: Path) -> bool:
             with open(real, "rb") as file:
                 is_script = file.read(2) == b"#!"
             # Another user may own a link in the middle of the way.
-            return not is_script and not any(map(trust.shared_because, (path, *filter(os.path.exists, decisive))))
+            return not is_script and not any(map(shared_because, (path, *filter(os.path.exists, decisive))))
     return False
 
 
@@ -330,7 +333,7 @@ def _records_of(environment: core.Environment) -> Iterator[dict[str, PythonRecor
     records: dict[str, PythonRecord] = {}
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         # What is named there is started.
-        if not trust.shared_because(file.parent, (file.name,)):
+        if not shared_because(file.parent, (file.name,)):
             document = json.loads(file.read_bytes())["pythons"]
             records = {path: PythonRecord(**record) for path, record in document.items()}
     before = dict(records)
