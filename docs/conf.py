@@ -14,7 +14,7 @@ release: str = __version__
 
 extensions: list[str] = [
     *("myst_parser", "sphinx.ext.autodoc", "sphinx.ext.intersphinx", "sphinxarg.ext"),
-    *("abilities", "floor_plan", "schemas"),
+    *("tables", "schemas"),
 ]
 # The inventories hold the few names that these pages refer to: a build needs no network and gives the same pages.
 intersphinx_mapping: dict[str, tuple[str, str]] = {

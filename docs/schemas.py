@@ -52,19 +52,9 @@ def schemas(*, closed: bool = False) -> dict[str, Schema]:
         document = maker.of_class(kind)
         document["properties"] = {"schema": {"const": title}, **document["properties"]}
         document["required"] = ["schema", *document["required"]]
-        if title in found:
-            # Several verbs write it, and some of its keys only one of them.
-            document = _either(document, found[title])
-            maker.classes.update(found[title]["$defs"])
         dialect = "https://json-schema.org/draft/2020-12/schema"
         found[title] = {"$schema": dialect, "title": title, **document, "$defs": maker.classes}
     return found
-
-
-def _either(one: Schema, other: Schema) -> Schema:
-    """Return the schema of a document that has the keys of one of two."""
-    required = [key for key in one["required"] if key in other["required"]]
-    return {**one, "properties": {**other["properties"], **one["properties"]}, "required": required}
 
 
 class _Maker:
@@ -82,14 +72,8 @@ class _Maker:
             "description": (kind.__doc__ or "").partition("\n")[0],
             "properties": {key: schema for key, (schema, _) in keys.items()},
             "required": [key for key, (_, required) in keys.items() if required],
-            "additionalProperties": not self._closed or any(get_origin(hint) is Mapping for hint in self._flat(kind)),
+            "additionalProperties": not self._closed,
         }
-
-    @staticmethod
-    def _flat(kind: type) -> Iterator[Any]:
-        """Yield the types of the members whose keys stand in the document itself."""
-        hints = get_type_hints(kind, localns=_NAMES)
-        yield from (hints[name] for name in json_keys(kind) if name in declared(kind).flat and name in hints)
 
     def _keys(self, kind: type) -> Iterator[tuple[str, tuple[Schema, bool]]]:
         """Yield each key with its schema, and whether it is always there."""
@@ -98,9 +82,7 @@ class _Maker:
             own = getattr(kind, name, None)
             hint = get_type_hints(own.fget)["return"] if isinstance(own, property) else hints[name]
             if name in say.flat:
-                # A mapping stands for the keys of any document.
-                if get_origin(hint) is not Mapping:
-                    yield from self._keys(hint)
+                yield from self._keys(hint)
                 continue
             if hint is types.SimpleNamespace:
                 sums = {name: {"type": "integer"} for name in say.sums}

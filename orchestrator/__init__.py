@@ -11,18 +11,7 @@ if TYPE_CHECKING:
     from cachectl.config import Limits
     from cachectl.exchange.place import BadStore, TransferFailed
     from cachectl.exchange.trust import Trust, Untrusted
-    from cachectl.layers.core.errors import (
-        BadRequest,
-        Busy,
-        CachectlError,
-        Damaged,
-        EntryExists,
-        LayerError,
-        NoRoom,
-        Refused,
-        Unreachable,
-        Unsettled,
-    )
+    from cachectl.layers.core.errors import *
     from cachectl.layers.core.selection import Selection
     from cachectl.stack import Stack
     from cachectl.switching.disabled import StillOn, disabled, isolated

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -11,8 +10,6 @@ from typing import Any, NamedTuple
 
 from cachectl.layers import core
 
-#: Larger than any config file, in bytes.
-_LARGEST = 1 << 16
 #: The longest wait for a lock in seconds: a day.
 _LONGEST = 86400
 
@@ -33,16 +30,15 @@ class Limits(NamedTuple):
         return self == Limits()
 
 
-class Config:
+class Config(NamedTuple):
     """The settings of one environment, and where files are looked for, the one that counts most first.
 
     ``files`` are paths, each with whose it is (``user``, ``site`` or ``named``) and whether it exists. ``settings``
     maps keys, with the names of their tables, to the value as it was written and the file that has it.
     """
 
-    def __init__(self) -> None:
-        self.files: list[tuple[Path, str, bool]] = []
-        self.settings: dict[str, tuple[Any, Path]] = {}
+    files: list[tuple[Path, str, bool]]
+    settings: dict[str, tuple[Any, Path]]
 
     def get(self, key: str) -> Any:  # noqa: ANN401 - each key has its type
         """Return the value of a key as it was read; ``None`` if no file has it."""
@@ -60,7 +56,7 @@ def load(environment: core.Environment) -> Config:
     Raises :class:`CachectlError` for a file that cannot be read, or that another user could have written, and
     :class:`BadRequest` for one with an unknown key or a wrong value; the text begins with the file.
     """
-    config = Config()
+    config = Config([], {})
     for origin, path in core.config_paths(environment):
         content = _read(path, needed=origin == "named")
         config.files.append((path, origin, content is not None))
@@ -82,10 +78,9 @@ def _settings(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
     else:
         import tomli as tomllib
     try:
-        for key, written in _flat(tomllib.loads(content.decode()), ""):
+        for key, value in _flat(tomllib.loads(content.decode()), ""):
             if key not in _KEYS:
                 raise ValueError(f"{key}: unknown key; there are {', '.join(_KEYS)}")
-            value = tuple(written) if isinstance(written, list) else written
             try:
                 _KEYS[key](value)
             except ValueError as error:
@@ -109,19 +104,11 @@ def _read(path: Path, *, needed: bool) -> bytes | None:
 
     shown, ignore = core.printable(path), f"{core.CONFIG_VARIABLE}={os.devnull}"
     try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        try:
-            status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
-                raise core.CachectlError(f"{shown}: not a file of at most {_LARGEST} bytes")
-            replaced = not os.path.samestat(status, os.stat(path))
-            if reason := shared_because(path) or ("it was replaced just now" if replaced else None):
-                raise core.CachectlError(
-                    f"{shown}: refused: {reason}; chmod go-w or chown that, or ignore it: {ignore}"
-                )
-            return os.read(handle, _LARGEST)
-        finally:
-            os.close(handle)
+        if (reason := shared_because(path)) is not None:
+            raise core.CachectlError(f"{shown}: refused: {reason}; chmod go-w or chown that, or ignore it: {ignore}")
+        if not path.is_file():
+            raise core.CachectlError(f"{shown}: not a file; correct it, or ignore it: {ignore}")
+        return path.read_bytes()
     except OSError as error:
         # Also a link that leads nowhere, and one in a folder that is closed to this user, is none.
         if not needed and not os.path.exists(path):
@@ -144,8 +131,8 @@ def _seconds(value: object) -> float:
     return value
 
 
-def _paths(value: object) -> tuple[str, ...]:
-    if not isinstance(value, tuple):
+def _paths(value: object) -> list[str]:
+    if not isinstance(value, list):
         raise ValueError("write a list of paths")  # noqa: TRY004
     for path in value:
         if not isinstance(path, str) or not (path.startswith("~/") or os.path.isabs(path)):

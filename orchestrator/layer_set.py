@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
+from typing import TypeVar
 
 from cachectl.layers import core
 from cachectl.layers.core import registry
+
+T = TypeVar("T")
 
 
 def warn_user(line: str) -> None:
@@ -19,14 +22,11 @@ def warn_user(line: str) -> None:
 class LayerSet:
     """Every cache layer as one environment (by default this process's) resolves it; each is made when it is used."""
 
-    def __init__(
-        self, environment: core.Environment | None = None, *, plugins: bool = True, shared: bool = False
-    ) -> None:
+    def __init__(self, environment: core.Environment | None = None, *, shared: bool = False) -> None:
         """Resolve the layers; ``shared`` says that other users who can write to a cache are trusted."""
         self.environment = core.Environment.here() if environment is None else environment
         if shared:
             self.environment = self.environment._replace(shared=True)
-        self._plugins = plugins
         self._made: dict[str, core.Layer] = {}
 
     def __repr__(self) -> str:
@@ -37,7 +37,7 @@ class LayerSet:
         """The layers of plug-ins, and those that could not be loaded."""
         layers: dict[str, core.Layer] = {}
         broken: list[registry.Broken] = []
-        for layer in registry.plugged_in(self.environment) if self._plugins else ():
+        for layer in registry.plugged_in(self.environment):
             if not isinstance(layer, core.Layer):
                 broken.append(layer)
             elif layer.name in layers:
@@ -89,3 +89,26 @@ class LayerSet:
         """Return the layers of these names as :meth:`named` does; every clearable one where none is named."""
         names = tuple(names)
         return self.named(names) if names else self.clearable()
+
+
+def in_each_root(
+    layers: Iterable[core.Layer],
+    look: Callable[[core.Layer, core.Root], Iterable[T]],
+    roots: Callable[[core.Layer], Iterable[core.Root]] = lambda layer: layer.roots(),
+) -> Iterator[tuple[core.Layer, core.Root | None, T | Exception]]:
+    """Yield each layer and root with what a function finds there, or the error; then the other roots go on.
+
+    The root is ``None`` if the layer as a whole failed, of which then no root is looked at.
+    """
+    for layer in layers:
+        try:
+            known = tuple(roots(layer))
+        except core.FAILURES as error:
+            yield layer, None, error
+            continue
+        for root in known:
+            try:
+                for found in look(layer, root):
+                    yield layer, root, found
+            except core.FAILURES as error:  # noqa: PERF203 - one must not end the rest
+                yield layer, root, error

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from cachectl import layer_set, verbs
 from cachectl.layers import core
 from cachectl.layers.disk import trust
-
-T = TypeVar("T")
 
 
 class Trouble(NamedTuple):
@@ -52,29 +50,20 @@ class Findings(NamedTuple):
         return any(finding.thing or finding.severity is not core.HARMLESS for finding in self.findings)
 
 
-def _in_each_root(
-    layers: Iterable[core.Layer],
-    look: Callable[[core.Layer, core.Root], Iterable[T]],
-    failed: Callable[[core.Layer, Path | None, Exception], Iterable[T]],
-) -> Iterator[T]:
-    """Yield what a function finds in each root; after an error that of ``failed``, and the other roots go on.
-
-    The path is ``None`` if the layer as a whole failed.
-    """
-    for layer in layers:
-        try:
-            for root in layer.roots():
-                try:
-                    yield from look(layer, root)
-                except core.FAILURES as error:  # noqa: PERF203 - one must not end the rest
-                    yield from failed(layer, root.path, error)
-        except core.FAILURES as error:  # noqa: PERF203
-            yield from failed(layer, None, error)
-
-
 def _warn_of_failures(trouble: Trouble) -> None:
     if trouble.failed:
         layer_set.warn_user(f"{trouble.layer}: {trouble.message}")
+
+
+def entries(
+    stack: layer_set.LayerSet,
+    selection: core.Selection = core.ALL,
+    *,
+    layers: Iterable[str] = (),
+    **options: Any,  # noqa: ANN401 - those of listed
+) -> Iterator[core.Entry]:
+    """Yield the selected entries of the named layers, or of all: :func:`listed`."""
+    return listed(stack.named(layers), selection, **options)
 
 
 def listed(
@@ -90,34 +79,18 @@ def listed(
     ``contents`` entries are not opened, as in :meth:`Layer.scan`.
     """
 
-    def scan(layer: core.Layer, root: core.Root) -> Iterator[core.Entry]:
-        for thing in layer.store.scan(root, selection, contents=contents):
-            if isinstance(thing, core.Problem):
-                notice(Trouble(layer.name, thing.path, thing.code, thing.message, failed=thing.hides))
-            elif thing.is_listed and selection.matches(thing):
+    def scan(layer: core.Layer, root: core.Root) -> Iterator[core.Found]:
+        return layer.store.scan(root, selection, contents=contents)
+
+    for layer, root, thing in layer_set.in_each_root(layers, scan):
+        if isinstance(thing, core.Entry):
+            if thing.is_listed and selection.matches(thing):
                 yield thing
-
-    def failed(layer: core.Layer, path: Path | None, error: Exception) -> Iterable[core.Entry]:
-        code = "failed" if path is None else "unreadable"
-        notice(Trouble(layer.name, path, code, core.reason_of(error), failed=True))
-        return ()
-
-    return _in_each_root(layers, scan, failed)
-
-
-def damage(layers: Iterable[core.Layer]) -> Findings:
-    """Return the damage in every root of the given layers."""
-    not_checked: dict[str, str] = {}
-
-    def check(layer: core.Layer, root: core.Root) -> Iterator[core.Finding]:
-        yield from layer.store.verify(root)
-        if layer.about.unchecked and root.exists:
-            not_checked[layer.name] = layer.about.unchecked
-
-    def failed(layer: core.Layer, path: Path | None, error: Exception) -> Iterable[core.Finding]:
-        return (failure(layer, path, error),)
-
-    return Findings(tuple(_in_each_root(layers, check, failed)), not_checked)
+        elif isinstance(thing, core.Problem):
+            notice(Trouble(layer.name, thing.path, thing.code, thing.message, failed=thing.hides))
+        else:
+            path, code = (None, "failed") if root is None else (root.path, "unreadable")
+            notice(Trouble(layer.name, path, code, core.reason_of(thing), failed=True))
 
 
 def failure(layer: core.Layer, path: Path | None, error: Exception) -> core.Finding:
@@ -150,9 +123,8 @@ def findings_table(result: Findings, _request: object) -> verbs.Table:
     """Return the findings."""
     rows = []
     for finding in result.findings:
-        place = str(finding.root or "")
-        values = (finding.severity.value, finding.code, place, finding.key or "", finding.message, finding.fix)
-        rows.append((finding.layer, *values))
+        where = (str(finding.root), finding.key or "")
+        rows.append((finding.layer, finding.severity.value, finding.code, *where, finding.message, finding.fix))
     titles = ("layer", "severity", "code", "root", "key", "message", "fix")
     return verbs.Table(dict.fromkeys(titles, str), rows)
 

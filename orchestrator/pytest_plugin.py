@@ -1,18 +1,20 @@
 """A pytest plug-in: tests that compile cold, and sessions without caches.
 
-It is installed with cachectl and loaded into every pytest session of that Python, so it imports nothing until it is
+It is installed with cachectl and loaded into every pytest session of that Python, so it imports no layer until it is
 used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 
 import pytest
 
+import cachectl
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
     from pathlib import Path
     from typing import TypeVar
 
@@ -32,8 +34,6 @@ def cold_caches(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Held]]:
     Yields the status of each layer. If a cache cannot be switched off, the test is an error that names it, and is not
     run.
     """
-    import cachectl
-
     yield from _inside(cachectl.disabled(), request)
 
 
@@ -43,19 +43,15 @@ def isolated_caches(request: pytest.FixtureRequest) -> Iterator[Path]:
 
     Yields the root. Libraries that have opened their caches cannot be moved: such a test is an error that names them.
     """
-    import cachectl
-
     yield from _inside(cachectl.isolated(), request)
 
 
 def _inside(block: AbstractContextManager[T], request: pytest.FixtureRequest) -> Iterator[T]:
     """Yield what a block yields; a test whose caches cannot be switched fails in one line, with how to run it."""
-    from cachectl.switching.disabled import StillOn
-
     try:
         with block as value:
             yield value
-    except StillOn as error:
+    except cachectl.StillOn as error:
         how = (
             f"run the test in a process of its own: pytest {request.node.nodeid}, and import the libraries in the test"
         )
@@ -88,15 +84,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def _switch_off(config: pytest.Config, *, asked: bool) -> None:
     if not asked or hasattr(config, _OFF):
         return
-    from contextlib import ExitStack
-
-    import cachectl
-    from cachectl.switching.disabled import StillOn
-
     block = ExitStack()
     try:
         setattr(config, _OFF, block.enter_context(cachectl.disabled()))
-    except StillOn as error:
+    except cachectl.StillOn as error:
         how = "start these libraries from a conftest, or run: cachectl run --no-cache -- pytest"
         raise pytest.UsageError(f"{_OPTION}: {error.what}; {how}") from None
     # pytest_unconfigure is not called if a session ends before it is configured.

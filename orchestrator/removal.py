@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -71,7 +70,9 @@ def planned(layers: Iterable[core.Layer], plan: Callable[[core.Layer], core.Plan
     parts = []
     for layer in layers:
         try:
-            parts.append((layer, plan(layer)))
+            # The store of a layer that has nothing here is not loaded. Others may refuse.
+            is_absent = layer.about.scope is core.Scope.USER and not existing_roots(layer)
+            parts.append((layer, core.Plan(layer.name) if is_absent else plan(layer)))
         except core.FAILURES as error:  # noqa: PERF203 - one must not end the rest
             parts.append((layer, core.Plan(layer.name, failed=_failure(error))))
     return Removal(dry_run=True, layers=tuple(plan.outcome for _, plan in parts), parts=tuple(parts))
@@ -96,17 +97,15 @@ def carry_out(
     """
     if dry_run:
         return plan()
-    for layer in layers:
-        # The plan of a layer names its failure. Stores are loaded where there is something.
-        with suppress(*core.FAILURES):
-            roots = existing_roots(layer)
-            recover: Callable[[core.Root], None] | None = getattr(layer.store, "recover", None) if roots else None
-            if recover is None or layer.abilities()[core.Ability.CLEAR] is not None:
-                continue
-            for root in roots:
-                with suppress(*core.FAILURES):
-                    core.require_changeable(layer, root)
-                    recover(root)
+
+    def recover(layer: core.Layer, root: core.Root) -> Iterable[None]:
+        if hasattr(layer.store, "recover") and layer.abilities()[core.Ability.CLEAR] is None:
+            core.require_changeable(layer, root)
+            layer.store.recover(root)
+        return ()
+
+    # The plan of a layer names its failure. Stores are loaded where there is something.
+    tuple(layer_set.in_each_root(layers, recover, existing_roots))
     result = plan().apply()
     from cachectl.layers.disk.temporaries import remove_abandoned
 
@@ -118,13 +117,10 @@ def carry_out(
 # ---------------------------------------------------------------------- the command line
 
 
-def _layers_table(verb: str, outcomes: Iterable[core.Outcome], total: SimpleNamespace | None = None) -> verbs.Table:
+def _layers_table(verb: str, outcomes: Iterable[core.Outcome], last: Sequence[object] = ()) -> verbs.Table:
     """Return the sums of layers; ``verb`` is the title over the number of entries."""
     numbers = {verb: verbs.count, "orphans": verbs.count, "size": verbs.size, "skipped": verbs.count}
     rows = [(one.layer, one.removed, one.orphans_removed, one.bytes_freed, len(one.skipped)) for one in outcomes]
-    last: tuple[object, ...] = ()
-    if total is not None:
-        last = ("total", total.removed, total.orphans_removed, total.bytes_freed, total.skipped)
     return verbs.Table({"layer": str, **numbers}, rows, last)
 
 
@@ -153,7 +149,8 @@ def show(result: Removal, request: verbs.Request) -> Iterator[object]:
     cleared = [outcome for outcome in result.layers if not outcome.failed or outcome.removed]
     shown = [outcome for outcome in cleared if whole or outcome != core.Outcome(outcome.layer, entries=outcome.entries)]
     if shown:
-        yield _layers_table("would go" if result.dry_run else "removed", shown, result.total)
+        *sums, _ = vars(result.total).values()
+        yield _layers_table("would go" if result.dry_run else "removed", shown, ("total", *sums))
     if hidden := len(cleared) - len(shown):
         yield f"{core.plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
     for outcome in result.layers:

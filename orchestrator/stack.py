@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers import core
 
 if TYPE_CHECKING:
-    from cachectl import listing
-    from cachectl.removal import Removal
-    from cachectl.transfer import Transfer
+    from cachectl import listing, removal, transfer
     from cachectl.verbs.bench import Bench
     from cachectl.verbs.report import Report
     from cachectl.verbs.store import SharedStore
-    from cachectl.watching.proof import Proof
+    from cachectl.watching import proof as proving
     from cachectl.watching.timeline import Trace
 
 T = TypeVar("T")
@@ -53,29 +51,18 @@ class Stack(LayerSet):
 
         return cls(environment_below(environment or core.Environment.here(), folder))
 
-    def entries(
-        self,
-        selection: core.Selection = core.ALL,
-        *,
-        layers: Iterable[str] = (),
-        **options: Any,  # noqa: ANN401
-    ) -> Iterator[core.Entry]:
-        """Yield the selected entries, layer by layer: :func:`cachectl.listing.listed`."""
-        from cachectl import listing
-
-        return listing.listed(self.named(layers), selection, **options)
-
+    entries: _Verb[Iterator[core.Entry]] = _Verb("cachectl.listing.entries")
     report: _Verb[Report] = _Verb("cachectl.verbs.report.report")
     ls: _Verb[listing.Listing] = _Verb("cachectl.verbs.ls.ls")
     verify: _Verb[listing.Findings] = _Verb("cachectl.verbs.verify.verify")
     doctor: _Verb[listing.Findings] = _Verb("cachectl.verbs.doctor.doctor")
-    plan_clear: _Verb[Removal] = _Verb("cachectl.verbs.purge.plan_purge")
-    purge: _Verb[Removal] = _Verb("cachectl.verbs.purge.purge")
-    prune: _Verb[Removal] = _Verb("cachectl.verbs.prune.prune")
-    run: _Verb[tuple[int, Proof | None]] = _Verb("cachectl.verbs.run.run_with")
+    plan_clear: _Verb[removal.Removal] = _Verb("cachectl.verbs.purge.plan_purge")
+    purge: _Verb[removal.Removal] = _Verb("cachectl.verbs.purge.purge")
+    prune: _Verb[removal.Removal] = _Verb("cachectl.verbs.prune.prune")
+    run: _Verb[tuple[int, proving.Proof | None]] = _Verb("cachectl.verbs.run.run_with")
     trace: _Verb[Trace] = _Verb("cachectl.verbs.trace.trace")
     bench: _Verb[Bench] = _Verb("cachectl.verbs.bench.bench")
     portability_digest: _Verb[str] = _Verb("cachectl.exchange.portability.portability_digest")
-    push: _Verb[Transfer] = _Verb("cachectl.exchange.push_pull.push")
-    pull: _Verb[Transfer] = _Verb("cachectl.exchange.push_pull.pull")
+    push: _Verb[transfer.Transfer] = _Verb("cachectl.exchange.push_pull.push")
+    pull: _Verb[transfer.Transfer] = _Verb("cachectl.exchange.push_pull.pull")
     store: _Verb[SharedStore] = _Verb("cachectl.verbs.store.SharedStore")

@@ -55,7 +55,7 @@ def test_clearing_returns_what_it_did_and_says_what_killed_commands_left(warm: H
 
 
 def test_running_returns_the_status_and_the_proof(home: Home) -> None:
-    stack = Stack(home.environment(), plugins=False)
+    stack = Stack(home.environment())
     said: list[str] = []
     status, proof = stack.run(ENDING_WITH_3, isolated=True, layers=["loopy"], prove=True, notice=said.append)
     assert status == 3
@@ -73,7 +73,7 @@ def test_public_names_are_there_and_what_is_shown_of_results_is_short(home: Home
     assert all(getattr(cachectl, name) for name in cachectl.__all__)
     errors = {name for name, thing in vars(errors_of_layers).items() if isinstance(thing, type)}
     assert errors < set(cachectl.__all__)
-    stack = cachectl.Stack(home.environment(), plugins=False)
+    stack = cachectl.Stack(home.environment())
     plan = stack.plan_clear()
     for result in (stack, stack["pocl"], stack.report(), plan, plan.plans[4], plan.apply()):
         assert len(repr(result)) < 200

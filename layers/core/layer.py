@@ -287,14 +287,18 @@ def plan_removal(layer: Layer, things: Iterable[core.Entry], *, in_use: bool = F
     """
     _require(layer, core.Ability.CLEAR)
     unique = {(thing.root, thing.key): thing for thing in things}.values()
-    asked = [(thing, None) for thing in unique] if in_use else list(layer.store.in_use(unique))
-    changed = {thing.root for thing, reason in asked if reason is None}
+    entries, skipped, changed = list[core.Entry](), list[core.Note](), set[Path]()
+    for thing, used in ((thing, None) for thing in unique) if in_use else layer.store.in_use(unique):
+        if used is None:
+            changed.add(thing.root)
+        if reason := used or _owner_reason(layer, thing.root, thing.key):
+            skipped.append(core.Note(thing.key, reason))
+        else:
+            entries.append(thing)
     for root in every_root(layer):
         if root.path in changed:
             require_changeable(layer, root)
-    judged = [(thing, reason or _owner_reason(layer, thing.root, thing.key)) for thing, reason in asked]
-    skipped = tuple(core.Note(thing.key, reason) for thing, reason in judged if reason is not None)
-    return core.Plan(layer.name, tuple(thing for thing, reason in judged if reason is None), skipped)
+    return core.Plan(layer.name, tuple(entries), tuple(skipped))
 
 
 def _plan_damaged(layer: Layer, root: core.Root, selection: core.Selection) -> core.Plan:

@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from cachectl.layers import core
@@ -66,7 +65,7 @@ class Store(ABC):
     #: Whether removing entries needs free disk space. Layers whose stores need none are cleared first.
     clearing_needs_room: ClassVar[bool] = False
     #: The abilities missing on this platform or installation, each with the reason.
-    refusals: Mapping[core.Ability, str] = MappingProxyType({})
+    refusals: Mapping[core.Ability, str] = {}
     #: Separates a file from what is in it, or above it, in keys.
     separator: ClassVar[str] = "/"
 

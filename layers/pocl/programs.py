@@ -19,8 +19,8 @@ from pathlib import Path
 
 from cachectl.layers import core, pocl
 from cachectl.layers.host import processes
-from cachectl.layers.stores.files import Files
-from cachectl.layers.stores.tree import Leaf, Shape, Tree
+from cachectl.layers.stores import files
+from cachectl.layers.stores import tree as trees
 
 BITCODE = "program.bc"
 #: Six characters drawn by ``mkstemp``.
@@ -67,7 +67,7 @@ UNCACHED = "_UNCACHED_"
 _SUFFIX = r"\.(?:cl|preproc\.cl|so|so\.o|spirv|spv|bc|s|binary|map)"
 
 
-def _temporaries(drawn: str) -> tuple[Shape, ...]:
+def _temporaries(drawn: str) -> tuple[trees.Shape, ...]:
     """Return the shapes of temporaries with these random characters in their names.
 
     The last one, for those of a compile, is safe only in a folder with PoCL's name.
@@ -75,30 +75,32 @@ def _temporaries(drawn: str) -> tuple[Shape, ...]:
     leaked, uncached, compiling = map(
         core.regex, (f"tempfile_{drawn}", f"{UNCACHED}{drawn}", f"tempfile_{drawn}{_SUFFIX}")
     )
-    built = Shape(
+    built = trees.Shape(
         (uncached,), folders=True, members=MEMBERS, because="a program built with the cache off", private=True
     )
     return (
-        Shape((leaked,), because="leaked by a PoCL process", idle_only=False, sizes=(0,), private=True),
+        trees.Shape((leaked,), because="leaked by a PoCL process", idle_only=False, sizes=(0,), private=True),
         built,
-        Shape((compiling,), because="a compile's temporary file", private=True),
+        trees.Shape((compiling,), because="a compile's temporary file", private=True),
     )
 
 
 #: Headers handed to a compile may have any name, so they are recognised only in a folder that belongs to PoCL alone.
-_HEADERS = Shape((core.regex(f"tempdir_{DRAWN}"),), folders=True, because="a compile's temporary folder", private=True)
+_HEADERS = trees.Shape(
+    (core.regex(f"tempdir_{DRAWN}"),), folders=True, because="a compile's temporary folder", private=True
+)
 LEVELS = (core.regex("[A-P]{2}"), core.regex("[A-P]{37}"))
 #: A purge beside a running PoCL leaves these: PoCL makes one if it is missing, then a program's folder in it, and the
 #: build fails if it vanishes between the two (``pocl_mkdir_p`` in ``lib/CL/pocl_file_util.c``).
-_EMPTY = Shape((LEVELS[0],), folders=True, because="an empty folder of programs", sizes=(0,))
-_ENTRY = Shape(LEVELS, folders=True, members=MEMBERS, first=(BITCODE, "program.spv"))
+_EMPTY = trees.Shape((LEVELS[0],), folders=True, because="an empty folder of programs", sizes=(0,))
+_ENTRY = trees.Shape(LEVELS, folders=True, members=MEMBERS, first=(BITCODE, "program.spv"))
 #: What is in three kinds of root: any folder, one whose name contains ``pocl``, and one that PoCL alone uses.
 NAMED = (_ENTRY, *_temporaries(_NO_WORD)[:2])
 _BEARING = (_EMPTY._replace(private=True), _ENTRY, *_temporaries(_NO_WORD))
 _OWN = (_EMPTY, _ENTRY, *_temporaries(DRAWN), _HEADERS)
 
 
-class Programs(Files):
+class Programs(files.Files):
     """A folder for each program, with its bitcode and the native code of its kernels."""
 
     shapes = NAMED
@@ -106,13 +108,15 @@ class Programs(Files):
     forms = ("pocl-entry/1",)
     unread = core.Damage(core.FAILS, "")
 
-    def shapes_of(self, root: core.Root) -> tuple[Shape, ...]:
+    def shapes_of(self, root: core.Root) -> tuple[trees.Shape, ...]:
         """Return the shapes in a root: the less certain it is that PoCL alone uses it, the fewer temporaries."""
         if root.path.name == root.role:
             return _OWN
         return _BEARING if "pocl" in root.path.name.lower() else NAMED
 
-    def described(self, tree: Tree, leaf: Leaf, selection: core.Selection, *, contents: bool) -> Iterator[core.Found]:
+    def described(
+        self, tree: trees.Tree, leaf: trees.Leaf, selection: core.Selection, *, contents: bool
+    ) -> Iterator[core.Found]:
         """Yield a program; its kernels are unknown unless all their names are known."""
         if not _may_have(leaf.members, selection):
             return

@@ -94,8 +94,17 @@ class Dictionaries(row_store.Rows):
         listing = opened.rows_with("key_value", part=part) if contents else ((row, ()) for row in opened.rows())
         for row, values in listing:
             kernels = pdict.kernel_names(rows.as_bytes(values[0])) if values else None
-            key, stamp = f"{file}/{row.key[0]}", (row.rowid, row.bytes)
-            yield template._replace(key=key, bytes=row.bytes, kernels=kernels, stamp=stamp)
+            # Of many rows this takes half the time of _replace.
+            yield core.Entry(
+                *(self.name, f"{file}/{row.key[0]}", root.path, row.bytes, 0),
+                written_before=template.written_before,
+                kernels=kernels,
+                versions=template.versions,
+                stale=template.stale,
+                stale_because=template.stale_because,
+                detail=template.detail,
+                stamp=(row.rowid, row.bytes),
+            )
 
     def usage(self, root: core.Root) -> core.Usage:
         """Count the rows of each dictionary together, summed by sqlite."""

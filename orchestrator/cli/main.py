@@ -187,16 +187,10 @@ class Parser(argparse.ArgumentParser):
         output.warn(message if message.endswith("?") else f"{message}; try {self.prog} --help", self.prog)
         raise SystemExit(2)
 
-    #: Without a width, every option that is added makes argparse import shutil to find it.
-    _width = _PLAIN_WIDTH - 2
-
-    def print_help(self, file: Any = None) -> None:  # noqa: ANN401 - argparse's
-        """Print the help in the width of the terminal."""
-        self._width = (output.width(sys.stdout) if sys.stdout.isatty() else _PLAIN_WIDTH) - 2
-        super().print_help(file)
-
     def _get_formatter(self) -> argparse.HelpFormatter:
-        return argparse.HelpFormatter(self.prog, width=self._width)
+        # Without a width, every option that is added makes argparse import shutil to find it.
+        width = output.width(sys.stdout) if sys.stdout.isatty() else _PLAIN_WIDTH
+        return argparse.HelpFormatter(self.prog, width=width - 2)
 
 
 def verb_module(verb: str) -> Any:  # noqa: ANN401 - a module

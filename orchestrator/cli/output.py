@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
-from itertools import chain
 from types import SimpleNamespace
 
 from cachectl.layers import core
@@ -74,7 +73,7 @@ def _plain(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and what JS
 
 def show_json(fact: object) -> None:
     """Print a fact as a JSON document."""
-    _write(json_bytes(fact).decode())
+    show_bytes(json_bytes(fact))
 
 
 # ---------------------------------------------------------------------- lines
@@ -116,15 +115,15 @@ def _show_lines(lines: Iterable[str]) -> None:
 
 def say(parts: Iterable[Any]) -> None:
     """Print what a verb shows: tables, lines, which are wrapped on a terminal, and lists of lines, which are not."""
-    from cachectl.verbs import Table
+    from cachectl import verbs
 
     terminal = sys.stdout.isatty()
     for part in parts:
-        if isinstance(part, Table):
+        if isinstance(part, verbs.Table):
             rows = _rows(part, width(sys.stdout))
             if terminal and not core.process_variable("NO_COLOR") and core.process_variable("TERM") != "dumb":
                 _write("".join(f"\x1b[1m{core.printable(title)}\x1b[0m\n" for title in rows.pop(0)))
-            _show_lines(chain.from_iterable(rows))
+            _show_lines(line for lines in rows for line in lines)
         elif isinstance(part, str):
             _show_lines(_wrapped(core.printable(part)) if terminal else [part])
         else:
@@ -143,7 +142,7 @@ def _wrapped(line: str) -> list[str]:
 
 def say_on_stderr(parts: Iterable[Any]) -> None:
     """Print tables and lines on standard error, and bytes as they are; a stream that is closed is no failure."""
-    from cachectl.verbs import Table
+    from cachectl import verbs
 
     with suppress(OSError):
         for part in parts:
@@ -153,7 +152,7 @@ def say_on_stderr(parts: Iterable[Any]) -> None:
                 sys.stderr.flush()
                 os.write(2, part)
                 continue
-            lines = plain_table(part, width(sys.stderr)) if isinstance(part, Table) else part
+            lines = plain_table(part, width(sys.stderr)) if isinstance(part, verbs.Table) else part
             for line in [lines] if isinstance(lines, str) else lines:
                 print(core.printable(line), file=sys.stderr)
 
@@ -203,13 +202,13 @@ def show_csv(table: verbs.Table) -> None:
     import csv
     import io
 
-    from cachectl.verbs import DASH
+    from cachectl import verbs
 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.columns)
     for row in table.rows:
-        cells = [None if cell == DASH else cell for cell in row]
+        cells = [None if cell == verbs.DASH else cell for cell in row]
         writer.writerow([core.printable(cell) if isinstance(cell, str) else cell for cell in cells])
     _write(text.getvalue())
 
@@ -221,7 +220,7 @@ def plain_table(table: verbs.Table, width: int = _ENDLESS) -> list[str]:
     names in the first column stay different from each other. If the columns still do not fit, a row takes several
     lines, each but the first indented.
     """
-    return list(chain.from_iterable(_rows(table, width)))
+    return [line for lines in _rows(table, width) for line in lines]
 
 
 #: The cells of a column, title included, and the least width that keeps them readable; numbers are padded to theirs.
@@ -284,12 +283,14 @@ def _side_by_side(columns: Sequence[_Column], width: int, gap: int) -> list[str]
 
 
 @contextmanager
-def progress() -> Iterator[verbs.Progress]:
-    """Yield a function to call with what is done now, which has a bar for long work; it shows that on a terminal."""
+def progress(what: str = "") -> Iterator[verbs.Progress]:
+    """Show on a terminal what is done; yield a function to call with what is done next, with a bar for long work."""
     if not sys.stderr.isatty() or core.process_variable("TERM") == "dumb":
         yield lambda *_: None
         return
     try:
+        if what:
+            _show_progress(what)
         yield _show_progress
     finally:
         _show_progress("")

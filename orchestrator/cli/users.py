@@ -10,18 +10,17 @@ import json
 import math
 import os
 import re
-import selectors
+import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cachectl import verbs
-from cachectl.cli import output
 from cachectl.layers import core
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ _LOGIN_DEFS = Path("/etc/login.defs")
 #: The list in the document of each verb, and the texts and numbers of its items that the table shows.
 _FINDINGS = ("findings", ("layer", "severity", "message", "fix"), ())
 _PURGE = ("layers", ("layer",), ("removed", "orphans_removed", "bytes_freed", "skipped", "failed"))
-_SHOWN: Mapping[str, tuple[str, Sequence[str], Sequence[str]]] = {
+_SHOWN: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "report": ("layers", ("layer",), ("entries", "files", "bytes", "stale_bytes")),
     "ls": ("entries", ("layer", "key"), ("bytes",)),
     "verify": _FINDINGS,
@@ -51,7 +50,7 @@ _SHOWN: Mapping[str, tuple[str, Sequence[str], Sequence[str]]] = {
 
 #: What a child said: the document of its verb with ``user`` and ``error``, its status, and other lines. Its user wrote
 #: them.
-_Answer = tuple[Mapping[str, Any], int, Sequence[str]]
+_Answer = tuple[Mapping[str, Any], int, list[str]]
 
 
 def _number(item: Mapping[str, Any], name: str) -> int | None:
@@ -85,20 +84,25 @@ def run(request: verbs.Request) -> int:
     for document, _, notes in answers:
         for line in (document["error"], *notes):
             if line:
-                output.warn(f"{document['user']}: {line}")
+                request.notice(f"{document['user']}: {line}")
     return int(any(failures) or any(status for _, status, _ in answers))
 
 
-def _show(request: verbs.Request, documents: Sequence[Mapping[str, Any]]) -> None:
+def _show(request: verbs.Request, documents: list[Mapping[str, Any]]) -> None:
     """Print all answers in the form that was asked for."""
     items, texts, numbers = _SHOWN[request.options.verb]
-    found = [{**item, "user": document["user"]} for document in documents for item in document.get(items, ())]
-    found = [item for item in found if not numbers or any(_number(item, name) for name in numbers)]
-    total = {name: sum(_number(item, name) or 0 for item in found) for name in numbers}
+    rows: list[tuple[Any, ...]] = []
+    for document in documents:
+        for item in document.get(items, ()):
+            amounts = [_number(item, name) for name in numbers]
+            if any(amounts) or not numbers:
+                named = [str(item.get(name) or verbs.DASH)[:_LONGEST] for name in texts]
+                rows.append((document["user"], *named, *amounts))
+    total = {name: sum(row[place] or 0 for row in rows) for place, name in enumerate(numbers, 1 + len(texts))}
     totals = [document.get("total") if document["error"] is None else {"complete": False} for document in documents]
     complete = all(not isinstance(sums, dict) or sums.get("complete", True) is True for sums in totals)
     if request.form == "json":
-        output.show_json({"users": documents, "total": total, "complete": complete})
+        request.output.show_json({"users": documents, "total": total, "complete": complete})
         return
     columns: dict[str, Callable[[Any], str]] = dict.fromkeys(("user", *texts), str)
     sums: list[str] = []
@@ -107,18 +111,14 @@ def _show(request: verbs.Request, documents: Sequence[Mapping[str, Any]]) -> Non
         # A dry run has removed nothing.
         columns["would go" if name == "removed" and request.options.dry_run else name] = shown
         sums.append(shown(number) + ("" if complete else "+"))
-    rows = []
-    for item in found:
-        cells = [str(item.get(name) or verbs.DASH)[:_LONGEST] for name in ("user", *texts)]
-        rows.append((*cells, *(_number(item, name) for name in numbers)))
     table = verbs.Table(columns, rows, ("total", *("" for _ in texts), *sums))
     if request.form == "csv":
-        output.show_csv(table)
+        request.output.show_csv(table)
     else:
-        output.say([table])
+        request.output.say([table])
 
 
-def _words(typed: Sequence[str]) -> Iterator[str]:
+def _words(typed: list[str]) -> Iterator[str]:
     """Yield the words that a child gets of the typed line."""
     words = iter(typed)
     # Before --, after which nothing is an option.
@@ -130,12 +130,18 @@ def _words(typed: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def _users(names: Sequence[str]) -> list[pwd.struct_passwd]:
+def _users(names: list[str]) -> list[pwd.struct_passwd]:
     """Return the accounts of these names, or of all people: ``UID_MIN`` to ``UID_MAX`` of login.defs(5)."""
     import pwd
 
     if names:
-        return [_account(name) for name in dict.fromkeys(names)]
+        accounts = []
+        for name in dict.fromkeys(names):
+            try:
+                accounts.append(pwd.getpwnam(name))
+            except KeyError as error:  # noqa: PERF203
+                raise core.BadRequest(f"unknown user {name!r}; getent passwd lists accounts") from error
+        return accounts
     text = _LOGIN_DEFS.read_text(errors="replace") if _LOGIN_DEFS.exists() else ""
     bounds = dict(re.findall(r"(?m)^(UID_M(?:IN|AX))\s+(\d{1,10})\b", text))
     people = range(int(bounds.get("UID_MIN", 1000)), int(bounds.get("UID_MAX", 60000)) + 1)
@@ -144,16 +150,7 @@ def _users(names: Sequence[str]) -> list[pwd.struct_passwd]:
     return [user for user in reversed(found.values()) if os.path.isdir(user.pw_dir)]
 
 
-def _account(name: str) -> pwd.struct_passwd:
-    import pwd
-
-    try:
-        return pwd.getpwnam(name)
-    except KeyError as error:
-        raise core.BadRequest(f"unknown user {name!r}; getent passwd lists accounts") from error
-
-
-def _ask(user: pwd.struct_passwd, words: Sequence[str]) -> _Answer:
+def _ask(user: pwd.struct_passwd, words: list[str]) -> _Answer:
     """Run a verb as a user, and return what it wrote."""
     status, data, said, error = _run(user, words)
     document: dict[str, Any] = {}
@@ -187,7 +184,7 @@ def _escaped(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
     return value
 
 
-def _run(user: pwd.struct_passwd, words: Sequence[str]) -> tuple[int, bytes, bytes, str | None]:
+def _run(user: pwd.struct_passwd, words: list[str]) -> tuple[int, bytes, bytes, str | None]:
     """Return the status of a child, its output and its errors, and why it could not be heard to its end."""
     own = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
     try:
@@ -206,31 +203,29 @@ def _run(user: pwd.struct_passwd, words: Sequence[str]) -> tuple[int, bytes, byt
         )
     except OSError as error:
         return -1, b"", b"", f"cannot start {core.printable(sys.executable)} as that user: {error.strerror}"
-    written: dict[Any, bytearray] = {child.stdout: bytearray(), child.stderr: bytearray()}
-    problem, deadline = None, time.monotonic() + _SECONDS
+    streams = {stream: bytearray() for stream in (child.stdout, child.stderr) if stream is not None}
+    written, problem, deadline = [*streams.values()], None, time.monotonic() + _SECONDS
     try:
-        with selectors.DefaultSelector() as pipes:
-            for stream, data in written.items():
-                pipes.register(stream, selectors.EVENT_READ, data)
-            while pipes.get_map() and problem is None:
-                for key, _ in pipes.select(1):
-                    piece = os.read(key.fd, 1 << 16)
-                    key.data.extend(piece)
-                    if not piece:
-                        pipes.unregister(key.fileobj)
-                    if len(key.data) > _MOST_OUTPUT:
-                        problem = f"wrote more than {_MOST_OUTPUT >> 20} MiB; select fewer entries"
-                if time.monotonic() > deadline:
-                    problem = f"took longer than {_SECONDS} s"
+        while streams and problem is None:
+            for stream in select.select([*streams], (), (), 1)[0]:
+                piece = os.read(stream.fileno(), 1 << 16)
+                streams[stream] += piece
+                if len(streams[stream]) > _MOST_OUTPUT:
+                    problem = f"wrote more than {_MOST_OUTPUT >> 20} MiB; select fewer entries"
+                if not piece:
+                    del streams[stream]
+                    stream.close()
+            if time.monotonic() > deadline:
+                problem = f"took longer than {_SECONDS} s"
         _wait(child, 0 if problem else 5)
     finally:
         if child.returncode is None:
             with suppress(OSError):
                 os.killpg(child.pid, signal.SIGKILL)
             _wait(child, 5)
-        for stream in written:
+        for stream in streams:
             stream.close()
-    return child.returncode or 0, bytes(written[child.stdout]), bytes(written[child.stderr]), problem
+    return child.returncode or 0, bytes(written[0]), bytes(written[1]), problem
 
 
 def _wait(child: subprocess.Popen[bytes], seconds: float) -> None:

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cachectl.layer_set import LayerSet, warn_user
+from cachectl import layer_set
 from cachectl.layers import core
 from cachectl.layers.disk import atomic, temporaries
 
@@ -57,7 +57,7 @@ def make_kept_root(folder: Path, mode: int = 0o777) -> None:
 
 @contextmanager
 def isolated_root(
-    environment: core.Environment, folder: Path | None = None, notice: Callable[[str], None] = warn_user
+    environment: core.Environment, folder: Path | None = None, notice: Callable[[str], None] = layer_set.warn_user
 ) -> Iterator[Path]:
     """Yield ``folder``, created if missing, or an empty temporary one that is removed when the block ends.
 
@@ -160,7 +160,7 @@ def merged(switches: Iterable[core.Switch]) -> dict[str, str | None]:
     return changes
 
 
-def variables_off(layers: Iterable[core.Layer], stack: LayerSet, folder: Path) -> dict[str, str | None]:
+def variables_off(layers: Iterable[core.Layer], stack: layer_set.LayerSet, folder: Path) -> dict[str, str | None]:
     """Return the variables for a child in which the given layers are off; ``None`` unsets one.
 
     Layers are both switched off and moved to a temporary folder: some libraries write although they are off, and
@@ -202,7 +202,7 @@ def environment_below(environment: core.Environment, folder: str) -> core.Enviro
 
 def environment_of(environment: core.Environment, root: Path) -> core.Environment:
     """Return the environment of a program whose layers are all below a root, as its path is written."""
-    return environment.with_variables(merged(switches_on(LayerSet(environment), root)))
+    return environment.with_variables(merged(switches_on(layer_set.LayerSet(environment), root)))
 
 
 def switches_on(layers: Iterable[core.Layer], root: Path) -> list[core.Switch]:

@@ -6,7 +6,7 @@ import atexit
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -232,7 +232,7 @@ def _report(still_on: Mapping[str, str], act: str, instead: str, *, strict: bool
         warnings.warn(f"{name} stays as it is: {why}", RuntimeWarning, stacklevel=4)
 
 
-def _settings(switches: Sequence[core.Switch], salts: Iterable[core.Patch] = ()) -> dict[overlay.Slot, object]:
+def _settings(switches: list[core.Switch], salts: Iterable[core.Patch] = ()) -> dict[overlay.Slot, object]:
     settings = overlay.variables(child.merged(switches))
     for switch in switches:
         settings.update(_flags(switch))

@@ -8,6 +8,7 @@ so the entries of salted builds can be distinguished from those of other program
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import itertools
 import os
 import re
@@ -18,7 +19,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ _NAME = "cachectl_salt"
 _SLACK = 3600.0
 
 
-@dataclass(slots=True)
+@dataclasses.dataclass(slots=True)
 class _Built:
     """One salted build: its program, while it may be in use, and what identifies the entries it stored."""
 
@@ -44,7 +44,7 @@ class _Built:
     #: Whether the driver holds the whole binary; if not, it may assemble it from entries that are about to be removed.
     whole: bool = False
     #: Keys of removed entries that a launch of the program may recreate.
-    keys: set[str] = field(default_factory=set)
+    keys: set[str] = dataclasses.field(default_factory=set)
 
 
 class Salting:

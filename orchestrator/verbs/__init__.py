@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -13,10 +11,9 @@ from cachectl.layers import core
 
 # Layers are imported when they are asked for: --help and --version need none.
 if TYPE_CHECKING:
-    from cachectl import output_files
-    from cachectl.config import Config
+    from cachectl import config as settings
+    from cachectl import layer_set, output_files
     from cachectl.exchange.trust import Trust
-    from cachectl.layer_set import LayerSet
 
 
 #: Shows what is being done; of long work also how many runs are done, and how many there are in all if that is known.
@@ -54,13 +51,12 @@ class Request:
         if self._given is not None:
             return self._given
         try:
-            os.getcwd()
+            return core.Environment.here()
         except OSError as error:
             where = core.process_variable("PWD") or "the working folder"
             raise core.CachectlError(
                 f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
             ) from error
-        return core.Environment.here()
 
     @cached_property
     def environment(self) -> core.Environment:
@@ -79,11 +75,11 @@ class Request:
         return here._replace(lock_timeout=next(wait for wait in waits if wait is not None), shared=shared)
 
     @cached_property
-    def stack(self) -> LayerSet:
+    def stack(self) -> layer_set.LayerSet:
         """The layers of the environment; broken plug-ins are warned of."""
-        from cachectl.layer_set import LayerSet
+        from cachectl import layer_set
 
-        stack, options = LayerSet(self.environment), vars(self.options)
+        stack, options = layer_set.LayerSet(self.environment), vars(self.options)
         # A verb about all layers is incomplete without them.
         if not options.get("layers") and not options.get("layer"):
             for plugin in stack.broken:
@@ -91,11 +87,11 @@ class Request:
         return stack
 
     @cached_property
-    def config(self) -> Config:
+    def config(self) -> settings.Config:
         """The config files and variables. Raises as :func:`cachectl.config.load` does."""
-        from cachectl.config import load
+        from cachectl import config as settings
 
-        return load(self._here)
+        return settings.load(self._here)
 
     @property
     def now(self) -> float:
@@ -163,13 +159,6 @@ class Request:
         return files
 
     # ------------------------------------------------------------------ what comes out
-
-    @contextmanager
-    def working(self, what: str) -> Iterator[None]:
-        """Say on a terminal what is being done."""
-        with self.output.progress() as show:
-            show(what)
-            yield
 
     def write_json(self, fact: object, file: output_files.OutputFile | None) -> None:
         """Write a fact to a file, if one was named, as a JSON document."""

@@ -25,7 +25,7 @@ def table(document: _Document, _request: verbs.Request) -> verbs.Table:
     rows = []
     for setting in document["settings"]:
         value = setting["value"]
-        text = " ".join(value) if isinstance(value, tuple) else str(value)
+        text = " ".join(value) if isinstance(value, list) else str(value)
         rows.append((setting["key"], text.lower() if isinstance(value, bool) else text, str(setting["path"])))
     return verbs.Table(dict.fromkeys(("setting", "value", "from"), str), rows)
 

@@ -34,7 +34,7 @@ def run(request: verbs.Request) -> int:
 
         def measure(what: str, environment: core.Environment) -> int:
             """Run the kernels, and return the number of entries afterwards."""
-            with request.working(what):
+            with request.output.progress(what):
                 started = time.perf_counter()
                 in_kernels = _run(what, environment)
                 entries = stack.report(layers=("loopy", "pyopencl-invoker", "pocl")).total.entries or 0

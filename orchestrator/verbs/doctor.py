@@ -8,7 +8,6 @@ reads; damage is the affair of ``verify``.
 from __future__ import annotations
 
 import os
-import platform
 import re
 import shlex
 import stat
@@ -19,7 +18,6 @@ from typing import NamedTuple
 
 from cachectl import layer_set, listing, verbs
 from cachectl.layers import core
-from cachectl.layers.core import registry
 from cachectl.layers.disk import plain, room, trust
 from cachectl.layers.host import launcher, processes
 
@@ -78,28 +76,24 @@ class _Held(NamedTuple):
 
 
 def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Findings:
-    """Return the problems of the named layers, or of all and of plug-ins, each with the command that fixes it."""
-    named = tuple(layers)
-    return diagnosis(stack.named(named), () if named else stack.broken)
+    """Return the problems of the named layers, or of all and of plug-ins, each with the command that fixes it.
 
-
-def diagnosis(layers: Iterable[core.Layer], broken: Iterable[registry.Broken] = ()) -> listing.Findings:
-    """Return the findings: full file systems first, then layer by layer, the worst of each first."""
-    roots = {layer: list(_held(layer)) for layer in layers}
+    Full file systems come first, then layer by layer, the worst of each first.
+    """
+    names = tuple(layers)
+    roots = {layer: list(_held(layer)) for layer in stack.named(names)}
     found = list(_of_space([held for of_layer in roots.values() for held in of_layer]))
-    for plugin in broken:
+    for plugin in () if names else stack.broken:
         name, why = plugin["name"], plugin["why"]
         fix = f"fix or uninstall the plug-in {name}"
         found.append(core.Finding(name, Path("*"), None, core.HARMLESS, "plugin", why, fix))
-    said: set[object] = set()
+    said: dict[object, core.Finding] = {}
     for layer, of_layer in roots.items():
-        # Another layer may have reported the same problem of a place.
-        new: dict[object, core.Finding] = {}
+        before = len(said)
         for place, finding in (*_guarded(layer, None, _of_roots(layer, of_layer)), *_of_layer(layer, of_layer)):
-            if (finding.code, place) not in said:
-                new.setdefault((finding.code, place), finding)
-        said |= new.keys()
-        found += sorted(new.values(), key=lambda finding: _WORST_FIRST.index(finding.severity))
+            # Another layer may have reported the same problem of a place.
+            said.setdefault((finding.code, place), finding)
+        found += sorted([*said.values()][before:], key=lambda finding: _WORST_FIRST.index(finding.severity))
     return listing.Findings(tuple(found))
 
 
@@ -194,13 +188,14 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[core.Finding]:
     short = [f"{free[0]:,} more bytes"] if grades[0] else []
     short += [f"{free[1]:,} more files"] if grades[1] else []
     unit = "files" if grades[1] > grades[0] else "bytes"
-    largest, most = roots[0], 0
-    for held in roots:
-        if held.clearable and not held.layer.about.precious:
-            amount = sum(getattr(held.usage, name) or 0 for name in (unit, f"orphan_{unit}"))
-            largest, most = (held, amount) if amount > most else (largest, most)
+
+    def amount(held: _Held) -> int:
+        is_clearable = held.clearable and not held.layer.about.precious
+        return is_clearable * sum(getattr(held.usage, name) or 0 for name in (unit, f"orphan_{unit}"))
+
+    largest = max(roots, key=amount)
     owner, fix = "no layer holds anything there that can be cleared", "remove other files there"
-    if most:
+    if most := amount(largest):
         owner = f"{largest.layer.name} holds most of what can be cleared there, {most:,} {unit}"
         fix = f"cachectl purge {largest.layer.name}"
     severity = core.FAILS if max(grades) > 1 else core.RISKS
@@ -251,7 +246,7 @@ def _apart(environment: core.Environment, path: Path) -> bool:
 
     The rank within the node counts on a local disk, and elsewhere only if the name has the node too.
     """
-    home, node = environment.home_folder, platform.node()
+    home, node = environment.home_folder, core.node()
     local = processes.network_file_system(environment, path) is None
     for part in path.relative_to(home).parts if path.is_relative_to(home) else path.parts:
         end = re.search(r"[0-9]{1,12}$", part)
@@ -335,7 +330,7 @@ def _group_name(number: int) -> str:
 
 def run(request: verbs.Request) -> listing.Findings:
     """Carry out ``cachectl doctor``."""
-    with request.working("examining"):
+    with request.output.progress("examining"):
         return doctor(request.stack, request.options.layers)
 
 

@@ -24,6 +24,5 @@ def run(request: verbs.Request) -> int:
     artifact = layer.get(options.key)
     if artifact is None:
         raise core.LayerError(layer.name, f"no entry has the key {options.key!r}; cachectl ls {layer.name} lists keys")
-    data = artifact_to_bytes(artifact)
-    file.write((data,))
+    file.write((artifact_to_bytes(artifact),))
     return 0

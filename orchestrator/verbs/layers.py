@@ -15,11 +15,16 @@ _Document = Mapping[str, Any]
 def run(request: verbs.Request) -> _Document:
     """Carry out ``cachectl layers``: the abilities by name, ``None`` or why a layer lacks one; and broken plug-ins."""
     names = request.options.layers
-    layers = []
-    for layer in request.stack.named(names):
-        properties = {"title": layer.title, "scope": layer.about.scope, "precious": layer.about.precious}
-        abilities = {ability.value: reason for ability, reason in layer.abilities().items()}
-        layers.append({"layer": layer.name, **properties, "abilities": abilities})
+    layers = [
+        {
+            "layer": layer.name,
+            "title": layer.title,
+            "scope": layer.about.scope,
+            "precious": layer.about.precious,
+            "abilities": {ability.value: reason for ability, reason in layer.abilities().items()},
+        }
+        for layer in request.stack.named(names)
+    ]
     return {"layers": layers, "broken": () if names else request.stack.broken}
 
 

@@ -56,7 +56,7 @@ def run(request: verbs.Request) -> listing.Listing | int:
     """Carry out ``cachectl ls``."""
     options, selected = request.options, request.selection()
     asked = {"layers": options.layers, "sort": options.sort, "limit": options.limit, "contents": not options.quiet}
-    with request.working("listing"):
+    with request.output.progress("listing"):
         listed = ls(request.stack, selected, **asked)
     for trouble in listed.problems:
         where = "" if trouble.path is None else f"{trouble.path}: "

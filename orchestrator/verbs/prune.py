@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from cachectl import config, layer_set, removal, verbs
 from cachectl.layers import core
@@ -44,7 +42,7 @@ def prune(
             message = f"name a limit: --stale, --older-than or --max-size, or write a limit below [prune] in {file}"
             raise core.BadRequest(message)
     chosen = stack.chosen(layers)
-    return removal.carry_out(stack, chosen, partial(plan_prune, chosen, limits), notice, dry_run=dry_run)
+    return removal.carry_out(stack, chosen, lambda: plan_prune(chosen, limits), notice, dry_run=dry_run)
 
 
 def plan_prune(layers: Iterable[core.Layer], limits: config.Limits) -> removal.Removal:
@@ -52,24 +50,23 @@ def plan_prune(layers: Iterable[core.Layer], limits: config.Limits) -> removal.R
 
     The longest unused goes first, by time of use, else of change, else by a bound on it. Things of unknown age stay.
     """
-    going: dict[core.Layer, list[core.Entry]] = {}
-    failed: dict[core.Layer, list[core.Note]] = {}
+    going: dict[core.Layer, list[core.Entry]] = {layer: [] for layer in layers}
+    unread: dict[core.Layer, list[core.Note]] = {layer: [] for layer in going}
     aged: list[tuple[float, core.Layer, core.Entry]] = []
     total = 0
-    for layer in layers:
-        going[layer], failed[layer] = [], []
-        for thing in _things(layer, failed[layer], contents=limits.stale):
-            latest = thing.latest
-            is_old = limits.before is not None and latest is not None and latest < limits.before
-            if thing.sums is not None:
-                # A file of fixed length does not shrink, so it must not make prune remove entries.
-                total += 0 if thing.fixed else thing.bytes
-            elif is_old or (limits.stale and thing.stale):
-                going[layer].append(thing)
-            else:
-                total += thing.bytes
-                aged += [] if latest is None else [(latest, layer, thing)]
-    for _, layer, thing in sorted(aged, key=itemgetter(0)):
+    for layer, thing in _things(unread, contents=limits.stale):
+        latest = thing.latest
+        is_old = limits.before is not None and latest is not None and latest < limits.before
+        if thing.sums is not None:
+            # A file of fixed length does not shrink, so it must not make prune remove entries.
+            total += 0 if thing.fixed else thing.bytes
+        elif is_old or (limits.stale and thing.stale):
+            going[layer].append(thing)
+        else:
+            total += thing.bytes
+            if latest is not None:
+                aged.append((latest, layer, thing))
+    for _, layer, thing in sorted(aged, key=lambda one: one[0]):
         if limits.bytes is None or total <= limits.bytes:
             break
         going[layer].append(thing)
@@ -77,28 +74,25 @@ def plan_prune(layers: Iterable[core.Layer], limits: config.Limits) -> removal.R
 
     def plan(layer: core.Layer) -> core.Plan:
         plan = core.plan_removal(layer, going[layer])
-        return plan._replace(failed=(*plan.failed, *failed[layer]))
+        return plan._replace(failed=(*plan.failed, *unread[layer]))
 
     return removal.planned(going, plan)
 
 
-def _things(layer: core.Layer, failed: list[core.Note], *, contents: bool) -> Iterator[core.Entry]:
-    """Yield what a layer holds, and note what could not be read; a guest belongs to another program."""
-    try:
-        # Nothing is removed if not every root is known.
-        roots = tuple(core.every_root(layer))
-    except core.FAILURES as error:
-        failed.append(core.Note("*", core.reason_of(error)))
-        return
-    for root in roots:
-        try:
-            for thing in layer.store.scan(root, contents=contents):
-                if isinstance(thing, core.Problem):
-                    failed += [thing.note] if thing.hides else []
-                elif thing.guest is None:
-                    yield thing
-        except core.FAILURES as error:  # noqa: PERF203 - one must not end the rest
-            failed.append(core.Note(str(root.path), core.reason_of(error)))
+def _things(unread: Mapping[core.Layer, list[core.Note]], *, contents: bool) -> Iterator[tuple[core.Layer, core.Entry]]:
+    """Yield what layers hold, and note what could not be read; a guest belongs to another program."""
+
+    def scan(layer: core.Layer, root: core.Root) -> Iterator[core.Found]:
+        return layer.store.scan(root, contents=contents)
+
+    for layer, root, thing in layer_set.in_each_root(unread, scan, removal.existing_roots):
+        if isinstance(thing, core.Entry):
+            if thing.guest is None:
+                yield layer, thing
+        elif isinstance(thing, core.Problem):
+            unread[layer] += [thing.note] if thing.hides else []
+        else:
+            unread[layer].append(core.Note(str(root.path) if root else "*", core.reason_of(thing)))
 
 
 show, table = removal.show, removal.table
@@ -109,5 +103,5 @@ def run(request: verbs.Request) -> removal.Removal:
     options, stack = request.options, request.stack
     limits = config.Limits(options.stale, request.before, options.max_size)
     typed = None if limits.none else limits
-    with request.working("pruning"):
+    with request.output.progress("pruning"):
         return prune(stack, typed, layers=options.layers, dry_run=options.dry_run, notice=request.notice)

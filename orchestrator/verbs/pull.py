@@ -40,5 +40,5 @@ def run(request: verbs.Request) -> transfer.Transfer:
     if not sources:
         request.misuse("name a SOURCE before the layers; ./NAME is a folder that has the name of a layer")
     selected = request.selection()
-    with request.working("pulling"):
+    with request.output.progress("pulling"):
         return pull(request.stack, sources, request.trust(), selected, layers=options.layers, dry_run=options.dry_run)

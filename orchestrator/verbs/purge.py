@@ -26,14 +26,7 @@ def plan_purge(
     damaged: bool = False,
 ) -> removal.Removal:
     """Plan the purge of a selection in each layer, with ``damaged`` only of damaged entries; touches nothing."""
-
-    def plan(layer: core.Layer) -> core.Plan:
-        # The store of a layer that has nothing here is not loaded. Others may refuse.
-        if selection.kernel is None and layer.about.scope is core.Scope.USER and not removal.existing_roots(layer):
-            return core.Plan(layer.name)
-        return layer.plan_clear(selection, damaged=damaged)
-
-    return removal.planned(stack.chosen(layers), plan)
+    return removal.planned(stack.chosen(layers), lambda layer: layer.plan_clear(selection, damaged=damaged))
 
 
 def purge(
@@ -60,7 +53,7 @@ def run(request: verbs.Request) -> removal.Removal:
     if options.all == bool(options.layers):
         request.misuse("name the layers to purge, or use --all" if not options.all else "--all needs no LAYER")
     stack, layers, selection = request.stack, options.layers, request.selection()
-    with request.working("purging"):
+    with request.output.progress("purging"):
         result = purge(
             stack, selection, layers=layers, damaged=options.damaged, dry_run=options.dry_run, notice=request.notice
         )

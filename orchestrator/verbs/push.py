@@ -26,7 +26,7 @@ def run(request: verbs.Request) -> transfer.Transfer | int:
     options, selected = request.options, request.selection()
     if options.target == "-" and request.form != "table":
         request.misuse(f"{request.form.upper()} and the bundle cannot both go to standard output; name a FILE")
-    with request.working("pushing"):
+    with request.output.progress("pushing"):
         pushed = push(
             request.stack,
             request.target(options.target),

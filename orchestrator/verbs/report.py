@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl import layer_set, verbs
 from cachectl.layers import core
-from cachectl.layers.core import registry
 from cachectl.layers.disk import temporaries
 
 if TYPE_CHECKING:
+    from cachectl import listing
     from cachectl.layers.host.neighbours import Neighbour
-    from cachectl.listing import Listing
 
 OPTIONS = (
     verbs.LAYERS,
@@ -128,7 +127,7 @@ class Report(NamedTuple):
 
     generated: float
     layers: tuple[LayerReport, ...]
-    broken: tuple[registry.Broken, ...] = ()
+    broken: tuple[Mapping[str, str], ...] = ()
     leftovers: tuple[core.Entry, ...] = ()
     neighbours: tuple[Neighbour, ...] | None = None
     pythons: tuple[PythonShare, ...] | None = None
@@ -177,30 +176,30 @@ def report(
 
 def _layer_report(layer: core.Layer) -> LayerReport:
     failures: dict[str, None] = {}
-    state = core.State(core.UNKNOWN, "its state could not be read")
-    roots: tuple[core.Root, ...] = ()
-    try:
-        roots = tuple(core.every_root(layer))
-    except core.FAILURES as error:
-        failures[core.reason_of(error)] = None
+    roots, about = list[RootReport](), layer.about
+    for _, root, found in layer_set.in_each_root([layer], _count, core.every_root):
+        if isinstance(found, RootReport):
+            roots.append(found)
+        elif root is None:
+            failures[core.reason_of(found)] = None
+        else:
+            problem = core.Problem(root.path, "unreadable", core.reason_of(found))
+            # An unreadable root exists.
+            roots.append(RootReport(root, exists=True, usage=core.UNCOUNTED._replace(problems=(problem,))))
     try:
         state = layer.state()
     except core.FAILURES as error:
+        state = core.State(core.UNKNOWN, "its state could not be read")
         failures[core.reason_of(error)] = None
-    reports, about = tuple(_root_report(layer, root) for root in roots), layer.about
-    total = total_of(reports, complete=not failures)
-    return LayerReport(layer.name, layer.title, state, about.scope, about.precious, reports, tuple(failures), total)
+    total = total_of(roots, complete=not failures)
+    known = (layer.name, layer.title, state, about.scope, about.precious)
+    return LayerReport(*known, tuple(roots), tuple(failures), total)
 
 
-def _root_report(layer: core.Layer, root: core.Root) -> RootReport:
-    try:
-        # The store of a missing root is not loaded.
-        usage = layer.store.usage(root) if root.may_exist else core.sum_usage(())
-        return RootReport(root, root.exists, usage)
-    except core.FAILURES as error:
-        # An unreadable root exists.
-        usage = core.UNCOUNTED._replace(problems=(core.Problem(root.path, "unreadable", core.reason_of(error)),))
-        return RootReport(root, exists=True, usage=usage)
+def _count(layer: core.Layer, root: core.Root) -> Iterator[RootReport]:
+    # The store of a missing root is not loaded.
+    usage = layer.store.usage(root) if root.may_exist else core.sum_usage(())
+    yield RootReport(root, root.exists, usage)
 
 
 def _by_python(layers: Iterable[core.Layer], stack: layer_set.LayerSet) -> tuple[PythonShare, ...]:
@@ -216,7 +215,7 @@ def _by_python(layers: Iterable[core.Layer], stack: layer_set.LayerSet) -> tuple
     for versions, entries in groups.items():
         packages = dict(versions)
         python = packages.pop("python")
-        pythons = [other for other in pythons_of(stack.environment) if other.version == python]
+        pythons = (other for other in pythons_of(stack.environment) if other.version == python)
         known = tuple(other.path for other in pythons if other.present is not False)
         stale, size = sum(entry.stale is True for entry in entries), sum(entry.bytes for entry in entries)
         shares.append(PythonShare(python, packages, len(entries), size, stale, known))
@@ -235,28 +234,28 @@ def run(request: verbs.Request) -> Report | int:
         if options.html == "-" and request.form != "table":
             request.misuse(f"--html - and --{request.form} both write to standard output; name a FILE for one")
         (page,) = request.outputs((options.html, PAGE))
-    with request.working("counting"):
+    with request.output.progress("counting"):
         whole = report(request.stack, options.layers, neighbours=options.neighbours, by_python=options.by == "python")
     if page is not None:
         from cachectl.verbs.doctor import doctor
         from cachectl.verbs.ls import ls
 
-        with request.working("reading"):
-            listing = ls(request.stack, layers=options.layers)
-            drawn = draw(whole, listing, doctor(request.stack, options.layers).findings)
+        with request.output.progress("reading"):
+            listed = ls(request.stack, layers=options.layers)
+            drawn = draw(whole, listed, doctor(request.stack, options.layers).findings)
         page.write((drawn,))
         if options.html == "-":
             return 1 if whole.failed else 0
     return whole
 
 
-def draw(whole: Report, listing: Listing, findings: Iterable[core.Finding]) -> bytes:
+def draw(whole: Report, listed: listing.Listing, findings: Iterable[core.Finding]) -> bytes:
     """Return a report as an HTML page, with its entries and findings."""
-    from cachectl.pages import build_page, numbered
+    from cachectl import pages
 
-    printable, words = core.printable, numbered()
+    printable, words = core.printable, pages.numbered()
     # Entries that only share a folder are in no total.
-    entries = sorted((entry for entry in listing.entries if entry.guest is None), key=lambda entry: -entry.bytes)
+    entries = sorted((entry for entry in listed.entries if entry.guest is None), key=lambda entry: -entry.bytes)
     rows: list[list[object]] = []
     for entry in entries[:_MOST_SHOWN]:
         # A row has no time of its own: its file bounds it.
@@ -266,25 +265,24 @@ def draw(whole: Report, listing: Listing, findings: Iterable[core.Finding]) -> b
         rows.append([*_group_of(entry, words), kernels, printable(entry.key), entry.bytes, *times, 1])
     rest: dict[tuple[int | None, ...], list[int]] = {}
     for entry in entries[_MOST_SHOWN:]:
-        sums = rest.setdefault(_group_of(entry, words), [0, 0])
-        sums[0] += 1
-        sums[1] += entry.bytes
-    for group, (count, size) in rest.items():
-        rows.append([*group, None, core.plural(count, "smaller entry", "smaller entries"), size, None, None, count])
+        rest.setdefault(_group_of(entry, words), []).append(entry.bytes)
+    for group, sizes in rest.items():
+        name = core.plural(len(sizes), "smaller entry", "smaller entries")
+        rows.append([*group, None, name, sum(sizes), None, None, len(sizes)])
     data = {
         "generated": whole.generated,
         "layers": [layer.layer for layer in whole.layers],
         "complete": whole.total.complete,
         "total": [whole.total.entries, whole.total.bytes],
         "entries": rows,
-        "missing": [f"{trouble.layer}: {printable(trouble.message)}" for trouble in listing.problems if trouble.failed],
+        "missing": [f"{trouble.layer}: {printable(trouble.message)}" for trouble in listed.problems if trouble.failed],
         "findings": [
             [*map(printable, (one.layer, one.severity.value, one.root, one.message, one.fix))] for one in findings
         ],
         # Texts that repeat stand in the rows by their numbers.
         "words": list(words),
     }
-    return build_page("report", "cachectl report", data)
+    return pages.build_page("report", "cachectl report", data)
 
 
 def _group_of(entry: core.Entry, words: Mapping[str, int]) -> tuple[int | None, ...]:

@@ -15,7 +15,7 @@ from cachectl.switching import child
 
 if TYPE_CHECKING:
     from cachectl.exchange.trust import Trust
-    from cachectl.watching.proof import Proof
+    from cachectl.watching import proof as proving
 
 #: How many paths the proof of a layer names.
 _FEW = 3
@@ -70,7 +70,7 @@ def run_with(
     store_mode: str = "rw",
     sign: str | None = None,
     notice: Callable[[str], None] = layer_set.warn_user,
-) -> tuple[int, Proof | None]:
+) -> tuple[int, proving.Proof | None]:
     """Run a command with layers off, or on in an empty root (``True``), or in the root ``isolated``.
 
     With ``base`` they start warm from that folder, which never changes, and new entries go to the root
@@ -127,9 +127,9 @@ def run_with(
             child.link_cache_home(here, moved, root)
         if not prove:
             return child.run(command, changes, here, signals), None
-        from cachectl.watching.proof import Proof
+        from cachectl.watching import proof as proving
 
-        proof = Proof(stack, chosen, left_out=frozenset(staying))
+        proof = proving.Proof(stack, chosen, left_out=frozenset(staying))
         return child.run(command, changes, here, signals), proof.end()
 
 
@@ -189,9 +189,9 @@ def run(request: verbs.Request) -> int:
     return status if proof.holds else 1
 
 
-def _lines(proof: Proof) -> Iterator[str]:
+def _lines(proof: proving.Proof) -> Iterator[str]:
     """Yield the proof of each layer, then the verdict."""
-    from cachectl.watching.proof import FAILS, UNKNOWN
+    from cachectl.watching import proof as proving
 
     for attestation in proof.attestations:
         files = f"{core.plural(attestation.compared, 'file')} compared"
@@ -207,8 +207,12 @@ def _lines(proof: Proof) -> Iterator[str]:
         yield f"proof: {attestation.layer}: {attested}"
     for name in proof.left_out:
         yield f"proof: {name}: stays in use, so nothing is proved of it"
-    if proof.of(FAILS):
+    if proof.of(proving.FAILS):
         yield "proof: other programs that use these caches count too; if one may have run, try again without it"
-    bad = [f"{verdict} for {', '.join(names)}" for verdict in (FAILS, UNKNOWN) if (names := proof.of(verdict))]
+    bad = [
+        f"{verdict} for {', '.join(names)}"
+        for verdict in (proving.FAILS, proving.UNKNOWN)
+        if (names := proof.of(verdict))
+    ]
     holds = "holds" if proof.holds else "cannot be given: no layer is left to prove it of"
     yield f"proof {'; '.join(bad) or holds}"

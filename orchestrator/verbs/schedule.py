@@ -80,8 +80,6 @@ def schedule(layers: LayerSet, kind: str, *, all_users: bool = False) -> str:
 
     Raises :class:`BadRequest` for a variable that cannot be written down.
     """
-    if kind not in KINDS:
-        raise core.BadRequest(f"unknown schedule {kind!r}; there are {', '.join(KINDS)}")
     if kind == "slurm-epilog" and all_users:
         raise core.BadRequest("slurm-epilog prunes the caches of the job's user; drop --all-users")
     # Python started by a relative path keeps dots in it.

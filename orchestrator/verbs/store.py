@@ -272,12 +272,12 @@ def run(request: verbs.Request) -> StoreListing | Collection | StoreCheck:
         request.misuse("--allowed-signers is for store verify")
     store = SharedStore(request.stack, request.target(options.target))
     if options.action == "ls":
-        with request.working("listing"):
+        with request.output.progress("listing"):
             return store.ls()
     if options.action == "verify":
-        with request.working("checking"):
+        with request.output.progress("checking"):
             return store.verify(allowed_signers=options.allowed_signers)
-    with request.working("cleaning up"):
+    with request.output.progress("cleaning up"):
         return store.gc(older_than=options.older_than, max_size=options.max_size, dry_run=options.dry_run)
 
 

@@ -5,18 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from cachectl import layer_set, listing, verbs
+from cachectl.layers import core
 
 OPTIONS = (verbs.LAYERS, verbs.PLACES, verbs.WAIT, verbs.FORM)
 
 
 def verify(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Findings:
     """Check every entry of the named layers, or of all, for damage."""
-    return listing.damage(stack.named(layers))
+    not_checked: dict[str, str] = {}
+
+    def check(layer: core.Layer, root: core.Root) -> Iterator[core.Finding]:
+        yield from layer.store.verify(root)
+        if layer.about.unchecked and root.exists:
+            not_checked[layer.name] = layer.about.unchecked
+
+    findings = [
+        found if isinstance(found, core.Finding) else listing.failure(layer, root and root.path, found)
+        for layer, root, found in layer_set.in_each_root(stack.named(layers), check)
+    ]
+    return listing.Findings(tuple(findings), not_checked)
 
 
 def run(request: verbs.Request) -> listing.Findings:
     """Carry out ``cachectl verify``."""
-    with request.working("verifying"):
+    with request.output.progress("verifying"):
         return verify(request.stack, request.options.layers)
 
 

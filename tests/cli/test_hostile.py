@@ -159,7 +159,7 @@ def test_every_variable_in_turn_costs_nobody_anything(world: World, platform: st
     """
     place = world.top / "link" if variable == "all, through a link" else world.home
     variables = all_at_once(place) if variable.startswith("all") else {variable: str(place)}
-    stack = Stack(world.environment(variables, platform), plugins=False)
+    stack = Stack(world.environment(variables, platform))
     before = hash_tree(world.home, world.outside, world.empty)
     hostile.look(stack)
     if variable == "all" and platform == "linux":
@@ -186,7 +186,7 @@ def test_recognised_entries_are_removed_from_among_other_files(tmp_path: Path, l
     settle(root, "")
     before = hash_tree(root)
     made = [make(root) for make in hostile.RECOGNISED[layer]]
-    stack = Stack(world.environment({"XDG_CACHE_HOME": str(world.home), **places}), plugins=False)
+    stack = Stack(world.environment({"XDG_CACHE_HOME": str(world.home), **places}))
     assert hostile.applied(stack.plan_clear(layers=[layer])) >= 1
     assert [path for path in made if still_holds(path)] == []
     after = hash_tree(root)
@@ -198,7 +198,7 @@ def test_an_old_file_called_lock_that_pyopencl_did_not_make_stays(tmp_path: Path
     world = World(tmp_path)
     entry = hostile.put_binary(world.home / "pyopencl")
     lock = entry.parent / "lock"
-    stack = Stack(world.environment({"XDG_CACHE_HOME": str(world.home)}), plugins=False)
+    stack = Stack(world.environment({"XDG_CACHE_HOME": str(world.home)}))
     for linked in (False, True):
         lock.symlink_to(world.outside / "thesis.tex") if linked else write(lock)
         os.utime(lock, (1, 1), follow_symlinks=False)

@@ -149,7 +149,7 @@ def is_planned(path: bytes, places: Sequence[bytes]) -> bool:
 
 def check(world: World, variables: Mapping[str, str], platform: str) -> int:
     """Do every verb over a world, and hold what changes against what was planned; return how many entries went."""
-    stack = Stack(world.environment(variables, platform), plugins=False)
+    stack = Stack(world.environment(variables, platform))
     start = hash_tree(world.top)
     hostile.look(stack)
     assert changed(start, hash_tree(world.top)) == set()

@@ -20,7 +20,6 @@ from tiers import real, thorough
 
 from cachectl.layers.core import ALL, Environment
 from cachectl.layers.core.conformance import snapshot
-from cachectl.listing import damage
 from cachectl.stack import Stack
 
 #: Layers that the filled home has entries of.
@@ -49,7 +48,7 @@ def environment(home: Path, aside: Path) -> Environment:
 
 
 def holding(home: Path, aside: Path) -> set[str]:
-    stack = Stack(environment(home, aside), plugins=False)
+    stack = Stack(environment(home, aside))
     return {entry.layer for entry in stack.entries(ALL, notice=lambda _: None)}
 
 
@@ -122,7 +121,7 @@ MAKERS = {"pytools": put_dictionary, "pocl/kcache": put_program, "pyopencl": put
 VERBS: dict[str, Callable[[Stack], object]] = {
     "report": lambda stack: stack.report(),
     "ls": lambda stack: list(stack.entries(ALL, notice=lambda _: None)),
-    "verify": damage,
+    "verify": lambda stack: stack.verify(),
     "purge": lambda stack: stack.plan_clear().apply(),
 }
 
@@ -159,7 +158,7 @@ def look(stack: Stack, verb: str, home: Path, at: int = 0) -> int:
 @pytest.mark.parametrize("verb", VERBS)
 def test_files_that_vanish_at_any_moment_cause_no_traceback(tmp_path: Path, verb: str) -> None:
     home = tmp_path / "home"
-    stack = Stack(environment(home, tmp_path / "aside"), plugins=False)
+    stack = Stack(environment(home, tmp_path / "aside"))
     # The first run looks for facts about the machine, which are then known.
     looks = [look(stack, verb, home) for _ in range(2)][1]
     assert looks > 20
@@ -182,7 +181,7 @@ def test_a_link_turned_elsewhere_after_the_plan_does_no_harm(home: Home, tmp_pat
     root = home.path / "root"
     root.symlink_to(small_home(home.path / "one") / ".cache")
     variables = {"XDG_CACHE_HOME": str(root)}
-    stack = Stack(environment(home.path, tmp_path / "aside").with_variables(variables), plugins=False)
+    stack = Stack(environment(home.path, tmp_path / "aside").with_variables(variables))
     planned = stack.plan_clear(layers=["pocl", "pyopencl"])
     assert planned.plans[0].entries
     root.unlink()

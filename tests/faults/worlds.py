@@ -39,9 +39,7 @@ class World:
         aside = home.parent / "processes"
         aside.mkdir(exist_ok=True)
         variables = {"HOME": str(home), **self.variables}
-        return Stack(
-            Environment(variables, home=home, cwd=home, temporary=home / "tmp", processes=aside), plugins=False
-        )
+        return Stack(Environment(variables, home=home, cwd=home, temporary=home / "tmp", processes=aside))
 
     def keys(self, home: Path) -> dict[str, set[str]]:
         """Return the entries of each layer as ``ROOT KEY``, with the root below the home."""
@@ -155,7 +153,7 @@ def _compute_cache(folder: Path, entries: int) -> None:
         for name in names[:entries]:
             tar.extract(name, folder, set_attrs=False)
     (folder / "index").touch()
-    layer = Stack(Environment({"HOME": str(folder.parent.parent)}, home=folder.parent.parent), plugins=False)["cuda"]
+    layer = Stack(Environment({"HOME": str(folder.parent.parent)}, home=folder.parent.parent))["cuda"]
     # Whatever is put, the index is written again.
     key = next(iter(layer.entries())).key
     layer.put(key, got(layer, key))

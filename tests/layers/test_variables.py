@@ -14,7 +14,7 @@ from support.layers import assigned, register_driver
 from cachectl.layers.core import Condition, Environment, Finding, Severity
 from cachectl.layers.core.registry import built_in_layer
 from cachectl.stack import Stack
-from cachectl.verbs.doctor import diagnosis
+from cachectl.verbs.doctor import doctor
 
 #: A library of the driver of each layer.
 DRIVERS = {
@@ -151,7 +151,7 @@ def cases() -> Iterator[tuple[Any, ...]]:
 
 def examine(folder: Path, name: str, variables: dict[str, str]) -> list[Finding]:
     environment = environment_of(folder, **variables)
-    return list(diagnosis(Stack(environment, plugins=False).named([name])).findings)
+    return list(doctor(Stack(environment), [name]).findings)
 
 
 @pytest.mark.parametrize("row", list(cases()), ids=lambda row: f"{row[0]} {row[1]}")

@@ -15,7 +15,7 @@ from homes import wheel_driver
 from cachectl.layers.core import Environment, Finding
 from cachectl.layers.core.conformance import nobody
 from cachectl.stack import Stack
-from cachectl.verbs.doctor import diagnosis
+from cachectl.verbs.doctor import doctor
 from support import dictionaries, layers
 
 #: What lies in a home; what came with the tester's MIOpen is another matter.
@@ -34,7 +34,7 @@ def environment_of(home: Path, **variables: str) -> Environment:
 
 
 def examine(environment: Environment, *names: str) -> list[Finding]:
-    return list(diagnosis(Stack(environment, plugins=False).named(names)).findings)
+    return list(doctor(Stack(environment), names).findings)
 
 
 def coded(findings: Sequence[Finding], code: str) -> list[Finding]:

@@ -28,7 +28,7 @@ def cache(home: Home) -> Path:
 def linked(home: Home, root: Path, **changes: str) -> list[str]:
     """Link the user cache folder below a root, without the entries of every layer; return the names in it."""
     environment = home.environment(**changes)
-    child.link_cache_home(environment, Stack(environment, plugins=False), root)
+    child.link_cache_home(environment, Stack(environment), root)
     return sorted(os.listdir(root / "xdg"))
 
 

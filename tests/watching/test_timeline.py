@@ -100,7 +100,7 @@ def test_threads_forks_and_what_a_killed_program_did(home: Home) -> None:
 
 
 def test_code_run_in_programs_needs_the_standard_library_alone() -> None:
-    parts = [layer.about.lookups for layer in LayerSet(plugins=False) if layer.about.lookups is not None]
+    parts = [layer.about.lookups for layer in LayerSet() if layer.about.lookups is not None]
     paths = {path for part in parts for path in (*part.watchers.values(), *part.listeners.values())}
     paths.add(Path(observer.__file__))
     assert len(paths) > 4

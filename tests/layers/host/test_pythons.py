@@ -63,7 +63,7 @@ def asked(path: Path, records: dict[str, PythonRecord], *, named: bool = True) -
 
 def staleness(environment: Environment) -> dict[str, tuple[bool | None, str | None]]:
     """Return whether the rows of each version of loopy are stale, and why."""
-    entries = Stack(environment, plugins=False).ls(layers=["loopy"]).entries
+    entries = Stack(environment).ls(layers=["loopy"]).entries
     return {str(entry.versions["loopy"]): (entry.stale, entry.stale_because) for entry in entries}
 
 
@@ -259,7 +259,7 @@ def test_a_damaged_record_is_written_again(home: Home, prefix: Path) -> None:
 def test_the_sums_of_each_python(home: Home, prefix: Path) -> None:
     row(home, "2024.1", "3.99.0.final.0")
     row(home, "2024.1")
-    shares = Stack(user(home, prefix / "bin"), plugins=False).report(by_python=True).pythons or ()
+    shares = Stack(user(home, prefix / "bin")).report(by_python=True).pythons or ()
     assert sorted((share.python, share.packages["loopy"], share.entries) for share in shares) == [
         (VERSION, "2024.1", 1),
         ("3.99.0.final.0", "2024.1", 1),
@@ -274,6 +274,6 @@ def test_a_relative_cache_home_is_where_each_platformdirs_puts_it(home: Home, pr
     environment = user(home, prefix / "bin", XDG_CACHE_HOME="relative")._replace(
         installed=lambda name: "4.14.0" if name == "platformdirs" else None,
     )
-    roots = {root.path: root.source for root in Stack(environment, plugins=False)["loopy"].roots()}
+    roots = {root.path: root.source for root in Stack(environment)["loopy"].roots()}
     assert list(roots) == [home.path / ".cache/pytools", home.path / "relative/pytools"]
     assert str(prefix / "bin") in list(roots.values())[1]
