@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,10 @@ class Files(core.Store):
     refusals = trees.REFUSALS
     #: Files that a folder may have without being an entry; ``None`` if every folder is one, an empty one too.
     beside: ClassVar[frozenset[str] | None] = None
+    #: Whether empty folders above removed entries go with them, because the library makes those that it needs.
+    tidies: ClassVar[bool] = False
+    #: Seconds without change after which no program is still writing a temporary.
+    rest_time: ClassVar[float] = math.inf
     #: The effect of an entry that is too large to be read, added to the reason.
     unread: ClassVar[core.Damage] = core.Damage(core.RECOMPILES, "")
 
@@ -114,7 +119,7 @@ class Files(core.Store):
     def changing(self, root: core.Root) -> AbstractContextManager[bool]:
         """Return a context to hold while entries change; it yields whether no program can make a folder meanwhile."""
         del root
-        return nullcontext(enter_result=False)
+        return nullcontext(self.tidies)
 
     def guarded(self, root: core.Root, keys: Iterable[str]) -> Iterator[tuple[str, trees.Guard, list[str]]]:
         """Yield groups of keys that change together: a name for failures, and what makes the context of the renames."""
@@ -263,9 +268,10 @@ class Files(core.Store):
     def in_use(self, targets: Iterable[core.Entry]) -> Iterator[tuple[core.Entry, str | None]]:
         """Leave temporaries that a program may still be writing."""
         users = processes.using(self.writers, processes=self.environment.processes) if self.writers else ()
-        reason = None if users == () else f"{processes.process_names(users)} may be writing it"
+        reason, now = f"{processes.process_names(users)} may be writing it", self.environment.clock()
         for target in targets:
-            yield target, reason if target.idle_only else None
+            may_change = target.idle_only and users != () and now - (target.modified or now) <= self.rest_time
+            yield target, reason if may_change else None
 
     def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
         """Remove entries: programs that look for one miss, and programs that have one mapped keep it."""
@@ -319,11 +325,18 @@ class Files(core.Store):
             return
         except core.LayerError as error:
             damages = [core.Damage(self.unread.severity, error.message + self.unread.message)]
+        yield from self.judged(leaf.entry, files, damages)
+
+    def judged(
+        self, entry: core.Entry, files: trees.Members | None, damages: Iterable[core.Damage]
+    ) -> Iterator[core.Finding]:
+        """Yield the findings of the damages of an entry, or that it is of an unknown version."""
         for damage in damages:
             if files is not None and (why := self.foreign(files)) is not None:
-                yield core.finding_of(self, root, core.Problem(root.path / key, "foreign", why))
+                root = core.Root(entry.root, core.Scope.USER, "")
+                yield core.finding_of(self, root, core.Problem(entry.root / entry.key, "foreign", why))
                 return
-            yield self.damaged(leaf.entry, damage)
+            yield self.damaged(entry, damage)
 
     def damaged(self, entry: core.Entry, damage: core.Damage, code: str = "damaged") -> core.Finding:
         """Return the finding of a damaged thing, which ``purge --damaged`` removes."""

@@ -33,8 +33,8 @@ class Rows(files.Files):
 
     schema: ClassVar[rows.Schema]
     shapes: tuple[tree.Shape, ...] = ()
-    #: Whether empty folders above other files go with them.
-    tidies: ClassVar[bool] = False
+    #: The effect of a database that cannot be read.
+    when_damaged: ClassVar[core.Severity] = core.FAILS
     #: True because sqlite writes a journal before it deletes rows.
     clearing_needs_room = True
 
@@ -203,7 +203,7 @@ class Rows(files.Files):
         if isinstance(error, core.Refused):
             code, fix = "foreign", "nothing: cachectl does not use it"
         elif isinstance(error, core.Damaged):
-            severity, code = core.FAILS, "sqlite"
+            severity, code = self.when_damaged, "sqlite"
             fix = f"end every program that has it open, then: cachectl purge --damaged {self.name}"
             with suppress(OSError):
                 stamp = database.file_stamp(root.path / file)
@@ -222,8 +222,7 @@ class Rows(files.Files):
         """Delete rows, then vacuum. A file goes only if it is damaged and nobody can have it open."""
         groups, others = self._split({target.key: target for target in targets})
         parts = [(file, partial(self.remove_rows, root, file, [*group.values()])) for file, group in groups.items()]
-        outcome, tidy = core.each_part(core.Outcome(self.name), parts), tree.always if self.tidies else None
-        return outcome.plus(self.remove_files(root, others.values(), tidy=tidy))
+        return core.each_part(core.Outcome(self.name), parts).plus(super().remove(root, tuple(others.values())))
 
     def remove_rows(self, root: core.Root, file: str, targets: Sequence[core.Entry]) -> core.Outcome:
         """Delete the planned rows of one database, or the whole file."""
