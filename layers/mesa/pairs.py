@@ -81,6 +81,8 @@ class Pair(RowFile):
         self.path = root / file
         self.paths = (self.path, self.path.with_name(self.index_name))
         self.lock_timeout = lock_timeout
+        #: The number of entries before a deletion.
+        self.before = 0
 
     # ------------------------------------------------------------------ the format
 
@@ -174,6 +176,18 @@ class Pair(RowFile):
     def _sizes(self) -> tuple[int, int]:
         return os.fstat(self.data).st_size, os.fstat(self.index).st_size
 
+    def size(self) -> int:
+        """Return the bytes of both files."""
+        return sum(map(database.bytes_of, self.paths))
+
+    def gone(self, rows: Iterable[Row]) -> int:
+        """Return how many entries have gone: more than planned if Mesa cannot use the files any more."""
+        del rows
+        left = 0
+        with suppress(core.Damaged):
+            left = len(self.blobs())
+        return max(0, self.before - left)
+
     # ------------------------------------------------------------------ changes
 
     def delete(self, rows: Iterable[Row]) -> frozenset[Row]:
@@ -181,6 +195,7 @@ class Pair(RowFile):
         planned = frozenset(rows)
         with self._changing() as is_there:
             listed = [*self._listed()[0].values()] if is_there else []
+            self.before = len(listed)
             kept = [blob for blob in listed if blob.row not in planned]
             if len(kept) < len(listed):
                 self.keep(kept)

@@ -17,7 +17,7 @@ from cachectl.layers import core
 from cachectl.layers.disk import plain
 from cachectl.layers.host import processes
 from cachectl.layers.mesa import cache, entries, pairs
-from cachectl.layers.stores import row_store, rows
+from cachectl.layers.stores import row_store
 from cachectl.layers.stores import tree as trees
 
 _ENTRIES = trees.Shape((core.regex("[0-9a-f]{2}"), core.regex("[0-9a-f]{38}")), mode=0o644)
@@ -166,17 +166,6 @@ class ShaderCache(row_store.Rows):
         yield from entries.owned(listed, read, contents=contents)
 
     # ------------------------------------------------------------------ get and put
-
-    def artifact_of(self, root: core.Root, key: str, values: rows.Values) -> core.Artifact:
-        """Return an entry, which has the same bytes in all forms."""
-        files = {"": rows.as_bytes(values[0])}
-        self.require_whole(key, files, root.path / key)
-        return core.Artifact(self.name, key, self.forms[0], files[""], self.detail(key, files))
-
-    def values_of(self, artifact: core.Artifact) -> rows.Values:
-        """Return the bytes of a whole entry."""
-        self.require_whole(artifact.key, {"": artifact.data}, artifact.key)
-        return (artifact.data,)
 
     def damages(self, key: str, files: trees.Members) -> Iterator[core.Damage]:
         """Check the checksum. Nothing can check the name."""

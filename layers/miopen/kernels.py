@@ -60,8 +60,6 @@ class KernelDatabases(databases.MIOpenDatabases):
     kinds = ("ukdb",)
     parts = 2
     tidies = True
-    # If MIOpen cannot open its database, it throws at every lookup and store.
-    when_blocked = core.FAILS
 
     def __init__(self, asked_first: str = "") -> None:
         super().__init__(asked_first)
@@ -94,29 +92,15 @@ class KernelDatabases(databases.MIOpenDatabases):
             detail = {**template.detail, "kernel_name": name, "kernel_args": args}
             yield _entry(template, row)._replace(kernels=databases.program_names(name), detail=detail)
 
-    def artifact_of(self, root: core.Root, key: str, values: rows.Values) -> core.Artifact:
-        """Return a kernel, unpacked and checked as MIOpen does."""
-        file, (name, args) = key.partition(databases.SEPARATOR)[0], self.key_of(key)
-        named = self.known(file)
-        try:
-            data = decode(values)
-        except ValueError as error:
-            raise core.Damaged(self.name, str(error), root.path / file) from error
-        detail = {"kernel_name": name, "kernel_args": args, "md5": digest(data)}
-        return core.Artifact(self.name, key, _ROW, data, {**named.detail, **named.versions, **detail})
+    def unpacked(self, values: rows.Values) -> bytes:
+        """Unpack a kernel, and check it as MIOpen does."""
+        return decode(values)
 
-    def values_of(self, artifact: core.Artifact) -> rows.Values:
-        """Pack a kernel as MIOpen does. Raises :class:`Damaged` for one that it could not use, or would not store."""
-        name, args = self.key_of(artifact.key)
-        complaint = key_complaint(name, args)
-        if not name.endswith((".o", ".obj")):
-            complaint = f"the kernel name {name!r} does not end in .o"
-        elif not artifact.data:
-            complaint = "the kernel is empty"
-        elif artifact.detail.get("md5") not in (None, digest(artifact.data)):
-            complaint = "the kernel does not have the md5 that the artifact states"
-        if complaint is not None:
-            raise core.Damaged(self.name, complaint, artifact.key)
+    def packed(self, artifact: core.Artifact) -> rows.Values:
+        """Pack a kernel as MIOpen does."""
+        if artifact.detail.get("md5") not in (None, digest(artifact.data)):
+            message = "the kernel does not have the md5 that the artifact states"
+            raise core.Damaged(self.name, message, artifact.key)
         return encode(artifact.data)
 
     def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
@@ -124,7 +108,7 @@ class KernelDatabases(databases.MIOpenDatabases):
         place, path = (self.name, root.path, file), root.path / file
         if self._is_ignored(root, file):
             message = "is smaller than 512 bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
-            yield self.owned(core.Finding(*place, core.RECOMPILES, "too-small", message, ""))
+            yield core.Finding(*place, core.RECOMPILES, "too-small", message, "")
             return
         # The header decides whether MIOpen and other users can open a file of a package; an unreadable one has a
         # finding.
@@ -154,7 +138,7 @@ class KernelDatabases(databases.MIOpenDatabases):
             except ValueError as error:
                 flaws.append(("content", str(error)))
             for flaw in flaws:
-                yield self.owned(self.row_finding(_entry(template, row), *flaw))
+                yield self.row_finding(_entry(template, row), *flaw)
 
     # ------------------------------------------------------------------ files of single kernels
 
@@ -173,17 +157,32 @@ class KernelDatabases(databases.MIOpenDatabases):
         yield leaf.entry._replace(versions={"miopen": version}, kernels=databases.program_names(name))
 
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
-        """Yield that an object file is no code."""
-        if not files[""].startswith(CODE):
-            yield core.Damage(core.HARMLESS, "is no code object")
+        """Yield that MIOpen could not use a kernel, or that an object file is no code."""
+        complaint = None
+        if databases.SEPARATOR in key:
+            name, args = self.key_of(key)
+            complaint = key_complaint(name, args)
+            if not name.endswith((".o", ".obj")):
+                complaint = f"the kernel name {name!r} does not end in .o"
+            elif not files[""]:
+                complaint = "the kernel is empty"
+        elif not files[""].startswith(CODE):
+            complaint = "is no code object"
+        if complaint is not None:
+            yield core.Damage(core.HARMLESS, complaint)
 
     def foreign(self, files: Mapping[str, bytes]) -> str | None:
         """Return that a file without code may be of another program."""
         return _NO_CODE
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
-        """Return that nothing more is known of an object file."""
-        return {"kernels": "", "device": ""}
+        """Return the facts in the name of a database and in the key; nothing more is known of an object file."""
+        file, is_row, _ = key.partition(databases.SEPARATOR)
+        if not is_row:
+            return {"kernels": "", "device": ""}
+        named, (name, args) = self.known(file), self.key_of(key)
+        known = {"kernel_name": name, "kernel_args": args, "md5": digest(files[""])}
+        return {**named.detail, **named.versions, **known}
 
 
 def _entry(template: core.Entry, row: rows.Row) -> core.Entry:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain, starmap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cachectl.layers import core
@@ -120,10 +121,6 @@ class Dictionaries(row_store.Rows):
 
     # ------------------------------------------------------------------ contents
 
-    def artifact_of(self, root: core.Root, key: str, values: rows.Values) -> core.Artifact:
-        """Return a row as its raw pickle."""
-        return core.Artifact(self.name, key, self.forms[0], rows.as_bytes(values[0]), self.detail(key, {}))
-
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the name of the dictionary, and the version of Python in it."""
         name = self.named(key)
@@ -133,15 +130,13 @@ class Dictionaries(row_store.Rows):
         """Return ``False``: the folders of older dictionaries are not checked."""
         return False
 
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
-        """Yield nothing."""
-        yield from ()
+    def require_whole(self, key: str, files: Mapping[str, bytes], path: Path | str) -> None:
+        """Do nothing: to check a pickle takes longer than to read it, and ``put`` does."""
 
-    def values_of(self, artifact: core.Artifact) -> rows.Values:
-        """Return the pickle of a row, which must be whole."""
-        if reason := pickles.complaint(artifact.data):
-            raise core.Damaged(self.name, reason, artifact.key)
-        return (artifact.data,)
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
+        """Yield the damage of a row's pickle."""
+        if "" in files and (complaint := pickles.complaint(files[""])):
+            yield core.Damage(core.FAILS, complaint)
 
     def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
         """Check a file with sqlite's own check, and every row as a pickle."""
