@@ -97,8 +97,6 @@ class Lookups(NamedTuple):
     #: OpenCL platforms with the file that listens to the driver of each: its class ``Listener`` hears whether a build
     #: was compiled, and notes a ``messages`` event.
     listeners: Mapping[str, Path] = {}
-    #: Variables to set in the run, so that the cache counts or reports. They must not change its keys.
-    variables: Mapping[str, str] = {}
     #: Parts of the path of a file that a process has mapped, or opened, if it uses the cache.
     mapped: tuple[str, ...] = ()
     opened: tuple[str, ...] = ()
@@ -113,8 +111,6 @@ class Lookups(NamedTuple):
     keeps_use: bool = False
     #: Returns whether an event, whose ``layer`` is what the watcher noted, is that of the layer with the second name.
     owns: Callable[[Event, str], bool] = lambda event, layer: bool(event["layer"] == layer)
-    #: Returns the hits and misses that the cache itself has counted since it was made; ``None`` if it has not.
-    counters: Callable[[Environment], tuple[int, int] | None] = lambda _: None
     #: Infers hits and misses from the number of openings of files with many entries, and of entries that appeared;
     #: ``None`` if they show neither.
     by_openings: Callable[[int, int, Environment], tuple[int, int] | None] = lambda *_: None

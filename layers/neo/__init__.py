@@ -8,42 +8,16 @@ Sources, in intel/compute-runtime: ``programmers-guide/COMPILER_CACHE.md`` and
 from __future__ import annotations
 
 import shlex
-import struct
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from cachectl.layers import core
-from cachectl.layers.disk import plain
 from cachectl.layers.host import drivers
 
 #: The drivers of OpenCL and Level Zero, and the stand-alone compiler.
 LIBRARIES = ("libigdrcl.so", "libze_intel_gpu.so", "libocloc.so")
-STATISTICS = "stats"
-#: What that file holds: hits, misses, version of the file.
-COUNTS = struct.Struct("=QQQ")
 _LEAF = "neo_compiler_cache"
-# An empty variable counts as not set.
-_PLACES = core.Places(
-    "NEO_CACHE_DIR",
-    linux=(
-        core.Rule("NEO_CACHE_DIR"),
-        core.Rule("XDG_CACHE_HOME", _LEAF),
-        core.Rule("HOME", f".cache/{_LEAF}", source="default (HOME)"),
-    ),
-    windows=(core.Rule("NEO_CACHE_DIR"), core.Rule("LOCALAPPDATA", f"NEO/{_LEAF}")),
-    macos=(),
-)
-
-
-def _counters(environment: core.Environment) -> tuple[int, int] | None:
-    """Return the hits and misses of the cache, if it has the file."""
-    for root in _PLACES.roots(environment):
-        with suppress(OSError, struct.error):
-            hits, misses, version = COUNTS.unpack(plain.read_plain(root.path / STATISTICS, limit=64))
-            return (hits, misses) if version == 1 else None
-    return None
 
 
 class NeoCompilerCache(drivers.DriverLayer):
@@ -65,19 +39,20 @@ class NeoCompilerCache(drivers.DriverLayer):
         value="0",
     )
     limit_variable = "NEO_CACHE_MAX_SIZE"
-    places = _PLACES
-    store: Any = core.later("cachectl.layers.neo.entries", "NeoPrograms")
-    # The driver opens the file of an entry to read it, and renames a temporary to a new one. From release 26.14 on, it
-    # also counts hits and misses in a file of the cache, if a variable says so.
-    about = core.About(
-        lookups=core.Lookups(
-            "the driver's own counters",
-            variables={"NEO_CACHE_STATS": "1"},
-            mapped=LIBRARIES,
-            files=True,
-            counters=_counters,
-        )
+    # An empty variable counts as not set.
+    places = core.Places(
+        "NEO_CACHE_DIR",
+        linux=(
+            core.Rule("NEO_CACHE_DIR"),
+            core.Rule("XDG_CACHE_HOME", _LEAF),
+            core.Rule("HOME", f".cache/{_LEAF}", source="default (HOME)"),
+        ),
+        windows=(core.Rule("NEO_CACHE_DIR"), core.Rule("LOCALAPPDATA", f"NEO/{_LEAF}")),
+        macos=(),
     )
+    store: Any = core.later("cachectl.layers.neo.entries", "NeoPrograms")
+    # The driver opens the file of an entry to read it, and renames a temporary to a new one.
+    about = core.About(lookups=core.Lookups(mapped=LIBRARIES, files=True))
 
     def faults(self) -> Iterator[core.Fault]:
         """Add a missing folder, and variables of the compiler."""

@@ -101,7 +101,6 @@ class Evidence:
         self._is_system = layer.about.scope is core.Scope.SYSTEM
         #: Entries before the run, by root and key; ``None`` if they cannot be listed, or the layer is watched.
         self._before = self._list()
-        self._counters = self._count()
         self._known: list[core.Entry] = []
         if explain:
             with suppress(*core.FAILURES):
@@ -139,13 +138,6 @@ class Evidence:
                 for entry in self.layer.store.scan(root, contents=False)
                 if isinstance(entry, core.Entry) and entry.is_listed
             }
-        except core.FAILURES:
-            return None
-
-    def _count(self) -> tuple[int, int] | None:
-        """Return the cache's own counters; ``None`` if it has none, or if a plug-in fails to read them."""
-        try:
-            return self.part.counters(self.layer.environment)
         except core.FAILURES:
             return None
 
@@ -213,16 +205,9 @@ class Evidence:
         new = after.keys() - before.keys()
         times = [entry.used for key, entry in after.items() if key not in new and entry.used is not None]
         hits = sum(moment >= self._began for moment in times) if times or part.keeps_use else None
-        misses = None
-        why = "entries that appeared, and times of use"
-        if (counters := self._count()) is not None:
-            why = part.by
-            # The counters may have been reset in the run.
-            pairs = zip(counters, self._counters or (0, 0), strict=True)
-            hits, misses = (now - then if now >= then else None for now, then in pairs)
         total = sum(after[key].bytes for key in new)
-        why = f"{why}; other programs on the same cache are counted too"
-        return LayerTrace(self.layer.name, hits, misses, len(new), total, INFERRED, why)
+        why = "entries that appeared, and times of use; other programs on the same cache are counted too"
+        return LayerTrace(self.layer.name, hits, None, len(new), total, INFERRED, why)
 
     # ------------------------------------------------------------------ seen by files
 

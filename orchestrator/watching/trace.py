@@ -68,8 +68,6 @@ def tracing(
     _make_site(site, parts)
     paths = os.pathsep.join(filter(None, [str(site), stack.environment.get("PYTHONPATH")]))
     variables = {_FOLDER: str(notes), "PYTHONPATH": paths}
-    for part in parts.values():
-        variables |= part.variables
     trace = timeline.Trace()
     began = timeline.clocks()
     try:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from homes import Home
 from support.layers import clear, got, keys_of, root_of, usage_of, verified
-from support.products import BARE, DEEP, PRODUCTS, SPIRV, WRAPPED, comgr_key, fill_neo, held
-from support.tracing import layer_of, no_file_events, numbers, trace
+from support.products import BARE, DEEP, PRODUCTS, SPIRV, WRAPPED, comgr_key, held
 
 from cachectl.layers.comgr import policy_complaint
 from cachectl.layers.core import Layer, Selection, Severity
@@ -168,21 +167,3 @@ def test_a_move_makes_the_folder_without_which_nothing_is_kept(home: Home) -> No
     assert home.cachectl("run", "--isolated", "--", "sh", "-c", program).stdout == ".\n"
     home.cachectl("env", "--root", str(home.path / "moved"), "--layer", "neo", "--shell", "sh")
     assert (home.path / "moved/neo").is_dir()
-
-
-DRIVER = """
-import os, struct, sys
-from pathlib import Path
-folder = Path.home() / ".cache/neo_compiler_cache"
-if os.environ.get("NEO_CACHE_STATS") == "1":
-    (folder / "stats").write_bytes(struct.pack("=QQQ", 8, 3, 1))
-(folder / "0123456789abcdef.cl_cache").write_bytes((folder / "7accbe5d8c3df6d1.ocloc_cache").read_bytes())
-"""
-
-
-def test_a_trace_reads_what_the_driver_counts(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where file events cannot be had."""
-    monkeypatch.setattr("cachectl.watching.events.open_queue", no_file_events)
-    fill_neo(home.path)
-    document = trace(home, "python3", "-I", "-S", "-c", DRIVER)
-    assert (numbers(document, "neo"), layer_of(document, "neo")["evidence"]) == ((3, 1, 1), "inferred")
