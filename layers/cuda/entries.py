@@ -126,9 +126,9 @@ class ComputeCache(files.Files):
         is_other = len(files[""]) >= HEADER.size and version != VERSION and 0 < version < _PLAUSIBLE
         return f"{form_complaint(files[''])}; left alone" if is_other else None
 
-    def tagged_text(self, tree: Tree, key: str) -> bytes | None:
+    def tagged_text(self, tree: Tree, entry: core.Entry) -> bytes | None:
         """Return the key of an entry."""
-        return key_of(tree.read_file(key) or b"")
+        return key_of(tree.read_file(entry.key) or b"") if entry.is_listed else None
 
     # ------------------------------------------------------------------ the index
 

@@ -96,32 +96,24 @@ class ShaderCache(row_store.Rows):
         """Add nothing: each entry names its driver."""
         return entry
 
-    def _rows(
-        self, root: core.Root, file: str, template: core.Entry, limit: int
-    ) -> Iterator[tuple[core.Entry, pairs.Blob, bytes]]:
-        """Yield the entries of a data file, each with its first bytes."""
-        pair = self.opened(root, file)
-        for blob in pair.blobs():
-            key, row = self.separator.join((file, blob.name)), blob.row
-            entry = template._replace(key=key, bytes=row.bytes, stamp=(row.rowid, row.bytes))
-            yield entry, blob, pair.content(blob, limit)
-
     def list_rows(
         self, root: core.Root, file: str, template: core.Entry, *, part: bytes, contents: bool
     ) -> Iterator[core.Found]:
         """Yield the entries of a data file."""
-        for entry, _, head in self._rows(root, file, template, entries.HEAD):
-            yield entries.with_header(entry, head)
+        pair = self.opened(root, file)
+        for blob in pair.blobs():
+            yield entries.with_header(self.entry_of(template, blob.row), pair.content(blob, entries.HEAD))
 
     def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
         """Check header and both checksums of every entry of any driver: Mesa repairs none of them."""
-        self.opened(root, file).require_sound()
-        template, effect = core.Entry(self.name, file, root.path, 0, 0), entries.NEVER
-        if root.role == cache.DATABASE:
-            effect = _DROPS
-        for entry, blob, data in self._rows(root, file, template, core.LARGEST_ENTRY):
+        pair, template = self.opened(root, file), core.Entry(self.name, file, root.path, 0, 0)
+        pair.require_sound()
+        effect = _DROPS if root.role == cache.DATABASE else entries.NEVER
+        for blob in pair.blobs():
+            data = pair.content(blob)
             if (complaint := entries.complaint(data, blob.checksum)) is not None:
-                yield from self.judged(entry, {"": data}, [core.Damage(core.RECOMPILES, f"{complaint}: {effect}")])
+                damages = [core.Damage(core.RECOMPILES, f"{complaint}: {effect}")]
+                yield from self.judged(self.entry_of(template, blob.row), {"": data}, damages)
 
     # ------------------------------------------------------------------ listing
 

@@ -64,6 +64,7 @@ class KernelDatabases(databases.MIOpenDatabases):
     def __init__(self, asked_first: str = "") -> None:
         super().__init__(asked_first)
         self.versioned = not asked_first
+        self.needs_table = bool(asked_first)
         self.forms = (_ROW,) if asked_first else (_ROW, _OBJECT)
         self.shapes = () if asked_first else (_OBJECTS,)
 
@@ -90,7 +91,7 @@ class KernelDatabases(databases.MIOpenDatabases):
         for row in () if self._is_ignored(root, file) else self.opened(root, file).rows():
             name, args = row.key
             detail = {**template.detail, "kernel_name": name, "kernel_args": args}
-            yield _entry(template, row)._replace(kernels=databases.program_names(name), detail=detail)
+            yield self.entry_of(template, row)._replace(kernels=databases.program_names(name), detail=detail)
 
     def unpacked(self, values: rows.Values) -> bytes:
         """Unpack a kernel, and check it as MIOpen does."""
@@ -117,28 +118,18 @@ class KernelDatabases(databases.MIOpenDatabases):
                 message = "is in WAL mode: only users who can write beside it can open it"
                 fix = f"as its owner: sqlite3 {shlex.quote(str(path))} 'pragma journal_mode=delete'"
                 yield core.Finding(*place, core.FAILS, "wal", message, fix)
-        opened = self.opened(root, file)
-        if opened.require_sound():
-            yield from self._check_rows(root, file, opened)
-        elif self.asked_first:
-            raise core.Damaged(self.name, "has no table kern_db", path)
-
-    def _check_rows(self, root: core.Root, file: str, opened: rows.RowFile) -> Iterator[core.Finding]:
-        template = core.Entry(self.name, file, root.path, 0, 0)
+        yield from super().check_rows(root, file)
         seen: set[tuple[str, ...]] = set()
-        for row, values in opened.rows_with(*SCHEMA.values):
-            flaws = []
+        for row in self.opened(root, file).rows():
             if row.key in seen:
-                flaws.append(("duplicate", "a second row has this key: MIOpen cannot make its index, and throws"))
+                damage = core.Damage(core.FAILS, "a second row has this key: MIOpen cannot make its index, and throws")
+                yield self.damaged(self.entry_of(core.Entry(self.name, file, root.path, 0, 0), row), damage)
             seen.add(row.key)
-            if complaint := key_complaint(*row.key):
-                flaws.append(("quote", complaint))
-            try:
-                decode(values)
-            except ValueError as error:
-                flaws.append(("content", str(error)))
-            for flaw in flaws:
-                yield self.row_finding(_entry(template, row), *flaw)
+
+    def entry_of(self, template: core.Entry, row: rows.Row) -> core.Entry:
+        """Return the entry of a row; MIOpen gives a row a new id whenever it stores it."""
+        name, args = row.key
+        return super().entry_of(template, row._replace(key=(escaped(name), args)))
 
     # ------------------------------------------------------------------ files of single kernels
 
@@ -169,11 +160,11 @@ class KernelDatabases(databases.MIOpenDatabases):
         elif not files[""].startswith(CODE):
             complaint = "is no code object"
         if complaint is not None:
-            yield core.Damage(core.HARMLESS, complaint)
+            yield core.Damage(core.FAILS if databases.SEPARATOR in key else core.HARMLESS, complaint)
 
     def foreign(self, files: Mapping[str, bytes]) -> str | None:
         """Return that a file without code may be of another program."""
-        return _NO_CODE
+        return None if files[""].startswith(CODE) else _NO_CODE
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the facts in the name of a database and in the key; nothing more is known of an object file."""
@@ -183,12 +174,6 @@ class KernelDatabases(databases.MIOpenDatabases):
         named, (name, args) = self.known(file), self.key_of(key)
         known = {"kernel_name": name, "kernel_args": args, "md5": digest(files[""])}
         return {**named.detail, **named.versions, **known}
-
-
-def _entry(template: core.Entry, row: rows.Row) -> core.Entry:
-    key = databases.SEPARATOR.join((template.key, kernel_key(*row.key)))
-    # MIOpen gives a row a new id whenever it stores it.
-    return template._replace(key=key, bytes=row.bytes, stamp=(row.rowid, row.bytes))
 
 
 def digest(data: bytes) -> str:
@@ -206,17 +191,17 @@ def encode(data: bytes) -> rows.Values:
     return (packed, digest(data), len(data)) if len(packed) < len(data) else (data, digest(data), 0)
 
 
-def kernel_key(name: str, args: str) -> str:
-    """Return the part of a kernel's key that follows the file: ``NAME::ARGS``.
+def escaped(name: str) -> str:
+    """Return a kernel's name as the key ``FILE::NAME::ARGS`` has it.
 
     A name may contain ``::`` (``ns::kernel.cl.o``), so its ``%`` and ``:`` are written ``%25`` and ``%3A``. Arguments
     are never changed.
     """
-    return "::".join((name.replace("%", "%25").replace(":", "%3A"), args))
+    return name.replace("%", "%25").replace(":", "%3A")
 
 
 def split_kernel_key(text: str) -> tuple[str, str]:
-    """Return name and arguments from the result of :func:`kernel_key`."""
+    """Return name and arguments from the part of a key that follows the file."""
     name, _, args = text.partition("::")
     return name.replace("%3A", ":").replace("%25", "%"), args
 

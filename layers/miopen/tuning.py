@@ -78,8 +78,7 @@ class TuningDatabases(databases.MIOpenDatabases):
         path = root.path / file
         for found in self._found(root, file):
             if isinstance(found, rows.Row):
-                key, stamp = databases.SEPARATOR.join((file, *found.key)), (found.rowid, found.bytes)
-                yield template._replace(key=key, bytes=found.bytes, stamp=stamp)
+                yield self.entry_of(template, found)
                 continue
             number, code, message = found
             # These have a record, which MIOpen reads and which is listed; only verify reports the fault.

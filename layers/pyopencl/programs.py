@@ -192,9 +192,9 @@ class ProgramFolders(files.Files):
 
     # ------------------------------------------------------------------ tagged builds
 
-    def tagged_text(self, tree: trees.Tree, key: str) -> bytes | None:
+    def tagged_text(self, tree: trees.Tree, entry: core.Entry) -> bytes | None:
         """Return the source, which PyOpenCL keeps beside the binary."""
-        return tree.read_file(key, "source.cl")
+        return tree.read_file(entry.key, "source.cl") if entry.is_listed else None
 
 
 def _python_of(key: str) -> str:

@@ -95,8 +95,7 @@ class Dictionaries(row_store.Rows):
         listing = opened.rows_with("key_value", part=part) if contents else ((row, ()) for row in opened.rows())
         for row, values in listing:
             kernels = pdict.kernel_names(rows.as_bytes(values[0])) if values else None
-            key, stamp = f"{file}/{row.key[0]}", (row.rowid, row.bytes)
-            yield template._replace(key=key, bytes=row.bytes, kernels=kernels, stamp=stamp)
+            yield self.entry_of(template, row)._replace(kernels=kernels)
 
     def usage(self, root: core.Root) -> core.Usage:
         """Count the rows of each dictionary together, summed by sqlite."""
@@ -138,19 +137,10 @@ class Dictionaries(row_store.Rows):
         if "" in files and (complaint := pickles.complaint(files[""])):
             yield core.Damage(core.FAILS, complaint)
 
-    def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
-        """Check a file with sqlite's own check, and every row as a pickle."""
-        opened = self.opened(root, file)
-        opened.require_sound()
-        for row, (value,) in opened.rows_with("key_value"):
-            data, key = rows.as_bytes(value), f"{file}/{row.key[0]}"
-            if complaint := pickles.complaint(data):
-                if pickles.is_foreign(data):
-                    message = "is a pickle of a protocol that this Python does not know; left alone"
-                    yield core.finding_of(self, root, core.Problem(root.path / key, "foreign", message))
-                else:
-                    entry = core.Entry(self.name, key, root.path, row.bytes, 0, stamp=(row.rowid, row.bytes))
-                    yield self.row_finding(entry, "pickle", complaint)
+    def foreign(self, files: Mapping[str, bytes]) -> str | None:
+        """Return that a pickle has a protocol of a later Python."""
+        is_foreign = pickles.is_foreign(files[""])
+        return "is a pickle of a protocol that this Python does not know; left alone" if is_foreign else None
 
 
 def staleness(

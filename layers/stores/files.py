@@ -134,9 +134,9 @@ class Files(core.Store):
         del root
         yield from ()
 
-    def tagged_text(self, tree: trees.Tree, key: str) -> bytes | None:
-        """Return the part of an entry that has the tag of its build."""
-        del tree, key
+    def tagged_text(self, tree: trees.Tree, entry: core.Entry) -> bytes | None:
+        """Return the part of an entry, or of an orphan, that has the tag of its build."""
+        del tree, entry
         return None
 
     # ------------------------------------------------------------------ listing
@@ -178,14 +178,14 @@ class Files(core.Store):
     def find_tagged(
         self, root: core.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
     ) -> Iterator[tuple[core.Entry, str]]:
-        """Look for the tag in the changed entries."""
-        del known
+        """Look for the tag in what has changed."""
         tree = self.tree_of(root)
         for leaf in tree.scan():
-            if isinstance(leaf, core.Problem) or not leaf.entry.is_listed or (leaf.entry.modified or 0) < since:
+            if isinstance(leaf, core.Problem) or (leaf.entry.modified or 0) < since:
                 continue
-            if (match := tag.search(self.tagged_text(tree, leaf.entry.key) or b"")) is not None:
-                yield leaf.entry, match[0].decode()
+            match = tag.search(self.tagged_text(tree, leaf.entry) or b"")
+            if match is not None or leaf.entry.key in known:
+                yield leaf.entry, "" if match is None else match[0].decode()
 
     # ------------------------------------------------------------------ get and put
 

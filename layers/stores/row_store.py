@@ -35,6 +35,8 @@ class Rows(files.Files):
     shapes: tuple[tree.Shape, ...] = ()
     #: The effect of a database that cannot be read, or in whose place there is something else.
     when_damaged: ClassVar[core.Severity] = core.FAILS
+    #: Whether a database without the table is damaged.
+    needs_table = False
     #: True because sqlite writes a journal before it deletes rows.
     clearing_needs_room = True
 
@@ -57,9 +59,25 @@ class Rows(files.Files):
         With ``contents`` those whose bytes contain ``part``, which is a part of the name of every selected kernel.
         """
 
-    @abstractmethod
     def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
-        """Check every row of a database as its library does. Raises :class:`LayerError` if it cannot be read."""
+        """Check a database with sqlite's own check, and every row. Raises :class:`LayerError` if it cannot be read."""
+        opened = self.opened(root, file)
+        if not opened.require_sound() and self.needs_table:
+            raise core.Damaged(self.name, f"has no table {self.schema.table}", opened.path)
+        template = core.Entry(self.name, file, root.path, 0, 0)
+        for row, values in opened.rows_with(*self.schema.values):
+            entry, contents = self.entry_of(template, row), None
+            try:
+                contents = {"": self.unpacked(values)}
+                damages = list(self.damages(entry.key, contents))
+            except ValueError as error:
+                damages = [core.Damage(core.FAILS, str(error))]
+            yield from self.judged(entry, contents, damages)
+
+    def entry_of(self, template: core.Entry, row: rows.Row) -> core.Entry:
+        """Return the entry of a row of a database, given what its entries have in common."""
+        key = self.separator.join((template.key, *row.key))
+        return template._replace(key=key, bytes=row.bytes, stamp=(row.rowid, row.bytes))
 
     def unpacked(self, values: rows.Values) -> bytes:
         """Return the bytes of an entry from the values of its row. Raises :class:`ValueError` if it is not whole."""
@@ -210,11 +228,6 @@ class Rows(files.Files):
                 entry = core.Entry(self.name, file, root.path, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
                 thing = core.orphan(entry, error.message)
         return core.Finding(self.name, root.path, file, severity, code, error.message, fix, thing)
-
-    def row_finding(self, thing: core.Entry, code: str, message: str) -> core.Finding:
-        """Return the finding of a damaged row."""
-        fix = f"cachectl purge {self.name} --key {shlex.quote(thing.key)}"
-        return core.Finding(self.name, thing.root, thing.key, core.FAILS, code, message, fix, thing)
 
     # ------------------------------------------------------------------ removal
 
