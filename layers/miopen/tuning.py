@@ -132,7 +132,12 @@ class TuningDatabases(databases.MIOpenDatabases):
         with _THREADS, contextlib.ExitStack() as stack:
             # One order everywhere, so that two cachectls never wait for each other.
             for lock in sorted(_lock_files(self.environment, path)):
-                folder = self._lock_folder(lock.parent, stack)
+                is_new = not lock.parent.exists()
+                lock.parent.mkdir(parents=True, exist_ok=True)
+                # No link is followed.
+                folder = stack.enter_context(handles.opened(str(lock.parent)))
+                if is_new:
+                    os.fchmod(folder, _OPEN_TO_ALL)
                 held = locks.record_lock(self.name, lock, folder=folder, lock_timeout=self.environment.lock_timeout)
                 handle = stack.enter_context(held)
                 with contextlib.suppress(PermissionError):
@@ -142,22 +147,6 @@ class TuningDatabases(databases.MIOpenDatabases):
                 atomic.replace_file(marks, [str(time.monotonic_ns()).encode()])
             elif self.is_usable(root, file + _TIME):
                 atomic.remove_file(marks)
-
-    def _lock_folder(self, folder: Path, stack: contextlib.ExitStack) -> int:
-        """Open a folder of locks, or make it; no link is followed."""
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            is_new = not folder.exists()
-            folder.mkdir(exist_ok=True)
-            handle = stack.enter_context(handles.opened(str(folder)))
-            if is_new:
-                os.fchmod(handle, _OPEN_TO_ALL)
-        except OSError as error:
-            if folder.is_symlink():
-                message = "a link in the place of MIOpen's lock folder is not followed"
-                raise core.Refused(self.name, message, folder) from error
-            raise core.Unreachable(self.name, f"cannot make the lock folder: {error.strerror}", folder) from error
-        return handle
 
 
 def _lock_files(environment: core.Environment, path: Path) -> tuple[Path, ...]:
