@@ -113,7 +113,7 @@ class ShaderCache(row_store.Rows):
             data = pair.content(blob)
             if (complaint := entries.complaint(data, blob.checksum)) is not None:
                 damages = [core.Damage(core.RECOMPILES, f"{complaint}: {effect}")]
-                yield from self.judged(self.entry_of(template, blob.row), {"": data}, damages)
+                yield from self.judged(root, self.entry_of(template, blob.row), {"": data}, damages)
 
     # ------------------------------------------------------------------ listing
 

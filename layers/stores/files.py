@@ -325,16 +325,15 @@ class Files(core.Store):
             return
         except core.LayerError as error:
             damages = [core.Damage(self.unread.severity, error.message + self.unread.message)]
-        yield from self.judged(leaf.entry, files, damages)
+        yield from self.judged(root, leaf.entry, files, damages)
 
     def judged(
-        self, entry: core.Entry, files: trees.Members | None, damages: Iterable[core.Damage]
+        self, root: core.Root, entry: core.Entry, files: trees.Members | None, damages: Iterable[core.Damage]
     ) -> Iterator[core.Finding]:
         """Yield the findings of the damages of an entry, or that it is of an unknown version."""
         for damage in damages:
             if files is not None and (why := self.foreign(files)) is not None:
-                root = core.Root(entry.root, core.Scope.USER, "")
-                yield core.finding_of(self, root, core.Problem(entry.root / entry.key, "foreign", why))
+                yield core.finding_of(self, root, core.Problem(root.path / entry.key, "foreign", why))
                 return
             yield self.damaged(entry, damage)
 

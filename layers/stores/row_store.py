@@ -72,7 +72,7 @@ class Rows(files.Files):
                 damages = list(self.damages(entry.key, contents))
             except ValueError as error:
                 damages = [core.Damage(core.FAILS, str(error))]
-            yield from self.judged(entry, contents, damages)
+            yield from self.judged(root, entry, contents, damages)
 
     def entry_of(self, template: core.Entry, row: rows.Row) -> core.Entry:
         """Return the entry of a row of a database, given what its entries have in common."""
