@@ -190,5 +190,5 @@ def _guest(
     if any(entry.detail for entry in group):
         return _GRAPHICS
     # Kernels are smaller than the code that a driver makes from them.
-    smallest = sorted(group, key=lambda entry: entry.bytes)[:_LOOKS] if maker[1] is not None else ()
+    smallest = sorted(group, key=lambda entry: entry.length)[:_LOOKS] if maker[1] is not None else ()
     return None if RUSTICL in maker or any(map(kernels_of, smallest)) else _UNKNOWN

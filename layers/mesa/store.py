@@ -139,7 +139,7 @@ class ShaderCache(row_store.Rows):
                 listed.append(found)
             elif isinstance(found, core.Entry):
                 # Its length does not depend on the entries.
-                yield found._replace(fixed=found.key.endswith("index"))
+                yield found._replace(fixed=found.fixed or found.key.endswith("index"))
             else:
                 yield found
         tree = self.tree_of(root)
@@ -186,7 +186,7 @@ class ShaderCache(row_store.Rows):
 
     def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
         """Remove kernels, which are small, last: they show that the machine code of a driver is OpenCL's."""
-        return super().remove(root, tuple(sorted(targets, key=lambda target: target.bytes, reverse=True)))
+        return super().remove(root, tuple(sorted(targets, key=lambda target: target.length, reverse=True)))
 
     def _recount(self, root: core.Root) -> None:
         """Write the true size into the index, to which Mesa only adds, and by which it decides when to drop entries.
