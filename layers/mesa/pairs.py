@@ -21,8 +21,7 @@ from typing import ClassVar, NamedTuple
 from cachectl.layers import core
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.mesa import entries
-from cachectl.layers.stores import database
-from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Values, as_bytes
+from cachectl.layers.stores import database, rows
 
 _CHUNK = 1 << 20
 _NAME = core.regex(rb"[0-9a-f]{40}")
@@ -53,12 +52,12 @@ class Blob(NamedTuple):
     used: int = 0
 
     @property
-    def row(self) -> Row:
+    def row(self) -> rows.Row:
         """Length and checksum identify the content; places change when another entry is removed."""
-        return Row(self.checksum, (self.name,), self.length)
+        return rows.Row(self.checksum, (self.name,), self.length)
 
 
-class Pair(RowFile):
+class Pair(rows.RowFile):
     """A data file with its index, with the methods of a database of rows. A subclass is a format of them.
 
     A row is an entry: its key is the name, and its id the checksum. Its only value are the bytes.
@@ -126,7 +125,7 @@ class Pair(RowFile):
         with self._opened() as is_there:
             return self._content(blob, limit) if is_there else b""
 
-    def read_many(self, keys: Sequence[Sequence[str]]) -> list[Values | None]:
+    def read_many(self, keys: Sequence[Sequence[str]]) -> list[rows.Values | None]:
         """Return the bytes of entries, ``None`` for each that is not there."""
         with self._opened() as is_there:
             listed = self._listed()[0] if is_there else {}
@@ -180,7 +179,7 @@ class Pair(RowFile):
         """Return the bytes of both files."""
         return sum(map(database.bytes_of, self.paths))
 
-    def gone(self, rows: Iterable[Row]) -> int:
+    def gone(self, rows: Iterable[rows.Row]) -> int:
         """Return how many entries have gone: more than planned if Mesa cannot use the files any more."""
         del rows
         left = 0
@@ -190,7 +189,7 @@ class Pair(RowFile):
 
     # ------------------------------------------------------------------ changes
 
-    def delete(self, rows: Iterable[Row]) -> frozenset[Row]:
+    def delete(self, rows: Iterable[rows.Row]) -> frozenset[rows.Row]:
         """Remove entries, each only if it has not changed; return those."""
         planned = frozenset(rows)
         with self._changing() as is_there:
@@ -202,24 +201,24 @@ class Pair(RowFile):
             return planned.intersection(blob.row for blob in listed)
 
     def insert(
-        self, rows: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
+        self, added: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
     ) -> list[bool | core.LayerError]:
         """Add entries, as :meth:`RowFile.insert` does. Mesa reads the last entry of a name."""
         # Files that are locked or closed to this user need no change then.
-        if self.read_many([key for key, _ in rows]) == [values for _, values in rows]:
-            return [False for _ in rows]
+        if self.read_many([key for key, _ in added]) == [values for _, values in added]:
+            return [False for _ in added]
         results: list[bool | core.LayerError] = []
         with self._changing(make=True):
             if not any(self._sizes()):
                 self.write_heads(self.new_head())
             listed, _ = self._listed()
-            for (name,), (entry, *_) in rows:
+            for (name,), (entry, *_) in added:
                 standing = self._content(listed[name]) if name in listed else None
                 if standing not in (None, entry) and not replace:
                     results.append(core.EntryExists(self.layer, self.path))
                     continue
                 if standing != entry:
-                    self._append(name, as_bytes(entry))
+                    self._append(name, rows.as_bytes(entry))
                 results.append(standing != entry)
         return results
 
@@ -249,12 +248,12 @@ class Pair(RowFile):
         """Remove both files if Mesa cannot use them; return why they stay, or ``None``."""
         with suppress(core.Damaged):
             self.require_sound()
-            return CHANGED
+            return rows.CHANGED
         if (reason := in_use(self.path)) is not None:
             return reason
         with self._changing():
             if database.file_stamp(self.path) != stamp:
-                return CHANGED
+                return rows.CHANGED
             for path in self.paths:
                 atomic.remove_file(path)
         return None
