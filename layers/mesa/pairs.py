@@ -16,7 +16,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from cachectl.layers import core
 from cachectl.layers.disk import atomic, handles, locks, plain
@@ -63,13 +63,13 @@ class Pair(rows.RowFile):
     A row is an entry: its key is the name, and its id the checksum. Its only value are the bytes.
     """
 
-    data_name: ClassVar[str]
-    index_name: ClassVar[str]
+    data_name: str
+    index_name: str
     #: The length of the head of a file.
-    head: ClassVar[int]
+    head: int
     #: What stands before an entry, and a record of the index.
-    frame: ClassVar[struct.Struct]
-    placed: ClassVar[struct.Struct]
+    frame: struct.Struct
+    placed: struct.Struct
     #: The descriptors of both files, while they are open.
     data: int
     index: int
