@@ -150,16 +150,30 @@ class Layer:
         if selection.kernel is not None and (reason := self.store.refusals.get(core.Ability.KERNELS)) is not None:
             return core.Plan(self.name, skipped=(core.Note("*", f"cannot be selected by kernel: {reason}"),))
         plan_root = _plan_damaged if damaged else _plan_root
-        plans = ((str(root.path), partial(plan_root, self, root, selection)) for root in every_root(self))
-        return core.each_part(core.Plan(self.name), plans)
+        plan, failed = core.Plan(self.name), list[core.Note]()
+        for root in every_root(self):
+            with core.noted(failed, str(root.path)):
+                plan = plan.plus(plan_root(self, root, selection))
+        return plan._replace(failed=(*plan.failed, *failed))
 
     @final
     def clear(self, plan: core.Plan) -> core.Outcome:
         """Remove the entries of a plan. Entries that have changed since are skipped."""
         _require(self, core.Ability.CLEAR)
         # Listed first: a folder of roots that cannot be listed must not hide what was removed.
-        parts = [(str(root.path), partial(_clear_root, self, root, plan.entries)) for root in every_root(self)]
-        return core.each_part(core.Outcome(self.name, skipped=plan.skipped, failed=plan.failed), parts)
+        roots, failed = tuple(every_root(self)), list(plan.failed)
+        outcome = core.Outcome(self.name, skipped=plan.skipped)
+        for root in roots:
+            entries = tuple(entry for entry in plan.entries if entry.root == root.path)
+            if not entries:
+                continue
+            with core.noted(failed, str(root.path)):
+                require_changeable(self, root)
+                removed = self.store.remove(root, entries)
+                orphans = {entry.key for entry in entries if entry.is_orphan} - {note.key for note in removed.skipped}
+                gone = sum(not os.path.lexists(root.path / key) for key in orphans)
+                outcome = outcome.plus(removed._replace(orphans_removed=gone))
+        return outcome._replace(failed=(*failed, *outcome.failed))
 
 
 def _switched(layer: Layer, *, on: bool) -> core.Switch:
@@ -266,17 +280,6 @@ def _named(layer: Layer) -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------- plans
-
-
-def _clear_root(layer: Layer, root: core.Root, planned: Iterable[core.Entry]) -> core.Outcome:
-    """Remove the entries of a plan that are in a root."""
-    entries = tuple(entry for entry in planned if entry.root == root.path)
-    if not entries:
-        return core.Outcome(layer.name)
-    require_changeable(layer, root)
-    removed = layer.store.remove(root, entries)
-    orphans = {entry.key for entry in entries if entry.is_orphan} - {note.key for note in removed.skipped}
-    return removed._replace(orphans_removed=sum(not os.path.lexists(root.path / key) for key in orphans))
 
 
 def plan_removal(layer: Layer, things: Iterable[core.Entry], *, in_use: bool = False) -> core.Plan:

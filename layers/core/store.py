@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from cachectl.layers.formats import details
 
 _T = TypeVar("_T")
-Sum = TypeVar("Sum", core.Plan, core.Outcome)
 #: What can go wrong with one entry of several.
 EntryError = core.LayerError | OSError
 #: The damage of an entry's bytes, and its effect on the library.
@@ -165,18 +164,13 @@ def read_each(
     return {key: artifact for key, artifact in found if artifact is not None}
 
 
-#: A part of a removal: a name for its failures, and what removes its entries.
-Part = tuple[str, Callable[[], core.Outcome]]
-
-
-def each_part(total: Sum, parts: Iterable[tuple[str, Callable[[], Sum]]]) -> Sum:
-    """Return the sum of a total and what each part gives; all parts run and count even if one fails."""
-    for name, act in parts:
-        try:
-            total = total.plus(act())
-        except core.FAILURES as error:  # noqa: PERF203 - one must not end the rest
-            total = total.plus(type(total)(total.layer, failed=(core.Note(name, core.reason_of(error)),)))
-    return total
+@contextlib.contextmanager
+def noted(failed: list[core.Note], name: str) -> Iterator[None]:
+    """Note the failure of a part under a name, so that the other parts still run and count."""
+    try:
+        yield
+    except core.FAILURES as error:
+        failed.append(core.Note(name, core.reason_of(error)))
 
 
 @contextlib.contextmanager

@@ -126,9 +126,9 @@ class ComputeCache(files.Files):
         is_other = len(files[""]) >= HEADER.size and version != VERSION and 0 < version < _PLAUSIBLE
         return f"{form_complaint(files[''])}; left alone" if is_other else None
 
-    def tagged_text(self, tree: Tree, key: str) -> bytes | None:
+    def tagged_text(self, tree: Tree, entry: core.Entry) -> bytes | None:
         """Return the key of an entry."""
-        return key_of(tree.read_file(key) or b"")
+        return key_of(tree.read_file(entry.key) or b"") if entry.is_listed else None
 
     # ------------------------------------------------------------------ the index
 
@@ -141,64 +141,68 @@ class ComputeCache(files.Files):
         place, then shortened: the driver accepts one that is too long meanwhile. An index of another version is left
         alone. Yields whether no process has a driver loaded.
         """
-        path, handle = root.path / INDEX, None
         with ExitStack() as stack:
-            folder = stack.enter_context(handles.opened_root(root.path))
+            folder, handle = stack.enter_context(handles.opened_root(root.path)), None
             if folder is not None and handles.status_of(folder, INDEX) is not None:
-                handle = stack.enter_context(self._locked(path, folder, create=False))
-            stack.enter_context(core.counting(self.name, path, partial(self._recount, root, folder, handle)))
+                handle = stack.enter_context(self._locked(root, folder))
+            stack.enter_context(core.counting(self.name, root.path / INDEX, partial(self._recount, root, handle)))
             yield processes.using(cuda.LIBRARIES, processes=self.environment.processes) == ()
 
-    def _locked(self, path: Path, folder: int, *, create: bool) -> AbstractContextManager[int]:
-        lock_timeout = self.environment.lock_timeout
-        return locks.record_lock(self.name, path, folder=folder, lock_timeout=lock_timeout, create=create)
+    def _locked(self, root: core.Root, folder: int) -> AbstractContextManager[int]:
+        timeout = self.environment.lock_timeout
+        return locks.record_lock(self.name, root.path / INDEX, folder=folder, lock_timeout=timeout)
 
-    def _recount(self, root: core.Root, folder: int | None, handle: int | None) -> None:
+    def _recount(self, root: core.Root, handle: int | None) -> None:
         """Write the index: the locked one, or a new one if there are entries. The root is made with the first entry."""
         with ExitStack() as stack:
-            if folder is None:
-                folder = stack.enter_context(handles.opened_root(root.path))
-            if folder is None or (handle is None and not self._standing(root, folder)[0]):
-                return
+            folder = stack.enter_context(handles.opened_root(root.path))
+            if folder is not None and handle is None and self._records(root, {}, folder):
+                handle = stack.enter_context(self._locked(root, folder))
             if handle is None:
-                handle = stack.enter_context(self._locked(root.path / INDEX, folder, create=True))
+                return
             old = os.pread(handle, min(os.fstat(handle).st_size, _LARGEST_INDEX), 0)
             if not old or is_index(old):
-                new = write_index(_records(*self._standing(root, folder), dict(read_index(old) or ()), root.path))
+                new = write_index(self._records(root, dict(read_index(old) or ()), folder))
                 if new != old:
                     atomic.overwrite(handle, old, new)
 
-    def _standing(self, root: core.Root, folder: int | None = None) -> tuple[dict[int, core.Entry], list[Path]]:
-        """Return the entries by id that are whole by their headers, and the paths of what else may be in the index.
+    def _records(self, root: core.Root, old: Mapping[int, int], folder: int | None = None) -> SizeIndex:
+        """Return the records that the index should have; ``folder`` is the root if it is open.
 
-        That is what cannot be read, and files that are not whole: without its record nothing shows whose such a file
-        is. ``folder`` is the root if it is open.
+        What cannot be read keeps its records, and so do files that are not whole: without one nothing shows whose such
+        a file is.
         """
-        whole: dict[int, core.Entry] = {}
-        others: list[Path] = []
+        sizes: dict[int, int] = {}
+        new: list[tuple[int, int]] = []
         for leaf in Tree(self.name, root.path, _SHAPE, handle=folder).scan(head=HEADER.size):
             if isinstance(leaf, core.Problem):
-                others += [leaf.path] if leaf.hides else []
-            elif leaf.entry.is_listed and stated_size(leaf.head) == leaf.entry.length:
-                whole[identifier_of(leaf.entry.key)] = leaf.entry
-            elif leaf.entry.is_listed:
-                others.append(root.path / leaf.entry.key)
-        return whole, others
+                places = ((root.path / key_from(number), number) for number in old if leaf.hides)
+                sizes.update((number, old[number]) for path, number in places if path.is_relative_to(leaf.path))
+                continue
+            if not leaf.entry.is_listed:
+                continue
+            number, size = identifier_of(leaf.entry.key), leaf.entry.length
+            if size == stated_size(leaf.head):
+                sizes[number] = size - HEADER.size
+                new.append((leaf.entry.stamp[-1], number))
+            elif number in old:
+                sizes[number] = old[number]
+        order = [*(number for number in old if number in sizes), *(number for _, number in sorted(new))]
+        return tuple((number, sizes[number]) for number in dict.fromkeys(order))
 
     def check_index(self, root: core.Root) -> Iterator[core.Finding]:
         """Compare the index with the entries."""
-        entries, others = self._standing(root)
-        sizes = {number: entry.length - HEADER.size for number, entry in entries.items()}
         try:
             data = _read_index(root)
+            index = read_index(data) if data else None
         except OSError as error:
             yield core.finding_of(self, root, core.unreadable(root.path / INDEX, error))
             return
-        index = read_index(data) if data else None
-        if index is None and (sizes or data):
+        records = self._records(root, dict(index or ()))
+        if index is None and (records or data):
             state = "is not whole" if data else "is empty or missing"
             complaint = f"the index {state}: the driver drops every entry when it next stores one"
-        elif index is not None and dict(_records(entries, others, dict(index), root.path)) != dict(index):
+        elif index is not None and dict(records) != dict(index):
             complaint = "the index does not list the entries that are there"
         else:
             return
@@ -220,20 +224,6 @@ def _read_index(root: core.Root) -> bytes:
         if plain.means_no_file(error):
             return b""
         raise
-
-
-def _records(
-    entries: Mapping[int, core.Entry], others: Sequence[Path], old: Mapping[int, int], root: Path
-) -> list[tuple[int, int]]:
-    """Return the records that the index should have. Other files that are there keep their records."""
-    sizes = {number: entry.length - HEADER.size for number, entry in entries.items()}
-    kept, elsewhere = [], frozenset(others)
-    for number, size in old.items():
-        path = root / key_from(number)
-        if number in sizes or not elsewhere.isdisjoint((path, *path.parents)):
-            kept.append((number, sizes.get(number, size)))
-    new = sorted(sizes.keys() - old.keys(), key=lambda number: entries[number].stamp[-1])
-    return [*kept, *((number, sizes[number]) for number in new)]
 
 
 # ---------------------------------------------------------------------- the format

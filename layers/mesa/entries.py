@@ -16,8 +16,8 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from cachectl.layers import core
 from cachectl.layers.formats import details, device_binaries, elf
@@ -46,7 +46,8 @@ _WRAPPED = core.regex(rb"__wrapped_([A-Za-z_]\w{0,254})\0", re.ASCII)
 
 #: How many entries of one driver are unpacked, the smallest first, to find a kernel.
 _LOOKS = 256
-_GRAPHICS = "is of GL or Vulkan, which share the folder"
+_GL = "GL or Vulkan"
+_GRAPHICS = f"is of {_GL}, which share the folder"
 _UNKNOWN = "cannot be distinguished from what GL and Vulkan keep in the same folder"
 #: The effect of a damaged entry.
 NEVER = "Mesa compiles it again in every run, and never replaces it"
@@ -64,11 +65,6 @@ class Header(NamedTuple):
     payload: int | None
     checksum: int = 0
     inflated: int = 0
-
-    @property
-    def maker(self) -> tuple[str, str]:
-        """Driver and device. Entries with the same pair were stored by one build of one library."""
-        return self.driver, self.device
 
 
 def read_header(data: bytes) -> Header | None:
@@ -140,13 +136,12 @@ def kernels(content: bytes) -> tuple[str, ...] | None:
     return details.names_or_none(match[1].decode("ascii") for match in _WRAPPED.finditer(content))
 
 
-#: An entry, its header, and what reads it, or its first ``limit`` bytes.
-Raw: TypeAlias = tuple[core.Entry, Header | None, Callable[..., bytes | None]]
-
-
-def raw_of(entry: core.Entry, read: Callable[..., bytes | None]) -> Raw:
-    """Read the header of an entry. Raises :class:`LayerError`."""
-    return entry, read_header(read(limit=HEAD) or b""), read
+def with_header(entry: core.Entry, head: bytes) -> core.Entry:
+    """Add what the first bytes of an entry say of its maker; nothing if they are no header."""
+    if (header := read_header(head)) is None:
+        return entry
+    detail = {"of": _GL} if header.graphics else {}
+    return entry._replace(device=header.device, versions={"driver": header.driver}, detail=detail)
 
 
 def kernels_in(data: bytes) -> tuple[str, ...] | None:
@@ -157,48 +152,43 @@ def kernels_in(data: bytes) -> tuple[str, ...] | None:
         return None
 
 
-def owned(raws: Sequence[Raw], *, contents: bool) -> Iterator[core.Found]:
+def owned(
+    found: Iterable[core.Entry], read: Callable[[core.Entry], bytes | None], *, contents: bool
+) -> Iterator[core.Found]:
     """Yield entries with their owners, which driver and device show, and a problem for each that cannot be read.
 
     Only ``contents`` unpacks the names of kernels.
     """
     problems: dict[str, core.Problem] = {}
 
-    def kernels_of(raw: Raw) -> tuple[str, ...] | None:
-        entry, _, read = raw
+    def kernels_of(entry: core.Entry) -> tuple[str, ...] | None:
         try:
-            return kernels_in(read() or b"")
+            return kernels_in(read(entry) or b"")
         except core.LayerError as error:
             problems[entry.key] = core.unreadable(entry.root / entry.key, error)
             return None
 
-    groups: dict[tuple[str, str], list[Raw]] = {}
-    for raw in raws:
-        if raw[1] is not None:
-            groups.setdefault(raw[1].maker, []).append(raw)
-    guests = {maker: _guest(maker, group, kernels_of) for maker, group in groups.items()}
-    words = {None: "OpenCL", _GRAPHICS: "GL or Vulkan"}
-    for raw in raws:
-        entry, header, _ = raw
-        if header is None:
-            yield entry._replace(guest=_UNKNOWN)
-            yield core.Problem(entry.root / entry.key, "damaged", f"has no header of an entry: {NEVER}")
-            continue
-        guest = guests[header.maker]
-        yield entry._replace(
-            kernels=kernels_of(raw) if contents and guest is None else None,
-            device=header.device,
-            versions={"driver": header.driver},
-            detail={"of": words.get(guest, "unknown")},
-            guest=guest,
-        )
+    makers: dict[tuple[str | None, str | None], list[core.Entry]] = {}
+    for entry in found:
+        makers.setdefault((entry.versions.get("driver"), entry.device), []).append(entry)
+    for maker, group in makers.items():
+        guest = _guest(maker, group, kernels_of)
+        for entry in group:
+            if entry.device is None:
+                path = entry.root / entry.key
+                problems[entry.key] = core.Problem(path, "damaged", f"has no header of an entry: {NEVER}")
+            kernels = kernels_of(entry) if contents and guest is None else None
+            detail = {"of": {None: "OpenCL", _GRAPHICS: _GL}.get(guest, "unknown")}
+            yield entry._replace(kernels=kernels, detail=detail, guest=guest)
     yield from problems.values()
 
 
-def _guest(maker: tuple[str, str], group: Sequence[Raw], kernels_of: Callable[[Raw], object]) -> str | None:
+def _guest(
+    maker: tuple[str | None, str | None], group: Sequence[core.Entry], kernels_of: Callable[[core.Entry], object]
+) -> str | None:
     """Return the owner of what a driver has stored for a device; ``None`` for OpenCL."""
-    if any(header.graphics for _, header, _ in group if header is not None):
+    if any(entry.detail for entry in group):
         return _GRAPHICS
     # Kernels are smaller than the code that a driver makes from them.
-    smallest = sorted(group, key=lambda raw: raw[0].bytes)[:_LOOKS]
+    smallest = sorted(group, key=lambda entry: entry.length)[:_LOOKS] if maker[1] is not None else ()
     return None if RUSTICL in maker or any(map(kernels_of, smallest)) else _UNKNOWN

@@ -12,80 +12,76 @@ from __future__ import annotations
 import os
 import struct
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from cachectl.layers import core
-from cachectl.layers.disk import atomic, handles, locks, plain, trust
+from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.mesa import entries
-from cachectl.layers.stores import tree
+from cachectl.layers.stores import database, rows
 
 _CHUNK = 1 << 20
-_TRIES = 5
 _NAME = core.regex(rb"[0-9a-f]{40}")
 #: Magic number and version.
 _MAGIC = b"\x81FOSSILIZEDB\0\0\0\x06"
 _MAGICS = (_MAGIC, b"\x81FOSSILIZEDB\0\0\0\x05")
-#: Packed length, kind of packing, checksum, unpacked length.
-_HEADER = struct.Struct("<IIII")
-_PLAIN = 1
-_PLACE = struct.Struct("<Q")
+#: Before an entry, or its place: name, packed length, kind of packing, checksum, unpacked length.
+_FRAME = struct.Struct("<40sIIII")
+_PLACED = struct.Struct("<40sIIIIQ")
+_PLAIN, _PLACE_SIZE = 1, 8
 _DB_MAGIC = b"MESA_DB\0"
 _DB_VERSION = 1
 #: Magic, version, and a number that is equal in files that belong together, and 0 while they are changed.
 _DB_HEAD = struct.Struct("<8sIQ")
 #: Key, checksum, length.
-_DB_ENTRY = struct.Struct("<20sII")
+_DB_FRAME = struct.Struct("<20sII")
 #: The key's beginning, length, nanoseconds of the last use since the machine started, place.
-_DB_RECORD = struct.Struct("<QIQQ")
+_DB_PLACED = struct.Struct("<QIQQ")
 
 
 class Blob(NamedTuple):
-    """An entry in a data file: ``begin`` is that of its frame, ``start`` that of its own bytes."""
+    """An entry in a data file: ``begin`` is the place of its frame, which its own bytes follow."""
 
     name: str
     begin: int
-    start: int
-    end: int
+    length: int
     checksum: int
     used: int = 0
 
     @property
-    def key(self) -> str:
-        """The key of the entry."""
-        return f"{self.name[:2]}/{self.name[2:]}"
-
-    @property
-    def stamp(self) -> tuple[int, int]:
-        """Length and checksum identify the content; offsets change when another entry is removed."""
-        return (self.end - self.start, self.checksum)
+    def row(self) -> rows.Row:
+        """Length and checksum identify the content; places change when another entry is removed."""
+        return rows.Row(self.checksum, (self.name,), self.length)
 
 
-class Pair(ABC):
-    """A data file with its index, in a folder below a root. A subclass is a format of them.
+class Pair(rows.RowFile):
+    """A data file with its index, with the methods of a database of rows. A subclass is a format of them.
 
-    ``head`` and ``frame`` are the lengths of the head of a file and of the frame of an entry.
+    A row is an entry: its key is the name, and its id the checksum. Its only value are the bytes.
     """
 
-    data_name: ClassVar[str]
-    index_name: ClassVar[str]
-    head: ClassVar[int]
-    frame: ClassVar[int]
+    data_name: str
+    index_name: str
+    #: The length of the head of a file.
+    head: int
+    #: What stands before an entry, and a record of the index.
+    frame: struct.Struct
+    placed: struct.Struct
+    #: The descriptors of both files, while they are open.
+    data: int
+    index: int
 
-    def __init__(self, layer: str, root: Path, folder: str, environment: core.Environment) -> None:
+    def __init__(self, layer: str, root: Path, file: str, lock_timeout: float) -> None:
         self.layer = layer
         self.root = root
-        self.folder = folder
-        self.environment = environment
-        self.path = root / folder / self.data_name
-        #: The keys that are listed after the last step of a change, and the bytes of both files.
-        self.left: set[str] = set()
-        self.rest = 0
-        self._close()
+        self.path = root / file
+        self.paths = (self.path, self.path.with_name(self.index_name))
+        self.lock_timeout = lock_timeout
+        #: The number of entries before a deletion.
+        self.before = 0
 
     # ------------------------------------------------------------------ the format
 
@@ -98,131 +94,141 @@ class Pair(ABC):
         """Return why Mesa would not use the files, given their heads; ``None`` if it would. It fills an empty index."""
 
     @abstractmethod
-    def indexed(self, index: bytes) -> Iterator[tuple[str, Blob | None]]:
-        """Yield each name in an index with its entry, ``None`` if another, or none, is at its place.
-
-        It ends at the first record that is no entry with a place, as Mesa does.
-        """
+    def read_record(self, record: tuple[int | bytes, ...]) -> Blob | None:
+        """Return what a record of the index says, as far as it does; ``None`` if it is no entry with a place."""
 
     @abstractmethod
-    def framed(self, name: str, content: bytes) -> bytes:
-        """Return an entry behind its frame."""
+    def read_frame(self, frame: bytes) -> Blob:
+        """Return what the frame of an entry says."""
 
     @abstractmethod
-    def record(self, blob: Blob) -> bytes:
+    def write_frame(self, name: str, content: bytes) -> bytes:
+        """Return the frame of an entry."""
+
+    @abstractmethod
+    def write_record(self, blob: Blob) -> bytes:
         """Return the record of an entry in the index."""
 
     @abstractmethod
     def keep(self, kept: list[Blob]) -> None:
-        """Reduce both files, which are open, to some entries; note after each step what is left."""
+        """Reduce both files, which are open, to some entries."""
 
     # ------------------------------------------------------------------ reading
 
-    def blobs(self) -> tuple[dict[str, Blob], str | None]:
-        """Return the entries by key, and why Mesa cannot use the files, or not all of them; ``None`` if it can.
+    def blobs(self) -> list[Blob]:
+        """Return the entries. Raises :class:`LayerError` if Mesa would not use the files."""
+        with self._opened() as is_there:
+            return [*self._listed()[0].values()] if is_there else []
 
-        A later entry replaces an earlier one of the same name, as in Mesa's table.
+    def content(self, blob: Blob, limit: int = core.LARGEST_ENTRY) -> bytes:
+        """Read an entry, or its first ``limit`` bytes; nothing if the files are missing."""
+        with self._opened() as is_there:
+            return self._content(blob, limit) if is_there else b""
+
+    def read_many(self, keys: Sequence[Sequence[str]]) -> list[rows.Values | None]:
+        """Return the bytes of entries, ``None`` for each that is not there."""
+        with self._opened() as is_there:
+            listed = self._listed()[0] if is_there else {}
+            return [(self._content(listed[name]),) if name in listed else None for (name,) in keys]
+
+    def require_sound(self) -> bool:
+        """Return whether the files are there. Raises :class:`Damaged` if the index is not that of the data file."""
+        with self._opened() as is_there:
+            if is_there and (lost := self._listed()[1]):
+                message = f"its index lists {lost} entries that the data file lacks"
+                raise core.Damaged(self.layer, message, self.path)
+            return is_there
+
+    def _content(self, blob: Blob, limit: int = core.LARGEST_ENTRY) -> bytes:
+        if blob.length > limit == core.LARGEST_ENTRY:
+            message = f"an entry {core.too_large(blob.length, limit)}"
+            raise core.Unreachable(self.layer, message, self.path)
+        return os.pread(self.data, min(limit, blob.length), blob.begin + self.frame.size)
+
+    def _listed(self) -> tuple[dict[str, Blob], int]:
+        """Return the entries by name, and the number of those that only the index has.
+
+        A later entry replaces an earlier one of the same name, as in Mesa's table. Raises :class:`LayerError` if Mesa
+        would not use the files.
         """
-        with self._opened() as is_there:
-            return self._listed() if is_there else ({}, None)
-
-    def read(self, blob: Blob, limit: int = -1) -> bytes | None:
-        """Read an entry, or its first ``limit`` bytes; ``None`` if the files are missing."""
-        with self._opened() as is_there:
-            return self._content(blob, limit) if is_there else None
-
-    def _content(self, blob: Blob, limit: int = -1) -> bytes:
-        length, _ = blob.stamp
-        if limit < 0 and length > core.LARGEST_ENTRY:
-            raise core.Unreachable(self.layer, f"an entry {core.too_large(length, core.LARGEST_ENTRY)}", self.path)
-        return os.pread(self.data, length if limit < 0 else min(limit, length), blob.start)
-
-    def _complaint(self) -> str | None:
-        return self.complaint(*(os.pread(handle, self.head, 0) for handle in (self.data, self.index)))
-
-    def _listed(self) -> tuple[dict[str, Blob], str | None]:
-        if (why := self._complaint()) is not None:
-            return {}, why
+        if (why := self.complaint(*(os.pread(handle, self.head, 0) for handle in (self.data, self.index)))) is not None:
+            raise (core.Refused if why == entries.FOREIGN else core.Damaged)(self.layer, why, self.path)
         end, size = self._sizes()
         if size > core.LARGEST_INDEX:
             raise core.Unreachable(self.layer, f"the index {core.too_large(size, core.LARGEST_INDEX)}", self.path)
         found: dict[str, Blob] = {}
         names = set()
-        for name, blob in self.indexed(os.pread(self.index, size, 0)):
-            names.add(name[:16])
-            if blob is not None and blob.end <= end:
-                found[blob.key] = blob
-        lost = len(names) - len(found)
-        return found, f"its index lists {lost} entries that the data file lacks" if lost > 0 else None
-
-    def frame_at(self, begin: int) -> bytes:
-        """Return the frame at a place of the data file; nothing if it is not there."""
-        is_there = 0 <= begin <= os.fstat(self.data).st_size - self.frame
-        return os.pread(self.data, self.frame, begin) if is_there else b""
+        index = os.pread(self.index, size, self.head)
+        for at in range(0, len(index) - self.placed.size + 1, self.placed.size):
+            # Mesa ends at such a record, too.
+            if (stated := self.read_record(self.placed.unpack_from(index, at))) is None:
+                break
+            names.add(stated.name[:16])
+            frame = os.pread(self.data, self.frame.size, stated.begin) if 0 <= stated.begin <= end else b""
+            if len(frame) == self.frame.size:
+                blob = self.read_frame(frame)._replace(begin=stated.begin, used=stated.used)
+                is_same = blob.name.startswith(stated.name) and stated.length in (0, blob.length)
+                if is_same and blob.begin + self.frame.size + blob.length <= end:
+                    found[blob.name] = blob
+        return found, max(0, len(names) - len(found))
 
     def _sizes(self) -> tuple[int, int]:
         return os.fstat(self.data).st_size, os.fstat(self.index).st_size
 
+    def size(self) -> int:
+        """Return the bytes of both files."""
+        return sum(map(database.bytes_of, self.paths))
+
+    def gone(self, rows: Iterable[rows.Row]) -> int:
+        """Return how many entries have gone: more than planned if Mesa cannot use the files any more."""
+        del rows
+        left = 0
+        with suppress(core.Damaged):
+            left = len(self.blobs())
+        return max(0, self.before - left)
+
     # ------------------------------------------------------------------ changes
 
-    def remove(self, stamps: dict[str, tuple[int, ...]]) -> core.Outcome:
-        """Remove the entries of these keys that have not changed. Raises :class:`LayerError` before any change."""
-        before: set[str] = set()
-        size = 0
-        skipped: tuple[core.Note, ...] = ()
-        failed: tuple[core.Note, ...] = ()
-        try:
-            with self._changing() as is_there:
-                listed = self._listed()[0] if is_there else {}
-                before, size = set(listed), self._bytes()
-                self.left, self.rest = before, size
-                kept = [blob for key, blob in listed.items() if stamps.get(key) != blob.stamp]
-                if len(kept) < len(listed):
-                    self.keep(kept)
-        except core.LayerError as error:
-            if not before:
-                raise
-            # Fewer entries may be left than were to stay.
-            with suppress(core.LayerError), self._opened() as is_there:
-                self.left, self.rest = set(self._listed()[0] if is_there else ()), self._bytes()
-            notes = tuple(core.Note(key, error.message) for key in stamps if key in self.left)
-            failed = notes or (core.Note(str(self.path), str(error)),)
-        else:
-            reasons = {key: tree.CHANGED if key in before else tree.GONE for key in stamps}
-            stay = (key for key in stamps if key in self.left or key not in before)
-            skipped = tuple(core.Note(key, reasons[key]) for key in stay)
-        return core.Outcome(self.layer, len(before - self.left), max(0, size - self.rest), skipped, failed)
+    def delete(self, rows: Iterable[rows.Row]) -> frozenset[rows.Row]:
+        """Remove entries, each only if it has not changed; return those."""
+        planned = frozenset(rows)
+        with self._changing() as is_there:
+            listed = [*self._listed()[0].values()] if is_there else []
+            self.before = len(listed)
+            kept = [blob for blob in listed if blob.row not in planned]
+            if len(kept) < len(listed):
+                self.keep(kept)
+            return planned.intersection(blob.row for blob in listed)
 
-    def put(self, key: str, content: bytes, *, replace: bool) -> bool:
-        """Add an entry; return whether it was not there. Raises :class:`EntryExists` if a different one is there."""
-        with self._changing(make=True) as is_there:
-            if not is_there:
-                raise core.Unreachable(self.layer, "cannot be made", self.path)
+    def insert(
+        self, added: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
+    ) -> list[bool | core.LayerError]:
+        """Add entries, as :meth:`RowFile.insert` does. Mesa reads the last entry of a name."""
+        # Files that are locked or closed to this user need no change then.
+        if self.read_many([key for key, _ in added]) == [values for _, values in added]:
+            return [False for _ in added]
+        results: list[bool | core.LayerError] = []
+        with self._changing(make=True):
             if not any(self._sizes()):
                 self.write_heads(self.new_head())
-            elif (why := self._complaint()) is not None:
-                raise core.Damaged(self.layer, why, self.path)
             listed, _ = self._listed()
-            standing = listed.pop(key, None)
-            if standing is None:
-                self._append(key.replace("/", ""), content)
-                return True
-            if self._content(standing) == content:
-                return False
-            if not replace:
-                raise core.EntryExists(self.layer, self.path)
-            self.keep([*listed.values()])
-        # Other files may have replaced these meanwhile.
-        return self.put(key, content, replace=False)
+            for (name,), (entry, *_) in added:
+                standing = self._content(listed[name]) if name in listed else None
+                if standing not in (None, entry) and not replace:
+                    results.append(core.EntryExists(self.layer, self.path))
+                    continue
+                if standing != entry:
+                    self._append(name, rows.as_bytes(entry))
+                results.append(standing != entry)
+        return results
 
     def _append(self, name: str, content: bytes) -> None:
         """Add an entry whole, or leave both files as they were."""
-        framed, begin = self.framed(name, content), os.fstat(self.data).st_size
-        # Mesa counts from the start of the machine, as this clock does.
-        blob = Blob(name, begin, begin + self.frame, begin + len(framed), 0, time.monotonic_ns())
         ends = dict(zip((self.data, self.index), self._sizes(), strict=True))
+        # Mesa counts from the start of the machine, as this clock does.
+        record = self.write_record(Blob(name, ends[self.data], len(content), 0, time.monotonic_ns()))
         try:
-            for handle, added in ((self.data, framed), (self.index, self.record(blob))):
+            for handle, added in ((self.data, self.write_frame(name, content) + content), (self.index, record)):
                 # Without an index Mesa writes its head.
                 atomic.write_all(handle, (b"" if ends[handle] else self.new_head(), added), ends[handle])
                 os.fsync(handle)
@@ -232,20 +238,42 @@ class Pair(ABC):
                     atomic.cut(handle, end)
             raise
 
+    def vacuum(self) -> None:
+        """Do nothing: a removal leaves no free space."""
+
+    def recover(self) -> None:
+        """Do nothing: Mesa itself empties the files after an interrupted change."""
+
+    def remove_damaged(self, stamp: tuple[int, ...], in_use: Callable[[Path], str | None]) -> str | None:
+        """Remove both files if Mesa cannot use them; return why they stay, or ``None``."""
+        with suppress(core.Damaged):
+            self.require_sound()
+            return rows.CHANGED
+        if (reason := in_use(self.path)) is not None:
+            return reason
+        with self._changing():
+            if database.file_stamp(self.path) != stamp:
+                return rows.CHANGED
+            for path in self.paths:
+                atomic.remove_file(path)
+        return None
+
     def copy(self, kept: list[Blob], data: int, index: int) -> None:
         """Write some entries one after the other behind the head of a data file, and their records into its index."""
         at = self.head
         records = b""
         for blob in sorted(kept, key=lambda blob: blob.begin):
-            shift = at - blob.begin
-            for begin in range(blob.begin, blob.end, _CHUNK) if shift or data != self.data else ():
-                piece = os.pread(self.data, min(_CHUNK, blob.end - begin), begin)
-                atomic.write_all(data, (piece,), begin + shift)
-            records += self.record(blob._replace(begin=at, start=blob.start + shift, end=blob.end + shift))
-            at = blob.end + shift
+            size = self.frame.size + blob.length
+            for begin in range(0, size, _CHUNK) if at != blob.begin or data != self.data else ():
+                piece = os.pread(self.data, min(_CHUNK, size - begin), blob.begin + begin)
+                atomic.write_all(data, (piece,), at + begin)
+            records += self.write_record(blob._replace(begin=at))
+            at += size
         atomic.cut(data, at)
         atomic.write_all(index, (records,), self.head)
         atomic.cut(index, self.head + len(records))
+        for handle in (data, index):
+            os.fsync(handle)
 
     def write_heads(self, head: bytes) -> None:
         """Write the heads of both files, and sync them."""
@@ -253,150 +281,110 @@ class Pair(ABC):
             atomic.write_all(handle, (head,), 0)
             os.fsync(handle)
 
-    def bytes_with(self, kept: list[Blob]) -> int:
-        """Return the bytes of both files with some entries."""
-        return 2 * self.head + sum(blob.end - blob.begin + len(self.record(blob)) for blob in kept)
-
-    def _bytes(self) -> int:
-        """Return the bytes of both files as they are named now; 0 if they are not open."""
-        names = (self.data_name, self.index_name) if self.above >= 0 else ()
-        found = (handles.status_of(self.above, name) for name in names)
-        return sum(status.st_size for status in found if status is not None)
-
     # ------------------------------------------------------------------ handles
 
-    def _close(self) -> None:
-        #: The root, in which files are staged, the folder and both files, while they are open.
-        self.top = self.above = self.data = self.index = -1
+    @contextmanager
+    def _opened(self) -> Iterator[bool]:
+        """Open both files for reading; yield whether they are there."""
+        with self._translated("read"), ExitStack() as stack:
+            opened = []
+            with suppress(FileNotFoundError):
+                for path in self.paths:
+                    opened.append(plain.open_plain(path))
+                    stack.callback(os.close, opened[-1])
+                self.data, self.index = opened
+            yield len(opened) == len(self.paths)
 
     @contextmanager
-    def _opened(self, flags: int = os.O_RDONLY) -> Iterator[bool]:
-        """Open both files for a block, and make them with ``O_CREAT``; yield whether they are there."""
-        verb, is_there = "open", False
-        try:
-            with ExitStack() as stack:
-                stack.callback(self._close)
-                with suppress(FileNotFoundError):
-                    is_there = self._open(stack, flags)
-                verb = "change" if flags & os.O_RDWR else "read"
-                yield is_there
-        except core.LayerError:
-            raise
-        except OSError as error:
-            advice = "; make room and try again" if error.errno in handles.NO_ROOM else ""
-            message = f"cannot {verb}: {error.strerror or error}{advice}"
-            raise core.Unreachable(self.layer, message, self.path) from error
-
-    def _open(self, stack: ExitStack, flags: int) -> bool:
-        make = bool(flags & os.O_CREAT)
-        if make:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        top = stack.enter_context(handles.opened_root(self.root))
-        parts = self.folder.split("/") if self.folder else []
-        above = None if top is None else stack.enter_context(handles.below(top, parts, make=make))
-        if top is None or above is None:
-            return False
-        files = []
-        for name in (self.data_name, self.index_name):
-            if not make and handles.status_of(above, name) is None:
-                return False
-            files.append(plain.open_plain(name, dir_fd=above, flags=flags))
-            stack.callback(os.close, files[-1])
-        self.top, self.above, (self.data, self.index) = top, above, files
-        return True
+    def _folder(self) -> Iterator[tuple[int, int]]:
+        """Open the root, in which files are staged, and the folder of the files, which is made."""
+        parts = self.path.relative_to(self.root).parts[:-1]
+        with handles.opened(os.path.realpath(self.root)) as top, handles.made_below(top, parts) as folder:
+            yield top, folder
 
     @contextmanager
     def _changing(self, *, make: bool = False) -> Iterator[bool]:
-        """Open both files, lock them against Mesa and other cachectls, and check that they were not replaced."""
-        owner = trust.owner_of(self.path.parent, self.path.name) if self.environment.superuser else 0
-        if owner:
-            raise core.Refused(self.layer, trust.belonging_to(owner), self.path)
-        for _ in range(_TRIES):
-            with self._opened(os.O_RDWR | (os.O_CREAT if make else 0)) as is_there:
-                # Mesa locks in this order. Closing a file releases its lock.
-                files = {self.data_name: self.data, self.index_name: self.index} if is_there else {}
-                for handle in files.values():
-                    take, seconds = partial(handles.try_flock, handle), self.environment.lock_timeout
-                    locks.require(self.layer, self.path, take, seconds, "; try again later, or use --wait")
-                if all(handles.is_same_file(name, handle, dir_fd=self.above) for name, handle in files.items()):
-                    yield is_there
-                    return
-        message = "is replaced again and again; try again when the programs that use it have ended"
-        raise core.Busy(self.layer, message, self.path)
+        """Open both files, and lock them against Mesa and other cachectls; yield whether they are there."""
+        with self._translated("change"), ExitStack() as stack:
+            if make:
+                self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with self._folder() as (_, folder):
+                    for path in self.paths:
+                        with suppress(FileExistsError):
+                            os.close(atomic.create(path.name, folder, 0o644))
+            opened = []
+            # Mesa locks in this order.
+            for path in self.paths:
+                lock = locks.file_lock(self.layer, path, lock_timeout=self.lock_timeout)
+                if (handle := stack.enter_context(lock)) is not None:
+                    opened.append(handle)
+            is_there = len(opened) == len(self.paths)
+            if is_there:
+                self.data, self.index = opened
+            elif make:
+                raise core.Unreachable(self.layer, "cannot be made", self.path)
+            yield is_there
 
 
 class Fossilize(Pair):
     """The single-file store of one driver and device (``MESA_DISK_CACHE_SINGLE_FILE``)."""
 
     data_name, index_name = "foz_cache.foz", "foz_cache_idx.foz"
-    head, frame = len(_MAGIC), 40 + _HEADER.size
+    head, frame, placed = len(_MAGIC), _FRAME, _PLACED
 
     def new_head(self) -> bytes:
         """Return magic number and version."""
         return _MAGIC
 
     def complaint(self, data: bytes, index: bytes) -> str | None:
-        """Check the magic numbers."""
+        """Check the magic numbers; a file that was cut has none, or a zero in it."""
         if any(head[:-1] == _MAGIC[:-1] and head[-1] and head not in _MAGICS for head in (index, data)):
             return entries.FOREIGN
-        whole = all(head in (b"", *_MAGICS) for head in (index, data)) and bool(data or not index)
-        return None if whole else "a file lacks Mesa's header, so Mesa stores and finds nothing there"
+        is_whole = all(head in (b"", *_MAGICS) for head in (index, data)) and bool(data or not index)
+        return None if is_whole else "a file lacks Mesa's header, so Mesa stores and finds nothing there"
 
-    def indexed(self, index: bytes) -> Iterator[tuple[str, Blob | None]]:
-        """Compare the name."""
-        size = self.frame + _PLACE.size
-        for at in range(self.head, len(index) - size + 1, size):
-            name = index[at : at + 40]
-            if _HEADER.unpack_from(index, at + 40)[0] != _PLACE.size or not _NAME.fullmatch(name):
-                return
-            # Places are those of headers, and names stand before them.
-            begin = _PLACE.unpack_from(index, at + self.frame)[0] - 40
-            frame, blob = self.frame_at(begin), None
-            if frame[:40] == name:
-                length, _, checksum, _ = _HEADER.unpack_from(frame, 40)
-                start = begin + self.frame
-                blob = Blob(name.decode(), begin, start, start + length, checksum)
-            yield name.decode(), blob
+    def read_record(self, record: tuple[int | bytes, ...]) -> Blob | None:
+        """Return name and place, which is that of a header behind the name."""
+        name, size, *_, place = record
+        if not isinstance(name, bytes) or size != _PLACE_SIZE or not _NAME.fullmatch(name):
+            return None
+        return Blob(name.decode(), int(place) - len(name), 0, 0)
 
-    def framed(self, name: str, content: bytes) -> bytes:
-        """Put name and header before an entry."""
-        checksum = entries.checksum(content)
-        return name.encode() + _HEADER.pack(len(content), _PLAIN, checksum, len(content)) + content
+    def read_frame(self, frame: bytes) -> Blob:
+        """Return name, length and checksum."""
+        name, length, _, checksum, _ = _FRAME.unpack(frame)
+        return Blob(name.decode("latin-1"), 0, length, checksum)
 
-    def record(self, blob: Blob) -> bytes:
+    def write_frame(self, name: str, content: bytes) -> bytes:
+        """Return name and header."""
+        size = len(content)
+        return _FRAME.pack(name.encode(), size, _PLAIN, entries.checksum(content), size)
+
+    def write_record(self, blob: Blob) -> bytes:
         """Return name, header and place."""
-        head = _HEADER.pack(_PLACE.size, _PLAIN, 0, _PLACE.size)
-        return blob.name.encode() + head + _PLACE.pack(blob.begin + 40)
+        return _PLACED.pack(blob.name.encode(), _PLACE_SIZE, _PLAIN, 0, _PLACE_SIZE, blob.begin + len(blob.name))
 
     def keep(self, kept: list[Blob]) -> None:
         """Rename new files over the old ones; between the steps programs find nothing, instead of wrong bytes."""
-        with ExitStack() as stack:
-            stage = stack.enter_context(atomic.own_folder(self.top, plain.STAGE))
+        with self._folder() as (top, folder), ExitStack() as stack:
+            stage = stack.enter_context(atomic.own_folder(top, plain.STAGE))
             staged, mode = [], os.fstat(self.data).st_mode & 0o777
             for name in ("empty", "data", "index"):
                 staged.append(atomic.create(name, stage, mode))
                 stack.callback(os.close, staged[-1])
                 atomic.write_all(staged[-1], (self.new_head(),), 0)
-            _, data, index = staged
-            self.copy(kept, data, index)
-            for handle in staged:
-                os.fsync(handle)
-            # Read before the first step: later nothing may be readable.
-            old, new = os.fstat(self.data).st_size, os.fstat(data).st_size
-            atomic.move_in("empty", stage, self.index_name, self.above)
-            self.left, self.rest = set(), old + self.head
-            atomic.move_in("data", stage, self.data_name, self.above)
-            self.rest = new + self.head
-            atomic.move_in("index", stage, self.index_name, self.above)
-            self.left, self.rest = {blob.key for blob in kept}, self.bytes_with(kept)
-            os.fsync(self.above)
+            self.copy(kept, *staged[1:])
+            os.fsync(staged[0])
+            for name, place in (("empty", self.index_name), ("data", self.data_name), ("index", self.index_name)):
+                atomic.move_in(name, stage, place, folder)
+            os.fsync(folder)
 
 
 class Database(Pair):
     """One part of Mesa's database (``MESA_DISK_CACHE_DATABASE``)."""
 
     data_name, index_name = "mesa_cache.db", "mesa_cache.idx"
-    head, frame = _DB_HEAD.size, _DB_ENTRY.size
+    head, frame, placed = _DB_HEAD.size, _DB_FRAME, _DB_PLACED
 
     def new_head(self) -> bytes:
         """Return a head with a new number as Mesa makes it, never zero."""
@@ -405,45 +393,36 @@ class Database(Pair):
 
     def complaint(self, data: bytes, index: bytes) -> str | None:
         """Compare the heads. Mesa empties both files if they do not match."""
-        if not data and not index:
-            return None
         heads = [_DB_HEAD.unpack(head) for head in (data, index) if len(head) == self.head]
         if any(magic == _DB_MAGIC and version not in (0, _DB_VERSION) for magic, version, _ in heads):
             return entries.FOREIGN
-        if data == index and heads and heads[0][:2] == (_DB_MAGIC, _DB_VERSION) and heads[0][2]:
+        if data == index and (not data or (heads and heads[0][:2] == (_DB_MAGIC, _DB_VERSION) and heads[0][2])):
             return None
         return "the two files do not belong together: the next program drops every entry"
 
-    def indexed(self, index: bytes) -> Iterator[tuple[str, Blob | None]]:
-        """Compare the beginning of the name, and the length."""
-        for at in range(self.head, len(index) - _DB_RECORD.size + 1, _DB_RECORD.size):
-            beginning, stated, used, begin = _DB_RECORD.unpack_from(index, at)
-            if not (beginning and stated and self.head <= begin < 1 << 63):
-                return
-            name, frame, blob = beginning.to_bytes(8, "little").hex(), self.frame_at(begin), None
-            if frame:
-                key, checksum, length = _DB_ENTRY.unpack(frame)
-                start = begin + self.frame
-                if key.hex().startswith(name) and length == stated:
-                    blob = Blob(key.hex(), begin, start, start + length, checksum, used)
-            yield name, blob
+    def read_record(self, record: tuple[int | bytes, ...]) -> Blob | None:
+        """Return the beginning of the name, length, last use and place."""
+        beginning, length, used, begin = map(int, record)
+        if not (beginning and length and self.head <= begin < 1 << 63):
+            return None
+        return Blob(beginning.to_bytes(8, "little").hex(), begin, length, 0, used)
 
-    def framed(self, name: str, content: bytes) -> bytes:
-        """Put key, checksum and length before an entry."""
-        return _DB_ENTRY.pack(bytes.fromhex(name), entries.checksum(content), len(content)) + content
+    def read_frame(self, frame: bytes) -> Blob:
+        """Return name, length and checksum."""
+        key, checksum, length = _DB_FRAME.unpack(frame)
+        return Blob(key.hex(), 0, length, checksum)
 
-    def record(self, blob: Blob) -> bytes:
+    def write_frame(self, name: str, content: bytes) -> bytes:
+        """Return key, checksum and length."""
+        return _DB_FRAME.pack(bytes.fromhex(name), entries.checksum(content), len(content))
+
+    def write_record(self, blob: Blob) -> bytes:
         """Return the beginning of the key, length, last use and place."""
         beginning = int.from_bytes(bytes.fromhex(blob.name)[:8], "little")
-        return _DB_RECORD.pack(beginning, blob.end - blob.start, blob.used, blob.begin)
+        return _DB_PLACED.pack(beginning, blob.length, blob.used, blob.begin)
 
     def keep(self, kept: list[Blob]) -> None:
         """Change the files in place. After an interruption the number is zero, and Mesa empties both."""
         self.write_heads(self.new_head()[:-8] + bytes(8))
-        self.left = set()
         self.copy(kept, self.data, self.index)
-        self.rest = self.bytes_with(kept)
-        os.fsync(self.data)
-        os.fsync(self.index)
         self.write_heads(self.new_head())
-        self.left = {blob.key for blob in kept}

@@ -7,17 +7,18 @@ Source: ``src/util/disk_cache.c`` and ``disk_cache_os.c``; see also :mod:`cachec
 from __future__ import annotations
 
 import os
+import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache, partial
 
 from cachectl.layers import core
 from cachectl.layers.disk import plain
 from cachectl.layers.host import processes
 from cachectl.layers.mesa import cache, entries, pairs
+from cachectl.layers.stores import row_store
 from cachectl.layers.stores import tree as trees
-from cachectl.layers.stores.files import Files
 
 _ENTRIES = trees.Shape((core.regex("[0-9a-f]{2}"), core.regex("[0-9a-f]{38}")), mode=0o644)
 _TEMPORARIES = trees.Shape(
@@ -25,115 +26,148 @@ _TEMPORARIES = trees.Shape(
 )
 _OWN = trees.Shape((core.regex("index|marker"),), sums=True)
 _NAME = core.regex(r"[^./][^/]*")
-_FOSSILIZE = trees.Shape((_NAME, _NAME, core.regex(r"foz_cache(?:_idx)?\.foz")), sums=True)
 _FLAT = trees.Shape((core.regex(r"mesa_cache\.(?:db|idx)"),), sums=True)
-_PARTED = trees.Shape((core.regex(r"part\d{1,3}"), *_FLAT.levels), sums=True)
 _SHAPES: Mapping[str, tuple[trees.Shape, ...]] = {
     cache.MULTI_FILE: (_ENTRIES, _TEMPORARIES, _OWN),
-    cache.SINGLE_FILE: (_FOSSILIZE, trees.Shape((_NAME, _NAME, *_OWN.levels), sums=True)),
-    cache.DATABASE: (_FLAT, _PARTED, _OWN),
+    cache.SINGLE_FILE: (
+        trees.Shape((_NAME, _NAME, core.regex(r"foz_cache(?:_idx)?\.foz")), sums=True),
+        trees.Shape((_NAME, _NAME, *_OWN.levels), sums=True),
+    ),
+    cache.DATABASE: (_FLAT, trees.Shape((core.regex(r"part\d{1,3}"), *_FLAT.levels), sums=True), _OWN),
 }
-#: Files with many entries, and the format of those of each kind of root.
-_PAIRED = (_FOSSILIZE, _FLAT, _PARTED)
-_FORMATS: Mapping[str, type[pairs.Pair]] = {cache.SINGLE_FILE: pairs.Fossilize, cache.DATABASE: pairs.Database}
-
-#: Seconds without change after which no living process is still writing a temporary.
-_REST_TIME = 3600.0
+#: The format of the larger files of a root, and the keys of their entries.
+_FORMATS: Mapping[str, tuple[type[pairs.Pair], re.Pattern[str]]] = {
+    cache.SINGLE_FILE: (pairs.Fossilize, core.regex(r"(?:[^./][^/]*/){2}foz_cache\.foz(?:::[0-9a-f]{40})?")),
+    cache.DATABASE: (pairs.Database, core.regex(r"(?:part\d{1,3}/)?mesa_cache\.db(?:::[0-9a-f]{40})?")),
+}
 _INDEX = struct.Struct("<Q")
 _INDEX_SIZE = _INDEX.size + 65536 * 20
 
 _DROPS = "Mesa then drops every entry of the file"
 
 
-class ShaderCache(Files):
+class ShaderCache(row_store.Rows):
     """Entries in the three forms of Mesa; the role of a root says which one it has."""
 
+    separator = "::"
     shapes = (_ENTRIES,)
     forms = ("mesa-entry/1",)
+    writers = cache.OPENED
+    # No living process is still writing a temporary then.
+    rest_time = 3600.0
+    clearing_needs_room = False
+    when_damaged = core.RECOMPILES
 
     def shapes_of(self, root: core.Root) -> tuple[trees.Shape, ...]:
         """Return the shapes of entries, files and temporaries."""
         return _SHAPES[root.role]
 
+    def kind_of(self, root: core.Root, path: str) -> str:
+        """Compare with the names of entries in the form of the root."""
+        kind = super().kind_of(root, path)
+        if root.role == cache.MULTI_FILE:
+            return kind
+        is_entry = self.separator in path and _FORMATS[root.role][1].fullmatch(path) is not None
+        return core.ENTRY if is_entry else core.FOREIGN if kind == core.ENTRY else kind
+
+    # ------------------------------------------------------------------ larger files
+
+    def is_database(self, file: str) -> bool:
+        """Compare with the names of data files."""
+        return any(name.fullmatch(file) is not None for _, name in _FORMATS.values())
+
+    def is_usable(self, root: core.Root, file: str) -> bool:
+        """Return whether a data file is there, and no link leads to it."""
+        return self.tree_of(root).find(file) is not None
+
+    def databases(self, root: core.Root) -> Iterator[str | core.Problem]:
+        """Yield the path of each data file."""
+        for leaf in self.tree_of(root).scan() if root.role in _FORMATS else ():
+            if isinstance(leaf, core.Problem):
+                yield leaf
+            elif self.is_database(leaf.entry.key):
+                yield leaf.entry.key
+
+    def opened(self, root: core.Root, file: str) -> pairs.Pair:
+        """Return a data file with its index."""
+        return _FORMATS[root.role][0](self.name, root.path, file, self.environment.lock_timeout)
+
+    def with_name(self, entry: core.Entry) -> core.Entry:
+        """Add nothing: each entry names its driver."""
+        return entry
+
+    def list_rows(
+        self, root: core.Root, file: str, template: core.Entry, *, part: bytes, contents: bool
+    ) -> Iterator[core.Found]:
+        """Yield the entries of a data file."""
+        pair = self.opened(root, file)
+        for blob in pair.blobs():
+            yield entries.with_header(self.entry_of(template, blob.row), pair.content(blob, entries.HEAD))
+
+    def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
+        """Check header and both checksums of every entry of any driver: Mesa repairs none of them."""
+        pair, template = self.opened(root, file), core.Entry(self.name, file, root.path, 0, 0)
+        pair.require_sound()
+        effect = _DROPS if root.role == cache.DATABASE else entries.NEVER
+        for blob in pair.blobs():
+            data = pair.content(blob)
+            if (complaint := entries.complaint(data, blob.checksum)) is not None:
+                damages = [core.Damage(core.RECOMPILES, f"{complaint}: {effect}")]
+                yield from self.judged(root, self.entry_of(template, blob.row), {"": data}, damages)
+
     # ------------------------------------------------------------------ listing
+
+    def leaves(self, root: core.Root) -> Iterator[trees.Leaf | core.Problem]:
+        """Yield entries with their headers, and all but the data files."""
+        for leaf in self.tree_of(root).scan(head=entries.HEAD):
+            if isinstance(leaf, core.Problem) or not self.is_database(leaf.entry.key):
+                yield leaf
+
+    def described(
+        self, tree: trees.Tree, leaf: trees.Leaf, selection: core.Selection, *, contents: bool
+    ) -> Iterator[core.Found]:
+        """Yield an entry with what its header says."""
+        yield entries.with_header(leaf.entry, leaf.head)
 
     def scan(
         self, root: core.Root, selection: core.Selection = core.ALL, *, contents: bool = True
     ) -> Iterator[core.Found]:
         """Yield entries, each with its owner; only ``contents`` unpacks kernel names."""
-        del selection
-        raws: list[entries.Raw] = []
-        for found in self._raws(root):
-            if not isinstance(found, (core.Entry, core.Problem)):
-                raws.append(found)
+        listed: list[core.Entry] = []
+        for found in super().scan(root, selection):
+            if isinstance(found, core.Entry) and found.is_listed:
+                listed.append(found)
+            elif isinstance(found, core.Entry):
+                # Its length does not depend on the entries.
+                yield found._replace(fixed=found.fixed or found.key.endswith("index"))
             else:
                 yield found
-        yield from entries.owned(raws, contents=contents)
-
-    def _raws(self, root: core.Root) -> Iterator[entries.Raw | core.Found]:
-        """Yield the entries of any form, and everything else in a root."""
         tree = self.tree_of(root)
-        for leaf in tree.scan():
-            if isinstance(leaf, core.Problem):
-                yield leaf
-                continue
-            key = leaf.entry.key
-            try:
-                if leaf.entry.is_listed:
-                    yield entries.raw_of(leaf.entry, partial(tree.read_file, key))
-                elif not leaf.entry.is_orphan and (pair := self._pair_of(root, key)) is not None:
-                    # All or none: kernels show whose the machine code beside them is.
-                    yield from list(self._packed(pair, leaf.entry))
-                else:
-                    yield leaf.entry._replace(fixed=not leaf.entry.is_orphan and leaf.shape not in _PAIRED)
-            except core.LayerError as error:
-                yield core.unreadable(root.path / key, error)
 
-    def _packed(self, pair: pairs.Pair, file: core.Entry) -> Iterator[entries.Raw | core.Found]:
-        """Yield the entries of a data file, and the rest of it. Raises :class:`LayerError` if it is unreadable."""
-        blobs, why = pair.blobs()
-        if why is not None:
-            yield core.Problem(pair.path, "foreign" if why == entries.FOREIGN else "damaged", why)
-        for key, blob in blobs.items():
-            size, _ = blob.stamp
-            entry = core.Entry(self.name, key, pair.root, size, 0, written_before=file.modified, stamp=blob.stamp)
-            yield entries.raw_of(entry, partial(pair.read, blob))
-        yield file._replace(bytes=max(0, file.bytes - sum(blob.stamp[0] for blob in blobs.values())))
+        @lru_cache
+        def blobs(file: str) -> Mapping[str, pairs.Blob]:
+            return {blob.name: blob for blob in self.opened(root, file).blobs()}
 
-    def _pairs(self, root: core.Root) -> list[pairs.Pair]:
-        """Return every pair of files in a root. Raises :class:`Unreachable` if one may have been overlooked."""
-        found = (self._pair_of(root, leaf.entry.key) for leaf in self.tree_of(root).leaves())
-        return [pair for pair in found if pair is not None]
+        def read(entry: core.Entry) -> bytes | None:
+            file, _, name = entry.key.partition(self.separator)
+            if not name:
+                return tree.read_file(file)
+            blob = blobs(file).get(name)
+            return None if blob is None else self.opened(root, file).content(blob)
 
-    def _pair_of(self, root: core.Root, key: str) -> pairs.Pair | None:
-        """Return the pair of a data file; ``None`` for other files."""
-        folder, _, name = key.rpartition("/")
-        is_data = root.role in _FORMATS and name == _FORMATS[root.role].data_name
-        return self._pair(root, folder) if is_data else None
-
-    def _pair(self, root: core.Root, folder: str = "") -> pairs.Pair:
-        return _FORMATS[root.role](self.name, root.path, folder, self.environment)
-
-    def _located(self, root: core.Root, key: str) -> tuple[pairs.Pair, pairs.Blob] | None:
-        """Find an entry among the pairs of a root."""
-        found = ((pair, pair.blobs()[0].get(key)) for pair in self._pairs(root))
-        return next(((pair, blob) for pair, blob in found if blob is not None), None)
+        yield from entries.owned(listed, read, contents=contents)
 
     # ------------------------------------------------------------------ get and put
-
-    def members(self, root: core.Root, key: str) -> trees.Members | None:
-        """Read an entry, which has the same bytes in all forms."""
-        if root.role == cache.MULTI_FILE:
-            return super().members(root, key)
-        found = self._located(root, key)
-        data = None if found is None else found[0].read(found[1])
-        return None if data is None else {"": data}
 
     def damages(self, key: str, files: trees.Members) -> Iterator[core.Damage]:
         """Check the checksum. Nothing can check the name."""
         del key
         if (complaint := entries.complaint(files[""])) is not None:
             yield core.Damage(core.RECOMPILES, f"{complaint}: {entries.NEVER}")
+
+    def foreign(self, files: trees.Members) -> str | None:
+        """Return that an entry is of another version."""
+        return entries.FOREIGN if entries.is_foreign(files[""]) else None
 
     def detail(self, key: str, files: trees.Members) -> Mapping[str, str]:
         """Return kernels, device and driver."""
@@ -142,69 +176,17 @@ class ShaderCache(Files):
         device, driver = ("", "") if header is None else (header.device, header.driver)
         return {"kernels": " ".join(entries.kernels_in(files[""]) or ()), "device": device, "driver": driver}
 
+    # ------------------------------------------------------------------ changes
+
     @contextmanager
     def changing(self, root: core.Root) -> Iterator[bool]:
         """Keep the size in the index right; yield whether no process has a driver loaded."""
         with core.counting(self.name, root.path / "index", partial(self._recount, root)):
             yield processes.using(cache.OPENED, processes=self.environment.processes) == ()
 
-    def place(self, root: core.Root, whole: Mapping[str, trees.Members], *, replace: bool) -> trees.Placed:
-        """Place entries into the form in use."""
-        if root.role == cache.MULTI_FILE:
-            return super().place(root, whole, replace=replace)
-        put = partial(self._put, root, replace=replace)
-        return {key: core.attempt(partial(put, key, files[""])) for key, files in whole.items()}
-
-    def _put(self, root: core.Root, key: str, data: bytes, *, replace: bool) -> bool:
-        pair, blob = self._located(root, key) or (self._pair_for(root, data), None)
-        # Files that are locked or closed to this user need no change then. Damage must not stop a replacement.
-        with suppress(core.LayerError, OSError):
-            if blob is not None and pair.read(blob) == data:
-                return False
-        return pair.put(key, data, replace=replace)
-
-    def _pair_for(self, root: core.Root, data: bytes) -> pairs.Pair:
-        """Return the pair of files in which Mesa would look for a new entry."""
-        if root.role == cache.DATABASE:
-            # Newer releases use parts, and remove the files that older ones kept beside them.
-            return next((pair for pair in self._pairs(root) if pair.folder), self._pair(root))
-        header = entries.read_header(data)
-        maker = ("", "") if header is None else header.maker
-        if not all(map(_NAME.fullmatch, maker)):
-            raise core.Damaged(self.name, f"its driver and device {maker} cannot name a folder", root.path)
-        return self._pair(root, "/".join(maker))
-
-    # ------------------------------------------------------------------ clear
-
-    def in_use(self, targets: Iterable[core.Entry]) -> Iterator[tuple[core.Entry, str | None]]:
-        """Skip files that a running process may be writing or have open. Entries may be removed at any time."""
-        users = processes.using(cache.OPENED, processes=self.environment.processes)
-        now = self.environment.clock()
-        for target in targets:
-            reason = None
-            if target.idle_only and users != ():
-                is_pair = any(shape.accepts(target.key) for shape in _PAIRED)
-                if is_pair or now - (target.modified or now) <= _REST_TIME:
-                    reason = f"may be open in {processes.process_names(users)}"
-            yield target, reason
-
-    def remove_files(self, root: core.Root, targets: Iterable[core.Entry], *, tidy: trees.Tidy) -> core.Outcome:
-        """Unlink the files of entries; in larger files, remove entries under the lock of their file."""
-        if root.role == cache.MULTI_FILE:
-            # Kernels are small. Without one, nothing shows that the machine code of a driver is OpenCL's.
-            largest_first = sorted(targets, key=lambda target: target.bytes, reverse=True)
-            return super().remove_files(root, largest_first, tidy=tidy)
-        planned = list(targets)
-        wanted = {target.key: target.stamp for target in planned if _ENTRIES.accepts(target.key)}
-        others = (target for target in planned if target.key not in wanted)
-        outcome, left, parts = super().remove_files(root, others, tidy=tidy), set(wanted), []
-        # List all files before changing one, so that no failure to list hides what was removed.
-        for pair in self._pairs(root) if wanted else ():
-            if stamps := {key: wanted[key] for key in pair.blobs()[0] if key in wanted}:
-                parts.append((str(pair.path), partial(pair.remove, stamps)))
-                left -= stamps.keys()
-        gone = tuple(core.Note(key, trees.GONE) for key in sorted(left))
-        return core.each_part(outcome.plus(core.Outcome(self.name, skipped=gone)), parts)
+    def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
+        """Remove kernels, which are small, last: they show that the machine code of a driver is OpenCL's."""
+        return super().remove(root, tuple(sorted(targets, key=lambda target: target.length, reverse=True)))
 
     def _recount(self, root: core.Root) -> None:
         """Write the true size into the index, to which Mesa only adds, and by which it decides when to drop entries.
@@ -223,48 +205,6 @@ class ShaderCache(Files):
                 os.pwrite(handle, _INDEX.pack(sum(sizes)), 0)
         finally:
             os.close(handle)
-
-    # ------------------------------------------------------------------ verify
-
-    def verify(self, root: core.Root) -> Iterator[core.Finding]:
-        """Check header and checksum of every entry of any driver: Mesa repairs none of them."""
-        for found in self._raws(root):
-            if not isinstance(found, (core.Entry, core.Problem)):
-                yield from self._checked(root, found)
-            elif isinstance(found, core.Problem) and found.code == "damaged":
-                yield from self._broken(root, found)
-            elif isinstance(found, core.Problem):
-                yield core.finding_of(self, root, found)
-
-    def _checked(self, root: core.Root, raw: entries.Raw) -> Iterator[core.Finding]:
-        entry, _, read = raw
-        path = root.path / entry.key
-        # Only the stamp of an entry of a larger file has a checksum.
-        checksum = 0 if entry.files else entry.stamp[1]
-        try:
-            data = read()
-            complaint = None if data is None else entries.complaint(data, checksum)
-        except core.Unreachable as error:
-            yield core.finding_of(self, root, core.unreadable(path, error))
-            return
-        except core.LayerError as error:
-            data, complaint = None, error.message
-        if data is not None and entries.is_foreign(data):
-            yield core.finding_of(self, root, core.Problem(path, "foreign", entries.FOREIGN))
-        elif complaint is not None:
-            effect = _DROPS if root.role == cache.DATABASE else entries.NEVER
-            yield self.damaged(entry, core.Damage(core.RECOMPILES, f"{complaint}: {effect}"))
-
-    def _broken(self, root: core.Root, problem: core.Problem) -> Iterator[core.Finding]:
-        """Yield a finding for both files of a pair, since one without the other has the same effect."""
-        folder, form = problem.path.parent.relative_to(root.path), _FORMATS[root.role]
-        damage = core.Damage(core.RECOMPILES, problem.message)
-        for name in (form.index_name, form.data_name):
-            key = str(folder / name)
-            leaf = self.tree_of(root).find(key)
-            entry = core.Entry(self.name, key, root.path, 0, 0) if leaf is None else leaf.entry
-            thing = None if leaf is None else core.orphan(entry, problem.message, idle_only=True)
-            yield self.damaged(entry, damage, "file")._replace(thing=thing)
 
     def indexed_bytes(self, root: core.Root) -> int | None:
         """Return the bytes that the index counts; ``None`` if there is no index. Raises :class:`OSError`."""

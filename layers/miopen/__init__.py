@@ -219,20 +219,16 @@ class MIOpenLayer(core.Layer):
 
     def state(self) -> core.State:
         """Read the switch. In a temporary folder only a database shows that MIOpen was there."""
-        variable, value = self.switch.variable, self.environment.get(self.switch.variable)
-        if self.switch.is_off(value):
-            hint = "" if value in _ALWAYS_KNOWN else " (MIOpen before ROCm 6.1 ignores this value; use 1)"
-            return core.State(core.DISABLED, f"{variable}={value}{hint}")
-        if value is not None and not self.switch.is_fine(value):
-            why = f"{variable}={value!r} {self.switch.outcome}; use 1, or unset it"
-            return core.State(core.DISABLED, why)
+        for condition, fault in core.faults_of(self, (self.switch,)):
+            if condition is not None:
+                return core.State(condition, fault.message)
         used = (
             root.exists and (root.role != TEMPORARY or (root.may_exist and any(self.store.databases(root))))
             for root in self.roots()
         )
         if not libraries(self.environment) and not any(used):
             return core.State(core.ABSENT, "no libMIOpen is found here, and none has left a file")
-        return core.State(core.ENABLED, "on by default" if value is None else f"{variable}={value}")
+        return core.State(core.ENABLED, f"on unless {self.switch.variable} is true")
 
     def diagnose(self) -> Iterator[core.Finding]:
         """Yield problems with the switch."""
@@ -341,7 +337,7 @@ class MIOpenTuning(MIOpenLayer):
         state = super().state()
         why = [state.why]
         if self.switch.is_off(self.environment.get(self.switch.variable)):
-            why.append("the find-db is off, the perf-db stays on")
+            why.append("the perf-db stays on")
         if self._enforced() == "5":
             why.append(f"{_ENFORCE}={self.environment.get(_ENFORCE)} erases the user's results: unset it")
         return core.State(state.condition, "; ".join(why))

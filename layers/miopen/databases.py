@@ -7,7 +7,6 @@ Sources: ``src/include/miopen/handle.hpp`` (``GetDbBasename``), ``src/target_pro
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -43,6 +42,8 @@ _TEXT = core.regex(
 )
 #: The installed ending for each ending of a user's file.
 INSTALLED = {"ukdb": "kdb", "ufdb.txt": "fdb.txt", "udb.txt": "db.txt", "cd.updb.txt": "cd.pdb.txt"}
+#: Problems of a package's files that another command fixes, or none.
+_OTHER_FIXES = ("wal", "foreign", "unreadable", "link")
 
 
 # ---------------------------------------------------------------------- names of files
@@ -142,8 +143,6 @@ class MIOpenDatabases(row_store.Rows):
     versioned = False
     #: The number of parts of a key that follow the file.
     parts: ClassVar[int]
-    #: The effect of something that stands in the place of a database.
-    when_blocked: ClassVar[core.Severity]
 
     def __init__(self, asked_first: str = "") -> None:
         self.asked_first = asked_first
@@ -260,24 +259,14 @@ class MIOpenDatabases(row_store.Rows):
         named = self.known(entry.key)
         return entry._replace(device=named.arch or named.base, versions=named.versions, detail=named.detail)
 
-    def owned(self, finding: core.Finding) -> core.Finding:
-        """Return the finding of a user's file as it is; a package's file has another fix, and is never removed."""
-        if not self.asked_first:
-            return finding
-        path = finding.root / (finding.key or "").partition(SEPARATOR)[0]
-        return finding._replace(fix=f"reinstall the package that {path} belongs to", thing=None)
-
-    def place_finding(self, root: core.Root, problem: core.Problem) -> core.Finding:
-        """Return the finding of what is in the place of a database, which MIOpen makes again where there is none."""
-        finding, quoted = super().place_finding(root, problem), shlex.quote(str(problem.path))
-        if problem.code != "no-file":
-            return finding
-        return self.owned(finding._replace(severity=self.when_blocked, fix=f"mv {quoted} {quoted}.moved"))
-
-    def file_finding(self, root: core.Root, file: str, error: core.LayerError) -> core.Finding:
-        """Return the finding of a file that could not be read; a package's file is never removed."""
-        finding = super().file_finding(root, file, error)
-        return self.owned(finding._replace(code="damaged")) if isinstance(error, core.Damaged) else finding
+    def verify(self, root: core.Root) -> Iterator[core.Finding]:
+        """Check every file; a package's file has another fix, and is never removed."""
+        for finding in super().verify(root):
+            if self.asked_first and finding.code not in _OTHER_FIXES:
+                path = finding.root / (finding.key or "").partition(SEPARATOR)[0]
+                yield finding._replace(fix=f"reinstall the package that {path} belongs to", thing=None)
+            else:
+                yield finding
 
     # ------------------------------------------------------------------ put
 

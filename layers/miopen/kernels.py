@@ -60,12 +60,11 @@ class KernelDatabases(databases.MIOpenDatabases):
     kinds = ("ukdb",)
     parts = 2
     tidies = True
-    # If MIOpen cannot open its database, it throws at every lookup and store.
-    when_blocked = core.FAILS
 
     def __init__(self, asked_first: str = "") -> None:
         super().__init__(asked_first)
         self.versioned = not asked_first
+        self.needs_table = bool(asked_first)
         self.forms = (_ROW,) if asked_first else (_ROW, _OBJECT)
         self.shapes = () if asked_first else (_OBJECTS,)
 
@@ -92,31 +91,17 @@ class KernelDatabases(databases.MIOpenDatabases):
         for row in () if self._is_ignored(root, file) else self.opened(root, file).rows():
             name, args = row.key
             detail = {**template.detail, "kernel_name": name, "kernel_args": args}
-            yield _entry(template, row)._replace(kernels=databases.program_names(name), detail=detail)
+            yield self.entry_of(template, row)._replace(kernels=databases.program_names(name), detail=detail)
 
-    def artifact_of(self, root: core.Root, key: str, values: rows.Values) -> core.Artifact:
-        """Return a kernel, unpacked and checked as MIOpen does."""
-        file, (name, args) = key.partition(databases.SEPARATOR)[0], self.key_of(key)
-        named = self.known(file)
-        try:
-            data = decode(values)
-        except ValueError as error:
-            raise core.Damaged(self.name, str(error), root.path / file) from error
-        detail = {"kernel_name": name, "kernel_args": args, "md5": digest(data)}
-        return core.Artifact(self.name, key, _ROW, data, {**named.detail, **named.versions, **detail})
+    def unpacked(self, values: rows.Values) -> bytes:
+        """Unpack a kernel, and check it as MIOpen does."""
+        return decode(values)
 
-    def values_of(self, artifact: core.Artifact) -> rows.Values:
-        """Pack a kernel as MIOpen does. Raises :class:`Damaged` for one that it could not use, or would not store."""
-        name, args = self.key_of(artifact.key)
-        complaint = key_complaint(name, args)
-        if not name.endswith((".o", ".obj")):
-            complaint = f"the kernel name {name!r} does not end in .o"
-        elif not artifact.data:
-            complaint = "the kernel is empty"
-        elif artifact.detail.get("md5") not in (None, digest(artifact.data)):
-            complaint = "the kernel does not have the md5 that the artifact states"
-        if complaint is not None:
-            raise core.Damaged(self.name, complaint, artifact.key)
+    def packed(self, artifact: core.Artifact) -> rows.Values:
+        """Pack a kernel as MIOpen does."""
+        if artifact.detail.get("md5") not in (None, digest(artifact.data)):
+            message = "the kernel does not have the md5 that the artifact states"
+            raise core.Damaged(self.name, message, artifact.key)
         return encode(artifact.data)
 
     def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
@@ -124,7 +109,7 @@ class KernelDatabases(databases.MIOpenDatabases):
         place, path = (self.name, root.path, file), root.path / file
         if self._is_ignored(root, file):
             message = "is smaller than 512 bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
-            yield self.owned(core.Finding(*place, core.RECOMPILES, "too-small", message, ""))
+            yield core.Finding(*place, core.RECOMPILES, "too-small", message, "")
             return
         # The header decides whether MIOpen and other users can open a file of a package; an unreadable one has a
         # finding.
@@ -133,28 +118,18 @@ class KernelDatabases(databases.MIOpenDatabases):
                 message = "is in WAL mode: only users who can write beside it can open it"
                 fix = f"as its owner: sqlite3 {shlex.quote(str(path))} 'pragma journal_mode=delete'"
                 yield core.Finding(*place, core.FAILS, "wal", message, fix)
-        opened = self.opened(root, file)
-        if opened.require_sound():
-            yield from self._check_rows(root, file, opened)
-        elif self.asked_first:
-            raise core.Damaged(self.name, "has no table kern_db", path)
-
-    def _check_rows(self, root: core.Root, file: str, opened: rows.RowFile) -> Iterator[core.Finding]:
-        template = core.Entry(self.name, file, root.path, 0, 0)
+        yield from super().check_rows(root, file)
         seen: set[tuple[str, ...]] = set()
-        for row, values in opened.rows_with(*SCHEMA.values):
-            flaws = []
+        for row in self.opened(root, file).rows():
             if row.key in seen:
-                flaws.append(("duplicate", "a second row has this key: MIOpen cannot make its index, and throws"))
+                damage = core.Damage(core.FAILS, "a second row has this key: MIOpen cannot make its index, and throws")
+                yield self.damaged(self.entry_of(core.Entry(self.name, file, root.path, 0, 0), row), damage)
             seen.add(row.key)
-            if complaint := key_complaint(*row.key):
-                flaws.append(("quote", complaint))
-            try:
-                decode(values)
-            except ValueError as error:
-                flaws.append(("content", str(error)))
-            for flaw in flaws:
-                yield self.owned(self.row_finding(_entry(template, row), *flaw))
+
+    def entry_of(self, template: core.Entry, row: rows.Row) -> core.Entry:
+        """Return the entry of a row; MIOpen gives a row a new id whenever it stores it."""
+        name, args = row.key
+        return super().entry_of(template, row._replace(key=(escaped(name), args)))
 
     # ------------------------------------------------------------------ files of single kernels
 
@@ -173,23 +148,32 @@ class KernelDatabases(databases.MIOpenDatabases):
         yield leaf.entry._replace(versions={"miopen": version}, kernels=databases.program_names(name))
 
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
-        """Yield that an object file is no code."""
-        if not files[""].startswith(CODE):
-            yield core.Damage(core.HARMLESS, "is no code object")
+        """Yield that MIOpen could not use a kernel, or that an object file is no code."""
+        complaint = None
+        if databases.SEPARATOR in key:
+            name, args = self.key_of(key)
+            complaint = key_complaint(name, args)
+            if not name.endswith((".o", ".obj")):
+                complaint = f"the kernel name {name!r} does not end in .o"
+            elif not files[""]:
+                complaint = "the kernel is empty"
+        elif not files[""].startswith(CODE):
+            complaint = "is no code object"
+        if complaint is not None:
+            yield core.Damage(core.FAILS if databases.SEPARATOR in key else core.HARMLESS, complaint)
 
     def foreign(self, files: Mapping[str, bytes]) -> str | None:
         """Return that a file without code may be of another program."""
-        return _NO_CODE
+        return None if files[""].startswith(CODE) else _NO_CODE
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
-        """Return that nothing more is known of an object file."""
-        return {"kernels": "", "device": ""}
-
-
-def _entry(template: core.Entry, row: rows.Row) -> core.Entry:
-    key = databases.SEPARATOR.join((template.key, kernel_key(*row.key)))
-    # MIOpen gives a row a new id whenever it stores it.
-    return template._replace(key=key, bytes=row.bytes, stamp=(row.rowid, row.bytes))
+        """Return the facts in the name of a database and in the key; nothing more is known of an object file."""
+        file, is_row, _ = key.partition(databases.SEPARATOR)
+        if not is_row:
+            return {"kernels": "", "device": ""}
+        named, (name, args) = self.known(file), self.key_of(key)
+        known = {"kernel_name": name, "kernel_args": args, "md5": digest(files[""])}
+        return {**named.detail, **named.versions, **known}
 
 
 def digest(data: bytes) -> str:
@@ -207,17 +191,17 @@ def encode(data: bytes) -> rows.Values:
     return (packed, digest(data), len(data)) if len(packed) < len(data) else (data, digest(data), 0)
 
 
-def kernel_key(name: str, args: str) -> str:
-    """Return the part of a kernel's key that follows the file: ``NAME::ARGS``.
+def escaped(name: str) -> str:
+    """Return a kernel's name as the key ``FILE::NAME::ARGS`` has it.
 
     A name may contain ``::`` (``ns::kernel.cl.o``), so its ``%`` and ``:`` are written ``%25`` and ``%3A``. Arguments
     are never changed.
     """
-    return "::".join((name.replace("%", "%25").replace(":", "%3A"), args))
+    return name.replace("%", "%25").replace(":", "%3A")
 
 
 def split_kernel_key(text: str) -> tuple[str, str]:
-    """Return name and arguments from the result of :func:`kernel_key`."""
+    """Return name and arguments from the part of a key that follows the file."""
     name, _, args = text.partition("::")
     return name.replace("%3A", ":").replace("%25", "%"), args
 

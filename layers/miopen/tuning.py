@@ -10,7 +10,7 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -20,7 +20,6 @@ from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.miopen import databases
 from cachectl.layers.stores import records, rows, tree
 
-_FORM = "miopen-record/1"
 _TIME = ".time"
 # Other users lock the same files.
 _OPEN_TO_ALL = 0o777
@@ -37,7 +36,7 @@ _FAULTS = {
 class TuningDatabases(databases.MIOpenDatabases):
     """Records of text files."""
 
-    forms = (_FORM,)
+    forms = ("miopen-record/1",)
     kinds = ("ufdb.txt", "udb.txt", "cd.updb.txt")
     parts = 1
     # What MIOpen, or cachectl, writes before it renames it over a database.
@@ -49,7 +48,7 @@ class TuningDatabases(databases.MIOpenDatabases):
     )
     writers = miopen.LIBRARIES
     # If MIOpen cannot open its database, it tunes again in every run.
-    when_blocked = core.RECOMPILES
+    when_damaged = core.RECOMPILES
 
     def __init__(self, asked_first: str = "") -> None:
         super().__init__(asked_first)
@@ -79,8 +78,7 @@ class TuningDatabases(databases.MIOpenDatabases):
         path = root.path / file
         for found in self._found(root, file):
             if isinstance(found, rows.Row):
-                key, stamp = databases.SEPARATOR.join((file, *found.key)), (found.rowid, found.bytes)
-                yield template._replace(key=key, bytes=found.bytes, stamp=stamp)
+                yield self.entry_of(template, found)
                 continue
             number, code, message = found
             # These have a record, which MIOpen reads and which is listed; only verify reports the fault.
@@ -99,7 +97,7 @@ class TuningDatabases(databases.MIOpenDatabases):
                 if code == "newline":
                     fix = f"while nothing uses MIOpen: echo >> {shlex.quote(str(path))}"
                 place, told = (self.name, root.path, file, _FAULTS[code]), f"line {number}: {message}"
-                yield self.owned(core.Finding(*place, code, told, fix))
+                yield core.Finding(*place, code, told, fix)
 
     def file_finding(self, root: core.Root, file: str, error: core.LayerError) -> core.Finding:
         """Return the finding of a file that could not be read."""
@@ -107,20 +105,18 @@ class TuningDatabases(databases.MIOpenDatabases):
 
     # ------------------------------------------------------------------ get and put
 
-    def artifact_of(self, root: core.Root, key: str, values: rows.Values) -> core.Artifact:
-        """Return the line of a record as it stands."""
-        file, (value, number) = key.partition(databases.SEPARATOR)[0], values
-        line, named = rows.as_bytes(value), self.known(file)
-        if (complaint := records.record_complaint(line)) is not None:
-            raise core.Damaged(self.name, f"line {number}: {complaint}", root.path / file)
-        return core.Artifact(self.name, key, _FORM, line, {**named.detail, **named.versions, "database": named.kind})
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
+        """Yield that a line is no record, or has another key."""
+        complaint = records.record_complaint(files[""])
+        if complaint is None and files[""].partition(b"=")[0] != self.key_of(key)[0].encode(errors="surrogateescape"):
+            complaint = "the line contains another key than the one it is put under"
+        if complaint is not None:
+            yield core.Damage(core.RECOMPILES, complaint)
 
-    def values_of(self, artifact: core.Artifact) -> rows.Values:
-        """Return the line of a record. Raises :class:`Damaged` if it has another key."""
-        if artifact.data.partition(b"=")[0] != self.key_of(artifact.key)[0].encode(errors="surrogateescape"):
-            message = "the line contains another key than the one it is put under"
-            raise core.Damaged(self.name, message, artifact.key)
-        return (artifact.data,)
+    def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
+        """Return the facts in the name of the file."""
+        named = self.known(key.partition(databases.SEPARATOR)[0])
+        return {**named.detail, **named.versions, "database": named.kind}
 
     # ------------------------------------------------------------------ locks
 
@@ -136,7 +132,12 @@ class TuningDatabases(databases.MIOpenDatabases):
         with _THREADS, contextlib.ExitStack() as stack:
             # One order everywhere, so that two cachectls never wait for each other.
             for lock in sorted(_lock_files(self.environment, path)):
-                folder = self._lock_folder(lock.parent, stack)
+                is_new = not lock.parent.exists()
+                lock.parent.mkdir(parents=True, exist_ok=True)
+                # No link is followed.
+                folder = stack.enter_context(handles.opened(str(lock.parent)))
+                if is_new:
+                    os.fchmod(folder, _OPEN_TO_ALL)
                 held = locks.record_lock(self.name, lock, folder=folder, lock_timeout=self.environment.lock_timeout)
                 handle = stack.enter_context(held)
                 with contextlib.suppress(PermissionError):
@@ -146,22 +147,6 @@ class TuningDatabases(databases.MIOpenDatabases):
                 atomic.replace_file(marks, [str(time.monotonic_ns()).encode()])
             elif self.is_usable(root, file + _TIME):
                 atomic.remove_file(marks)
-
-    def _lock_folder(self, folder: Path, stack: contextlib.ExitStack) -> int:
-        """Open a folder of locks, or make it; no link is followed."""
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            is_new = not folder.exists()
-            folder.mkdir(exist_ok=True)
-            handle = stack.enter_context(handles.opened(str(folder)))
-            if is_new:
-                os.fchmod(handle, _OPEN_TO_ALL)
-        except OSError as error:
-            if folder.is_symlink():
-                message = "a link in the place of MIOpen's lock folder is not followed"
-                raise core.Refused(self.name, message, folder) from error
-            raise core.Unreachable(self.name, f"cannot make the lock folder: {error.strerror}", folder) from error
-        return handle
 
 
 def _lock_files(environment: core.Environment, path: Path) -> tuple[Path, ...]:

@@ -8,7 +8,6 @@ Sources, in intel/compute-runtime: ``programmers-guide/COMPILER_CACHE.md`` and
 from __future__ import annotations
 
 import shlex
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,21 +17,7 @@ from cachectl.layers.host import drivers
 
 #: The drivers of OpenCL and Level Zero, and the stand-alone compiler.
 LIBRARIES = ("libigdrcl.so", "libze_intel_gpu.so", "libocloc.so")
-STATISTICS = "stats"
-#: What that file holds: hits, misses, version of the file.
-COUNTS = struct.Struct("=QQQ")
 _LEAF = "neo_compiler_cache"
-# An empty variable counts as not set.
-_PLACES = core.Places(
-    "NEO_CACHE_DIR",
-    linux=(
-        core.Rule("NEO_CACHE_DIR"),
-        core.Rule("XDG_CACHE_HOME", _LEAF),
-        core.Rule("HOME", f".cache/{_LEAF}", source="default (HOME)"),
-    ),
-    windows=(core.Rule("NEO_CACHE_DIR"), core.Rule("LOCALAPPDATA", f"NEO/{_LEAF}")),
-    macos=(),
-)
 
 
 class NeoCompilerCache(drivers.DriverLayer):
@@ -54,7 +39,17 @@ class NeoCompilerCache(drivers.DriverLayer):
         value="0",
     )
     limit_variable = "NEO_CACHE_MAX_SIZE"
-    places = _PLACES
+    # An empty variable counts as not set.
+    places = core.Places(
+        "NEO_CACHE_DIR",
+        linux=(
+            core.Rule("NEO_CACHE_DIR"),
+            core.Rule("XDG_CACHE_HOME", _LEAF),
+            core.Rule("HOME", f".cache/{_LEAF}", source="default (HOME)"),
+        ),
+        windows=(core.Rule("NEO_CACHE_DIR"), core.Rule("LOCALAPPDATA", f"NEO/{_LEAF}")),
+        macos=(),
+    )
     store: Any = core.later("cachectl.layers.neo.entries", "NeoPrograms")
     # The driver opens the file of an entry to read it, and renames a temporary to a new one.
     about = core.About(lookups=core.Lookups(mapped=LIBRARIES, files=True))

@@ -32,10 +32,7 @@ _SHAPES = (
     # The account and debugging aids are at the top, statistics at each level.
     tree.Shape((core.regex(re.escape(ACCOUNT)),), sums=True, sizes=(0, _TOTAL.size)),
     tree.Shape((core.regex(r"[0-9a-f]{16}\.(?:trace|input)"),), sums=True),
-    *(
-        tree.Shape((*above, core.regex(neo.STATISTICS)), sums=True, sizes=(neo.COUNTS.size,))
-        for above in ((), (_DIGIT,), (_DIGIT, _DIGIT))
-    ),
+    *(tree.Shape((*above, core.regex("stats")), sums=True, sizes=(24,)) for above in ((), (_DIGIT,), (_DIGIT, _DIGIT))),
 )
 _NEVER = "the driver compiles it again at every run, and never replaces it"
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -232,26 +232,14 @@ class Programs(files.Files):
 
     # ------------------------------------------------------------------ tagged builds
 
-    def find_tagged(
-        self, root: core.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[core.Entry, str]]:
-        """Yield what tagged builds left, as :meth:`Store.find_tagged` says.
+    def tagged_text(self, tree: trees.Tree, entry: core.Entry) -> bytes | None:
+        """Return bitcode and log; of the source of a build that failed in the preprocessor, the name.
 
         A kernel launched in a new work-group shape after its program was removed leaves a folder without bitcode.
         """
-        tree = self.tree_of(root)
-        for leaf in tree.scan():
-            if isinstance(leaf, core.Problem) or (leaf.entry.modified or 0) < since:
-                continue
-            key = leaf.entry.key
-            if leaf.entry.is_orphan:
-                # The source of a build that failed in the preprocessor.
-                if (found := tag.search(key.encode())) is not None:
-                    yield leaf.entry, found[0].decode()
-                continue
-            found = tag.search(b"".join(tree.read_file(key, file) or b"" for file in (BITCODE, "build.log")))
-            if found is not None or key in known:
-                yield leaf.entry, "" if found is None else found[0].decode()
+        if entry.is_orphan:
+            return entry.key.encode()
+        return b"".join(tree.read_file(entry.key, file) or b"" for file in (BITCODE, "build.log"))
 
 
 def _may_have(paths: Iterable[str], selection: core.Selection) -> bool:

@@ -115,7 +115,7 @@ def _source_checksum(entry: core.Entry) -> str | None:
     return checksum(own)
 
 
-class PyOpenCLBinaries(core.Layer):
+class PyOpenCLBinaries(pytools.UserCacheLayer):
     """Programs that PyOpenCL has built from source, with the binaries that the driver returned."""
 
     name = "pyopencl"
@@ -148,14 +148,13 @@ class PyOpenCLBinaries(core.Layer):
         finds_tags=True,
     )
     store: Any = core.later("cachectl.layers.pyopencl.programs", "ProgramFolders")
-
-    def roots(self) -> tuple[core.Root, ...]:
-        """Return the folder above the per-Python caches; a context's own ``cache_dir`` cannot be known."""
-        return pytools.user_cache_roots(self.environment, "pyopencl")
+    # A context's own ``cache_dir`` cannot be known.
+    library = application = "pyopencl"
+    variables = _VARIABLES
 
     def state(self) -> core.State:
         """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""
-        for finding in pytools.diagnosed(self, "pyopencl", _VARIABLES):
+        for finding in self.switched_off():
             return core.State(core.DISABLED, finding.message)
         if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
             return core.State(core.ABSENT, "pyopencl is not installed here and has left no binaries")
@@ -179,14 +178,9 @@ class PyOpenCLBinaries(core.Layer):
         """Return the same switch."""
         return _no_cache_switch(self.name, on=True)
 
-    def relocate(self, folder: Path) -> core.Switch:
-        """Return the user cache folder, which PyOpenCL resolves at every build."""
-        return pytools.relocate_user_cache(self, folder)
-
     def diagnose(self) -> Iterator[core.Finding]:
-        """Yield problems with the variables, and locks that have lost their holders."""
-        yield from pytools.diagnosed(self, "pyopencl", _VARIABLES)
-        yield from pytools.relative_cache_home(self)
+        """Add locks that have lost their holders."""
+        yield from super().diagnose()
         consulted = self.state().condition in (core.ENABLED, core.UNKNOWN)
         for root in self.roots():
             yield from self.store.stale_locks(root, consulted=consulted)

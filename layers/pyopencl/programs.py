@@ -159,8 +159,11 @@ class ProgramFolders(files.Files):
         """Remove program folders, those of one Python under its lock; never the folder of a Python."""
         held = [target for target in targets if target.key.endswith(f"/{_LOCK}")]
         programs = (target for target in targets if target not in held)
-        parts = [(target.key, partial(self._remove_lock, root, target)) for target in held]
-        return core.each_part(core.Outcome(self.name), parts).plus(self.remove_files(root, programs, tidy=None))
+        outcome, failed = self.remove_files(root, programs, tidy=None), list[core.Note]()
+        for target in held:
+            with core.noted(failed, target.key):
+                outcome = outcome.plus(self._remove_lock(root, target))
+        return outcome._replace(failed=(*outcome.failed, *failed))
 
     def _remove_lock(self, root: core.Root, target: core.Entry) -> core.Outcome:
         lock = root.path / target.key
@@ -192,9 +195,9 @@ class ProgramFolders(files.Files):
 
     # ------------------------------------------------------------------ tagged builds
 
-    def tagged_text(self, tree: trees.Tree, key: str) -> bytes | None:
+    def tagged_text(self, tree: trees.Tree, entry: core.Entry) -> bytes | None:
         """Return the source, which PyOpenCL keeps beside the binary."""
-        return tree.read_file(key, "source.cl")
+        return tree.read_file(entry.key, "source.cl") if entry.is_listed else None
 
 
 def _python_of(key: str) -> str:

@@ -110,7 +110,65 @@ _LOOKUPS = core.Lookups(
 _STAGES = dict.fromkeys(("loopy", "loopy.target.pyopencl_execution"), _INSIDE / "loopy_stages.py")
 
 
-class PytoolsDictionaries(core.Layer):
+class UserCacheLayer(core.Layer):
+    """A layer of a Python library in the user's cache folder, whose variables switch it off when it is imported."""
+
+    #: The distribution, and the application by which platformdirs names the folder.
+    library: ClassVar[str]
+    application: ClassVar[str]
+    #: Variables that are read with ``pytools.strtobool``.
+    variables: ClassVar[tuple[str, ...]] = ()
+    #: Modules that open the layer's dictionaries when they are imported.
+    opened_by: ClassVar[tuple[str, ...]] = ()
+
+    def roots(self) -> tuple[core.Root, ...]:
+        """Return the places in the user's cache folder, that of the environment's own Python first.
+
+        There are several only if releases of platformdirs disagree about the environment, and known Pythons differ in
+        it.
+        """
+        environment, application = self.environment, self.application
+        path, source = core.user_cache_folder(environment, application)
+        roots = {path: core.Root(path, core.Scope.USER, source)}
+        if not core.is_common_cache_home(environment):
+            from cachectl.layers.host.pythons import pythons_of
+
+            for python in pythons_of(environment)[1:]:
+                if python.present and python.installed("platformdirs") is not None:
+                    path, source = core.user_cache_folder(environment._replace(installed=python.installed), application)
+                    roots.setdefault(path, core.Root(path, core.Scope.USER, f"{source}, of {python.path}"))
+        return tuple(roots.values())
+
+    def switched_off(self) -> Iterator[core.Finding]:
+        """Yield how the variables switch the layer off."""
+        version = self.environment.installed(self.library)
+        fine, severity = "n|no|f|false|off|0", core.FAILS
+        outcome = f"is not a boolean: import {self.library} raises ValueError"
+        if (core.release_of(version) or (9999,)) < _BOOLEAN_SINCE.get(self.library, ()):
+            fine, severity = "(?!)", core.RECOMPILES
+            outcome = f"switches {self.title} off all the same: {self.library} {version} asks only whether it is set"
+        for variable in self.variables:
+            switch = core.EnvSwitch(variable, "y|yes|t|true|on|1", fine, severity, outcome)
+            yield from (finding for _, finding in core.faults_of(self, (switch,)))
+
+    def relocate(self, folder: Path) -> core.Switch:
+        """Return the variable that moves the user cache folder; open dictionaries stay where they are."""
+        variable = "WIN_PD_OVERRIDE_LOCAL_APPDATA" if self.environment.platform == "win32" else "XDG_CACHE_HOME"
+        moved = {variable: str(folder / "xdg")}
+        return core.Switch(self.name, moved, read_at_import=self.opened_by, takes_effect=core.NEXT_IMPORT)
+
+    def diagnose(self) -> Iterator[core.Finding]:
+        """Yield problems with the variables, and an ``XDG_CACHE_HOME`` that is ignored, or resolved anywhere."""
+        yield from self.switched_off()
+        value = self.environment.get("XDG_CACHE_HOME")
+        if self.environment.platform == "linux" and value and not Path(value).is_absolute():
+            outcome = "is not absolute: pytools and PyOpenCL ignore it, and use ~/.cache"
+            if self.environment.follows_relative_cache_home:
+                outcome = "is not absolute: pytools and PyOpenCL make a cache in every folder that a program starts in"
+            yield core.misread(self, "XDG_CACHE_HOME", core.HARMLESS, outcome)
+
+
+class PytoolsDictionaries(UserCacheLayer):
     """Persistent dictionaries that belong to neither loopy nor PyOpenCL."""
 
     name = "pytools"
@@ -129,21 +187,12 @@ class PytoolsDictionaries(core.Layer):
         lookups=_LOOKUPS,
     )
     store: Any = dictionary_store("pytools")
-    #: Modules that open the layer's dictionaries when they are imported.
-    opened_by: ClassVar[tuple[str, ...]] = ()
-    #: The distribution that opens them.
-    library: ClassVar[str] = "pytools"
-    #: Variables that switch the dictionaries off when the library is imported.
-    variables: ClassVar[tuple[str, ...]] = ()
-
-    def roots(self) -> tuple[core.Root, ...]:
-        """Return the pytools folder; pytools reads the environment whenever it opens a dictionary."""
-        return user_cache_roots(self.environment, "pytools")
+    library = application = "pytools"
 
     def state(self) -> core.State:
         """Read the variables as the library does when it is imported; pytools has none, but sumpy has one."""
         library, root = self.library, self.roots()[0]
-        for finding in diagnosed(self, library, self.variables):
+        for finding in self.switched_off():
             return core.State(core.DISABLED, finding.message)
         why = f"not switched off by {' or '.join(self.variables)}" if self.variables else "pytools has no switch"
         if not self.variables and self.environment.get("SUMPY_NO_CACHE") is not None:
@@ -157,12 +206,11 @@ class PytoolsDictionaries(core.Layer):
         return core.State(core.ENABLED, why)
 
     def diagnose(self) -> Iterator[core.Finding]:
-        """Yield problems with the variables, those of sumpy for pytools."""
-        yield from diagnosed(self, self.library, self.variables)
+        """Add problems with the variables of sumpy."""
+        yield from super().diagnose()
         if not self.variables:
             known = 1 if self.environment.installed("sumpy") is None else 2
             yield from (finding for _, finding in core.faults_of(self, _SETTINGS[:known]))
-        yield from relative_cache_home(self)
 
     def enable(self) -> core.Switch:
         """Return sumpy's variable."""
@@ -176,10 +224,6 @@ class PytoolsDictionaries(core.Layer):
             for name in ("fetch", "store", "store_if_not_present")
         )
         return core.Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=core.NOW)
-
-    def relocate(self, folder: Path) -> core.Switch:
-        """Return the user cache folder; open dictionaries stay where they are."""
-        return relocate_user_cache(self, folder, self.opened_by)
 
 
 class LoopyDictionaries(PytoolsDictionaries):
@@ -210,53 +254,6 @@ class LoopyDictionaries(PytoolsDictionaries):
     def enable(self) -> core.Switch:
         """Return the same, the other way round."""
         return self.disable()._replace(set={}, unset=frozenset(self.variables), flags={_LOOPY_FLAG: True})
-
-
-def diagnosed(layer: core.Layer, distribution: str, variables: tuple[str, ...]) -> Iterator[core.Finding]:
-    """Yield how variables switch a layer off that are read with ``pytools.strtobool`` at import."""
-    version = layer.environment.installed(distribution)
-    fine, severity = "n|no|f|false|off|0", core.FAILS
-    outcome = f"is not a boolean: import {distribution} raises ValueError"
-    if (core.release_of(version) or (9999,)) < _BOOLEAN_SINCE.get(distribution, ()):
-        fine, severity = "(?!)", core.RECOMPILES
-        outcome = f"switches {layer.title} off all the same: {distribution} {version} asks only whether it is set"
-    settings = (core.EnvSwitch(variable, "y|yes|t|true|on|1", fine, severity, outcome) for variable in variables)
-    yield from (finding for _, finding in core.faults_of(layer, settings))
-
-
-def relative_cache_home(layer: core.Layer) -> Iterator[core.Finding]:
-    """Yield a finding if ``XDG_CACHE_HOME`` is not absolute: pytools and PyOpenCL ignore it, or resolve it anywhere."""
-    value = layer.environment.get("XDG_CACHE_HOME")
-    if layer.environment.platform == "linux" and value and not Path(value).is_absolute():
-        outcome = "is not absolute: pytools and PyOpenCL ignore it, and use ~/.cache"
-        if layer.environment.follows_relative_cache_home:
-            outcome = "is not absolute: pytools and PyOpenCL make a cache in every folder that a program starts in"
-        yield core.misread(layer, "XDG_CACHE_HOME", core.HARMLESS, outcome)
-
-
-def user_cache_roots(environment: core.Environment, application: str) -> tuple[core.Root, ...]:
-    """Return the places of an application in the user's cache folder, that of the environment's own Python first.
-
-    There are several only if releases of platformdirs disagree about the environment, and known Pythons differ in it.
-    """
-    path, source = core.user_cache_folder(environment, application)
-    roots = {path: core.Root(path, core.Scope.USER, source)}
-    if not core.is_common_cache_home(environment):
-        from cachectl.layers.host.pythons import pythons_of
-
-        for python in pythons_of(environment)[1:]:
-            if python.present and python.installed("platformdirs") is not None:
-                path, source = core.user_cache_folder(environment._replace(installed=python.installed), application)
-                roots.setdefault(path, core.Root(path, core.Scope.USER, f"{source}, of {python.path}"))
-    return tuple(roots.values())
-
-
-def relocate_user_cache(layer: core.Layer, folder: Path, opened_by: tuple[str, ...] = ()) -> core.Switch:
-    """Return the variable that moves the user cache folder, which pytools and PyOpenCL follow."""
-    variable = "WIN_PD_OVERRIDE_LOCAL_APPDATA" if layer.environment.platform == "win32" else "XDG_CACHE_HOME"
-    return core.Switch(
-        layer.name, {variable: str(folder / "xdg")}, read_at_import=opened_by, takes_effect=core.NEXT_IMPORT
-    )
 
 
 def _without(layer: str, name: str, method: Callable[..., object]) -> Callable[..., object]:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain, starmap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cachectl.layers import core
@@ -129,10 +130,6 @@ class Dictionaries(row_store.Rows):
 
     # ------------------------------------------------------------------ contents
 
-    def artifact_of(self, root: core.Root, key: str, values: rows.Values) -> core.Artifact:
-        """Return a row as its raw pickle."""
-        return core.Artifact(self.name, key, self.forms[0], rows.as_bytes(values[0]), self.detail(key, {}))
-
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the name of the dictionary, and the version of Python in it."""
         name = self.named(key)
@@ -142,29 +139,18 @@ class Dictionaries(row_store.Rows):
         """Return ``False``: the folders of older dictionaries are not checked."""
         return False
 
+    def require_whole(self, key: str, files: Mapping[str, bytes], path: Path | str) -> None:
+        """Do nothing: to check a pickle takes longer than to read it, and ``put`` does."""
+
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
-        """Yield nothing."""
-        yield from ()
+        """Yield the damage of a row's pickle."""
+        if "" in files and (complaint := pickles.complaint(files[""])):
+            yield core.Damage(core.FAILS, complaint)
 
-    def values_of(self, artifact: core.Artifact) -> rows.Values:
-        """Return the pickle of a row, which must be whole."""
-        if reason := pickles.complaint(artifact.data):
-            raise core.Damaged(self.name, reason, artifact.key)
-        return (artifact.data,)
-
-    def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
-        """Check a file with sqlite's own check, and every row as a pickle."""
-        opened = self.opened(root, file)
-        opened.require_sound()
-        for row, (value,) in opened.rows_with("key_value"):
-            data, key = rows.as_bytes(value), f"{file}/{row.key[0]}"
-            if complaint := pickles.complaint(data):
-                if pickles.is_foreign(data):
-                    message = "is a pickle of a protocol that this Python does not know; left alone"
-                    yield core.finding_of(self, root, core.Problem(root.path / key, "foreign", message))
-                else:
-                    entry = core.Entry(self.name, key, root.path, row.bytes, 0, stamp=(row.rowid, row.bytes))
-                    yield self.row_finding(entry, "pickle", complaint)
+    def foreign(self, files: Mapping[str, bytes]) -> str | None:
+        """Return that a pickle has a protocol of a later Python."""
+        is_foreign = pickles.is_foreign(files[""])
+        return "is a pickle of a protocol that this Python does not know; left alone" if is_foreign else None
 
 
 def staleness(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,10 @@ class Files(core.Store):
     refusals = trees.REFUSALS
     #: Files that a folder may have without being an entry; ``None`` if every folder is one, an empty one too.
     beside: ClassVar[frozenset[str] | None] = None
+    #: Whether empty folders above removed entries go with them, because the library makes those that it needs.
+    tidies: ClassVar[bool] = False
+    #: Seconds without change after which no program is still writing a temporary.
+    rest_time: ClassVar[float] = math.inf
     #: The effect of an entry that is too large to be read, added to the reason.
     unread: ClassVar[core.Damage] = core.Damage(core.RECOMPILES, "")
 
@@ -114,7 +119,7 @@ class Files(core.Store):
     def changing(self, root: core.Root) -> AbstractContextManager[bool]:
         """Return a context to hold while entries change; it yields whether no program can make a folder meanwhile."""
         del root
-        return nullcontext(enter_result=False)
+        return nullcontext(self.tidies)
 
     def guarded(self, root: core.Root, keys: Iterable[str]) -> Iterator[tuple[str, trees.Guard, list[str]]]:
         """Yield groups of keys that change together: a name for failures, and what makes the context of the renames."""
@@ -129,9 +134,9 @@ class Files(core.Store):
         del root
         yield from ()
 
-    def tagged_text(self, tree: trees.Tree, key: str) -> bytes | None:
-        """Return the part of an entry that has the tag of its build."""
-        del tree, key
+    def tagged_text(self, tree: trees.Tree, entry: core.Entry) -> bytes | None:
+        """Return the part of an entry, or of an orphan, that has the tag of its build."""
+        del tree, entry
         return None
 
     # ------------------------------------------------------------------ listing
@@ -173,14 +178,14 @@ class Files(core.Store):
     def find_tagged(
         self, root: core.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
     ) -> Iterator[tuple[core.Entry, str]]:
-        """Look for the tag in the changed entries."""
-        del known
+        """Look for the tag in what has changed."""
         tree = self.tree_of(root)
         for leaf in tree.scan():
-            if isinstance(leaf, core.Problem) or not leaf.entry.is_listed or (leaf.entry.modified or 0) < since:
+            if isinstance(leaf, core.Problem) or (leaf.entry.modified or 0) < since:
                 continue
-            if (match := tag.search(self.tagged_text(tree, leaf.entry.key) or b"")) is not None:
-                yield leaf.entry, match[0].decode()
+            match = tag.search(self.tagged_text(tree, leaf.entry) or b"")
+            if match is not None or leaf.entry.key in known:
+                yield leaf.entry, "" if match is None else match[0].decode()
 
     # ------------------------------------------------------------------ get and put
 
@@ -263,9 +268,10 @@ class Files(core.Store):
     def in_use(self, targets: Iterable[core.Entry]) -> Iterator[tuple[core.Entry, str | None]]:
         """Leave temporaries that a program may still be writing."""
         users = processes.using(self.writers, processes=self.environment.processes) if self.writers else ()
-        reason = None if users == () else f"{processes.process_names(users)} may be writing it"
+        reason, now = f"{processes.process_names(users)} may be writing it", self.environment.clock()
         for target in targets:
-            yield target, reason if target.idle_only else None
+            may_change = target.idle_only and users != () and now - (target.modified or now) <= self.rest_time
+            yield target, reason if may_change else None
 
     def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
         """Remove entries: programs that look for one miss, and programs that have one mapped keep it."""
@@ -278,14 +284,11 @@ class Files(core.Store):
     def remove_files(self, root: core.Root, targets: Iterable[core.Entry], *, tidy: trees.Tidy) -> core.Outcome:
         """Remove things, and if ``tidy`` returns true, empty folders above them."""
         planned = {target.key: target for target in targets}
-        tree = self.tree_of(root)
-        return core.each_part(
-            core.Outcome(self.name),
-            (
-                (name, partial(tree.remove, [planned[key] for key in keys], tidy=tidy, guard=guard))
-                for name, guard, keys in self.guarded(root, planned)
-            ),
-        )
+        tree, outcome, failed = self.tree_of(root), core.Outcome(self.name), list[core.Note]()
+        for name, guard, keys in self.guarded(root, planned):
+            with core.noted(failed, name):
+                outcome = outcome.plus(tree.remove([planned[key] for key in keys], tidy=tidy, guard=guard))
+        return outcome._replace(failed=(*outcome.failed, *failed))
 
     # ------------------------------------------------------------------ verify
 
@@ -319,11 +322,17 @@ class Files(core.Store):
             return
         except core.LayerError as error:
             damages = [core.Damage(self.unread.severity, error.message + self.unread.message)]
+        yield from self.judged(root, leaf.entry, files, damages)
+
+    def judged(
+        self, root: core.Root, entry: core.Entry, files: trees.Members | None, damages: Iterable[core.Damage]
+    ) -> Iterator[core.Finding]:
+        """Yield the findings of the damages of an entry, or that it is of an unknown version."""
         for damage in damages:
             if files is not None and (why := self.foreign(files)) is not None:
-                yield core.finding_of(self, root, core.Problem(root.path / key, "foreign", why))
+                yield core.finding_of(self, root, core.Problem(root.path / entry.key, "foreign", why))
                 return
-            yield self.damaged(leaf.entry, damage)
+            yield self.damaged(entry, damage)
 
     def damaged(self, entry: core.Entry, damage: core.Damage, code: str = "damaged") -> core.Finding:
         """Return the finding of a damaged thing, which ``purge --damaged`` removes."""

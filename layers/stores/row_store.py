@@ -33,8 +33,10 @@ class Rows(files.Files):
 
     schema: ClassVar[rows.Schema]
     shapes: tuple[tree.Shape, ...] = ()
-    #: Whether empty folders above other files go with them.
-    tidies: ClassVar[bool] = False
+    #: The effect of a database that cannot be read, or in whose place there is something else.
+    when_damaged: ClassVar[core.Severity] = core.FAILS
+    #: Whether a database without the table is damaged.
+    needs_table = False
     #: True because sqlite writes a journal before it deletes rows.
     clearing_needs_room = True
 
@@ -57,17 +59,33 @@ class Rows(files.Files):
         With ``contents`` those whose bytes contain ``part``, which is a part of the name of every selected kernel.
         """
 
-    @abstractmethod
     def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
-        """Check every row of a database as its library does. Raises :class:`LayerError` if it cannot be read."""
+        """Check a database with sqlite's own check, and every row. Raises :class:`LayerError` if it cannot be read."""
+        opened = self.opened(root, file)
+        if not opened.require_sound() and self.needs_table:
+            raise core.Damaged(self.name, f"has no table {self.schema.table}", opened.path)
+        template = core.Entry(self.name, file, root.path, 0, 0)
+        for row, values in opened.rows_with(*self.schema.values):
+            entry, contents = self.entry_of(template, row), None
+            try:
+                contents = {"": self.unpacked(values)}
+                damages = list(self.damages(entry.key, contents))
+            except ValueError as error:
+                damages = [core.Damage(core.FAILS, str(error))]
+            yield from self.judged(root, entry, contents, damages)
 
-    @abstractmethod
-    def artifact_of(self, root: core.Root, key: str, values: rows.Values) -> core.Artifact:
-        """Return an entry from the values of its row. Raises :class:`Damaged` if it is not whole."""
+    def entry_of(self, template: core.Entry, row: rows.Row) -> core.Entry:
+        """Return the entry of a row of a database, given what its entries have in common."""
+        key = self.separator.join((template.key, *row.key))
+        return template._replace(key=key, bytes=row.bytes, stamp=(row.rowid, row.bytes))
 
-    @abstractmethod
-    def values_of(self, artifact: core.Artifact) -> rows.Values:
-        """Return the values of an entry's row. Raises :class:`Damaged` if its library could not use the entry."""
+    def unpacked(self, values: rows.Values) -> bytes:
+        """Return the bytes of an entry from the values of its row. Raises :class:`ValueError` if it is not whole."""
+        return rows.as_bytes(values[0])
+
+    def packed(self, artifact: core.Artifact) -> rows.Values:
+        """Return the values of a row from a whole entry. Raises :class:`Damaged` if the entry is another."""
+        return (artifact.data,)
 
     def counts(self, root: core.Root, status: os.stat_result) -> bool:
         """Return whether a file of a root may be the user's."""
@@ -175,11 +193,15 @@ class Rows(files.Files):
         for file in list(self.databases(root)):
             if isinstance(file, core.Problem):
                 problems.add(file.path)
-                yield self.place_finding(root, file)
+                finding = core.finding_of(self, root, file)
+                if file.code == "no-file":
+                    quoted = shlex.quote(str(file.path))
+                    finding = finding._replace(severity=self.when_damaged, fix=f"mv {quoted} {quoted}.moved")
+                yield finding
                 continue
             found = list(self._verify_file(root, file))
             # Sqlite takes one read error for damage.
-            if any(finding.code in ("sqlite", "damaged") for finding in found):
+            if any(finding.code == "damaged" for finding in found):
                 found = list(self._verify_file(root, file))
             yield from found
         for finding in () if root.path in problems else super().verify(root):
@@ -192,10 +214,6 @@ class Rows(files.Files):
         except core.LayerError as error:
             yield self.file_finding(root, file, error)
 
-    def place_finding(self, root: core.Root, problem: core.Problem) -> core.Finding:
-        """Return the finding of what is in the place of a database."""
-        return core.finding_of(self, root, problem)
-
     def file_finding(self, root: core.Root, file: str, error: core.LayerError) -> core.Finding:
         """Return the finding of a file that could not be read; its ``thing`` is the file only if it is damaged."""
         severity, code, fix = core.HARMLESS, "unreadable", "nothing: try again when no program is writing"
@@ -203,7 +221,7 @@ class Rows(files.Files):
         if isinstance(error, core.Refused):
             code, fix = "foreign", "nothing: cachectl does not use it"
         elif isinstance(error, core.Damaged):
-            severity, code = core.FAILS, "sqlite"
+            severity, code = self.when_damaged, "damaged"
             fix = f"end every program that has it open, then: cachectl purge --damaged {self.name}"
             with suppress(OSError):
                 stamp = database.file_stamp(root.path / file)
@@ -211,26 +229,24 @@ class Rows(files.Files):
                 thing = core.orphan(entry, error.message)
         return core.Finding(self.name, root.path, file, severity, code, error.message, fix, thing)
 
-    def row_finding(self, thing: core.Entry, code: str, message: str) -> core.Finding:
-        """Return the finding of a damaged row."""
-        fix = f"cachectl purge {self.name} --key {shlex.quote(thing.key)}"
-        return core.Finding(self.name, thing.root, thing.key, core.FAILS, code, message, fix, thing)
-
     # ------------------------------------------------------------------ removal
 
     def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
         """Delete rows, then vacuum. A file goes only if it is damaged and nobody can have it open."""
         groups, others = self._split({target.key: target for target in targets})
-        parts = [(file, partial(self.remove_rows, root, file, [*group.values()])) for file, group in groups.items()]
-        outcome, tidy = core.each_part(core.Outcome(self.name), parts), tree.always if self.tidies else None
-        return outcome.plus(self.remove_files(root, others.values(), tidy=tidy))
+        outcome, failed = core.Outcome(self.name), list[core.Note]()
+        for file, group in groups.items():
+            with core.noted(failed, file):
+                outcome = outcome.plus(self.remove_rows(root, file, [*group.values()]))
+        outcome = outcome._replace(failed=(*outcome.failed, *failed))
+        return outcome.plus(super().remove(root, tuple(others.values())))
 
     def remove_rows(self, root: core.Root, file: str, targets: Sequence[core.Entry]) -> core.Outcome:
         """Delete the planned rows of one database, or the whole file."""
         if not self.is_usable(root, file):
             return core.Outcome(self.name, skipped=tuple(core.Note(target.key, tree.GONE) for target in targets))
         opened = self.opened(root, file)
-        before = database.bytes_of(opened.path)
+        before = opened.size()
         whole = [target.stamp for target in targets if target.key == file]
         planned = {} if whole else {self._planned(target): target.key for target in targets}
         skipped: dict[str, str | None] = {}
@@ -248,7 +264,7 @@ class Rows(files.Files):
             with suppress(core.LayerError):
                 opened.recover()
             with suppress(core.LayerError):
-                removed = sum(values is None for values in opened.read_many([row.key for row in planned]))
+                removed = opened.gone(planned)
         try:
             if removed:
                 skipped[file] = opened.vacuum()
@@ -256,7 +272,7 @@ class Rows(files.Files):
             failed.append(core.Note(file, f"its rows are gone, but: {self.explain(error)}"))
         try:
             # Another process may have removed rows; they count here only if this one has removed some.
-            freed = max(0, before - database.bytes_of(opened.path)) if removed or whole else 0
+            freed = max(0, before - opened.size()) if removed or whole else 0
         except OSError as error:
             message = f"its rows are gone, but their bytes are not counted: {core.reason_of(error)}"
             failed.append(core.Note(file, message))
@@ -292,7 +308,15 @@ class Rows(files.Files):
             raise core.Unreachable(self.name, f"cannot open: {error.strerror}", root.path / file) from error
         found = self.opened(root, file).read_many([self.key_of(key) for key in keys])
         values = {key: row for key, row in zip(keys, found, strict=True) if row is not None}
-        return core.read_each(lambda key: self.artifact_of(root, key, values[key]), values)
+        return core.read_each(lambda key: self._artifact_of(root.path / file, key, values[key]), values)
+
+    def _artifact_of(self, path: Path, key: str, values: rows.Values) -> core.Artifact:
+        try:
+            files = {"": self.unpacked(values)}
+        except ValueError as error:
+            raise core.Damaged(self.name, str(error), path) from error
+        self.require_whole(key, files, path)
+        return core.Artifact(self.name, key, self.forms[0], files[""], self.detail(key, files))
 
     def write(self, root: core.Root, artifacts: Sequence[core.Artifact], *, replace: bool = False) -> tree.Placed:
         """Insert the rows of each file in one transaction, and place what lies next to the databases."""
@@ -313,7 +337,7 @@ class Rows(files.Files):
         results: tree.Placed = {}
         whole: dict[str, rows.Values] = {}
         for artifact in artifacts:
-            values = core.attempt(partial(self.values_of, artifact))
+            values = core.attempt(partial(self._values_of, artifact))
             if isinstance(values, core.EntryError):
                 results[artifact.key] = values
             else:
@@ -321,6 +345,10 @@ class Rows(files.Files):
         pairs = [(self.key_of(key), values) for key, values in whole.items()]
         inserted = self.opened(root, file).insert(pairs, replace=replace) if pairs else ()
         return {**results, **dict(zip(whole, inserted, strict=True))}
+
+    def _values_of(self, artifact: core.Artifact) -> rows.Values:
+        files.Files.require_whole(self, artifact.key, {"": artifact.data}, artifact.key)
+        return self.packed(artifact)
 
     def _split(self, things: dict[str, T]) -> tuple[dict[str, dict[str, T]], dict[str, T]]:
         """Return the things that are in databases, by file and key, and the others by key."""

@@ -154,6 +154,14 @@ class RowFile:
             raise self._damaged(str(verdict))
         return has_table
 
+    def size(self) -> int:
+        """Return the bytes of the file, and of those that belong to it."""
+        return database.bytes_of(self.path)
+
+    def gone(self, rows: Iterable[Row]) -> int:
+        """Return how many rows have gone, after an attempt to delete these has failed."""
+        return sum(values is None for values in self.read_many([row.key for row in rows]))
+
     # ------------------------------------------------------------------ writing
 
     def insert(

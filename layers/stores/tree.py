@@ -49,8 +49,6 @@ Placed = dict[str, bool | core.EntryError]
 Tidy = Callable[[], bool] | None
 #: A folder in the trash: its name there, the files in it, and the bytes that its deletion frees.
 _Moved = tuple[str, tuple[str, ...], int]
-#: What the removals of one call share: the trash folder, what was moved there, the bytes freed so far, and ``tidy``.
-_Removal = tuple[Callable[[], int | None], list[_Moved], list[int], Tidy]
 
 
 class Shape(NamedTuple):
@@ -591,14 +589,21 @@ class Tree:
                 trash = lru_cache(lambda: self._make_trash(stack, root, freed))
                 moved: list[_Moved] = []
                 with guard(root):
-                    for above, group in groupby(entries, lambda entry: entry.key.rpartition("/")[0]):
-                        for entry, result in self._remove_in(root, above, group, (trash, moved, freed, tidy)):
-                            if isinstance(result, OSError):
-                                failed.append(core.Note(entry.key, f"cannot be removed: {result.strerror}"))
-                            elif result is not None:
-                                skipped.append(core.Note(entry.key, result))
-                            else:
-                                removed += not entry.is_orphan
+                    for entry, parent in _with_parents(root, entries):
+                        try:
+                            if isinstance(parent, OSError):
+                                raise parent
+                            reason = GONE
+                            if parent is not None:
+                                reason = self._remove_from(parent, entry, trash, (moved, freed, tidy))
+                        except FileNotFoundError:
+                            reason = GONE
+                        except OSError as error:
+                            failed.append(core.Note(entry.key, f"cannot be removed: {error.strerror}"))
+                            continue
+                        if reason is not None:
+                            skipped.append(core.Note(entry.key, reason))
+                        removed += reason is None and not entry.is_orphan
                 for name, paths, size in moved:
                     # What is left goes with the trash folder.
                     with suppress(OSError):
@@ -622,30 +627,18 @@ class Tree:
                 raise
         return None
 
-    def _remove_in(
-        self, root: int, above: str, entries: Iterable[core.Entry], removal: _Removal
-    ) -> Iterator[tuple[core.Entry, str | OSError | None]]:
-        """Remove things in one folder below the open root; yield each with why it was left, or an error."""
-        try:
-            with handles.below(root, above.split("/") if above else ()) as parent:
-                for entry in entries:
-                    result: str | OSError | None = GONE
-                    try:
-                        if parent is not None:
-                            result = self._remove_from(parent, entry, removal)
-                    except FileNotFoundError:
-                        pass
-                    except OSError as error:
-                        result = error
-                    yield entry, result
-        except OSError as error:
-            for entry in entries:
-                yield entry, error
+    def _remove_from(
+        self,
+        parent: int,
+        entry: core.Entry,
+        trash: Callable[[], int | None],
+        removal: tuple[list[_Moved], list[int], Tidy],
+    ) -> str | None:
+        """Remove one thing in an open folder; return why it was left, or ``None``.
 
-    def _remove_from(self, parent: int, entry: core.Entry, removal: _Removal) -> str | None:
-        """Remove one thing in an open folder; return why it was left, or ``None``."""
-        trash, moved, freed, tidy = removal
-        parts = entry.key.split("/")
+        ``removal`` has what was moved into the trash, the bytes freed so far, and ``tidy``.
+        """
+        parts, (moved, freed, tidy) = entry.key.split("/"), removal
         name, leaf = parts[-1], self._recognise(parent, parts)
         if not isinstance(leaf, Leaf) or leaf.entry.stamp != entry.stamp:
             return GONE if handles.status_of(parent, name) is None else CHANGED
@@ -682,6 +675,19 @@ def entry_shape(shapes: Iterable[Shape], key: str) -> Shape | None:
 def always() -> bool:
     """Return ``True``: for a root whose library makes the folders again that it needs."""
     return True
+
+
+def _with_parents(root: int, entries: Iterable[core.Entry]) -> Iterator[tuple[core.Entry, int | OSError | None]]:
+    """Yield entries with the open folder above each, ``None`` if that has gone, or the error of opening it."""
+    for above, found in groupby(entries, lambda entry: entry.key.rpartition("/")[0]):
+        group = iter([*found])
+        try:
+            with handles.below(root, above.split("/") if above else ()) as parent:
+                for entry in group:
+                    yield entry, parent
+        except OSError as error:
+            for entry in group:
+                yield entry, error
 
 
 def _names_in(folder: int, name: str) -> int:

@@ -19,7 +19,7 @@ from cachectl.layers.core import BadRequest
 from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.miopen import MIOpenSystemKernels
 from cachectl.layers.miopen.databases import SEPARATOR
-from cachectl.layers.miopen.kernels import kernel_key
+from cachectl.layers.miopen.kernels import escaped
 from cachectl.stack import Stack
 
 
@@ -108,7 +108,7 @@ def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     installed = environment_of(tmp_path / "another", MIOPEN_SYSTEM_DB_PATH=str(target.parent))
     system = MIOpenSystemKernels(installed)
     assert list(system.store.verify(system.roots()[0])) == []
-    assert got(system, SEPARATOR.join((target.name, kernel_key("conv.cl.o", ARGS)))).data == CODE
+    assert got(system, SEPARATOR.join((target.name, escaped("conv.cl.o"), ARGS))).data == CODE
     # It is completed, and nothing in it is replaced.
     store(path, {("conv.cl.o", ARGS): packed(raw), ("new.cl.o", ARGS): packed(CODE)})
     assert Stack(environment_of(home)).push(str(target)).total.placed == 1

@@ -46,6 +46,15 @@ def key(text: str) -> str:
     return f"{digest[:2]}/{digest[2:]}"
 
 
+def key_in(store: str, text: str) -> str:
+    """Return the key of one of the entries below in a store."""
+    name = key(text)
+    if store == "multi-file":
+        return name
+    file = "mesa_cache.db" if store == "database" else f"{GL if text in 'gh' else OPENCL}/llvmpipe/foz_cache.foz"
+    return f"{file}::{name.replace('/', '')}"
+
+
 def contents() -> dict[str, bytes]:
     """Return two kernels and their machine code, which is larger."""
     code = random.Random(5).randbytes(700)  # noqa: S311 - repeatable

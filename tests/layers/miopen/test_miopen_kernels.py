@@ -47,7 +47,7 @@ from cachectl.layers.core.errors import Damaged, EntryExists, LayerError, Refuse
 from cachectl.layers.core.facts import Artifact, Entry, Severity
 from cachectl.layers.core.layer import Layer, put_many
 from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenTuning
-from cachectl.layers.miopen.kernels import encode, kernel_key, split_kernel_key
+from cachectl.layers.miopen.kernels import encode, escaped, split_kernel_key
 from cachectl.stack import Stack
 
 
@@ -187,8 +187,8 @@ def test_rows_that_miopen_rejects_are_damaged(tmp_path: Path, layer: MIOpenKerne
         layer.get(KEY)
     assert problems(layer) == []
     (finding,) = verified(layer)
-    assert (finding.key, finding.severity, finding.code) == (KEY, Severity.FAILS, "content")
-    assert finding.fix == f"cachectl purge miopen --key '{KEY}'"
+    assert (finding.key, finding.severity, finding.code) == (KEY, Severity.FAILS, "damaged")
+    assert finding.fix == "cachectl purge --damaged miopen"
     # A damaged row is cleared, or replaced, like any other.
     with pytest.raises(EntryExists):
         layer.put(KEY, artifact(KEY))
@@ -200,7 +200,9 @@ NAMES = ("ns::name.cl.o", "ns", "a:b%3A.s.o", "::", ":", "100%.cl.o", "%25", "co
 
 
 def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path, layer: MIOpenKernels) -> None:
-    keys = {kernel_key(name, args): (name, args) for name in NAMES for args in ("", ":x", "::", ARGS, "ns::name.cl.o")}
+    keys = {
+        f"{escaped(name)}::{args}": (name, args) for name in NAMES for args in ("", ":x", "::", ARGS, "ns::name.cl.o")
+    }
     assert len(keys) == len(NAMES) * 5
     assert {key: split_kernel_key(key) for key in keys} == keys
     codes = {name: CODE + name.encode() for name in NAMES if name.endswith(".o")}
@@ -256,11 +258,11 @@ def test_what_stands_in_the_place_of_a_database_is_named_and_moved(
 def test_rows_that_break_statements_or_the_index_are_found(tmp_path: Path, layer: MIOpenKernels) -> None:
     path = store(user_file(tmp_path), {("it's.cl.o", ""): GOOD, (NAME, ARGS): GOOD})
     assert len(keys_of(layer)) == 2
-    assert findings(layer) == [("quote", Severity.FAILS)]
+    assert findings(layer) == [("damaged", Severity.FAILS)]
     assert clear(layer, key=key_of(name="it's.cl.o", args="")).removed == 1
     assert findings(layer) == []
     sql(path, f"DROP INDEX idx_kern_db; INSERT INTO kern_db({COLUMNS}) SELECT {COLUMNS} FROM kern_db")
-    assert findings(layer) == [("duplicate", Severity.FAILS)]
+    assert findings(layer) == [("damaged", Severity.FAILS)]
 
 
 def test_an_empty_database_is_housekeeping(tmp_path: Path, layer: MIOpenKernels) -> None:

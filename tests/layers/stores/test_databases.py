@@ -97,7 +97,7 @@ def test_every_truncation_is_found_and_none_ends_in_an_error(home: Home) -> None
         keys_of(layer)
         usage_of(layer)
         (finding,) = verified(layer)
-        assert (finding.code, finding.key) == ("sqlite", FILE), size
+        assert (finding.code, finding.key) == ("damaged", FILE), size
         outcome = clear_damaged(layer)
         assert (outcome.skipped, outcome.failed, path.exists()) == ((), (), False)
 
