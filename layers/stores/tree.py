@@ -591,11 +591,7 @@ class Tree:
                 with guard(root):
                     for entry, parent in _with_parents(root, entries):
                         try:
-                            if isinstance(parent, OSError):
-                                raise parent
-                            reason = GONE
-                            if parent is not None:
-                                reason = self._remove_from(parent, entry, trash, (moved, freed, tidy))
+                            reason = self._remove_from(parent, entry, trash, (moved, freed, tidy))
                         except FileNotFoundError:
                             reason = GONE
                         except OSError as error:
@@ -629,15 +625,20 @@ class Tree:
 
     def _remove_from(
         self,
-        parent: int,
+        parent: int | OSError | None,
         entry: core.Entry,
         trash: Callable[[], int | None],
         removal: tuple[list[_Moved], list[int], Tidy],
     ) -> str | None:
         """Remove one thing in an open folder; return why it was left, or ``None``.
 
-        ``removal`` has what was moved into the trash, the bytes freed so far, and ``tidy``.
+        Raises the error that kept the folder from being opened. ``removal`` has what was moved into the trash, the
+        bytes freed so far, and ``tidy``.
         """
+        if parent is None:
+            return GONE
+        if isinstance(parent, OSError):
+            raise parent
         parts, (moved, freed, tidy) = entry.key.split("/"), removal
         name, leaf = parts[-1], self._recognise(parent, parts)
         if not isinstance(leaf, Leaf) or leaf.entry.stamp != entry.stamp:
@@ -646,13 +647,8 @@ class Tree:
         if shape.folders and shape.sizes:
             if tidy is None or not tidy():
                 return IN_USE
-            try:
-                os.rmdir(name, dir_fd=parent)
-            except OSError as error:
-                if error.errno not in _TAKEN:
-                    raise
+            if not _removed_empty(parent, name, freed):
                 return CHANGED
-            freed.append(leaf.entry.bytes)
         elif shape.folders and (folder := trash()) is not None:
             place = plain.own_name("")
             if self._move_out(shape, parent, name, folder, place, freed=freed):
@@ -711,6 +707,17 @@ def _remove_empty(root: int, keys: Sequence[str], freed: list[int]) -> None:
     for *above, name in sorted(parents, key=len, reverse=True):
         with suppress(OSError), handles.below(root, above) as folder:
             if folder is not None:
-                size = handles.size_of(os.stat(name, dir_fd=folder, follow_symlinks=False))
-                os.rmdir(name, dir_fd=folder)
-                freed.append(size)
+                _removed_empty(folder, name, freed)
+
+
+def _removed_empty(parent: int, name: str, freed: list[int]) -> bool:
+    """Remove a folder, and add its bytes to ``freed``; return ``False`` if it is not empty."""
+    size = handles.size_of(os.stat(name, dir_fd=parent, follow_symlinks=False))
+    try:
+        os.rmdir(name, dir_fd=parent)
+    except OSError as error:
+        if error.errno not in _TAKEN:
+            raise
+        return False
+    freed.append(size)
+    return True

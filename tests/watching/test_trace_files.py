@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from homes import CACHECTL, Home, unpack_compute_cache
-from support.layers import running
+from support.layers import on_disk, running
 from support.products import comgr_entry, unpack
 from support.tracing import layer_of, numbers, trace
 from tiers import real, thorough, thorough_only
@@ -165,7 +165,7 @@ def test_the_numbers_are_those_of_openings_counted_in_the_process(
     assert {*names} <= {kernel for entry in entries for kernel in entry["kernels"] or ()}
     assert all((entry["device"] or "sm_").startswith("sm_") for entry in entries)
     assert str(victim.relative_to(root)) in stored
-    assert all(entry["bytes"] == (root / entry["key"]).stat().st_size for entry in entries)
+    assert all(entry["bytes"] == on_disk(root / entry["key"]) for entry in entries)
 
 
 @thorough_only
