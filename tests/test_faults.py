@@ -110,6 +110,7 @@ def test_the_numbers_of_a_root_that_cannot_be_read_are_unknown(synthetic: Path, 
     unknown = {
         "complete": False,
         **dict.fromkeys(("stale_entries", "stale_bytes", "orphan_bytes")),
+        "stale_unknown": 0,
     }
     assert said["total"] == {number: neo[number] for number in ("entries", "files", "bytes")} | unknown
     assert alone == {"entries": None, "files": None, "bytes": None, **unknown}

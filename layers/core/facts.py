@@ -239,13 +239,13 @@ class Problem(NamedTuple):
 Found = Entry | Problem
 
 
-@as_json(hidden=("stale_entries", "stale_bytes"), also=("complete",))
+@as_json(hidden=("stale_entries", "stale_bytes", "stale_unknown"), also=("complete",))
 class Usage(NamedTuple):
     """Numbers of one root.
 
     ``files`` and ``bytes`` count the layer's files on disk without orphans; ``stale_*`` is ``None`` if the layer cannot
-    recognise stale entries. If a problem hides a part of the root, the numbers are lower bounds, and ``None`` instead
-    of 0.
+    recognise stale entries, and ``stale_unknown`` counts the entries of which it cannot tell. If a problem hides a part
+    of the root, the numbers are lower bounds, and ``None`` instead of 0.
     """
 
     entries: int | None = 0
@@ -255,6 +255,7 @@ class Usage(NamedTuple):
     orphan_bytes: int | None = 0
     stale_entries: int | None = None
     stale_bytes: int | None = None
+    stale_unknown: int | None = 0
     oldest: float | None = None
     newest: float | None = None
     problems: tuple[Problem, ...] = ()

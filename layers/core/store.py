@@ -213,7 +213,7 @@ def remove_counted(
 
 def sum_usage(found: Iterable[core.Found]) -> core.Usage:
     """Sum a scan, holding one thing at a time."""
-    sums = dict.fromkeys(("entries", "files", "bytes", "orphan_files", "orphan_bytes"), 0)
+    sums = dict.fromkeys(("entries", "files", "bytes", "orphan_files", "orphan_bytes", "stale_unknown"), 0)
     oldest: float | None = None
     newest: float | None = None
     problems: list[core.Problem] = []
@@ -237,6 +237,8 @@ def sum_usage(found: Iterable[core.Found]) -> core.Usage:
         if thing.stale is not None:
             sums["stale_entries"] = sums.get("stale_entries", 0) + count * thing.stale
             sums["stale_bytes"] = sums.get("stale_bytes", 0) + thing.bytes * thing.stale
+        elif thing.stale_because is not None:
+            sums["stale_unknown"] += count
     # If something could not be counted, a number is a lower bound, and zero means nothing.
     nothing = None if any(problem.hides for problem in problems) else 0
     known = {name: number or nothing for name, number in sums.items()}

@@ -33,7 +33,8 @@ EPILOG = "A LAYER that is named is shown as with -v."
 class Total(NamedTuple):
     """Sums over roots; lower bounds unless ``complete``, and ``None`` for what is unknown.
 
-    ``files`` and ``bytes`` include orphans. ``prune --stale`` removes ``stale_bytes`` and ``orphan_bytes``.
+    ``files`` and ``bytes`` include orphans. ``prune --stale`` removes ``stale_bytes`` and ``orphan_bytes``, and leaves
+    the ``stale_unknown`` entries of which nobody can tell.
     """
 
     entries: int | None
@@ -43,6 +44,7 @@ class Total(NamedTuple):
     stale_entries: int | None
     stale_bytes: int | None
     orphan_bytes: int | None
+    stale_unknown: int
 
 
 @core.as_json(flat=("root", "usage"))
@@ -75,6 +77,7 @@ def total_of(roots: Sequence[RootReport], *, complete: bool = True) -> Total:
         sum(stale) if stale else None,
         sum(stale_bytes) if stale_bytes else None,
         least("orphan_bytes"),
+        sum(known("stale_unknown")),
     )
 
 
@@ -348,8 +351,11 @@ def lines(whole: Report, home: str, *, verbose: bool = False) -> Iterator[object
 
 def _cells(total: Total) -> list[str]:
     """Return what people see of a sum, lower bounds marked: entries, files, bytes, and bytes of stale entries."""
-    cells = [*map(verbs.count, (total.entries, total.files)), *map(verbs.size, (total.bytes, total.stale_bytes))]
-    return [cell if total.complete or cell == verbs.DASH else f"{cell}+" for cell in cells]
+    unknown = total.stale_unknown
+    stale = 0 if unknown and total.stale_bytes is None else total.stale_bytes
+    cells = [*map(verbs.count, (total.entries, total.files)), *map(verbs.size, (total.bytes, stale))]
+    *numbers, last = [cell if total.complete or cell == verbs.DASH else f"{cell}+" for cell in cells]
+    return [*numbers, f"{last} + {unknown:,} unknown" if unknown else last]
 
 
 def _others(whole: Report, home: str) -> Iterator[object]:

@@ -106,6 +106,7 @@ def test_rows_that_nothing_opens_are_stale(home: Home, file: str, stale: bool | 
     usage = usage_of(layer)
     expected = (None, None) if stale is None else (int(stale), usage.bytes if stale else 0)
     assert (usage.entries, usage.stale_entries, usage.stale_bytes) == (1, *expected)
+    assert usage.stale_unknown == (stale is None)
     assert len(layer.plan_clear(Selection(stale=True)).entries) == (stale is True)
     assert len(layer.plan_clear().entries) == 1
 
