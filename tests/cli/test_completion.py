@@ -92,11 +92,12 @@ def test_commands_layers_and_options_are_completed(home: Home, shell: str) -> No
 
 @real
 def test_keys_and_kernels_are_completed(home: Home, shell: str) -> None:
-    # Words that take too long to find are left out: few can be found on a busy machine too.
     home.python("kernels.py 1")
-    assert completed(home, shell, "ls", "--kernel", "lk") == ["lk0"]
     (key,) = home.cachectl("ls -q pocl").stdout.split()
-    assert completed(home, shell, "get", "pocl", key[:-3]) == [key]
+    # Words that take too long to find are left out, which on a busy machine may be all.
+    for words, whole in ((("ls", "--kernel", "lk"), "lk0"), (("get", "pocl", key[:-3]), key)):
+        offers = (completed(home, shell, *words) for _ in range(20))
+        assert next(filter(None, offers), []) == [whole]
 
 
 def test_a_shell_runs_nothing_that_a_cache_names(home: Home, shell: str) -> None:
