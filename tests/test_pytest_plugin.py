@@ -108,6 +108,7 @@ def test_nothing_stored():
     assert "kernel caches (--no-kernel-caches): loopy off, pyopencl-invoker off, pytools off," in done.stdout
 
 
+@thorough_only
 def test_other_peoples_sessions_import_nothing_of_it(home: Home) -> None:
     """A quiet session that asks for nothing loads the plug-in and the package's own first lines."""
     tests = (

@@ -7,7 +7,7 @@ import pytest
 from homes import Home, unpack_compute_cache
 from support.dictionaries import rows_of
 from support.layers import on_disk
-from tiers import thorough
+from tiers import thorough, thorough_only
 
 pytestmark = pytest.mark.real
 
@@ -73,6 +73,7 @@ def test_purging_one_layer_leaves_the_others_alone(warm: Home, layer: str) -> No
     assert after == full
 
 
+@thorough_only
 def test_purging_one_kernel_recompiles_that_kernel_alone(warm: Home) -> None:
     full = counted(warm)
     result = warm.cachectl("purge --all --kernel lk3")

@@ -39,6 +39,7 @@ def test_no_cache_of_one_layer_leaves_the_others_on(warm: Home) -> None:
 
 
 @real
+@thorough_only
 def test_isolated_in_a_named_folder_is_kept_and_warm(home: Home) -> None:
     for compiled in (2, 0):
         done = home.cachectl("run --isolated=kept --", *KERNELS, POCL_DEBUG="general,llvm")

@@ -237,6 +237,7 @@ def test_without_events_no_reading_is_excluded(cuda: Home, monkeypatch: pytest.M
     assert watched(cuda, entry.unlink).of(FAILS) == ("cuda",)
 
 
+@thorough_only
 def test_lost_events_are_admitted(cuda: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that is too slow: the kernel drops what it cannot hold."""
     monkeypatch.setattr(events.FileEvents, "_drain", lambda *_: None)

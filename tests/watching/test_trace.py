@@ -342,7 +342,7 @@ SCENES = {
 
 
 @real
-@pytest.mark.parametrize("scene", [next(iter(SCENES)), *thorough(*list(SCENES)[1:])])
+@pytest.mark.parametrize("scene", thorough(*SCENES))
 def test_lookups_of_pocl_are_counted_for_every_kind_of_build(home: Home, scene: str) -> None:
     """PoCL looks up programs and object files, and links again each time. A failure is no hit, a binary is one."""
     lines, expected = SCENES[scene]
