@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -211,25 +211,29 @@ def delete(handle: int, name: str, freed: list[int] | None = None, *, first: Col
         raise errors[0]
 
 
-def delete_listed(handle: int, name: str, paths: Iterable[str]) -> None:
+def delete_listed(handle: int, name: str, files: Mapping[str, int], freed: list[int]) -> None:
     """Delete a folder by the paths of its files, which were just listed. Links are not followed.
 
-    Raises :class:`OSError`, and leaves the rest, if anything else is in it.
+    Adds to ``freed`` what each file frees, as ``files`` says, and each folder. Raises :class:`OSError`, and leaves the
+    rest, if anything else is in it.
     """
-    below: dict[str, list[str]] = {}
+    below: dict[str, dict[str, int]] = {}
     folder = handles.open_folder(name, handle)
     try:
-        for path in paths:
+        size = handles.size_of(os.fstat(folder))
+        for path, frees in files.items():
             child, _, rest = path.partition("/")
             if rest:
-                below.setdefault(child, []).append(rest)
+                below.setdefault(child, {})[rest] = frees
             else:
                 os.unlink(child, dir_fd=folder)
+                freed.append(frees)
         for child, inner in below.items():
-            delete_listed(folder, child, inner)
+            delete_listed(folder, child, inner, freed)
     finally:
         os.close(folder)
     os.rmdir(name, dir_fd=handle)
+    freed.append(size)
 
 
 @contextmanager

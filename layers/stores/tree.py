@@ -47,8 +47,8 @@ Members = Mapping[str, bytes]
 Placed = dict[str, bool | core.EntryError]
 #: Returns whether empty folders may be removed now; ``None`` if they must not.
 Tidy = Callable[[], bool] | None
-#: A folder in the trash: its name there, the files in it, and the bytes that its deletion frees.
-_Moved = tuple[str, tuple[str, ...], int]
+#: A folder in the trash: its name there, and the bytes that the deletion of each file in it frees.
+_Moved = tuple[str, dict[str, int]]
 
 
 class Shape(NamedTuple):
@@ -600,11 +600,10 @@ class Tree:
                         if reason is not None:
                             skipped.append(core.Note(entry.key, reason))
                         removed += reason is None and not entry.is_orphan
-                for name, paths, size in moved:
+                for name, files in moved:
                     # What is left goes with the trash folder.
                     with suppress(OSError):
-                        atomic.delete_listed(trash() or root, name, paths)
-                        freed.append(size)
+                        atomic.delete_listed(trash() or root, name, files, freed)
                 if tidy is not None and tidy():
                     _remove_empty(root, [entry.key for entry in entries], freed)
         except (core.LayerError, OSError) as error:
@@ -652,8 +651,9 @@ class Tree:
         elif shape.folders and (folder := trash()) is not None:
             place = plain.own_name("")
             if self._move_out(shape, parent, name, folder, place, freed=freed):
-                linked = sum(handles.size_of(status) for status in leaf.members.values() if status.st_nlink > 1)
-                moved.append((place, tuple(leaf.members), leaf.entry.bytes - linked))
+                # A file with another hard link frees nothing.
+                frees = {path: handles.size_of(one) if one.st_nlink == 1 else 0 for path, one in leaf.members.items()}
+                moved.append((place, frees))
         else:
             atomic.delete(parent, name, freed, first=shape.first)
             for file in filter(None, leaf.members if shape.companions is not None else ()):

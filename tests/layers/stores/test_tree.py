@@ -190,6 +190,14 @@ def test_only_what_left_the_disk_is_counted_as_freed(tree: Tree, tmp_path: Path)
     assert clear(tree).bytes_freed == freed
 
 
+def test_what_an_empty_folder_keeps_from_going_by_its_list_is_counted_as_freed(tree: Tree) -> None:
+    folder = fill(tree, file=b"x" * 9000)
+    (folder / "empty/deeper").mkdir(parents=True)
+    freed = on_disk(folder, *folder.rglob("*"))
+    outcome = clear(tree)
+    assert (outcome.removed, outcome.bytes_freed, folder.exists()) == (1, freed, False)
+
+
 def test_a_full_disk_can_be_cleared_and_loses_nothing_to_put(mount: Callable[..., Path], tmp_path: Path) -> None:
     disk = mount("-t", "tmpfs", "-o", "nr_inodes=12,size=1m", "tmpfs", on=tmp_path / "disk")
     tree = Tree("test", disk / "root", SHAPE)
