@@ -159,11 +159,13 @@ class ProgramFolders(files.Files):
         """Remove program folders, those of one Python under its lock; never the folder of a Python."""
         held = [target for target in targets if target.key.endswith(f"/{_LOCK}")]
         programs = (target for target in targets if target not in held)
-        outcome, failed = self.remove_files(root, programs, tidy=None), list[core.Note]()
+        outcome, failed = core.Outcome(self.name), list[core.Note]()
+        # First: what removes programs takes over a lock without a holder, and would leave none to remove here.
         for target in held:
             with core.noted(failed, target.key):
                 outcome = outcome.plus(self._remove_lock(root, target))
-        return outcome._replace(failed=(*outcome.failed, *failed))
+        outcome = outcome.plus(self.remove_files(root, programs, tidy=None))
+        return outcome._replace(failed=(*failed, *outcome.failed))
 
     def _remove_lock(self, root: core.Root, target: core.Entry) -> core.Outcome:
         lock = root.path / target.key
