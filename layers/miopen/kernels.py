@@ -7,7 +7,7 @@ The latter is that of old versions, and of builds without sqlite. Sources: ``src
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from cachectl.layers import core, miopen
@@ -98,7 +98,10 @@ class KernelDatabases(databases.MIOpenDatabases):
         return decode(values)
 
     def packed(self, artifact: core.Artifact) -> rows.Values:
-        """Pack a kernel as MIOpen does."""
+        """Pack a kernel as MIOpen does, under a name as MIOpen makes it."""
+        name, _ = self.key_of(artifact.key)
+        if not name.endswith((".o", ".obj")):
+            raise core.Damaged(self.name, f"the kernel name {name!r} does not end in .o", artifact.key)
         if artifact.detail.get("md5") not in (None, digest(artifact.data)):
             message = "the kernel does not have the md5 that the artifact states"
             raise core.Damaged(self.name, message, artifact.key)
@@ -152,11 +155,7 @@ class KernelDatabases(databases.MIOpenDatabases):
         complaint = None
         if databases.SEPARATOR in key:
             name, args = self.key_of(key)
-            complaint = key_complaint(name, args)
-            if not name.endswith((".o", ".obj")):
-                complaint = f"the kernel name {name!r} does not end in .o"
-            elif not files[""]:
-                complaint = "the kernel is empty"
+            complaint = key_complaint(name, args) if files[""] else "the kernel is empty"
         elif not files[""].startswith(CODE):
             complaint = "is no code object"
         if complaint is not None:
@@ -165,6 +164,12 @@ class KernelDatabases(databases.MIOpenDatabases):
     def foreign(self, files: Mapping[str, bytes]) -> str | None:
         """Return that a file without code may be of another program."""
         return None if files[""].startswith(CODE) else _NO_CODE
+
+    def judged(
+        self, root: core.Root, entry: core.Entry, files: tree.Members | None, damages: Iterable[core.Damage]
+    ) -> Iterator[core.Finding]:
+        """Yield the damages of a row even if it has no code: MIOpen alone stores rows."""
+        yield from super().judged(root, entry, None if databases.SEPARATOR in entry.key else files, damages)
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the facts in the name of a database and in the key; nothing more is known of an object file."""

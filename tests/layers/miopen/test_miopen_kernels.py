@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.layers import (
     clear,
+    clear_damaged,
     environment_of,
     findings,
     got,
@@ -263,6 +264,17 @@ def test_rows_that_break_statements_or_the_index_are_found(tmp_path: Path, layer
     assert findings(layer) == []
     sql(path, f"DROP INDEX idx_kern_db; INSERT INTO kern_db({COLUMNS}) SELECT {COLUMNS} FROM kern_db")
     assert findings(layer) == [("damaged", Severity.FAILS)]
+
+
+def test_a_row_is_damaged_by_its_key_and_checksum_alone(tmp_path: Path, layer: MIOpenKernels) -> None:
+    """Whatever its contents, a row is MIOpen's own; one that no lookup can name is not damaged."""
+    other = packed(b"not a format that is known")
+    store(
+        user_file(tmp_path, "gfx9061e"), {("a'b.o", ARGS): other, ("raw.o", ARGS): other, ("name", ARGS): packed(CODE)}
+    )
+    assert [(finding.code, finding.severity) for finding in verified(layer)] == [("damaged", Severity.FAILS)]
+    before = len(keys_of(layer))
+    assert (clear_damaged(layer).removed, len(keys_of(layer))) == (1, before - 1)
 
 
 def test_an_empty_database_is_housekeeping(tmp_path: Path, layer: MIOpenKernels) -> None:
