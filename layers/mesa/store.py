@@ -99,9 +99,14 @@ class ShaderCache(row_store.Rows):
     def list_rows(
         self, root: core.Root, file: str, template: core.Entry, *, part: bytes, contents: bool
     ) -> Iterator[core.Found]:
-        """Yield the entries of a data file."""
+        """Yield the entries of a data file; Mesa itself finds none in one that it cannot use."""
         pair = self.opened(root, file)
-        for blob in pair.blobs():
+        try:
+            blobs = pair.blobs()
+        except (core.Damaged, core.Refused) as error:
+            yield core.Problem(pair.path, "damaged" if isinstance(error, core.Damaged) else "foreign", error.message)
+            return
+        for blob in blobs:
             yield entries.with_header(self.entry_of(template, blob.row), pair.content(blob, entries.HEAD))
 
     def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
