@@ -217,9 +217,15 @@ class Pair(rows.RowFile):
                 if standing not in (None, entry) and not replace:
                     results.append(core.EntryExists(self.layer, self.path))
                     continue
-                if standing != entry:
-                    self._append(name, rows.as_bytes(entry))
-                results.append(standing != entry)
+                try:
+                    if standing != entry:
+                        with self._translated("change"):
+                            self._append(name, rows.as_bytes(entry))
+                except core.LayerError as error:
+                    # Those before it are in place, and a smaller one may have room.
+                    results.append(error)
+                else:
+                    results.append(standing != entry)
         return results
 
     def _append(self, name: str, content: bytes) -> None:

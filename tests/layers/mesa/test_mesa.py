@@ -1,8 +1,10 @@
 """Mesa's shader cache: places, whose entries, its three stores, damage, locks and interrupted changes."""
 
+import random
 import struct
 import sys
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from support.layers import clear, clear_damaged, environment_of, got, listed, on
 from support.mesa import OPENCL, STORES, contents, crc, entry, fill, graphics, key, key_in, layer_of
 
 from cachectl.config import Limits
-from cachectl.layers.core import Artifact, Damaged, EntryExists, Severity
+from cachectl.layers.core import Artifact, Damaged, EntryExists, Severity, put_many
 from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.formats import zstd
 from cachectl.layers.mesa import entries as mesa_entries
@@ -129,6 +131,21 @@ def test_a_different_entry_is_replaced_only_when_asked(store: str, tmp_path: Pat
     empty.put(name, artifact)
     assert got(empty, name).data == artifact.data
     assert verified(layer) == verified(empty) == []
+
+
+@pytest.mark.parametrize("larger", ["single-file", "database"])
+def test_entries_for_which_a_disk_has_room_are_placed_and_said_to_be(
+    larger: str, mount: Callable[..., Path], tmp_path: Path
+) -> None:
+    disk = mount("-t", "tmpfs", "-o", "size=64k", "tmpfs", on=tmp_path / "disk")
+    data = {number: random.Random(number).randbytes(9000) for number in range(12)}  # noqa: S311 - repeatable
+    entries = [Artifact("mesa", key_in(larger, str(number)), "mesa-entry/1", entry(data[number])) for number in data]
+    layer = layer_of(disk / "home", larger)
+    results = put_many(layer, entries)
+    placed = {one.key for one, result in zip(entries, results, strict=True) if result is True}
+    assert 0 < len(placed) < len(entries)
+    assert listed(layer).keys() == placed
+    assert verified(layer) == []
 
 
 def test_a_flipped_byte_is_found_and_the_entry_removed(store: str, tmp_path: Path) -> None:
