@@ -216,6 +216,9 @@ class Rows(files.Files):
 
     def file_finding(self, root: core.Root, file: str, error: core.LayerError) -> core.Finding:
         """Return the finding of a file that could not be read; its ``thing`` is the file only if it is damaged."""
+        if isinstance(error.__cause__, PermissionError):
+            # Closed to its library too, and not only while a program writes.
+            return core.finding_of(self, root, core.unreadable(root.path / file, error))
         severity, code, fix = core.HARMLESS, "unreadable", "nothing: try again when no program is writing"
         thing = None
         if isinstance(error, core.Refused):

@@ -1,5 +1,7 @@
 """Mesa's shader cache: places, whose entries, its three stores, damage, locks and interrupted changes."""
 
+import errno
+import os
 import random
 import struct
 import sys
@@ -202,6 +204,18 @@ def test_a_single_file_that_mesa_cannot_use_is_removed_with_its_other_half(name:
     assert {note.because.partition(" in ")[0] for note in busy.skipped} == {"is open"}
     clear_damaged(layer)
     assert [path.name for path in root.glob("*/*/*")] == ["index"]
+
+
+def test_files_that_are_closed_to_this_user_fail_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, root = filled(tmp_path, "database")
+
+    def refuse(*_: object, **__: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("cachectl.layers.mesa.pairs.plain.open_plain", refuse)
+    assert [(found.code, found.severity, found.fix) for found in verified(layer)] == [
+        ("unreadable", Severity.FAILS, f"chmod u+rwx {root / 'mesa_cache.db'}")
+    ]
 
 
 def test_a_program_that_has_a_single_file_open_goes_on_using_its_own(tmp_path: Path) -> None:
