@@ -197,6 +197,20 @@ def test_a_block_of_this_process_with_libraries_that_are_loaded(home: Home) -> N
     assert rows(home, "loopy-") == 2 * stores > 0
 
 
+@real
+def test_a_warning_of_a_block_names_its_line(home: Home) -> None:
+    lines = (
+        "import cachectl, pytools.persistent_dict as module",
+        "del module.WriteOncePersistentDict.fetch",
+        "with cachectl.traced():",
+        "    pass",
+    )
+    program = home.path / "program.py"
+    program.write_text("\n".join(lines))
+    said = home.run(sys.executable, str(program)).stderr
+    assert f"{program}:3: RuntimeWarning: trace: pytools.persistent_dict cannot be watched" in said
+
+
 #: Programs that close what they did not open, and then get the number of a file of ours for their own.
 CLOSING = {
     "events": (
