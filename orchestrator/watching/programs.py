@@ -40,7 +40,7 @@ _FIELDS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("hit", "miss", "store"), ("layer", *_WHEN)),
     "build": ("layer", "seconds", "failed", "heard", "compiles", *_WHEN),
     "span": ("stage", "name", *_WHEN),
-    "messages": ("layer", "lookups", "wrote", "upto"),
+    "messages": ("layer", "wrote", "upto"),
 }
 #: The fields that are used, each with a value of its form: a list holds values of one form, a tuple one value of each.
 _FORMS: Mapping[str, object] = {
