@@ -112,11 +112,15 @@ class Listener:
             heard_all = clear and devices >= self._ended
             is_miss = bool(wrote) and is_last and self._ended == 1
             if is_last:
-                # A failure is no hit, but may have stored a program for one of several devices.
-                lookups = len(wrote) if self._failed else devices
-                # False if the program switched messages off, the release words them differently, or a build failed
-                # beside others.
-                self._listening = self._failed == self._ended or (heard_all and not self._failed)
+                # Unknown if builds failed while others ran.
+                lookups = None
+                if self._failed == self._ended:
+                    # A failure is no hit, but may have stored a program for one of several devices.
+                    lookups = len(wrote)
+                elif not self._failed:
+                    lookups = devices
+                    # False if the program switched messages off, or the release words them differently.
+                    self._listening = heard_all
                 # A thread that holds our stream may still print: the next builds are read on from here.
                 self._start += len(said)
                 self._notes.add(event="messages", layer=self.layer, lookups=lookups, wrote=wrote, upto=self._start)

@@ -73,7 +73,7 @@ def _plain(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and what JS
 
 def show_json(fact: object) -> None:
     """Print a fact as a JSON document."""
-    show_bytes(json_bytes(fact))
+    _write(json_bytes(fact).decode())
 
 
 # ---------------------------------------------------------------------- lines

@@ -82,10 +82,15 @@ class Salting:
             self._blocks.append(platforms)
         try:
             yield
-        finally:
-            with self._lock:
-                self._blocks.remove(platforms)
-            _warn(self.sweep()[1])
+        except BaseException as error:
+            self._leave(platforms, error)
+            raise
+        self._leave(platforms)
+
+    def _leave(self, platforms: frozenset[str], error: BaseException | None = None) -> None:
+        with self._lock:
+            self._blocks.remove(platforms)
+        _warn(self.sweep()[1], error)
 
     def _note_fork(self) -> None:
         self._forked = self._forked or bool(self._blocks)
@@ -121,11 +126,14 @@ class Salting:
             )
             # A failed build has no binary, and stores no program.
             built.whole = True
+            self._ended(built, error)
             raise
-        finally:
-            built.done = True
-            if not self._blocks:
-                _warn(self.sweep()[1])
+        self._ended(built)
+
+    def _ended(self, built: _Built, error: BaseException | None = None) -> None:
+        built.done = True
+        if not self._blocks:
+            _warn(self.sweep()[1], error)
 
     def salts(self, platform: str) -> bool:
         """Return whether builds for a platform get a salt.
@@ -199,9 +207,8 @@ class Salting:
                 yield thing
 
 
-def _warn(notes: Iterable[str]) -> None:
-    """Warn. If warnings are errors, attach them as notes to the exception that is being raised, if any."""
-    error = sys.exc_info()[1]
+def _warn(notes: Iterable[str], error: BaseException | None = None) -> None:
+    """Warn. If warnings are errors, attach them as notes to the ``error`` that ended a block or a build, if any."""
     for note in notes:
         try:
             warnings.warn(note, RuntimeWarning, stacklevel=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from contextlib import nullcontext
 
@@ -31,14 +32,17 @@ def run(request: verbs.Request) -> int:
 
 def _read(file: str) -> bytes:
     """Read a file, or standard input. Raises :class:`CachectlError` for one that is too large, and :class:`OSError`."""
+    whole = io.BytesIO()
     try:
         with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as source:
-            data = source.read(core.LARGEST_ARTIFACT + 1)
+            # A single read would reserve memory for the largest artifact.
+            while whole.tell() <= core.LARGEST_ARTIFACT and (piece := source.read(1 << 20)):
+                whole.write(piece)
     except OSError as error:
         error.filename = "standard input" if file == "-" else file
         raise
-    if len(data) > core.LARGEST_ARTIFACT:
+    if whole.tell() > core.LARGEST_ARTIFACT:
         raise core.CachectlError(
             f"{file}: has more than the {core.LARGEST_ARTIFACT:,} bytes of the largest artifact; give what get wrote"
         )
-    return data
+    return whole.getvalue()

@@ -94,8 +94,12 @@ class FileEvents:
             self._library, self._queue = open_queue()
         except OSError as error:
             self.why_not = core.reason_of(error)
-        else:
+            return
+        try:
             self._thread.start()
+        except RuntimeError as error:
+            self.why_not = str(error)
+            os.close(self._queue)
 
     def watch(self, path: Path, mask: int) -> str | None:
         """Watch a folder's files, or one file; return why that is not possible, ``None`` also if nothing is there."""

@@ -191,7 +191,11 @@ class Evidence:
         total = sum(weight or 0 for weight in weights.values())
         stored = sum(weights[path] is not None for path in written)
         why = f"programs, each for each of its devices, by {self.part.by}"
-        hits = sum(event["lookups"] for event in own) - len(written)
+        asked = [event.get("lookups") for event in own]
+        if None in asked:
+            why = f"{why}; builds failed while others ran, so hits are not known"
+            return LayerTrace(name, None, len(written), stored, total, INFERRED, why)
+        hits = sum(filter(None, asked)) - len(written)
         return LayerTrace(name, hits, len(written), stored, total, EXACT, why)
 
     def _by_comparison(self) -> LayerTrace:

@@ -1,8 +1,8 @@
 """The programs of a run: the events that they recorded, and what processes show from outside.
 
 The traced program can write to the folder of events too: only plain files are read, up to a limit and without blocking,
-and a line counts only if it has the fields of an event. Unread files are named, and the numbers of the trace are then
-lower bounds.
+and a line counts only if it has the fields of an event, each of its type. Unread files are named, and the numbers of
+the trace are then lower bounds.
 
 A Python that is started with ``-I`` or a cleared environment does not load the observer, and other programs never do.
 Linux shows such processes; on other systems nothing is seen and nothing is claimed. Processes of other users show
@@ -29,6 +29,7 @@ from cachectl.layers.host import processes
 _MOST = 128 << 20
 #: Limit on the bytes passed on from one process's error stream.
 _MOST_MESSAGES = 16 << 20
+_LARGEST_NUMBER = 1 << 62
 
 Event = dict[str, Any]
 _WHEN = ("start", "end", "thread")
@@ -39,7 +40,17 @@ _FIELDS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("hit", "miss", "store"), ("layer", *_WHEN)),
     "build": ("layer", "seconds", "failed", "heard", "compiles", *_WHEN),
     "span": ("stage", "name", *_WHEN),
-    "messages": ("layer", "lookups", "wrote", "upto"),
+    "messages": ("layer", "wrote", "upto"),
+}
+#: The fields that are used, each with a value of its form: a list holds values of one form, a tuple one value of each.
+_FORMS: Mapping[str, object] = {
+    **dict.fromkeys(("event", "error", "kind", "host", "library", "layer", "name", "stage", "dictionary"), ""),
+    **dict.fromkeys(("key", "source", "options", "platform", "driver", "binary"), ""),
+    **dict.fromkeys(("pid", "start", "end", "thread", "upto", "bytes", "rank", "lookups"), 0),
+    **dict.fromkeys(("at", "seconds"), 0.0),
+    **dict.fromkeys(("failed", "heard", "compiled"), False),
+    **{name: [""] for name in ("program", "wrote", "kernels", "devices")},
+    "compiles": [(0, 0)],
 }
 #: Indexes of fields of ``/proc/PID/stat`` from the state on, see proc(5).
 _PARENT, _START_OF_STACK = 1, 25
@@ -100,13 +111,26 @@ def _read(path: Path, start: int, most: int) -> tuple[bytes, bool]:
 
 
 def _event(line: bytes) -> Event | None:
-    """Return an event; ``None`` if the line holds none."""
+    """Return an event in which every field is valid; ``None`` if the line holds none."""
     try:
         event: Event = json.loads(line)
         needed = ("pid", *_FIELDS[event["event"]])
     except (ValueError, RecursionError, LookupError, TypeError):
         return None
-    return event if all(event.get(name) is not None for name in needed) else None
+    if any(event.get(name) is None for name in needed):
+        return None
+    used = ((value, _FORMS[name]) for name, value in event.items() if value is not None and name in _FORMS)
+    return event if all(_fits(value, form) for value, form in used) else None
+
+
+def _fits(value: Any, form: Any) -> bool:  # noqa: ANN401 - JSON
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_fits(item, form[0]) for item in value)
+    if isinstance(form, tuple):
+        return isinstance(value, list) and len(value) == len(form) and all(map(_fits, value, form))
+    if type(form) in (int, float):
+        return type(value) in (int, type(form)) and 0 <= value <= _LARGEST_NUMBER
+    return type(value) is type(form) and "\0" not in str(value)
 
 
 # ---------------------------------------------------------------------- processes

@@ -11,11 +11,12 @@ import json
 import os
 import py_compile
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from cachectl.layer_set import LayerSet, warn_user
+from cachectl.layer_set import LayerSet
 from cachectl.layers import core
 from cachectl.layers.inside import observer
 from cachectl.switching import child, overlay
@@ -145,6 +146,11 @@ def _kernel(event: programs.Event) -> timeline.KernelTrace:
 _ONE = threading.Lock()
 
 
+def _warn(line: str) -> None:
+    # The line of the user's block is behind two context managers.
+    warnings.warn(f"trace: {line}", RuntimeWarning, stacklevel=6)
+
+
 @contextmanager
 def traced() -> Iterator[timeline.Trace]:
     """Count the cache lookups of a block, in this process and the children it starts.
@@ -158,7 +164,7 @@ def traced() -> Iterator[timeline.Trace]:
         stack = LayerSet()
         with (
             child.isolated_root(stack.environment) as folder,
-            tracing(stack, folder, warn_user) as (trace, variables),
+            tracing(stack, folder, _warn) as (trace, variables),
             overlay.applied(overlay.variables(variables)),
         ):
             recorder = observer.observe(variables[_FOLDER], str(folder / "site"))

@@ -102,6 +102,11 @@ def test_a_reader_that_has_gone_ends_a_verb_quietly(cuda: Home, line: str, unbuf
         assert not done.stderr
 
 
+def test_a_small_artifact_needs_little_memory(home: Home) -> None:
+    done = home.run("sh", "-c", f"ulimit -v 800000; {CACHECTL} put pocl key - </dev/null", check=False)
+    assert done.stderr.startswith("cachectl: not an artifact file of cachectl get")
+
+
 def test_an_interrupt_while_modules_are_loaded_is_silent(home: Home) -> None:
     program = """
 import builtins, sys

@@ -2,14 +2,17 @@
 
 import csv
 import io
+import json
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from types import SimpleNamespace
 
 import pytest
 from homes import CACHECTL, Home
 
 from cachectl.cli import output
+from cachectl.cli.main import main
 from cachectl.layers.core.registry import BUILT_IN
 from cachectl.verbs import Columns, Table, count, size
 
@@ -45,6 +48,13 @@ def test_json_has_the_keys_of_the_contract(cuda: Home) -> None:
         (cuda.json("purge cuda")["layers"], of_purge),
     ):
         assert all(item.keys() >= set(keys.split()) for item in items)
+
+
+def test_a_stream_of_text_gets_json_too(cuda: Home) -> None:
+    """As in a notebook, or where a program collects what it prints."""
+    with redirect_stdout(io.StringIO()) as text:
+        assert main(["ls", "--json"], environment=cuda.environment()) == 0
+    assert json.loads(text.getvalue())["entries"]
 
 
 def test_a_terminal_gets_the_same_table_in_bold_unless_it_wants_no_colour(cuda: Home) -> None:

@@ -11,6 +11,8 @@ from homes import Home
 from support.mesa import RUSTICL
 from tiers import needing, thorough, thorough_only
 
+from cachectl.switching.salt import Salting
+
 pytestmark = pytest.mark.real
 
 
@@ -193,3 +195,20 @@ def test_isolated_after_the_libraries_have_opened_their_caches_says_so(home: Hom
     assert "run: cachectl run --isolated -- COMMAND" in seen["said"]
     assert "\n" not in seen["said"]
     assert seen["instead"] == ["off", "salted"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_warning_that_is_an_error_is_raised_unless_the_block_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception that was handled around the block has nothing to do with it."""
+    salting = Salting()
+    monkeypatch.setattr(salting, "sweep", lambda: (0, ["an entry stays"]))
+    monkeypatch.setattr("atexit.register", lambda _: None)
+    monkeypatch.setattr("os.register_at_fork", lambda **_: None)
+    for enter in (lambda: salting.salted(frozenset(), (), 0.0), salting.build):
+        try:
+            raise LookupError
+        except LookupError:
+            with pytest.raises(RuntimeWarning), enter():
+                pass
+        with pytest.raises(LookupError), enter():
+            raise LookupError

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -235,6 +236,15 @@ def test_without_events_no_reading_is_excluded(cuda: Home, monkeypatch: pytest.M
     assert (proof.of(UNKNOWN), proof.holds) == (("cuda",), False)
     assert proof.attestations[0].unknown == ("no file events (not here)",)
     assert watched(cuda, entry.unlink).of(FAILS) == ("cuda",)
+
+
+def test_a_system_without_a_thread_for_us_has_no_file_events(cuda: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    proof = watched(cuda, lambda: None)
+    assert proof.attestations[0].unknown == ("no file events (can't start new thread)",)
 
 
 @thorough_only

@@ -197,6 +197,47 @@ def test_a_block_of_this_process_with_libraries_that_are_loaded(home: Home) -> N
     assert rows(home, "loopy-") == 2 * stores > 0
 
 
+FAILING = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+import kernels, pyopencl as cl
+context, queue = kernels.started()
+source = "__kernel void ok(__global float *a) { a[0] = 1; }"
+thread = threading.Thread(target=lambda: cl.Program(context, source).build())
+thread.start()
+failures = 0
+while thread.is_alive() or not failures:
+    try:
+        cl.Program(context, "__kernel void bad() { no; }").build()
+    except cl.RuntimeError:
+        failures += 1
+thread.join()
+"""
+
+
+@real
+def test_hits_are_unknown_if_builds_failed_while_others_ran(home: Home) -> None:
+    """A failed build prints as little as one that hit; what was stored is counted by PoCL's messages all the same."""
+    document = trace(home, sys.executable, "-c", FAILING, str(home.programs))
+    pocl = layer_of(document, "pocl")
+    assert (pocl["hits"], pocl["misses"], pocl["stores"], pocl["evidence"]) == (None, 1, 1, "inferred")
+    assert "hits are not known" in pocl["why"]
+
+
+@real
+def test_a_warning_of_a_block_names_its_line(home: Home) -> None:
+    lines = (
+        "import cachectl, pytools.persistent_dict as module",
+        "del module.WriteOncePersistentDict.fetch",
+        "with cachectl.traced():",
+        "    pass",
+    )
+    program = home.path / "program.py"
+    program.write_text("\n".join(lines))
+    said = home.run(sys.executable, str(program)).stderr
+    assert f"{program}:3: RuntimeWarning: trace: pytools.persistent_dict cannot be watched" in said
+
+
 #: Programs that close what they did not open, and then get the number of a file of ours for their own.
 CLOSING = {
     "events": (

@@ -139,7 +139,20 @@ BUILD: dict[str, Any] = {
     "seconds": 0.5,
 }
 GOOD = (STARTED, HIT, SPAN, POCL, BUILD)
+#: Values that no field can have, and some that other fields can have.
+NEVER: tuple[Any, ...] = ({}, [{}], ["a\0b"], "a\0b", -1, 1 << 70, float("nan"), [[1, 2, 3]])
+OTHERS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("pid", "rank", "start", "end", "thread", "upto", "lookups"), ("7", 1.5, True, [])),
+    **dict.fromkeys(("seconds", "at"), ("0.5", True, [])),
+    **dict.fromkeys(("event", "host", "stage", "name", "layer", "dictionary", "source", "driver"), (7, ["x"], True)),
+    **dict.fromkeys(("heard", "failed", "compiled"), ("yes", 0, [])),
+    **dict.fromkeys(("program", "kernels", "devices", "wrote"), ("/a", [1])),
+    "compiles": (7, [7], [[1]], [["1", 2]]),
+}
 LINES = {
+    "types": [
+        json.dumps({**event, name: value}) for event in GOOD for name in event for value in NEVER + OTHERS.get(name, ())
+    ],
     "missing": [json.dumps({**event, name: None}) for event in GOOD for name in ("pid", "event")],
     "needed": [json.dumps({"pid": 7, "event": event["event"]}) for event in (*GOOD, {"event": "other"})],
     "text": ["no event at all", "[]", "null", "{}"],
@@ -150,7 +163,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("lines", LINES.values(), ids=LINES)
-def test_a_line_counts_only_if_it_has_the_fields_of_an_event(tmp_path: Path, lines: list[str]) -> None:
+def test_a_line_counts_only_if_every_field_has_its_type(tmp_path: Path, lines: list[str]) -> None:
     good = "".join(json.dumps(event) + "\n" for event in GOOD)
     for bad in ("", json.dumps(STARTED), *(f"{line}\n" for line in lines)):
         (tmp_path / "7.events").write_text(good + bad, errors="surrogateescape")
