@@ -91,6 +91,7 @@ def test_again(isolated_caches):
 
 
 @real
+@thorough_only
 def test_no_kernel_caches_is_the_whole_session(home: Home) -> None:
     done = session(
         home,

@@ -8,7 +8,7 @@ from homes import Home
 from support.bundles import TRUSTED
 from support.miopen_kernels import add_kernels, kernels_in
 from support.servers import BUCKET, S3
-from tiers import amount, thorough_only
+from tiers import amount, thorough, thorough_only
 
 from cachectl.exchange.place import Missing, TransferFailed
 from cachectl.layers.core import BadRequest
@@ -105,7 +105,8 @@ def test_a_server_that_fails_is_one_line_without_its_password(home: Home, sftp: 
 @pytest.mark.parametrize(
     ("place", "crowd"),
     [
-        *(("store", "1"), ("store.zip", "1")),
+        ("store", "1"),
+        *thorough(("store.zip", "1")),
         *(pytest.param(place, "4", marks=pytest.mark.hazard) for place in ("store", "store.zip", "s3", "ssh")),
     ],
 )

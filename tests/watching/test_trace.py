@@ -187,6 +187,7 @@ print(json.dumps([*counted, t["pocl"].evidence, WriteOncePersistentDict.fetch.__
 
 
 @real
+@thorough_only
 def test_a_block_of_this_process_with_libraries_that_are_loaded(home: Home) -> None:
     """A lookup in memory is none, a store of what is there is none; after the block nothing is counted or replaced."""
     said = home.run(sys.executable, "-c", BLOCK, str(home.programs)).stdout.splitlines()[-1]
@@ -216,6 +217,7 @@ thread.join()
 
 
 @real
+@thorough_only
 def test_hits_are_unknown_if_builds_failed_while_others_ran(home: Home) -> None:
     """A failed build prints as little as one that hit; what was stored is counted by PoCL's messages all the same."""
     document = trace(home, sys.executable, "-c", FAILING, str(home.programs))

@@ -99,7 +99,7 @@ def test_a_node_stages_only_in_a_folder_of_its_own(home: Home, shared: Path, scr
 @as_root
 @pytest.mark.parametrize(
     ("verb", "variable"),
-    [("trace", "PYTHONPATH"), *thorough(("run --isolated", "XDG_CACHE_HOME"), ("run --no-cache", "POCL_CACHE_DIR"))],
+    thorough(("trace", "PYTHONPATH"), ("run --isolated", "XDG_CACHE_HOME"), ("run --no-cache", "POCL_CACHE_DIR")),
 )
 def test_nobody_else_can_make_a_used_folder_again(home: Home, shared: Path, verb: str, variable: str) -> None:
     """A program that another user puts there would run as the user of the child."""
