@@ -143,7 +143,7 @@ def walk(
 
 
 def gather(handle: int, name: str, members: dict[str, os.stat_result], above: str = "") -> tuple[int, int]:
-    """Add the files of a folder to ``members``, by their paths in it.
+    """Add the files of a folder to ``members``, by their paths in it, and links, pipes and so on.
 
     Returns the newest change of what is in it (ns), and the bytes that its folders take on the disk. Links are not
     followed, and what vanishes meanwhile is left out. :func:`walk` would take a third longer.
@@ -159,27 +159,35 @@ def gather(handle: int, name: str, members: dict[str, os.stat_result], above: st
                 if stat.S_ISDIR(status.st_mode):
                     latest, inside = gather(folder, child, members, f"{above}{child}/")
                     newest, size = max(newest, latest), size + inside + size_of(status)
+                else:
+                    members[above + child] = status
             except FileNotFoundError:
                 continue
             newest = max(newest, status.st_mtime_ns)
-            if stat.S_ISREG(status.st_mode):
-                members[above + child] = status
     finally:
         os.close(folder)
     return newest, size
 
 
 def is_left_own(root: int, name: str, status: os.stat_result) -> bool:
-    """Return whether a folder of cachectl in an open root was left by a command that has ended.
+    """Return whether a folder or file of cachectl in an open root was left by a command that has ended.
 
-    Folders that belong neither to this user nor to the owner of the root, for instance in a temporary folder, are not
+    Those that belong neither to this user nor to the owner of the root, for instance in a temporary folder, are not
     trusted, and never removed. Raises :class:`OSError` if it cannot be determined.
     """
     if status.st_uid not in (os.geteuid(), os.fstat(root).st_uid) or status.st_mode & 0o022:
         return False
-    with below(root, (name,)) as folder:
+    try:
+        handle = open_folder(name, root) if stat.S_ISDIR(status.st_mode) else plain.open_plain(name, dir_fd=root)
+    except OSError as error:
+        if plain.means_no_file(error):
+            return False
+        raise
+    try:
         # A running cachectl holds its lock. Shared, so that several checks do not block each other.
-        return folder is not None and bool(take_flock(folder, shared=True))
+        return bool(take_flock(handle, shared=True))
+    finally:
+        os.close(handle)
 
 
 def size_of(status: os.stat_result) -> int:

@@ -43,14 +43,18 @@ def record_lock(
 
 
 @contextmanager
-def file_lock(layer: str, path: Path, *, lock_timeout: float = core.LOCK_TIMEOUT) -> Iterator[int | None]:
+def file_lock(
+    layer: str, path: Path, *, folder: int | None = None, lock_timeout: float = core.LOCK_TIMEOUT
+) -> Iterator[int | None]:
     """Hold ``flock`` on a plain file, as Intel's driver does; yield its descriptor, ``None`` if there is no such file.
 
-    If the file was replaced during the wait, the new one is locked instead. Raises as :func:`record_lock`.
+    The file is opened in the open ``folder``, if one is given. If it was replaced during the wait, the new one is
+    locked instead. Raises as :func:`record_lock`.
     """
+    name = path if folder is None else path.name
     while True:
         try:
-            handle = plain.open_plain(path, flags=os.O_RDWR)
+            handle = plain.open_plain(name, dir_fd=folder, flags=os.O_RDWR)
         except FileNotFoundError:
             yield None
             return
@@ -58,7 +62,7 @@ def file_lock(layer: str, path: Path, *, lock_timeout: float = core.LOCK_TIMEOUT
             raise core.Unreachable(layer, f"cannot open: {error.strerror}", path) from error
         try:
             require(layer, path, partial(handles.try_flock, handle), lock_timeout)
-            if handles.is_same_file(path, handle):
+            if handles.is_same_file(name, handle, dir_fd=folder):
                 yield handle
                 return
         finally:

@@ -70,9 +70,11 @@ class Pair(rows.RowFile):
     #: What stands before an entry, and a record of the index.
     frame: struct.Struct
     placed: struct.Struct
-    #: The descriptors of both files, while they are open.
+    #: The descriptors of both files, while they are open, of their folder and of the root, where files are staged.
     data: int
     index: int
+    folder: int
+    top: int
 
     def __init__(self, layer: str, root: Path, file: str, lock_timeout: float) -> None:
         self.layer = layer
@@ -261,7 +263,7 @@ class Pair(rows.RowFile):
             if database.file_stamp(self.path) != stamp:
                 return rows.CHANGED
             for path in self.paths:
-                atomic.remove_file(path)
+                atomic.remove_file(path.name, self.folder)
         return None
 
     def copy(self, kept: list[Blob], data: int, index: int) -> None:
@@ -295,18 +297,24 @@ class Pair(rows.RowFile):
         with self._translated("read"), ExitStack() as stack:
             opened = []
             with suppress(FileNotFoundError):
-                for path in self.paths:
-                    opened.append(plain.open_plain(path))
+                for path in self.paths if self._enter(stack, make=False) else ():
+                    opened.append(plain.open_plain(path.name, dir_fd=self.folder))
                     stack.callback(os.close, opened[-1])
+            is_there = len(opened) == len(self.paths)
+            if is_there:
                 self.data, self.index = opened
-            yield len(opened) == len(self.paths)
+            yield is_there
 
-    @contextmanager
-    def _folder(self) -> Iterator[tuple[int, int]]:
-        """Open the root, in which files are staged, and the folder of the files, which is made."""
+    def _enter(self, stack: ExitStack, *, make: bool) -> bool:
+        """Open the root and the folder of the files, below which no link is followed; return whether it is there."""
+        top = stack.enter_context(handles.opened_root(self.root))
+        if top is None:
+            return False
         parts = self.path.relative_to(self.root).parts[:-1]
-        with handles.opened(os.path.realpath(self.root)) as top, handles.made_below(top, parts) as folder:
-            yield top, folder
+        folder = stack.enter_context(handles.below(top, parts, make=make))
+        if folder is not None:
+            self.top, self.folder = top, folder
+        return folder is not None
 
     @contextmanager
     def _changing(self, *, make: bool = False) -> Iterator[bool]:
@@ -314,14 +322,13 @@ class Pair(rows.RowFile):
         with self._translated("change"), ExitStack() as stack:
             if make:
                 self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with self._folder() as (_, folder):
-                    for path in self.paths:
-                        with suppress(FileExistsError):
-                            os.close(atomic.create(path.name, folder, 0o644))
             opened = []
             # Mesa locks in this order.
-            for path in self.paths:
-                lock = locks.file_lock(self.layer, path, lock_timeout=self.lock_timeout)
+            for path in self.paths if self._enter(stack, make=make) else ():
+                if make:
+                    with suppress(FileExistsError):
+                        os.close(atomic.create(path.name, self.folder, 0o644))
+                lock = locks.file_lock(self.layer, path, folder=self.folder, lock_timeout=self.lock_timeout)
                 if (handle := stack.enter_context(lock)) is not None:
                     opened.append(handle)
             is_there = len(opened) == len(self.paths)
@@ -372,8 +379,8 @@ class Fossilize(Pair):
 
     def keep(self, kept: list[Blob]) -> None:
         """Rename new files over the old ones; between the steps programs find nothing, instead of wrong bytes."""
-        with self._folder() as (top, folder), ExitStack() as stack:
-            stage = stack.enter_context(atomic.own_folder(top, plain.STAGE))
+        with ExitStack() as stack:
+            stage = stack.enter_context(atomic.own_folder(self.top, plain.STAGE))
             staged, mode = [], os.fstat(self.data).st_mode & 0o777
             for name in ("empty", "data", "index"):
                 staged.append(atomic.create(name, stage, mode))
@@ -382,8 +389,8 @@ class Fossilize(Pair):
             self.copy(kept, *staged[1:])
             os.fsync(staged[0])
             for name, place in (("empty", self.index_name), ("data", self.data_name), ("index", self.index_name)):
-                atomic.move_in(name, stage, place, folder)
-            os.fsync(folder)
+                atomic.move_in(name, stage, place, self.folder)
+            os.fsync(self.folder)
 
 
 class Database(Pair):

@@ -105,6 +105,11 @@ class Shape(NamedTuple):
         wrong = () if pattern is None else [path for path in paths if not pattern.fullmatch(path)]
         return min(wrong, default=None)
 
+    def special(self, members: Mapping[str, os.stat_result]) -> str | None:
+        """Return the first link, pipe or so in the folder of an entry, whatever its name."""
+        links = () if self.members is None else [path for path, one in members.items() if not stat.S_ISREG(one.st_mode)]
+        return min(links, default=None)
+
     def beside(self, names: Iterable[str]) -> dict[str, list[str]]:
         """Return the companions among the names of a folder by the name of their entry, ``""`` if it is not there."""
         found: dict[str, list[str]] = {}
@@ -140,7 +145,7 @@ class Shape(NamedTuple):
             return False
         if self.sizes and (_names_in(folder, name) if self.folders else status.st_size) not in self.sizes:
             return False
-        return self is not _OWN or handles.is_left_own(folder, name, status)
+        return self.levels[-1] is not OWN_TEMPORARY or handles.is_left_own(folder, name, status)
 
 
 _OWN = Shape((OWN_TEMPORARY,), folders=True, because="left by an interrupted cachectl", idle_only=False)
@@ -276,7 +281,7 @@ class Tree:
         if shape.companions is not None:
             members |= self._companions(folder, parts, beside)
             newest = max(found.st_mtime_ns for found in members.values())
-        elif (strange := shape.strange(name, members)) is not None:
+        elif (strange := shape.strange(name, members) or shape.special(members)) is not None:
             return self._problem(parts, "unrecognised", f"holds {strange!r}, which does not belong there; left alone")
         is_read = head and shape.is_entry and not shape.folders
         beginning = plain.read_plain(name, dir_fd=folder, limit=head) if is_read else b""

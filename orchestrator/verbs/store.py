@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 GRACE = 86400.0
 #: Seconds by which the clocks of this machine and of the store may differ.
 _SKEW = GRACE / 4
+_STAGE = core.regex(r"\.cachectl-stage-[0-9a-f]{32}")
 #: How often a check starts again because something vanished while the index changed.
 _AGAIN = 5
 
@@ -201,7 +202,7 @@ class SharedStore:
     def _is_left(self, path: str, modified: float | None, now: float) -> bool:
         """Return whether a pack or a stage is one that no push can still be about to list."""
         folder, _, name = path.partition("/")
-        if name.startswith(plain.STAGE) or (folder == "packs" and wire.is_name(path)):
+        if _STAGE.fullmatch(name) or (folder == "packs" and wire.is_name(path)):
             return self._place.is_bundle or (modified is not None and now - modified > GRACE)
         return False
 

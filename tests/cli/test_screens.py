@@ -1,6 +1,7 @@
 """The main verbs on terminals of four widths, held against kept screens.
 
-``CACHECTL_SCREENS=write pytest tests/cli/test_screens.py`` writes the screens again. Look at them before they are kept.
+``CACHECTL_SCREENS=write pytest --all tests/cli/test_screens.py`` writes the screens again. Look at them before they are
+kept.
 """
 
 import os

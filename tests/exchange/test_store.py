@@ -131,7 +131,9 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
     assert stack.push(store).total.placed == 10
     assert stack.store(store).gc().removed == 0
     # What a killed push left goes, and what is not of a store stays.
-    notes, old, new = (folder / "packs" / name for name in ("notes.txt", *(f".cachectl-stage-{x * 32}" for x in "ab")))
+    notes, old, new = (
+        folder / "packs" / name for name in (".cachectl-stage-notes", *(f".cachectl-stage-{x * 32}" for x in "ab"))
+    )
     for path in (notes, old, new):
         path.write_bytes(b"half")
     for path in (*folder.rglob("packs/*"), old):

@@ -51,7 +51,8 @@ def row(home: Home, loopy: str, version: str = VERSION) -> None:
 
 def user(home: Home, *folders: Path, **changes: str) -> Environment:
     """Return the environment of a user whose own Python has no loopy, with these folders on PATH."""
-    environment = home.environment(**{"PATH": os.pathsep.join(map(str, folders)), **changes})
+    variables = {"PATH": os.pathsep.join(map(str, folders)), "VIRTUAL_ENV": "", "CONDA_PREFIX": "", **changes}
+    environment = home.environment(**variables)
     return environment._replace(searches_pythons=True, installed=lambda _: None, site=())
 
 

@@ -6,12 +6,13 @@ import time
 from pathlib import Path
 
 import pytest
-from support.layers import clear, clear_damaged, environment_of, got, listed, on_disk, usage_of, verified
+from support.layers import clear, clear_damaged, environment_of, got, listed, on_disk, usage_of, verified, write
 from support.miopen_kernels import FIND
 from support.products import LINE, PERF, PROBLEM, TUNED, fill_system_tuning
 from support.products import fill_tuning as fill
 
 from cachectl.layers import core
+from cachectl.layers.disk import handles
 from cachectl.layers.miopen import MIOpenSystemTuning, MIOpenTuning
 
 NEW = core.Artifact("miopen-tuning", f"{FIND}::new", "miopen-record/1", b"new=S:1,0,A")
@@ -113,3 +114,12 @@ def test_system_results_of_every_form_are_listed_and_damage_is_the_packages(tmp_
     assert listed(layer).keys() >= {f"gfx906_60.HIP.fdb.txt::{PROBLEM}", f"gfx90a6e.db.txt::{TUNED}"}
     (finding,) = verified(layer)
     assert "reinstall the package" in finding.fix
+
+
+def test_a_stage_that_another_command_holds_stays(tmp_path: Path) -> None:
+    layer, folder = MIOpenTuning(environment_of(tmp_path)), fill(tmp_path)
+    held, left = (write(folder / f".cachectl-stage-{letter * 32}", b"half") for letter in "ab")
+    with held.open("rb") as file:
+        assert handles.take_flock(file.fileno())
+        clear(layer)
+        assert (held.exists(), left.exists()) == (True, False)

@@ -69,6 +69,17 @@ def test_links_are_listed_as_problems_and_never_followed(tree: Tree, tmp_path: P
     assert clear(linked).removed == 1
 
 
+def test_an_entry_with_a_link_or_a_pipe_is_left_alone(tmp_path: Path) -> None:
+    tree = Tree("test", tmp_path / "root", SHAPE._replace(members=re.compile("file|other")))
+    fill(tree, "ab/0001").joinpath("other").symlink_to("file")
+    os.mkfifo(fill(tree, "ab/0002") / "other")
+    fill(tree, "ab/0003")
+    assert problems(tree) == dict.fromkeys(("0001", "0002"), "unrecognised")
+    assert (keys(tree), clear(tree).removed) == (["ab/0003"], 1)
+    left = {str(path.relative_to(tree.root / "ab")) for path in (tree.root / "ab").rglob("*")}
+    assert left == {"0001", "0001/file", "0001/other", "0002", "0002/file", "0002/other"}
+
+
 def test_a_folder_swapped_for_a_link_after_the_plan_does_no_harm(tree: Tree, tmp_path: Path) -> None:
     fill(tree)
     planned = entries(tree)
