@@ -103,6 +103,9 @@ def _read(path: Path, *, needed: bool) -> bytes | None:
     from cachectl.layers.disk.trust import shared_because
 
     shown, ignore = core.printable(path), f"{core.CONFIG_VARIABLE}={os.devnull}"
+    # A link that leads nowhere, and one in a folder that is closed to this user, is none.
+    if not needed and not os.path.exists(path):
+        return None
     try:
         if (reason := shared_because(path)) is not None:
             raise core.CachectlError(f"{shown}: refused: {reason}; chmod go-w or chown that, or ignore it: {ignore}")
@@ -110,9 +113,6 @@ def _read(path: Path, *, needed: bool) -> bytes | None:
             raise core.CachectlError(f"{shown}: not a file; correct it, or ignore it: {ignore}")
         return path.read_bytes()
     except OSError as error:
-        # Also a link that leads nowhere, and one in a folder that is closed to this user, is none.
-        if not needed and not os.path.exists(path):
-            return None
         raise core.CachectlError(f"{shown}: {error.strerror}; correct it, or ignore it: {ignore}") from error
 
 

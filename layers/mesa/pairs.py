@@ -75,6 +75,8 @@ class Pair(rows.RowFile):
     index: int
     folder: int
     top: int
+    #: The number of entries after a removal, once the new files are in their places.
+    left: int | None = None
 
     def __init__(self, layer: str, root: Path, file: str, lock_timeout: float) -> None:
         self.layer = layer
@@ -184,9 +186,15 @@ class Pair(rows.RowFile):
     def gone(self, rows: Iterable[rows.Row]) -> int:
         """Return how many entries have gone: more than planned if Mesa cannot use the files any more."""
         del rows
-        left = 0
-        with suppress(core.Damaged):
+        try:
             left = len(self.blobs())
+        except core.Damaged:
+            left = 0
+        except core.LayerError:
+            # Nothing can be read any more, but the new files are in their places.
+            if self.left is None:
+                raise
+            left = self.left
         return max(0, self.before - left)
 
     # ------------------------------------------------------------------ changes
@@ -390,6 +398,7 @@ class Fossilize(Pair):
             os.fsync(staged[0])
             for name, place in (("empty", self.index_name), ("data", self.data_name), ("index", self.index_name)):
                 atomic.move_in(name, stage, place, self.folder)
+            self.left = len(kept)
             os.fsync(self.folder)
 
 

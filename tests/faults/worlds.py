@@ -92,7 +92,8 @@ def disk_bytes(home: Path) -> int:
     sizes = {}
     for path in (home, *home.rglob("*")):
         status = path.lstat()
-        if not stat.S_ISLNK(status.st_mode) and not path.name.endswith(_NOT_FREED):
+        # What cachectl remembers of a home is in .local.
+        if not stat.S_ISLNK(status.st_mode) and not path.name.endswith(_NOT_FREED) and ".local" not in path.parts:
             sizes[status.st_ino] = 512 * status.st_blocks
     return sum(sizes.values())
 
