@@ -244,8 +244,8 @@ class Usage(NamedTuple):
     """Numbers of one root.
 
     ``files`` and ``bytes`` count the layer's files on disk without orphans; ``stale_*`` is ``None`` if the layer cannot
-    recognise stale entries, and ``stale_unknown`` counts the entries of which it cannot tell. If a problem hides a part
-    of the root, the numbers are lower bounds, and ``None`` instead of 0.
+    recognise stale entries, and ``stale_unknown`` counts those whose staleness is unknown. If a problem hides a part of
+    the root, the numbers are lower bounds, and ``None`` instead of 0.
     """
 
     entries: int | None = 0

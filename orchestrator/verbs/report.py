@@ -34,7 +34,7 @@ class Total(NamedTuple):
     """Sums over roots; lower bounds unless ``complete``, and ``None`` for what is unknown.
 
     ``files`` and ``bytes`` include orphans. ``prune --stale`` removes ``stale_bytes`` and ``orphan_bytes``, and leaves
-    the ``stale_unknown`` entries of which nobody can tell.
+    the ``stale_unknown`` entries whose staleness is unknown.
     """
 
     entries: int | None
