@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import tiers
-from homes import Driver, Home, OtherMpi, made_once, make_home, unpack_compute_cache
+from homes import Driver, Home, OtherMpi, made_once, make_home, unpack_compute_cache, working_pocl
 from hypothesis import HealthCheck, settings
 from tiers import ELSEWHERE, TIERS, absent, needing
 
@@ -33,7 +33,9 @@ pytest_plugins = ("support.browser", "support.bundles", "support.servers")
 
 def _missing() -> str | None:
     missing = [name for name in ("loopy", "pyopencl") if importlib.util.find_spec(name) is None]
-    return f"needs {' and '.join(missing)}, which is not installed" if missing else None
+    if missing:
+        return f"needs {' and '.join(missing)}, which is not installed"
+    return None if working_pocl() else "needs a PoCL that compiles for this processor: apt-get install pocl-opencl-icd"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -284,7 +284,7 @@ def make_home(path: Path) -> Home:
     tester = {name: value for name, value in os.environ.items() if not name.startswith("CACHECTL_")}
     kept = {name: value for name, value in tester.items() if not name.startswith(SWITCHES)}
     # Older releases of Mesa go by the account, whatever HOME says: without its variable they would use the tester's.
-    return Home(path, {**wheel_driver(), **kept, "HOME": str(path), "MESA_SHADER_CACHE_DIR": str(path / ".cache")})
+    return Home(path, {**pocl_driver(), **kept, "HOME": str(path), "MESA_SHADER_CACHE_DIR": str(path / ".cache")})
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, fill: Callable[[Path], object]) -> Path:
@@ -324,7 +324,26 @@ def wheel() -> Path:
     return Path(str(spec.origin if spec else "/none")).parent
 
 
-def wheel_driver() -> dict[str, str]:
-    """Return the variable that makes PyOpenCL's wheel load its own PoCL alone, whatever else the system registers."""
-    file = wheel() / ".libs/pocl.icd"
-    return {"OCL_ICD_VENDORS": str(file)} if file.exists() else {}
+def working_pocl() -> str | None:
+    """Return the ICD file of a PoCL that compiles for this processor: the wheel's, or else the system's.
+
+    PoCL 3.0 of the wheel refuses processors that are newer than its LLVM 14. The workers of pytest-xdist take what
+    was found from the variable ``CACHECTL_TEST_ICD``.
+    """
+    build = "import pyopencl as cl; cl.Program(cl.create_some_context(False), 'kernel void f() {}').build()"
+    for file in () if "CACHECTL_TEST_ICD" in os.environ else _ICD_FILES:
+        with tempfile.TemporaryDirectory() as folder:
+            variables = {**os.environ, "OCL_ICD_VENDORS": str(file), "HOME": folder, "XDG_CACHE_HOME": folder}
+            command = (sys.executable, "-c", build)
+            if file.exists() and not subprocess.run(command, env=variables, stderr=-3, check=False).returncode:
+                os.environ["CACHECTL_TEST_ICD"] = str(file)
+                break
+    return os.environ.setdefault("CACHECTL_TEST_ICD", "") or None
+
+
+def pocl_driver() -> dict[str, str]:
+    """Return the variable that makes PyOpenCL load one PoCL alone, whatever else the system registers."""
+    return {"OCL_ICD_VENDORS": working_pocl() or str(_ICD_FILES[0])} if any(map(Path.exists, _ICD_FILES)) else {}
+
+
+_ICD_FILES = (wheel() / ".libs/pocl.icd", Path("/etc/OpenCL/vendors/pocl.icd"))

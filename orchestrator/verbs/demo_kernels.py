@@ -38,9 +38,25 @@ def main(count: int) -> None:
 
 
 def _pocl_device(cl: Any) -> Any:  # noqa: ANN401 - PyOpenCL is imported by the caller alone
-    for platform in cl.get_platforms():
+    """Return the first PoCL that compiles: version 3.0 refuses processors that are newer than its LLVM."""
+    try:
+        platforms = cl.get_platforms()
+    except cl.LogicError:
+        platforms = []
+    refused = None
+    for platform in platforms:
         if platform.name == "Portable Computing Language":
-            return platform.get_devices()[0]
+            device = platform.get_devices()[0]
+            try:
+                cl.Program(cl.Context([device]), "kernel void probe() {}").build()
+            except cl.RuntimeError as error:
+                refused = next((line for line in str(error).splitlines() if line.startswith("error:")), str(error))
+            else:
+                return device
+    if refused:
+        sys.exit(
+            f"PoCL cannot compile for this processor ({refused}); install a newer one: apt install pocl-opencl-icd"
+        )
     sys.exit("no PoCL is registered here, the extra demo: pip install 'opencl-cachectl[demo]'")
 
 

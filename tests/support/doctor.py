@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from homes import wheel_driver
+from homes import pocl_driver
 
 from cachectl.layers.core import Environment, Finding
 from cachectl.layers.core.conformance import nobody
@@ -23,8 +23,8 @@ HOMELY = ("loopy", "pyopencl-invoker", "pytools", "pyopencl", "pocl", "cuda", "m
 
 
 def environment_of(home: Path, **variables: str) -> Environment:
-    """Return an environment of a home that loads the wheel's PoCL alone."""
-    environment = layers.environment_of(home, **{**wheel_driver(), **variables})
+    """Return an environment of a home that loads one PoCL alone."""
+    environment = layers.environment_of(home, **{**pocl_driver(), **variables})
     # A folder that others can write may lie right below the system's.
     return (
         environment._replace(processes=nobody(home / "p"))
@@ -51,7 +51,7 @@ def shell(home: Path, script: str, **variables: str) -> subprocess.CompletedProc
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     return subprocess.run(
         ["sh", "-ec", command + script],
-        env={**kept, **wheel_driver(), "HOME": str(home), **variables},
+        env={**kept, **pocl_driver(), "HOME": str(home), **variables},
         cwd=home,
         capture_output=True,
         text=True,
