@@ -76,7 +76,7 @@ def listed(
     """Yield the selected entries of every root. A root that fails is given to ``notice``, and the others go on.
 
     ``notice`` gets what could not be listed, and what looks damaged; by default it warns of the first. Without
-    ``contents`` entries are not opened, as in :meth:`Layer.scan`.
+    ``contents`` entries are not opened, as in :meth:`Store.scan`.
     """
 
     def scan(layer: core.Layer, root: core.Root) -> Iterator[core.Found]:

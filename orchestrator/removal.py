@@ -93,7 +93,7 @@ def carry_out(
 ) -> Removal:
     """Return the plan of a removal (``dry_run``), or apply it and remove what killed commands left.
 
-    Interrupted writes are finished or rolled back first; planning handles those of less than 1 GiB without that.
+    Interrupted writes are finished or rolled back before the plan is made.
     """
     if dry_run:
         return plan()

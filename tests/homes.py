@@ -331,7 +331,7 @@ def working_pocl() -> str | None:
     was found from the variable ``CACHECTL_TEST_ICD``.
     """
     build = "import pyopencl as cl; cl.Program(cl.create_some_context(False), 'kernel void f() {}').build()"
-    for file in () if "CACHECTL_TEST_ICD" in os.environ else _ICD_FILES:
+    for file in () if "CACHECTL_TEST_ICD" in os.environ else ICD_FILES:
         with tempfile.TemporaryDirectory() as folder:
             variables = {**os.environ, "OCL_ICD_VENDORS": str(file), "HOME": folder, "XDG_CACHE_HOME": folder}
             command = (sys.executable, "-c", build)
@@ -343,7 +343,8 @@ def working_pocl() -> str | None:
 
 def pocl_driver() -> dict[str, str]:
     """Return the variable that makes PyOpenCL load one PoCL alone, whatever else the system registers."""
-    return {"OCL_ICD_VENDORS": working_pocl() or str(_ICD_FILES[0])} if any(map(Path.exists, _ICD_FILES)) else {}
+    return {"OCL_ICD_VENDORS": working_pocl() or str(ICD_FILES[0])} if any(map(Path.exists, ICD_FILES)) else {}
 
 
-_ICD_FILES = (wheel() / ".libs/pocl.icd", Path("/etc/OpenCL/vendors/pocl.icd"))
+#: The files that register the PoCL of the wheel, and that of the system.
+ICD_FILES = (wheel() / ".libs/pocl.icd", Path("/etc/OpenCL/vendors/pocl.icd"))

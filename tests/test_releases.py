@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from homes import Home
+from homes import ICD_FILES, Home, working_pocl
 from support.dictionaries import rows_of
 from support.tracing import numbers
 from tiers import absent, real
@@ -77,7 +77,9 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Libraries:
     shutil.copytree(Path(cachectl.__file__).parent, site / "cachectl")
     shutil.copytree(Path(layers.__file__).parent, site / "cachectl/layers", dirs_exist_ok=True)
     paths = (str(PROGRAMS), str(site))
-    variables = {"PYTHONPATH": os.pathsep.join(paths), "OCL_ICD_VENDORS": str(folder / "vendors")}
+    pocl = working_pocl()
+    vendors = str(folder / "vendors") if pocl == str(ICD_FILES[0]) else pocl
+    variables = {"PYTHONPATH": os.pathsep.join(paths), "OCL_ICD_VENDORS": vendors}
     asked = (python, "-c", "import importlib.metadata as m; print(m.version('pyopencl'))")
     release = subprocess.check_output(asked, text=True).split(".")
     return Libraries(python, variables, tuple(map(int, release[:2])) <= (2024, 1))

@@ -120,10 +120,7 @@ class Store(ABC):
         return sum_usage(self.scan(root, contents=False))
 
     def in_use(self, targets: Iterable[core.Entry]) -> Iterator[tuple[core.Entry, str | None]]:
-        """Pair each thing to be cleared with the reason to leave it for now, ``None`` if there is none.
-
-        The store adds things that a later scan could not recognise without those.
-        """
+        """Pair each thing to be cleared with the reason to leave it for now, ``None`` if there is none."""
         for target in targets:
             yield target, None
 

@@ -52,7 +52,7 @@ _NATIVE = (".so", OBJECT)
 #: The symbol of a work-group function, in a table of strings.
 _WORK_GROUP = core.regex(rb"_pocl_kernel_([^\0]+)_workgroup\0")
 
-#: Seconds without change after which no compile can be using an entry: longer than any one compile.
+#: Seconds without change after which a compile is taken to have ended.
 ENTRY_REST = 600.0
 #: The same for temporaries, which a slow compile may hold longer.
 ORPHAN_REST = 3600.0

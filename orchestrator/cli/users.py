@@ -95,7 +95,8 @@ def _show(request: verbs.Request, documents: list[Mapping[str, Any]]) -> None:
     for document in documents:
         for item in document.get(items, ()):
             amounts = [_number(item, name) for name in numbers]
-            if any(amounts) or not numbers:
+            # Layers without anything are left out.
+            if any(amounts) or items != "layers":
                 named = [str(item.get(name) or verbs.DASH)[:_LONGEST] for name in texts]
                 rows.append((document["user"], *named, *amounts))
     total = {name: sum(row[place] or 0 for row in rows) for place, name in enumerate(numbers, 1 + len(texts))}

@@ -218,7 +218,7 @@ def _read_by(function: str) -> Callable[[str], Any]:
 
 age_of, size_of = _read_by("parse_age"), _read_by("parse_size")
 LAYERS = ("layers", "LAYER", "a layer that cachectl layers lists (default: all)", MANY)
-CLEARABLE = ("layers", "LAYER", "a layer that cachectl layers lists (default: all but tuning results)", MANY)
+CLEARABLE = ("layers", "LAYER", "a layer that cachectl layers lists (default: a user's, but no tuning results)", MANY)
 ONE_LAYER = ("layer", "LAYER", "the layer that keeps the entry")
 LAYER = ("--layer", "LAYER", "only this one; may be repeated", REPEATED | {"dest": "layers"})
 KEY = ("key", "KEY", "the entry's key, as cachectl ls -q prints it")

@@ -107,6 +107,8 @@ def test_a_text_called_index_stays_when_the_entries_beside_it_go(layer: Layer) -
     file = write(root_of(layer) / "index", "years of work, and no cache at all\n" * 3)
     before = file.read_bytes()
     assert (clear(layer).removed, file.read_bytes()) == (40, before)
+    file.write_bytes(bytes(4) + before)
+    assert layer.plan_clear(damaged=True).entries == ()
 
 
 def test_an_unknown_format_is_opaque_where_its_index_vouches_for_it(layer: Layer) -> None:

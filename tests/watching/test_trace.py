@@ -423,6 +423,7 @@ print(len({platform.version for platform in found}))
 
 
 @real
+@pytest.mark.usefixtures("wheel_pocl")
 def test_each_of_two_pocls_in_one_process_is_heard(home: Home, debian_pocl: Driver, tmp_path: Path) -> None:
     """The wheel's loader adds the wheel's PoCL to those of a folder; a program of either is counted, cold and warm."""
     vendors = tmp_path / "vendors"

@@ -68,6 +68,7 @@ def test_pyopencl_of_another_python_counts(tmp_path: Path, how: str) -> None:
 
 @real
 @pytest.mark.environment
+@pytest.mark.usefixtures("wheel_pocl")
 def test_labels_of_several_drivers(home: Home, debian_pocl: Driver, tmp_path: Path, other: Home) -> None:
     """Nor with the version of the wheel, which is installed, if another driver is the only one that is registered."""
     home.python("kernels.py 2", **debian_pocl)
