@@ -295,7 +295,7 @@ class _Folder(events.WatchedPlace):
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         try:
-            with os.scandir(self.path / folder) as entries:
+            with os.scandir(f"{self.path}/{folder}") as entries:
                 return sorted(entries, key=lambda entry: entry.name)
         except (FileNotFoundError, NotADirectoryError):
             return []
