@@ -292,7 +292,7 @@ def _pulling(folder: Path, make: Callable[[Path, int], trees.Counts], entries: i
 def one_entry(way: str, folder: Path, entries: int) -> Race:
     """Get or put single entries in one process, or enter and leave ``disabled()``."""
     original, home = folder / "original", folder / "home"
-    trees.expect(original, trees.pocl(original, entries), trees.one_dictionary(original, entries))
+    trees.expect(original, trees.programs(original, entries), trees.one_dictionary(original, entries))
     command = (sys.executable, str(_ONE_ENTRY), way, str(_TIMES))
 
     def race() -> tuple[Used, Used | None]:
