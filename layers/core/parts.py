@@ -114,6 +114,8 @@ class Lookups(NamedTuple):
     #: Infers hits and misses from the number of openings of files with many entries, and of entries that appeared;
     #: ``None`` if they show neither.
     by_openings: Callable[[int, int, Environment], tuple[int, int] | None] = lambda *_: None
+    #: The stages of a start that a hit saves.
+    saves: tuple[str, ...] = ("compile",)
     #: Returns the bytes of a file that a listener saw stored; ``None`` if it no longer exists.
     weigh: Callable[[str], int | None] = lambda _: None
     #: Returns what was compiled into a program that a listener saw stored, and when; nothing if that is unknown.

@@ -21,6 +21,9 @@ _KERNEL = re.compile(
 #: Functions of PyOpenCL's extension module that may wait for kernels.
 _WAITS = ("wait_for_events", "enqueue_map_buffer", "_enqueue_read_buffer", "_enqueue_svm_memcpy")
 _here = threading.local()
+#: The sources whose text was noted, by checksum; longer ones are not, in characters.
+_sources: set[str] = set()
+_LONGEST = 1 << 20
 
 
 def watch(module: Any, notes: Any) -> None:
@@ -77,7 +80,7 @@ def _watch_builds(module: Any, notes: Any) -> None:
     def before(kind: str, call: Any) -> tuple[Any, Any]:
         _here.binary = None
         _here.compiles = []
-        about = _here.about = notes.quietly(_about, kind, call) or {}
+        about = _here.about = notes.quietly(_about, notes, kind, call) or {}
         driver = listeners.get(about["platform"]) if "platform" in about else unknown
         return driver, notes.quietly(driver.listen) if driver else None
 
@@ -149,19 +152,30 @@ def _watch_launches(module: Any, notes: Any) -> None:
             notes.put(owner, "enqueue_nd_range_kernel", launch)
 
 
-def _about(kind: str, call: Any) -> dict[str, Any]:
+def _about(notes: Any, kind: str, call: Any) -> dict[str, Any]:
     # The first argument of link_program is a context. A program that is made of binaries has no source.
     program = call.arguments[0]
     context = program if kind == "link" else program._context  # noqa: SLF001
     source = getattr(program, "_source", "")
     text = source.decode(errors="replace") if isinstance(source, bytes) else source
+    source, device = checksum(text), context.devices[0]
+    if source not in _sources and len(text) <= _LONGEST:
+        _sources.add(source)
+        notes.add(event="source", source=source, text=text)
     return {
         "kernels": _KERNEL.findall(text),
-        "source": checksum(text),
-        "options": str(call.get(2 if kind == "link" else 1, "options", "")),
+        "source": source,
+        "options": _options(call.get(2 if kind == "link" else 1, "options", "")),
         "devices": [device.name for device in context.devices],
-        "platform": context.devices[0].platform.name,
+        "platform": device.platform.name,
+        "version": f"{device.platform.version.strip()} ({device.driver_version.strip()})",
     }
+
+
+def _options(given: Any) -> str:
+    """Return the options of a build as one text: PyOpenCL takes a text, a list of words, or neither."""
+    words = given.split() if isinstance(given, str) else [os.fsdecode(word) for word in given or ()]
+    return " ".join(words)
 
 
 def checksum(source: str) -> str:

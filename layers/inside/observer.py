@@ -259,7 +259,9 @@ class Notes:
             program = list(getattr(sys, "orig_argv", None) or sys.argv)
             host = os.uname().nodename if hasattr(os, "uname") else ""
             rank = next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdecimal()), None)
-            self._write({"event": "started", "program": program, "host": host, "rank": rank})
+            self._write(
+                {"event": "started", "program": program, "host": host, "rank": rank, **(_quietly(_python) or {})}
+            )
 
     def _write(self, event: dict[str, object]) -> None:
         line = _quietly(_encode, {"pid": self._pid, "at": self.epoch(), **event})
@@ -282,6 +284,11 @@ def observe(folder: str, site: str) -> Notes:
         notes = Notes(folder, site, json.load(stream))
     notes.start()
     return notes
+
+
+def _python() -> dict[str, Any]:
+    """Return what decides about keys that libraries in Python make, and about relative paths in options."""
+    return {"python": sys.version.split()[0], "paths": [os.path.abspath(path) for path in sys.path], "cwd": os.getcwd()}
 
 
 def _append(path: str, line: str) -> None:

@@ -143,6 +143,7 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
             imports=("pyopencl", "numpy"),
             mapped=("/pyopencl/_cl.",),
             difference=_difference,
+            saves=(),
         ),
         # Whatever platform PyOpenCL builds for.
         finds_tags=True,

@@ -105,6 +105,7 @@ _LOOKUPS = core.Lookups(
     owns=_owns,
     part_of=_part_of,
     difference=_difference,
+    saves=(),
 )
 #: The stages of loopy are timed, too.
 _STAGES = dict.fromkeys(("loopy", "loopy.target.pyopencl_execution"), _INSIDE / "loopy_stages.py")
@@ -234,7 +235,11 @@ class LoopyDictionaries(PytoolsDictionaries):
     store: Any = dictionary_store("loopy")
     about = PytoolsDictionaries.about._replace(
         reveals="source text of your kernels",
-        lookups=_LOOKUPS._replace(imports=("loopy", "islpy", "pymbolic"), watchers={**_WATCHERS, **_STAGES}),
+        lookups=_LOOKUPS._replace(
+            imports=("loopy", "islpy", "pymbolic"),
+            watchers={**_WATCHERS, **_STAGES},
+            saves=("preprocess", "schedule", "codegen"),
+        ),
     )
     library = "loopy"
     variables = ("LOOPY_NO_CACHE", "CG_NO_CACHE")

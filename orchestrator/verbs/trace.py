@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from cachectl import layer_set, output_files, verbs
 from cachectl.layers import core
 from cachectl.switching import child
-from cachectl.watching import evidence, timeline
+from cachectl.watching import evidence, ledger, timeline
 from cachectl.watching.trace import tracing
 
 OPTIONS = (
     verbs.UNEXPECTED,
-    ("--explain", "also list builds and entries, and explain every miss"),
+    ("--explain", "also list builds and entries, explain every miss, and show how sources changed"),
+    ("--no-ledger", "compare with no earlier run, and remember nothing of this one"),
+    ("--forget", "remove what earlier traces have remembered, and end"),
     ("--json", "FILE", "write JSON to a file, - for standard output"),
     (
         "--timeline",
@@ -21,9 +23,11 @@ OPTIONS = (
     ),
     ("--force", "replace an existing FILE that is not JSON or a timeline of trace"),
 )
+#: Kernels that missed that are listed, and the part of a run from which a stage is.
+_FEW, _SHARE = 12, 0.01
 USAGE = """\
 cachectl trace [--explain] [--json FILE] [--timeline FILE.json|FILE.html] [--force]
-       -- COMMAND..."""
+       [--no-ledger] -- COMMAND..."""
 
 
 def trace(
@@ -31,17 +35,19 @@ def trace(
     command: Sequence[str],
     *,
     explain: bool = False,
+    remembers: bool = True,
     notice: Callable[[str], None] = layer_set.warn_user,
 ) -> timeline.Trace:
     """Run a command and return what each layer did; with ``explain`` also why each lookup missed.
 
+    It is compared with the last traced run of the same kernels, and kept for the next, if it ``remembers``.
     ``notice`` gets a line for each thing that went wrong with the temporary folder, and for each library that could not
     be watched. Raises :class:`~cachectl.switching.child.CannotStart`.
     """
     with (
         child.signals_held() as signals,
         child.isolated_root(stack.environment, notice=notice) as folder,
-        tracing(stack, folder, notice, explain=explain) as (traced, variables),
+        tracing(stack, folder, notice, explain=explain, remembers=remembers) as (traced, variables),
     ):
         traced.command = tuple(command)
         traced.exit_status = child.run(command, variables, stack.environment, signals)
@@ -51,12 +57,17 @@ def trace(
 def run(request: verbs.Request) -> int:
     """Carry out ``cachectl trace``."""
     options = request.options
+    if options.forget:
+        found = ledger.forget(request.environment)
+        request.notice("the ledger of traces is removed" if found else "there is no ledger of traces")
+        return 0
     request.demand_command()
     if options.timeline is not None:
         timeline.check(options.timeline)
     kind = output_files.json_kind("cachectl/trace")
     document, drawn = request.outputs((options.json, kind), (options.timeline, timeline.TIMELINE))
-    traced = trace(request.stack, request.command, explain=options.explain, notice=request.notice)
+    chosen = {"explain": options.explain, "remembers": not options.no_ledger}
+    traced = trace(request.stack, request.command, notice=request.notice, **chosen)
     request.write_json(traced, document)
     # Standard output belongs to the command.
     request.output.say_on_stderr(show(traced))
@@ -71,8 +82,14 @@ def run(request: verbs.Request) -> int:
 def show(traced: timeline.Trace) -> Iterator[bytes | str | verbs.Table]:
     """Yield what people see of a trace, after what the run's own C code printed."""
     yield traced.passed_on
+    yield traced.verdict
+    if traced.missed:
+        yield from ("", _missed(traced.missed))
+    if traced.summary is not None and traced.summary.stages:
+        yield from ("", _stages(traced.summary, traced.wall_seconds))
     shown = [layer for layer in traced.layers if layer.was_used]
     stopped = [layer for layer in traced.layers if layer.state is not None]
+    yield ""
     if shown:
         numbers = dict.fromkeys(("hits", "misses", "stores"), verbs.count)
         rows = [(use.layer, use.hits, use.misses, use.stores, use.bytes, use.evidence) for use in shown]
@@ -82,11 +99,6 @@ def show(traced: timeline.Trace) -> Iterator[bytes | str | verbs.Table]:
     yield f"{core.plural(others, 'more layer' if shown or stopped else 'layer')}: no use seen"
     for program in traced.unwatched:
         yield f"not counted, could not be watched: {program['command']} (it used {', '.join(program['layers'])})"
-    summary = traced.summary
-    if summary is not None and summary.stages:
-        yield from ("", _stages(summary.stages), "", _missed(summary, traced))
-        if summary.slowest:
-            yield from ("", _slowest(summary.slowest))
     if traced.misses is None:
         return
     if traced.kernels:
@@ -94,20 +106,30 @@ def show(traced: timeline.Trace) -> Iterator[bytes | str | verbs.Table]:
     if traced.entries:
         yield from ("", _entries(traced.entries))
     yield from ("", *_folded(traced.misses))
+    yield from (line for kernel in traced.missed if kernel.diff for line in ("", *kernel.diff.splitlines()))
 
 
-def _stages(stages: Iterable[timeline.StageTime]) -> verbs.Table:
+def _missed(kernels: Sequence[timeline.MissedKernel]) -> verbs.Table:
+    rows = [
+        (f"{one.seconds:.3f}", one.kernel or verbs.DASH, " ".join(one.layers), one.because) for one in kernels[:_FEW]
+    ]
+    if more := kernels[_FEW:]:
+        rows.append((f"{sum(one.seconds for one in more):.3f}", f"{len(more):,} more", "", ""))
+    return verbs.Table({"seconds": verbs.count, "missed": str, "in": str, "because": str}, rows)
+
+
+def _stages(summary: timeline.Summary, wall: float) -> verbs.Table:
+    """Return the stages that took long; the others, and the program's own time, are sums."""
+    long = [stage for stage in summary.stages if stage.seconds >= _SHARE * wall]
+    short = [stage for stage in summary.stages if stage not in long]
+    if short:
+        seconds, hit, missed = (sum(times) for times in zip(*(stage[1:] for stage in short), strict=True))
+        long.append(timeline.StageTime("other stages", seconds, hit, missed))
     rows = []
-    for stage in stages:
+    for stage in (*long, timeline.StageTime("the program", summary.own, 0.0, 0.0)):
         split = [f"{seconds:.3f}" if seconds else verbs.DASH for seconds in (stage.hit, stage.missed)]
         rows.append((stage.stage, f"{stage.seconds:.3f}", *split))
     return verbs.Table({"stage": str, **dict.fromkeys(("seconds", "hit", "missed"), verbs.count)}, rows)
-
-
-def _slowest(kernels: Iterable[timeline.KernelTime]) -> verbs.Table:
-    states = {True: "warm", False: "cold", None: verbs.DASH}
-    rows = [(f"{one.seconds:.3f}", one.slowest_stage, states[one.warm], one.kernel) for one in kernels]
-    return verbs.Table({"seconds": verbs.count, "most in": str, "state": str, "slowest kernels": str}, rows)
 
 
 def _builds(kernels: Iterable[timeline.KernelTrace]) -> verbs.Table:
@@ -128,16 +150,6 @@ def _entries(entries: Iterable[evidence.EntryTrace]) -> verbs.Table:
         rows.append((entry.layer, hits, entry.stores, entry.bytes, entry.device or verbs.DASH, kernels))
     numbers = {"hits": verbs.count, "stores": verbs.count, "size": verbs.size}
     return verbs.Table({"entries of": str, **numbers, "device": str, "kernels": str}, rows)
-
-
-def _missed(summary: timeline.Summary, traced: timeline.Trace) -> str:
-    off = "".join(
-        f"; {layer.layer} is {layer.state}" for layer in traced.layers if layer.state in ("disabled", "closed")
-    )
-    if not summary.missed and not summary.at_least:
-        return f"it took {traced.wall_seconds:.2f} s, and no lookup missed{off}"
-    about = "at least " if summary.at_least else ""
-    return f"of {traced.wall_seconds:.2f} s, {about}{summary.missed:.2f} s went into misses{off}"
 
 
 def _folded(misses: Sequence[evidence.Miss]) -> Iterator[str]:

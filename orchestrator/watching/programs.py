@@ -41,15 +41,18 @@ _FIELDS: Mapping[str, Sequence[str]] = {
     "build": ("layer", "seconds", "failed", "heard", "compiles", *_WHEN),
     "span": ("stage", "name", *_WHEN),
     "messages": ("layer", "wrote", "upto"),
+    "source": ("source", "text"),
 }
 #: The fields that are used, each with a value of its form: a list holds values of one form, a tuple one value of each.
 _FORMS: Mapping[str, object] = {
     **dict.fromkeys(("event", "error", "kind", "host", "library", "layer", "name", "stage", "dictionary"), ""),
-    **dict.fromkeys(("key", "source", "options", "platform", "driver", "binary"), ""),
+    **dict.fromkeys(
+        ("key", "source", "text", "options", "platform", "version", "driver", "binary", "python", "cwd"), ""
+    ),
     **dict.fromkeys(("pid", "start", "end", "thread", "upto", "bytes", "rank", "lookups"), 0),
     **dict.fromkeys(("at", "seconds"), 0.0),
     **dict.fromkeys(("failed", "heard", "compiled"), False),
-    **{name: [""] for name in ("program", "wrote", "kernels", "devices")},
+    **{name: [""] for name in ("program", "paths", "wrote", "kernels", "devices")},
     "compiles": [(0, 0)],
 }
 #: Indexes of fields of ``/proc/PID/stat`` from the state on, see proc(5).

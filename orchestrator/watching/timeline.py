@@ -75,30 +75,32 @@ class StageTime(NamedTuple):
     missed: float
 
 
-class KernelTime(NamedTuple):
-    """Seconds of all stages of one kernel, and its slowest one.
-
-    ``warm`` is whether all its lookups hit, ``None`` if there was none.
-    """
-
-    kernel: str
-    seconds: float
-    slowest_stage: str
-    warm: bool | None
-
-
 class Summary(NamedTuple):
-    """Where a start went. Seconds of several threads and processes add up in ``stages`` and ``slowest``.
+    """Where a start went. Seconds of several threads and processes add up in ``stages``.
 
-    ``missed`` are the seconds that misses took, from a lookup to the end of its store, in the thread in which they took
+    ``own`` are the seconds in which no thread was in any stage: the program's own. ``missed`` are those that misses
+    took, from a lookup to the end of its store, in the thread in which they took
     most: processes and threads of a run wait for each other. ``at_least`` is true if neither a driver nor its cache
     showed whether it compiled, so that this is left out.
     """
 
     stages: tuple[StageTime, ...]
+    own: float
     missed: float
     at_least: bool
-    slowest: tuple[KernelTime, ...]
+
+
+class MissedKernel(NamedTuple):
+    """A kernel of which lookups missed, in which layers, the seconds that it took (as ``missed``), and why.
+
+    ``diff`` has the lines of its source that differ from the last traced run, in the unified format, if it is known.
+    """
+
+    kernel: str
+    seconds: float
+    layers: tuple[str, ...]
+    because: str
+    diff: str | None = None
 
 
 class KernelTrace(NamedTuple):
@@ -123,6 +125,8 @@ class Trace:
     with the ``layers`` that each was seen to use; ``passed_on`` the output of C code on its error stream in a build
     that did not end; ``started`` when the run did, in epoch seconds; ``processes`` those that were watched
     (:func:`read_processes`); and ``spans`` what their time went to. ``summary`` is ``None`` if there was none.
+    ``verdict`` says in a sentence or two what the run lost to misses, and why; ``missed`` are the kernels that it lost
+    it to, those that took most first.
     """
 
     command: tuple[str, ...] = ()
@@ -138,6 +142,8 @@ class Trace:
     processes: Sequence[Mapping[str, Any]] = ()
     spans: Sequence[Span] = ()
     summary: Summary | None = None
+    verdict: str = ""
+    missed: tuple[MissedKernel, ...] = ()
 
     def __getitem__(self, name: str) -> evidence.LayerTrace:
         """Return what a layer did. Raises :class:`KeyError` for an unknown name."""
@@ -146,8 +152,6 @@ class Trace:
 
 #: Seconds that a run may take longer than its command: processes that outlive it.
 _SLACK = 1.0
-#: How many of the slowest kernels are listed.
-_SLOWEST = 10
 
 
 def clocks() -> tuple[int, int]:
@@ -254,11 +258,10 @@ def _driver_spans(
 # ---------------------------------------------------------------------- sums
 
 
-def own_times(spans: Sequence[Span]) -> list[tuple[Span, float, str | None]]:
-    """Return each span with its seconds without the spans inside it, and its kernel, or that of a span around it.
+def own_times(spans: Sequence[Span]) -> list[tuple[Span, float]]:
+    """Return each span with its seconds without the spans inside it.
 
-    Spans must be in order: by start, longer ones first. A wait for several kernels that were launched before it
-    belongs to none of them.
+    Spans must be in order: by start, longer ones first.
     """
     rows: list[list[Any]] = []
     open_rows: dict[tuple[int, int], list[list[Any]]] = {}
@@ -266,67 +269,57 @@ def own_times(spans: Sequence[Span]) -> list[tuple[Span, float, str | None]]:
         around = open_rows.setdefault((span.process, span.thread), [])
         while around and around[-1][0].end <= span.start:
             around.pop()
-        kernel = None if span.stage == "launch" and " " in (span.kernel or "") else span.kernel
         if around:
             outer = around[-1]
             # Parts of spans that overlap without nesting count once, in the later one.
             outer[1] -= min(span.end, outer[0].end) - span.start
-            kernel = kernel or outer[2]
-        around.append([span, span.seconds, kernel])
+        around.append([span, span.seconds])
         rows.append(around[-1])
-    return [(span, max(0.0, seconds), kernel) for span, seconds, kernel in rows]
+    return [(span, max(0.0, seconds)) for span, seconds in rows]
 
 
-def summarize(spans: Sequence[Span]) -> Summary:
-    """Sum spans up, which must be in order."""
+def summarize(spans: Sequence[Span], wall: float) -> Summary:
+    """Sum spans up, which must be in order; ``wall`` are the seconds of the run."""
     times: dict[tuple[str, str | None], float] = defaultdict(float)
-    kernels: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    outcomes: dict[str, set[str | None]] = defaultdict(set)
-    threads: dict[tuple[int, int], list[Span]] = defaultdict(list)
-    for span, seconds, name in own_times(spans):
-        times[span.stage, span.outcome] += seconds
-        threads[span.process, span.thread].append(span)
-        if name is not None:
-            kernels[name][span.stage] += seconds
-            outcomes[name].add(span.outcome)
     totals: dict[str, float] = defaultdict(float)
-    for (stage, _), seconds in times.items():
-        totals[stage] += seconds
+    for span, seconds in own_times(spans):
+        times[span.stage, span.outcome] += seconds
+        totals[span.stage] += seconds
     stages = [stage for stage in STAGES if totals[stage]]
-    slowest = [
-        KernelTime(
-            name,
-            sum(by_stage.values()),
-            max(by_stage, key=by_stage.__getitem__),
-            "miss" not in outcomes[name] if outcomes[name] & {"hit", "miss"} else None,
-        )
-        for name, by_stage in kernels.items()
-    ]
+    threads: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for span, end in missed_work(spans):
+        threads[span.process, span.thread].append((span.start, end))
     return Summary(
         tuple(StageTime(stage, totals[stage], times[stage, "hit"], times[stage, "miss"]) for stage in stages),
-        max(map(_missed, threads.values()), default=0.0),
+        max(0.0, wall - covered((span.start, span.end) for span in spans)),
+        max(map(covered, threads.values()), default=0.0),
         any(span.stage == "compile" and span.outcome is None for span in spans),
-        tuple(sorted(slowest, key=lambda kernel: -kernel.seconds)[:_SLOWEST]),
     )
 
 
-def _missed(spans: Sequence[Span]) -> float:
-    """Return the seconds of one thread from lookups that missed to the ends of their stores, and of compilations."""
-    waiting: dict[tuple[str | None, str, str | None], list[Span]] = {}
-    work: list[tuple[float, float]] = []
+def missed_work(spans: Iterable[Span]) -> Iterator[tuple[Span, float]]:
+    """Yield each lookup that missed, with the end of its store in the same thread, and each compilation, with its end.
+
+    Spans must be in order. They may overlap.
+    """
+    waiting: dict[tuple[object, ...], list[Span]] = {}
     for span in spans:
-        lookup = (span.layer, span.name, span.kernel)
+        lookup = (span.process, span.thread, span.layer, span.name, span.kernel)
         if span.outcome == "miss":
-            work.append((span.start, span.end))
+            yield span, span.end
             if span.stage == "lookup":
                 waiting.setdefault(lookup, []).append(span)
         elif span.stage == "store" and waiting.get(lookup):
-            work.append((waiting[lookup].pop().start, span.end))
-    missed, until = 0.0, -math.inf
-    for start, end in sorted(work):
-        missed += max(0.0, end - max(start, until))
+            yield waiting[lookup].pop(), span.end
+
+
+def covered(times: Iterable[tuple[float, float]]) -> float:
+    """Return the seconds that lie in at least one of these stretches, each from its start to its end."""
+    seconds, until = 0.0, -math.inf
+    for start, end in sorted(times):
+        seconds += max(0.0, end - max(start, until))
         until = max(until, end)
-    return missed
+    return seconds
 
 
 # ---------------------------------------------------------------------- files

@@ -20,7 +20,7 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers import core
 from cachectl.layers.inside import observer
 from cachectl.switching import child, overlay
-from cachectl.watching import evidence, programs, timeline
+from cachectl.watching import evidence, ledger, programs, timeline, verdict
 from cachectl.watching.events import EntryEvents
 
 _FOLDER = "CACHECTL_TRACE"
@@ -51,12 +51,18 @@ run_what_this_stands_before()
 
 @contextmanager
 def tracing(
-    stack: LayerSet, folder: Path, notice: Callable[[str], None], *, explain: bool = False
+    stack: LayerSet,
+    folder: Path,
+    notice: Callable[[str], None],
+    *,
+    explain: bool = False,
+    remembers: bool = True,
 ) -> Iterator[tuple[timeline.Trace, dict[str, str]]]:
     """Watch a run during the block.
 
     Yields its trace, which is complete when the block has ended, however it ends, and the variables that make a child
-    and its children watched. ``notice`` gets a line for each library that could not be watched.
+    and its children watched. ``notice`` gets a line for each library that could not be watched. The run is compared
+    with the last ones, and kept, if the trace ``remembers``.
     """
     site, notes = folder / "site", folder / "events"
     layers = {layer.name: evidence.Evidence(layer, explain=explain) for layer in stack}
@@ -106,9 +112,26 @@ def tracing(
         trace.started, trace.processes = began[1] / 1e9, timeline.read_processes(events)
         if trace.processes:
             trace.spans = timeline.read_spans(events, began, trace.wall_seconds, parts)
-            trace.summary = timeline.summarize(trace.spans)
+            trace.summary = timeline.summarize(trace.spans, trace.wall_seconds)
+        judge = verdict.Judge(layers, trace, events)
+        known = _remembered(stack.environment, judge, notice) if remembers else {}
+        trace.missed = judge.missed(known, explain=explain)
+        trace.verdict = judge.verdict(trace.missed)
         for line in evidence.misfits(events).values():
             notice(f"{line}, and was left alone")
+
+
+def _remembered(
+    environment: core.Environment, judge: verdict.Judge, notice: Callable[[str], None]
+) -> Mapping[str, ledger.Known]:
+    """Return the kernels of earlier runs, and keep those of this one; ``notice`` gets a line if that fails."""
+    known: Mapping[str, ledger.Known] = {}
+    try:
+        known = ledger.read(environment).kernels
+        ledger.change(environment, judge.remember)
+    except core.CachectlError as error:
+        notice(str(error))
+    return known
 
 
 def _make_site(site: Path, parts: Mapping[str, core.Lookups]) -> None:

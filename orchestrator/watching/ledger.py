@@ -1,0 +1,169 @@
+"""What earlier traced runs built and what that cost: a private file, against which the next trace is compared.
+
+It is one JSON file of the user's state folder, which no other user can read, and holds the sources of kernels. Nothing
+copies it elsewhere. Only the last run of each kernel is kept, and no more than :data:`_LARGEST` bytes. A file that is
+damaged, or of a newer cachectl, is never written to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from base64 import b85decode, b85encode
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cachectl.layers import core
+from cachectl.layers.disk import atomic, handles, plain, temporaries
+
+SCHEMA = "cachectl/ledger/1"
+FORGET = "cachectl trace --forget"
+_FILE = "ledger.json"
+#: Bytes of the file; the kernels that were not built for longest are dropped.
+_LARGEST = 8 << 20
+#: Different builds of a kernel that are kept of one run, and runs of which their keys are kept.
+_MOST_BUILDS, _MOST_KEYS = 16, 8
+#: Runs whose sums are kept.
+_MOST_RUNS = 2000
+#: Seconds to wait for another trace that writes the file.
+_WAIT = 2.0
+
+
+class Build(NamedTuple):
+    """What a program was built from, as far as it shows. ``headers`` are included files with their digests.
+
+    ``source`` is a checksum, and ``packed`` the compressed text, empty if it was too long to be kept. ``includes`` is
+    the folder that PyOpenCL adds to the options.
+    """
+
+    source: str = ""
+    packed: str = ""
+    options: str = ""
+    devices: tuple[str, ...] = ()
+    platform: str = ""
+    version: str = ""
+    includes: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def text(self) -> str | None:
+        """Return the source; ``None`` if it was not kept. Raises :class:`ValueError` or :class:`zlib.error`."""
+        return zlib.decompress(b85decode(self.packed)).decode() if self.packed else None
+
+
+class Known(NamedTuple):
+    """A kernel as the last traced run that built it or looked it up left it.
+
+    ``layers`` are those that hit or stored it, with the path of the first root of each. ``packages`` are versions by
+    name. ``keys`` are digests of the builds of the last runs, the newest last, and ``seconds`` what a miss took in each
+    layer when it was last measured. ``at`` is in epoch seconds.
+    """
+
+    at: float
+    builds: tuple[Build, ...] = ()
+    layers: Mapping[str, str] = {}
+    python: str = ""
+    packages: Mapping[str, str] = {}
+    keys: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = {}
+
+
+class Run(NamedTuple):
+    """The sums of one traced run: when it began, its hits, and seconds that it took, lost by misses, saved by hits."""
+
+    at: float
+    hits: int
+    seconds: float
+    missed: float
+    saved: float
+
+
+class Ledger(NamedTuple):
+    """All that is kept: kernels by their names, and the sums of runs, the oldest first."""
+
+    kernels: dict[str, Known]
+    runs: list[Run]
+
+    def saved_by(self, hits: Mapping[str, set[str]]) -> float:
+        """Return the seconds that hits saved, given the layers that answered for each kernel, where measured."""
+        known = ((self.kernels[name].seconds, layers) for name, layers in hits.items() if name in self.kernels)
+        return sum(seconds.get(layer, 0.0) for seconds, layers in known for layer in layers)
+
+
+def read(environment: core.Environment) -> Ledger:
+    """Return the ledger, an empty one if there is none. Raises :class:`CachectlError` if it cannot be used."""
+    path = _place(environment) / _FILE
+    if not os.path.lexists(path):
+        return Ledger({}, [])
+    try:
+        document = json.loads(plain.read_plain(path, most=2 * _LARGEST))
+        if document["schema"] != SCHEMA:
+            raise core.CachectlError(f"{path}: not a ledger of this cachectl; {FORGET} removes it")
+        kernels = {name: _known(fields) for name, fields in document["kernels"].items()}
+        return Ledger(kernels, [Run(float(at), int(hits), *map(float, rest)) for at, hits, *rest in document["runs"]])
+    except OSError as error:
+        raise core.CachectlError(f"{path}: {core.reason_of(error)}; nothing is remembered of runs") from error
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise core.CachectlError(f"{path}: damaged; {FORGET} removes it") from error
+
+
+def change(environment: core.Environment, update: Callable[[Ledger], None]) -> None:
+    """Read the ledger, change it, and write it, alone among traces. Raises :class:`CachectlError`."""
+    folder = temporaries.private_folder(_place(environment), make=True)
+    try:
+        with handles.opened(str(folder)) as handle:
+            # Without such locks the later one wins.
+            handles.wait_until(lambda: handles.take_flock(handle) is not False, _WAIT)
+            ledger = read(environment)
+            update(ledger)
+            atomic.replace_file(_FILE, [_encode(ledger)], folder=handle, mode=0o600)
+    except OSError as error:
+        raise core.CachectlError(f"{folder / _FILE}: {core.reason_of(error)}; nothing is remembered of runs") from error
+
+
+def forget(environment: core.Environment) -> bool:
+    """Remove the ledger, whatever is in it; return whether there was one. Raises :class:`OSError`."""
+    path = _place(environment) / _FILE
+    found = os.path.lexists(path)
+    atomic.remove_file(path)
+    return found
+
+
+def pack(source: str) -> str:
+    """Return a text as :attr:`Build.packed` holds it."""
+    return b85encode(zlib.compress(source.encode(errors="replace"))).decode()
+
+
+def _place(environment: core.Environment) -> Path:
+    return core.user_state_folder(environment) / "ledger"
+
+
+def _known(fields: Any) -> Known:  # noqa: ANN401 - JSON
+    builds = tuple(_build(one) for one in fields["builds"])
+    texts = {name: {str(key): str(value) for key, value in fields[name].items()} for name in ("layers", "packages")}
+    seconds = {str(layer): float(number) for layer, number in fields["seconds"].items()}
+    keys = tuple(map(str, fields["keys"]))
+    return Known(float(fields["at"]), builds, python=str(fields["python"]), keys=keys, seconds=seconds, **texts)
+
+
+def _build(fields: Any) -> Build:  # noqa: ANN401 - JSON
+    headers = tuple((str(path), str(digest)) for path, digest in fields["headers"])
+    texts = {name: str(fields[name]) for name in ("source", "packed", "options", "platform", "version", "includes")}
+    return Build(devices=tuple(map(str, fields["devices"])), headers=headers, **texts)
+
+
+def _encode(ledger: Ledger) -> bytes:
+    """Return the file: the newest kernels, as far as they fit."""
+    kernels: dict[str, dict[str, Any]] = {}
+    left = _LARGEST
+    for name, known in sorted(ledger.kernels.items(), key=lambda item: -item[1].at):
+        builds = [build._asdict() for build in known.builds[:_MOST_BUILDS]]
+        fields = {**known._asdict(), "builds": builds, "keys": known.keys[-_MOST_KEYS:]}
+        left -= len(json.dumps(fields))
+        if left < 0:
+            break
+        kernels[name] = fields
+    runs = [list(run) for run in ledger.runs[-_MOST_RUNS:]]
+    return json.dumps({"schema": SCHEMA, "kernels": kernels, "runs": runs}).encode()

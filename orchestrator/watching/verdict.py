@@ -1,0 +1,388 @@
+"""What a traced run lost to misses, and why: each kernel that missed is compared with the last run that built it."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from cachectl.layers import core
+from cachectl.layers.disk import plain
+from cachectl.layers.host import distributions
+from cachectl.watching import evidence, ledger, timeline
+from cachectl.watching.programs import Event
+
+_INCLUDE = core.regex(r'(?m)^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]')
+_MACRO = core.regex(r"[ \t]*#[ \t]*define[ \t]+(\w+)(?:\([^)]*\))?[ \t]*(.*)")
+_VERSION = core.regex(r"(?:OpenCL [\d.]+ )?(.*?)(?:  .*|,.*?)?( \([^()]*\))?")
+#: Headers that are read of one build, and bytes of one header.
+_MOST_HEADERS, _LARGEST_HEADER = 64, 4 << 20
+NEW = "no traced run has built it before"
+#: A run that lost less than this part of its time to misses is nearly warm.
+_SLOW = 0.1
+#: Seconds that are not worth a word.
+_NOTHING = 0.01
+#: Runs with different keys after which a kernel is said to change every run.
+_ALWAYS = 3
+#: Differences that are named of one kernel, and characters of each.
+_NAMED, _LONG = 2, 80
+
+
+class Seen(NamedTuple):
+    """One kernel in a run: its builds, its Python and packages, and the layers that hit, missed or stored it.
+
+    ``seconds`` are what misses took, by layer.
+    """
+
+    builds: tuple[ledger.Build, ...] = ()
+    python: str = ""
+    packages: Mapping[str, str] = {}
+    hits: frozenset[str] = frozenset()
+    misses: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = {}
+    lost: float = 0.0
+
+    @property
+    def key(self) -> str:
+        """Return a digest of what the kernel was built from, the same for the same builds."""
+        return hashlib.sha256(repr(sorted(build._replace(packed="") for build in self.builds)).encode()).hexdigest()[
+            :16
+        ]
+
+
+class Judge:
+    """Compares a run with the ledger: made with the layers, the run's trace and the events of its programs."""
+
+    def __init__(self, layers: Mapping[str, evidence.Evidence], trace: timeline.Trace, events: Sequence[Event]) -> None:
+        self._layers = layers
+        self._trace = trace
+        self._states = {use.layer: use for use in trace.layers if use.state in ("disabled", "closed")}
+        self._roots: dict[str, core.Root] = {}
+        for name, layer in layers.items():
+            with suppress(*core.FAILURES):
+                self._roots[name] = layer.layer.roots()[0]
+        self.kernels = dict(self._seen(events))
+        self._failed = sum(event["event"] == "build" and event["failed"] for event in events)
+
+    # ------------------------------------------------------------------ what was seen
+
+    def _seen(self, events: Sequence[Event]) -> Iterator[tuple[str, Seen]]:
+        texts = {event["source"]: event["text"] for event in events if event["event"] == "source"}
+        started = {event["pid"]: event for event in events if event["event"] == "started"}
+        names = {name for layer in self._layers.values() for name in map(distributions.normal, layer.part.imports)}
+        packages: dict[tuple[str, ...], dict[str, str]] = {}
+        builds: dict[str, dict[ledger.Build, None]] = defaultdict(dict)
+        pids: dict[str, int] = {}
+        for event in events:
+            if kernel := " ".join(event.get("kernels") or ()):
+                pids.setdefault(kernel, event["pid"])
+                if event["event"] == "build" and not event["failed"]:
+                    process = started.get(event["pid"], {})
+                    builds[kernel][_build(event, texts.get(event.get("source")), process)] = None
+        hits, misses = self._outcomes()
+        for kernel in {**pids, **hits, **misses}:
+            process = started.get(pids.get(kernel, 0), {})
+            paths = tuple(process.get("paths") or ())
+            if paths not in packages:
+                found = distributions.versions_in(paths)
+                packages[paths] = {name: found[name] for name in sorted(names & found.keys())}
+            work = misses.get(kernel, {})
+            yield (
+                kernel,
+                Seen(
+                    tuple(builds.get(kernel, ())),
+                    str(process.get("python") or ""),
+                    packages[paths],
+                    frozenset(hits.get(kernel, ())),
+                    tuple(work),
+                    {layer: _covered(times) for layer, times in work.items()},
+                    _covered([one for times in work.values() for one in times]),
+                ),
+            )
+
+    def _outcomes(self) -> tuple[dict[str, set[str]], dict[str, dict[str, list[_Work]]]]:
+        """Return the layers that hit each kernel, and the work of its misses by layer; some name no kernel."""
+        hits: dict[str, set[str]] = defaultdict(set)
+        misses: dict[str, dict[str, list[_Work]]] = defaultdict(lambda: defaultdict(list))
+        for span in self._trace.spans:
+            if span.outcome == "hit" and span.kernel and span.layer:
+                hits[span.kernel].add(span.layer)
+        for span, end in timeline.missed_work(self._trace.spans):
+            if span.layer:
+                thread = (span.process, span.thread)
+                misses[span.kernel or ""][span.layer].append((thread, span.start, end))
+        return hits, misses
+
+    # ------------------------------------------------------------------ why kernels missed
+
+    def missed(self, known: Mapping[str, ledger.Known], *, explain: bool) -> tuple[timeline.MissedKernel, ...]:
+        """Return the kernels that missed, those that took most first; with ``explain`` how their sources differ."""
+        found = []
+        for kernel, seen in self.kernels.items():
+            if seen.misses:
+                then = known.get(kernel)
+                diff = _diff(kernel, seen, then) if explain and then is not None else None
+                because = self._because(seen, then) if kernel else "these lookups name no kernel"
+                found.append(timeline.MissedKernel(kernel, seen.lost, seen.misses, because, diff))
+        return tuple(sorted(found, key=lambda one: -one.seconds))
+
+    def _because(self, seen: Seen, then: ledger.Known | None) -> str:
+        closed = [self._said_of(name) for name in seen.misses if name in self._states]
+        if len(closed) == len(seen.misses):
+            return "; ".join(closed)
+        if then is None:
+            return NEW
+        reasons = [*self._moved(seen, then), *self._differences(seen, then)]
+        if not reasons:
+            new = [name for name in seen.misses if name not in then.layers and name not in self._states]
+            if not new:
+                reasons = ["the entries were there after the last traced run, and are gone"]
+            else:
+                reasons = [f"the last traced run left nothing of it in {', '.join(new)}"]
+        changes: list[str] = []
+        for key in reversed(_keys(seen, then)):
+            if key in changes:
+                break
+            changes.append(key)
+        if len(changes) >= _ALWAYS:
+            reasons[-1] += f"; it changes every run: {len(changes)} builds, {len(changes)} keys"
+        return "; ".join(reasons[:_NAMED])
+
+    def _said_of(self, name: str) -> str:
+        use = self._states[name]
+        return f"the cache of {name} is {'off' if use.state == 'disabled' else use.state} ({use.state_why})"
+
+    def _moved(self, seen: Seen, then: ledger.Known) -> Iterator[str]:
+        """Yield the first layer whose place is another than in the last run."""
+        for name in seen.misses:
+            root, before = self._roots.get(name), then.layers.get(name)
+            if root is not None and before not in (None, str(root.path)):
+                yield f"the cache of {name} is {root.path} ({root.source}), and was {before}"
+                return
+
+    def _differences(self, seen: Seen, then: ledger.Known) -> Iterator[str]:
+        """Yield what differs from the last run: first what decides about keys made in Python, then the build."""
+        if any(self._layers[name].part.modules for name in seen.misses):
+            here = {"Python": seen.python, **seen.packages}
+            there = {"Python": then.python, **then.packages}
+            for name, version in here.items():
+                if version and there.get(name) and version != there[name]:
+                    yield f"{name} is {version}, and was {there[name]}"
+        now, before = nearest(seen, then)
+        if now is not None and before is not None:
+            if now.platform == before.platform and now.version != before.version:
+                words = [_short(build.version) for build in (now, before)]
+                words = words if words[0] != words[1] else [now.version, before.version]
+                yield f"the driver is {words[0]}, and was {words[1]}{self._several()}"
+            yield from _differences(now, before)
+
+    def _several(self) -> str:
+        """Say which drivers are registered, if a layer finds several of one maker."""
+        for layer in self._layers.values():
+            with suppress(*core.FAILURES):
+                for finding in layer.layer.diagnose():
+                    if finding.code == "drivers":
+                        return f" ({finding.message.partition(' (')[0]})"
+        return ""
+
+    # ------------------------------------------------------------------ the verdict
+
+    def verdict(self, missed: Sequence[timeline.MissedKernel]) -> str:
+        """Return what the run lost, and why, in a sentence or two."""
+        trace, summary = self._trace, self._trace.summary
+        if summary is None:
+            return "Unknown: no Python of the run could be watched."
+        known = {name for one in missed for name in one.layers}
+        costs = {name: self._cost(name) for name in self._states if name not in known}
+        said = [f"T{self._said_of(name)[1:]}: {cost}." for name, cost in costs.items() if cost]
+        looked = sum((use.hits or 0) + (use.misses or 0) for use in trace.layers)
+        lost = f"{'at least ' if summary.at_least else ''}{summary.missed:.2f} of {trace.wall_seconds:.2f} s"
+        if missed:
+            slow = "Slow" if summary.missed >= _SLOW * trace.wall_seconds else "Nearly warm"
+            named = [one for one in missed if one.kernel] or missed
+            first, what = named[0], f"compiling {len(named)} kernels"
+            if len(named) == 1:
+                what = f"compiling `{first.kernel}`" if first.kernel else "lookups that name no kernel"
+            because = f", because {first.because}" if first.kernel else ""
+            if len({one.because for one in named}) > 1:
+                because = f": `{first.kernel}` ({first.seconds:.2f} s) because {first.because}"
+            elif first.because == NEW and len(named) > 1:
+                slow, because = "Cold", ", none of which a traced run has built before"
+            said.append(f"{slow}: {lost} went into {what}{because}.")
+        elif looked:
+            said.append(f"Warm: every lookup hit{' that could be seen' if summary.at_least else ''} ({looked:,}).")
+        elif not said:
+            said.append("No cache was asked: no lookup was seen.")
+        return " ".join(said)
+
+    def _cost(self, name: str) -> str:
+        """Say what a layer that is off or closed cost: failed builds, or the seconds in the stages that it saves."""
+        if self._failed and self._states[name].state == "closed" and "compile" in self._layers[name].part.saves:
+            return f"{core.plural(self._failed, 'build')} failed"
+        times: dict[str, float] = {}
+        for span, seconds in timeline.own_times(self._trace.spans):
+            if span.stage in self._layers[name].part.saves and span.layer in (None, name) and span.outcome != "hit":
+                times[span.stage] = times.get(span.stage, 0.0) + seconds
+        seconds = sum(times.values())
+        return f"{seconds:.2f} s of {', '.join(times)}" if seconds >= _NOTHING else ""
+
+    # ------------------------------------------------------------------ what is remembered
+
+    def remember(self, book: ledger.Ledger) -> None:
+        """Add the run to a ledger."""
+        trace = self._trace
+        saved = book.saved_by({kernel: set(seen.hits) for kernel, seen in self.kernels.items()})
+        for kernel, seen in self.kernels.items():
+            if not kernel:
+                continue
+            then = book.kernels.get(kernel, ledger.Known(0.0))
+            stored = {*seen.hits, *seen.misses} - self._states.keys()
+            roots = {name: str(root.path) for name in stored if (root := self._roots.get(name)) is not None}
+            book.kernels[kernel] = ledger.Known(
+                trace.started,
+                seen.builds or then.builds,
+                {**then.layers, **roots},
+                seen.python,
+                seen.packages,
+                _keys(seen, then),
+                {**then.seconds, **seen.seconds},
+            )
+        summary = trace.summary
+        if summary is not None:
+            hits = sum(use.hits or 0 for use in trace.layers)
+            book.runs.append(ledger.Run(trace.started, hits, trace.wall_seconds, summary.missed, saved))
+
+
+#: Work of a thread: which one, and from when to when.
+_Work = tuple[tuple[int, int], float, float]
+
+
+def _covered(work: Iterable[_Work]) -> float:
+    threads: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for thread, start, end in work:
+        threads[thread].append((start, end))
+    return sum(map(timeline.covered, threads.values()))
+
+
+def _keys(seen: Seen, then: ledger.Known) -> tuple[str, ...]:
+    """Return the keys of the runs that built a kernel, this one's last."""
+    return (*then.keys, seen.key) if seen.builds else then.keys
+
+
+# ---------------------------------------------------------------------- builds and their differences
+
+
+def _build(event: Event, text: str | None, process: Event) -> ledger.Build:
+    # PyOpenCL adds its own folder to the options of every build.
+    includes = distributions.pyopencl_includes([Path(path) for path in process.get("paths") or ()])
+    options = str(event.get("options") or "")
+    return ledger.Build(
+        str(event.get("source") or ""),
+        ledger.pack(text or ""),
+        options,
+        tuple(event.get("devices") or ()),
+        str(event.get("platform") or ""),
+        str(event.get("version") or ""),
+        includes or "",
+        tuple(_headers(text or "", options.split(), str(process.get("cwd") or ""))),
+    )
+
+
+def _headers(text: str, options: Sequence[str], folder: str) -> Iterator[tuple[str, str]]:
+    """Yield the files that a source includes, and those that they include, with digests, as far as they can be read."""
+    joined = [option[2:] for option in options if option.startswith("-I") and len(option) > len("-I")]
+    apart = [after for option, after in pairwise(options) if option == "-I"]
+    folders = [os.path.join(folder, named) for named in (*joined, *apart, "")]
+    waiting, known = [text], set[str]()
+    while waiting and len(known) < _MOST_HEADERS:
+        for name in _INCLUDE.findall(waiting.pop()):
+            paths = (os.path.normpath(f"{above}/{name}") for above in folders)
+            path = next(filter(os.path.isfile, paths), None)
+            if path is not None and path not in known:
+                known.add(path)
+                with suppress(OSError):
+                    data = plain.read_plain(path, most=_LARGEST_HEADER, follow=True)
+                    waiting.append(data.decode(errors="replace"))
+                    yield path, hashlib.sha256(data).hexdigest()[:16]
+
+
+def nearest(seen: Seen, then: ledger.Known) -> tuple[ledger.Build | None, ledger.Build | None]:
+    """Return the build of a run, and the one of the last run, that differ in least, among those that are new."""
+    new = [build for build in seen.builds if build not in then.builds] or seen.builds
+
+    def distance(pair: tuple[ledger.Build, ledger.Build]) -> int:
+        return sum(one != other for one, other in zip(*pair, strict=True))
+
+    pairs = [(now, before) for now in new for before in then.builds]
+    return min(pairs, key=distance, default=(None, None))
+
+
+def _differences(now: ledger.Build, before: ledger.Build) -> Iterator[str]:
+    """Yield what differs between two builds, apart from the driver's version."""
+    if now.platform != before.platform:
+        yield f"the platform is {now.platform}, and was {before.platform}"
+    elif now.version == before.version and now.devices != before.devices:
+        yield f"the device is {', '.join(now.devices)}, and was {', '.join(before.devices)}"
+    if now.includes != before.includes:
+        yield f"PyOpenCL, whose folder is an option of each build, is {now.includes}, and was {before.includes}"
+    if now.options != before.options:
+        yield _changed_options(now.options.split(), before.options.split())
+    if now.source != before.source:
+        yield _changed_source(now.text, before.text)
+    elif changed := sorted({path for path, _ in {*now.headers} ^ {*before.headers}}):
+        yield f"the header {', '.join(changed[:_NAMED])} changed"
+
+
+def _changed_options(now: list[str], before: list[str]) -> str:
+    added = [word for word in now if word not in before]
+    gone = [word for word in before if word not in now]
+    if len(added) == len(gone) == 1:
+        return f"the option `{added[0]}` was `{gone[0]}` in the last run"
+    if added and not gone:
+        return f"the option `{_cut(' '.join(added))}` is new"
+    if gone and not added:
+        return f"the option `{_cut(' '.join(gone))}` is gone"
+    return f"the options `{_cut(' '.join(added or now))}` were `{_cut(' '.join(gone or before))}` in the last run"
+
+
+def _changed_source(now: str | None, before: str | None) -> str:
+    if now is None or before is None:
+        return "the source changed"
+    here, there = now.splitlines(), before.splitlines()
+    added = [line[2:] for line in difflib.ndiff(there, here) if line.startswith("+ ")]
+    gone = [line[2:] for line in difflib.ndiff(there, here) if line.startswith("- ")]
+    macros = [{match[1]: match[2] for line in lines if (match := _MACRO.fullmatch(line))} for lines in (added, gone)]
+    if len(macros[0]) == len(added) and len(macros[1]) == len(gone):
+        named = [
+            f"the macro `{name}` is {macros[0].get(name, 'gone')}, and was {macros[1].get(name, 'not there')}"
+            for name in {**macros[0], **macros[1]}
+        ]
+        return _cut(" and ".join(named[:_NAMED]))
+    return f"the source changed (in {core.plural(max(len(added), len(gone)), 'line')})"
+
+
+def _diff(kernel: str, seen: Seen, then: ledger.Known) -> str | None:
+    now, before = nearest(seen, then)
+    here, there = (None if one is None else one.text for one in (now, before))
+    if here is None or there is None or here == there:
+        return None
+    lines = difflib.unified_diff(
+        there.splitlines(), here.splitlines(), f"{kernel} (last run)", f"{kernel} (this run)", lineterm=""
+    )
+    return "\n".join(lines)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONG else text[: _LONG - 1] + "…"
+
+
+def _short(version: str) -> str:
+    """Return the part of a platform's version that tells drivers apart to a reader."""
+    match = _VERSION.fullmatch(version)
+    return version if match is None else f"{match[1]}{match[2] or ''}"

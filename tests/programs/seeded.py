@@ -1,0 +1,20 @@
+"""Build the program ``stamp.cl`` of the working folder with the options given, and launch it; then a loopy kernel."""
+
+import json
+import sys
+import warnings
+
+import loopy
+import numpy as np
+import pyopencl as cl
+from binaries import number_from, started
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    context, queue = started()
+    with open("stamp.cl", encoding="utf-8") as source:
+        program = cl.Program(context, source.read()).build(options=sys.argv[1:], cache_dir=False)
+    number = number_from(queue, program, "stamp")
+    twice = loopy.make_kernel("{[i]: 0 <= i < n}", "out[i] = 2 * a[i]", name="twice", lang_version=(2018, 2))
+    loopy.add_dtypes(twice, {"a": np.float32})(queue, a=np.ones(16, np.float32))
+    print(json.dumps({"results": [number]}))

@@ -1,0 +1,199 @@
+"""What a trace says first: whether a run was warm, what it lost, and what has changed since the last traced run."""
+
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from homes import Driver, Home
+from support.tracing import trace
+from tiers import real, thorough
+
+SOURCE = """#include "common.h"
+#define FACTOR 3
+__kernel void stamp(__global int *a) { a[0] = FACTOR * SEED + common(); }
+"""
+HEADER = "inline int common(void) { return 1; }\n"
+GONE = "the entries were there after the last traced run, and are gone"
+
+
+@pytest.fixture
+def seeded(home: Home) -> Home:
+    (home.path / "stamp.cl").write_text(SOURCE)
+    (home.path / "common.h").write_text(HEADER)
+    return home
+
+
+def run(home: Home, *options: str, **variables: str) -> dict[str, Any]:
+    """Trace the program, with these options of the trace and variables."""
+    return trace(home, "seeded.py", "-I.", f"-DSEED={variables.pop('seed', '1')}", options=options, **variables)
+
+
+def reasons(document: dict[str, Any]) -> dict[str, str]:
+    return {one["kernel"]: one["because"] for one in document["missed"] if one["kernel"]}
+
+
+def ledger_of(home: Home) -> Path:
+    return home.path / ".local/state/cachectl/ledger/ledger.json"
+
+
+@real
+def test_cold_then_warm_then_one_option(seeded: Home) -> None:
+    """A run is compared with the last traced one, and what changes in each run is said to."""
+    cold = run(seeded)
+    assert cold["verdict"].startswith("Cold: ")
+    assert cold["verdict"].endswith(" went into compiling 2 kernels, none of which a traced run has built before.")
+    assert run(seeded)["verdict"].startswith("Warm: every lookup hit (")
+    slow = run(seeded, seed="17")
+    reason = "the option `-DSEED=17` was `-DSEED=1` in the last run"
+    assert (slow["said"].splitlines()[0], reasons(slow)) == (slow["verdict"], {"stamp": reason})
+    assert slow["verdict"].endswith(f" s went into compiling `stamp`, because {reason}.")
+    assert all(0 < one["seconds"] < slow["wall_seconds"] for one in slow["missed"])
+    again = run(seeded, seed="18")
+    assert again["verdict"].endswith("it changes every run: 3 builds, 3 keys.")
+    # A build of before the last run hits.
+    assert reasons(run(seeded)) == {}
+
+
+def edit(file: str, old: str, new: str) -> Callable[[Home], dict[str, str]]:
+    def change(home: Home) -> dict[str, str]:
+        text = (home.path / file).read_text()
+        assert old in text
+        (home.path / file).write_text(text.replace(old, new))
+        return {}
+
+    return change
+
+
+def purged(home: Home) -> dict[str, str]:
+    home.cachectl("purge --all --kernel stamp")
+    return {}
+
+
+def other_loopy(home: Home) -> dict[str, str]:
+    """Put loopy before the installed one, with another version."""
+    spec, over = find_spec("loopy"), home.path / "over"
+    assert spec is not None
+    shutil.copytree(Path(str(spec.origin)).parent, over / "loopy", ignore=shutil.ignore_patterns("__pycache__"))
+    information = over / "loopy-1999.9.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Name: loopy\nVersion: 1999.9\n")
+    return {"PYTHONPATH": str(over)}
+
+
+def variables(**changes: str) -> Callable[[Home], dict[str, str]]:
+    return lambda home: {name: value.format(home=home.path) for name, value in changes.items()}
+
+
+#: What is changed between two runs, the kernel that misses, and the reason that is given.
+CAUSES = (
+    (edit("stamp.cl", "FACTOR 3", "FACTOR 4"), "stamp", "the macro `FACTOR` is 4, and was 3"),
+    *thorough(
+        (edit("stamp.cl", "a[0]", "a[1]"), "stamp", "the source changed (in 1 line)"),
+        (edit("common.h", "1", "2"), "stamp", "the header {home}/common.h changed"),
+        (purged, "stamp", GONE),
+        (variables(POCL_DEVICES="basic"), "stamp", "the device is basic"),
+        (
+            variables(POCL_CACHE_DIR="{home}/other"),
+            "stamp",
+            "the cache of pocl is {home}/other (POCL_CACHE_DIR), and was",
+        ),
+        (variables(POCL_KERNEL_CACHE="0"), "stamp", "the cache of pocl is off (POCL_KERNEL_CACHE=0"),
+        (other_loopy, "twice", "loopy is 1999.9, and was "),
+    ),
+)
+
+
+@real
+@pytest.mark.parametrize(("change", "kernel", "because"), CAUSES)
+def test_the_cause_of_a_miss_is_named(
+    seeded: Home, change: Callable[[Home], dict[str, str]], kernel: str, because: str
+) -> None:
+    """What was changed is named, and nothing else; kernels that it does not concern hit."""
+    run(seeded)
+    changed = run(seeded, **change(seeded))
+    named = reasons(changed)
+    because = because.format(home=os.path.realpath(seeded.path))
+    assert named.pop(kernel).startswith(because)
+    assert all(reason.startswith(because[:20]) for reason in named.values()), named
+    assert because[:20] in changed["verdict"]
+
+
+@real
+@pytest.mark.thorough
+def test_another_driver_is_named(seeded: Home, debian_pocl: Driver, built_pocl: Driver) -> None:
+    run(seeded, **debian_pocl)
+    changed = run(seeded, **built_pocl)
+    assert reasons(changed)["stamp"].startswith("the driver is PoCL ")
+    assert ", and was PoCL 3.1" in reasons(changed)["stamp"]
+
+
+@real
+@pytest.mark.thorough
+def test_a_cache_that_is_off_costs_code_generation(seeded: Home) -> None:
+    """Nothing is looked up there, so no kernel misses; the stages that its hits save are summed."""
+    run(seeded)
+    off = run(seeded, LOOPY_NO_CACHE="1")
+    assert off["verdict"].startswith(
+        "The cache of loopy is off (LOOPY_NO_CACHE=1 switches loopy code generation off): "
+    )
+    assert " s of preprocess, " in off["verdict"]
+
+
+@real
+@pytest.mark.thorough
+def test_a_diff_is_shown(seeded: Home) -> None:
+    run(seeded)
+    edit("stamp.cl", "a[0]", "a[1]")(seeded)
+    said = run(seeded, "--explain")["said"].splitlines()
+    assert {"--- stamp (last run)", "+++ stamp (this run)"} <= set(said)
+    assert {line[:1] for line in said if "__kernel void stamp" in line} == {"-", "+"}
+
+
+# ---------------------------------------------------------------------- the ledger
+
+
+@real
+def test_the_ledger_is_private_and_can_be_left_and_removed(seeded: Home) -> None:
+    """Without it nothing is compared and nothing is kept; what is remembered is nobody else's to read."""
+    assert run(seeded, "--no-ledger")["verdict"].startswith("Cold: ")
+    assert not ledger_of(seeded).exists()
+    run(seeded)
+    file = ledger_of(seeded)
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    kept = file.read_bytes()
+    assert run(seeded, "--no-ledger", seed="2")["verdict"].endswith("because no traced run has built it before.")
+    assert file.read_bytes() == kept
+    assert "is removed" in seeded.cachectl("trace --forget").stderr
+    assert (file.exists(), "no ledger" in seeded.cachectl("trace --forget").stderr) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "damaged; cachectl trace --forget removes it"),
+        ('{"schema": "cachectl/ledger/2"}', "not a ledger of this cachectl; cachectl trace --forget removes it"),
+        ('{"schema": "cachectl/ledger/1", "kernels": {"k": {}}, "runs": []}', "damaged"),
+        ('{"schema": "cachectl/ledger/1", "kernels": [], "runs": [[1, 2]]}', "damaged"),
+    ],
+)
+def test_a_ledger_that_cannot_be_used_is_left_alone(home: Home, content: str, says: str) -> None:
+    """One line, never an error of the program that is traced."""
+    file = ledger_of(home)
+    file.parent.mkdir(parents=True, mode=0o700)
+    file.write_text(content)
+    done = home.cachectl("trace --", sys.executable, "-c", "import pytools.persistent_dict")
+    (line,) = [line for line in done.stderr.splitlines() if str(file) in line]
+    assert (says in line, file.read_text()) == (True, content)
+
+
+def test_a_ledger_that_cannot_be_written_is_said(home: Home) -> None:
+    (home.path / ".local").write_text("in the way")
+    done = home.cachectl("trace --", sys.executable, "-c", "import pytools.persistent_dict")
+    (line,) = [line for line in done.stderr.splitlines() if ".local" in line]
+    assert line.startswith("cachectl: ")
