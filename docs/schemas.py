@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from cachectl import listing
 from cachectl.layers.core.facts import declared, json_keys
 from cachectl.layers.host.neighbours import Neighbour
 
@@ -32,7 +33,7 @@ DOCUMENTS = (
 )
 
 #: What modules import for type checkers only.
-_NAMES = {"Neighbour": Neighbour}
+_NAMES = {"Neighbour": Neighbour, "listing": listing}
 _PLAIN = {str: "string", Path: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 Schema = dict[str, Any]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachectl import layer_set, verbs
 from cachectl.layers import core
 from cachectl.layers.disk import trust
+
+if TYPE_CHECKING:
+    from cachectl.watching import ledger
 
 
 class Trouble(NamedTuple):
@@ -24,12 +28,29 @@ class Trouble(NamedTuple):
     failed: bool
 
 
+class Kernel(NamedTuple):
+    """A kernel with its entries in all layers; several kernels that have an entry in common are one.
+
+    ``kernels`` is empty for the entries of one layer whose kernels are unknown. Times are the latest. ``saves`` are the
+    seconds that misses took when they were last traced; ``None`` if that is unknown.
+    """
+
+    kernels: tuple[str, ...]
+    layers: tuple[str, ...]
+    entries: int
+    bytes: int
+    modified: float | None
+    used: float | None
+    saves: float | None
+
+
 @core.as_json("cachectl/ls/1")
 class Listing(NamedTuple):
-    """The selected entries, and the problems met."""
+    """The selected entries, and the problems met; ``kernels`` are the same entries by kernel, if that was asked for."""
 
     entries: tuple[core.Entry, ...]
     problems: tuple[Trouble, ...]
+    kernels: tuple[Kernel, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -105,8 +126,69 @@ def failure(layer: core.Layer, path: Path | None, error: Exception) -> core.Find
     return core.Finding(layer.name, place, None, core.FAILS, code, message, fix)
 
 
+def by_kernel(entries: Iterable[core.Entry], environment: core.Environment) -> tuple[Kernel, ...]:
+    """Sum entries by their kernels, the largest sum first, with what the ledger of traces knows of them."""
+    from cachectl.watching import ledger
+
+    known: Mapping[str, ledger.Known] = {}
+    # The next trace tells of one that cannot be used.
+    with suppress(core.CachectlError):
+        known = ledger.read(environment).kernels
+    # What each name, or layer without a name, belongs to: a list that is shared by all names of one sum.
+    groups: dict[str, tuple[set[str], list[core.Entry]]] = {}
+    for entry in entries:
+        names = entry.kernels or (f"\0{entry.layer}",)
+        joined, found = groups.setdefault(names[0], ({names[0]}, []))
+        for name in names:
+            others, more = groups.get(name, ({name}, []))
+            if others is not joined:
+                joined |= others
+                found += more
+                groups.update(dict.fromkeys(others, (joined, found)))
+        found.append(entry)
+    sums = {id(found): (joined, found) for joined, found in groups.values()}.values()
+    rows = [_kernel(() if min(names).startswith("\0") else tuple(sorted(names)), found, known) for names, found in sums]
+    return tuple(sorted(rows, key=lambda row: (-row.bytes, row.kernels)))
+
+
+def _kernel(names: tuple[str, ...], entries: Sequence[core.Entry], known: Mapping[str, ledger.Known]) -> Kernel:
+    layers = tuple(dict.fromkeys(entry.layer for entry in entries))
+    # A build of several kernels is known by their names together.
+    seconds = (known[name].seconds for name in known.keys() & {*names, " ".join(names)})
+    saved = [each[layer] for each in seconds for layer in layers if layer in each]
+
+    def latest(moments: Iterable[float | None]) -> float | None:
+        return max((moment for moment in moments if moment is not None), default=None)
+
+    return Kernel(
+        names,
+        layers,
+        len(entries),
+        sum(entry.bytes for entry in entries),
+        latest(entry.modified or entry.written_before for entry in entries),
+        latest(entry.used for entry in entries),
+        sum(saved) if saved else None,
+    )
+
+
+def kernels_table(kernels: Sequence[Kernel], now: float) -> verbs.Table:
+    """Return a row for each kernel; ``now`` is the time that ages refer to."""
+    columns: dict[str, Callable[[Any], str]] = {"kernel": str, "layers": str, "entries": verbs.count}
+    columns |= {"size": verbs.size, "age": verbs.age}
+    measured = any(one.saves is not None for one in kernels)
+    rows = []
+    for one in kernels:
+        moment = one.modified if one.used is None else one.used
+        row = (" ".join(one.kernels) or verbs.DASH, " ".join(one.layers), one.entries, one.bytes)
+        rows.append((*row, verbs.since(moment, now), *([one.saves] if measured else ())))
+    return verbs.Table(columns | ({"saves": verbs.duration} if measured else {}), rows)
+
+
 def entries_table(entries: Iterable[core.Entry], now: float, stale: str) -> verbs.Table:
-    """Return the rows of entries; ``now`` is the time that ages refer to, ``stale`` the title over what is stale."""
+    """Return the rows of entries; ``now`` is the time that ages refer to, ``stale`` the title over what is stale.
+
+    Without that title the table is for people: keys are short, and never cut.
+    """
 
     def mark(is_stale: bool | None) -> str:
         return "stale" if is_stale else ""
@@ -114,9 +196,10 @@ def entries_table(entries: Iterable[core.Entry], now: float, stale: str) -> verb
     rows = []
     for entry in entries:
         kernels, moment = " ".join(entry.kernels or (verbs.DASH,)), entry.modified if entry.used is None else entry.used
-        rows.append((entry.layer, kernels, entry.bytes, verbs.since(moment, now), entry.stale, entry.key))
+        key = entry.key if stale else core.short_key(entry.key)
+        rows.append((entry.layer, kernels, entry.bytes, verbs.since(moment, now), entry.stale, key))
     numbers = {"size": verbs.size, "age": verbs.age, stale: mark}
-    return verbs.Table({"layer": str, "kernels": str, **numbers, "key": str}, rows)
+    return verbs.Table({"layer": str, "kernels": str, **numbers, "key": str if stale else core.printable}, rows)
 
 
 def findings_table(result: Findings, _request: object) -> verbs.Table:

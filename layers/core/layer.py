@@ -114,25 +114,27 @@ class Layer:
 
     @final
     def get(self, key: str) -> core.Artifact | None:
-        """Return the artifact of a key, or ``None`` if no root has it.
+        """Return the artifact of a key, which may be short, or ``None`` if no root has it.
 
         Raises :class:`Refused` if the layer cannot, :class:`Damaged` if the entry is not whole.
         """
         with _named(self):
             artifact = get_many(self, [key]).get(key)
+            if artifact is None and core.is_short_key(key) and (whole := _whole_key(self, key)) is not None:
+                artifact = get_many(self, [whole]).get(whole)
             if isinstance(artifact, Exception):
                 raise artifact
             return artifact
 
     @final
     def put(self, key: str, artifact: core.Artifact, *, replace: bool = False) -> None:
-        """Place an artifact under a key, so that the library itself would hit it.
+        """Place an artifact under its key, which may be given in short, so that the library itself would hit it.
 
         Raises :class:`Refused`, :class:`Damaged`, or :class:`EntryExists` if a different entry
         has the key and ``replace`` is not set. Putting equal bytes again does nothing.
         """
         with _named(self):
-            if artifact.key != key:
+            if not core.names_key(key, artifact.key):
                 # A library accepts any file with the name of a key as the entry.
                 raise core.Refused(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
             (result,) = put_many(self, [artifact], replace=replace)
@@ -226,6 +228,13 @@ def _owner_reason(layer: Layer, root: Path, key: str) -> str | None:
 
 
 # ---------------------------------------------------------------------- get and put
+
+
+def _whole_key(layer: Layer, short: str) -> str | None:
+    """Return the key of an entry with this short form; ``None`` if there is none."""
+    things = (thing for root in layer.roots() for thing in layer.store.scan(root, contents=False))
+    keys = (thing.key for thing in things if isinstance(thing, core.Entry) and thing.is_listed)
+    return next((key for key in keys if core.short_key(key) == short), None)
 
 
 def get_many(layer: Layer, keys: Sequence[str]) -> dict[str, core.Artifact | Exception]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from cachectl.layers.core.errors import BadRequest
 from cachectl.layers.core.facts import Entry
+from cachectl.layers.core.lazy import regex
 
 _MOST = 2.0**63
 _AGE_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -18,9 +19,30 @@ _SIZE_UNITS = {
 }
 
 
+_SHORT_KEY = regex(r"[0-9a-f]{12}")
+
+
+def short_key(key: str) -> str:
+    """Return the short form of a key, which can be typed: the first 12 hexadecimal digits of its SHA-256."""
+    import hashlib
+
+    return hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:12]
+
+
+def is_short_key(text: str) -> bool:
+    """Return whether a text has the form of a short key."""
+    return _SHORT_KEY.fullmatch(text) is not None
+
+
+def names_key(given: str, key: str) -> bool:
+    """Return whether what was given is a key, or its short form."""
+    return given == key or (is_short_key(given) and given == short_key(key))
+
+
 class Selection(NamedTuple):
     """A conjunction of conditions; the empty one selects everything.
 
+    ``key`` may be short.
     ``before`` (epoch seconds) is compared with an entry's last use or change; ``kernel`` is a shell pattern on kernel
     names.
     """
@@ -54,7 +76,7 @@ class Selection(NamedTuple):
         pattern, moment = self.kernel, thing.latest
         return (
             (pattern is None or any(fnmatchcase(kernel, pattern) for kernel in thing.kernels or ()))
-            and (self.key is None or self.key == thing.key)
+            and (self.key is None or names_key(self.key, thing.key))
             and (self.before is None or (moment is not None and moment < self.before))
             and (thing.stale is True or not self.stale)
         )

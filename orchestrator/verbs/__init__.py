@@ -221,7 +221,7 @@ LAYERS = ("layers", "LAYER", "a layer that cachectl layers lists (default: all)"
 CLEARABLE = ("layers", "LAYER", "a layer that cachectl layers lists (default: a user's, but no tuning results)", MANY)
 ONE_LAYER = ("layer", "LAYER", "the layer that keeps the entry")
 LAYER = ("--layer", "LAYER", "only this one; may be repeated", REPEATED | {"dest": "layers"})
-KEY = ("key", "KEY", "the entry's key, as cachectl ls -q prints it")
+KEY = ("key", "KEY", "the entry's key, as cachectl ls -q prints it, or the short one of ls -l")
 DRY_RUN = ("-n --dry-run", "list what would go, and touch nothing")
 #: Of verbs that remove entries.
 VERBOSE = ("-v --verbose", "list every layer, and with --dry-run every entry")
@@ -250,7 +250,7 @@ SELECTION = [
     ("--kernel", "GLOB", "entries of kernels whose name matches"),
     ("--older-than", "AGE", "not changed or used for 30d, 12h, 2w", {"type": age_of}),
     ("--stale", "entries that no known Python or driver can hit any more"),
-    ("--key", "KEY", "the entry of this key"),
+    ("--key", "KEY", "the entry of this key, whole or short"),
 ]
 #: What a store can lie in.
 STORES = "a bundle FILE (.zip), a folder, s3://, ssh:// or oci://"
@@ -300,6 +300,11 @@ def count(amount: int | None) -> str:
 def since(moment: float | None, now: float) -> int | None:
     """Return the seconds from a moment to now; ``None`` for unknown."""
     return None if moment is None else max(0, round(now - moment))
+
+
+def duration(seconds: float | None) -> str:
+    """Format seconds of work, a dash for unknown."""
+    return DASH if seconds is None else f"{seconds:.2f} s"
 
 
 def age(passed: int | None) -> str:

@@ -1,4 +1,4 @@
-"""``cachectl ls``: entries, one a line."""
+"""``cachectl ls``: what is there by kernel, or entries, one a line."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from operator import attrgetter
+from typing import TypeVar
 
 from cachectl import layer_set, listing, verbs
 from cachectl.layers import core
 
+_Row = TypeVar("_Row", core.Entry, listing.Kernel)
 #: What each order sorts by.
 _ORDERS = {"size": "bytes", "age": "modified", "used": "used"}
 OPTIONS = (
     verbs.LAYERS,
     verbs.SELECTION,
     ("--sort", None, "largest, oldest, or longest unused first", {"choices": tuple(_ORDERS)}),
-    ("--limit", "N", "show no more than N entries", {"type": int}),
+    ("--limit", "N", "show no more than N lines", {"type": int}),
+    ("-l --long", "an entry a line, with short keys"),
     verbs.PYTHON,
     verbs.WAIT,
     verbs.PLACES,
     [*verbs.FORM, ("-q --quiet", "print nothing but keys")],
 )
-EPILOG = "On a terminal the table shortens names and keys to fit; elsewhere they are whole."
+EPILOG = "On a terminal the table shortens names to fit; elsewhere they are whole. JSON and CSV have whole keys."
 
 
 def ls(
@@ -33,29 +36,40 @@ def ls(
     sort: str | None = None,
     limit: int | None = None,
     contents: bool = True,
+    by_kernel: bool = True,
 ) -> listing.Listing:
     """Return the selected entries, sorted by ``size``, ``age`` or ``used``, no more than ``limit``.
 
-    Without ``contents`` entries are read only if the selection needs that. Raises :class:`BadRequest` for a negative
-    limit.
+    Without ``contents`` entries are read only if the selection needs that. With ``by_kernel`` they are summed by kernel
+    too, in the same order, no more than ``limit`` sums. Raises :class:`BadRequest` for a negative limit.
     """
     if limit is not None and limit < 0:
         raise core.BadRequest(f"--limit {limit} is negative")
     troubles: list[listing.Trouble] = []
     reads = contents or selection.needs_contents
     entries: Iterable[core.Entry] = listing.listed(stack.named(layers), selection, troubles.append, contents=reads)
-    if sort is not None:
-        place = attrgetter(_ORDERS[sort])
-        # An unknown time comes last.
-        entries = sorted(entries, key=lambda entry: (place(entry) is None, place(entry) or 0), reverse=sort == "size")
+    kernels: Iterable[listing.Kernel] = ()
+    if by_kernel:
+        entries = tuple(entries)
+        kernels = _sorted(listing.by_kernel(entries, stack.environment), sort)
     most = None if limit is None else min(limit, sys.maxsize)
-    return listing.Listing(tuple(islice(entries, most)), tuple(troubles))
+    first = tuple(islice(_sorted(entries, sort), most))
+    return listing.Listing(first, tuple(troubles), tuple(islice(kernels, most)))
+
+
+def _sorted(rows: Iterable[_Row], sort: str | None) -> Iterable[_Row]:
+    if sort is None:
+        return rows
+    place = attrgetter(_ORDERS[sort])
+    # An unknown time comes last.
+    return sorted(rows, key=lambda row: (place(row) is None, place(row) or 0), reverse=sort == "size")
 
 
 def run(request: verbs.Request) -> listing.Listing | int:
     """Carry out ``cachectl ls``."""
     options, selected = request.options, request.selection()
     asked = {"layers": options.layers, "sort": options.sort, "limit": options.limit, "contents": not options.quiet}
+    asked["by_kernel"] = not options.quiet and not options.long and request.form != "csv"
     with request.output.progress("listing"):
         listed = ls(request.stack, selected, **asked)
     for trouble in listed.problems:
@@ -73,5 +87,8 @@ def table(listed: listing.Listing, request: verbs.Request) -> verbs.Table:
 
 
 def show(listed: listing.Listing, request: verbs.Request) -> Iterator[object]:
-    """Yield the table of entries."""
-    yield listing.entries_table(listed.entries, request.now, "")
+    """Yield the table of kernels, or of entries."""
+    if request.options.long:
+        yield listing.entries_table(listed.entries, request.now, "")
+    else:
+        yield listing.kernels_table(listed.kernels, request.now)

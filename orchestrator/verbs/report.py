@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from cachectl import listing
     from cachectl.layers.host.neighbours import Neighbour
 
+_BY = ("kernel", "python")
 OPTIONS = (
     verbs.LAYERS,
     ("-v --verbose", "also every layer, every place, and the reason of every state"),
-    ("--by", None, "also the sums of each Python that wrote entries", {"choices": ("python",)}),
+    ("--by", None, "also the sums of each kernel, or of each Python that wrote entries", {"choices": _BY}),
     ("--neighbours", "also other caches of compiled code (Triton, CuPy …), read only"),
     ("--html", "FILE", "also draw it with every entry and finding, as one HTML page"),
     verbs.FORCE,
@@ -25,6 +26,8 @@ OPTIONS = (
     verbs.PLACES,
     verbs.FORM,
 )
+#: Kernels that are shown, the largest.
+_MOST_KERNELS = 20
 #: Entries that a page lists; the smaller ones are summed.
 _MOST_SHOWN = 5_000
 EPILOG = "A LAYER that is named is shown as with -v."
@@ -120,12 +123,12 @@ class PythonShare(NamedTuple):
     interpreters: tuple[Path, ...]
 
 
-@core.as_json("cachectl/report/1", also=("total",), optional=("neighbours", "pythons"))
+@core.as_json("cachectl/report/1", also=("total",), optional=("neighbours", "pythons", "kernels"))
 class Report(NamedTuple):
     """The whole stack at one moment (epoch seconds).
 
     ``leftovers`` are temporary folders that killed commands left outside the roots. ``neighbours`` are the caches of no
-    layer, and ``pythons`` the sums by Python; ``None`` if not requested.
+    layer, ``pythons`` the sums by Python, and ``kernels`` those by kernel; ``None`` if not requested.
     """
 
     generated: float
@@ -134,6 +137,7 @@ class Report(NamedTuple):
     leftovers: tuple[core.Entry, ...] = ()
     neighbours: tuple[Neighbour, ...] | None = None
     pythons: tuple[PythonShare, ...] | None = None
+    kernels: tuple[listing.Kernel, ...] | None = None
 
     def __repr__(self) -> str:
         return f"Report(layers={len(self.layers)}, total={self.total})"
@@ -154,12 +158,12 @@ class Report(NamedTuple):
 
 
 def report(
-    stack: layer_set.LayerSet, layers: Iterable[str] = (), *, neighbours: bool = False, by_python: bool = False
+    stack: layer_set.LayerSet, layers: Iterable[str] = (), *, neighbours: bool = False, by: str | None = None
 ) -> Report:
     """Count the entries of the named layers, or of all, and return whether each is on. Writes nothing into a cache.
 
-    ``neighbours`` also measures other caches of compiled code, which belong to no layer; ``by_python`` also sums the
-    entries of each Python.
+    ``neighbours`` also measures other caches of compiled code, which belong to no layer; ``by`` also sums the entries
+    of each ``"kernel"`` or ``"python"``.
     """
     names, others = tuple(layers), None
     chosen = stack.named(names)
@@ -173,7 +177,8 @@ def report(
         () if names else stack.broken,
         temporaries.abandoned_temporaries(stack.environment),
         others,
-        _by_python(chosen, stack) if by_python else None,
+        _by_python(chosen, stack) if by == "python" else None,
+        _by_kernel(chosen, stack) if by == "kernel" else None,
     )
 
 
@@ -203,6 +208,13 @@ def _count(layer: core.Layer, root: core.Root) -> Iterator[RootReport]:
     # The store of a missing root is not loaded.
     usage = layer.store.usage(root) if root.may_exist else core.sum_usage(())
     yield RootReport(root, root.exists, usage)
+
+
+def _by_kernel(layers: Iterable[core.Layer], stack: layer_set.LayerSet) -> tuple[listing.Kernel, ...]:
+    from cachectl import listing
+
+    found = listing.listed(layers, core.ALL, lambda _: None)
+    return listing.by_kernel((entry for entry in found if entry.guest is None), stack.environment)
 
 
 def _by_python(layers: Iterable[core.Layer], stack: layer_set.LayerSet) -> tuple[PythonShare, ...]:
@@ -238,7 +250,7 @@ def run(request: verbs.Request) -> Report | int:
             request.misuse(f"--html - and --{request.form} both write to standard output; name a FILE for one")
         (page,) = request.outputs((options.html, PAGE))
     with request.output.progress("counting"):
-        whole = report(request.stack, options.layers, neighbours=options.neighbours, by_python=options.by == "python")
+        whole = report(request.stack, options.layers, neighbours=options.neighbours, by=options.by)
     if page is not None:
         from cachectl.verbs.doctor import doctor
         from cachectl.verbs.ls import ls
@@ -373,6 +385,12 @@ def _others(whole: Report, home: str) -> Iterator[object]:
             rows.append((release, share.entries, share.stale, share.bytes, packages))
             places += [f"  {_short(path, home)}: Python {release}" for path in share.interpreters]
         yield from ("", verbs.Table({"python": str, **numbers, "packages": str}, rows), *places)
+    if whole.kernels is not None:
+        from cachectl import listing
+
+        yield from ("", listing.kernels_table(whole.kernels[:_MOST_KERNELS], whole.generated))
+        if more := len(whole.kernels[_MOST_KERNELS:]):
+            yield f"{core.plural(more, 'more kernel')}: cachectl ls"
     if whole.neighbours is not None:
         columns: verbs.Columns = {"neighbours": str, "files": verbs.count, "size": verbs.size, "place": str}
         caches = (

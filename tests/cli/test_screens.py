@@ -26,6 +26,7 @@ LINES = (
     "report neo",
     "dir",
     "ls --sort size --limit 8",
+    "ls --long --sort size --limit 4",
     "ls cuda --older-than 37d --sort age -q",
     *(f"env --disable --layer pocl --layer loopy --shell {shell}" for shell in ("sh", "fish", "csh", "powershell")),
     "purge cuda --kernel 'ka1?' --dry-run",

@@ -260,7 +260,7 @@ def test_a_damaged_record_is_written_again(home: Home, prefix: Path) -> None:
 def test_the_sums_of_each_python(home: Home, prefix: Path) -> None:
     row(home, "2024.1", "3.99.0.final.0")
     row(home, "2024.1")
-    shares = Stack(user(home, prefix / "bin")).report(by_python=True).pythons or ()
+    shares = Stack(user(home, prefix / "bin")).report(by="python").pythons or ()
     assert sorted((share.python, share.packages["loopy"], share.entries) for share in shares) == [
         (VERSION, "2024.1", 1),
         ("3.99.0.final.0", "2024.1", 1),

@@ -1,0 +1,70 @@
+"""``ls``: entries by kernel over all layers, and keys that can be typed."""
+
+from collections import Counter
+
+import pytest
+from homes import Home
+from support.tracing import trace
+from tiers import real
+
+from cachectl.layers.core import short_key
+
+
+@real
+def test_kernels_have_their_entries_in_all_layers(warm: Home) -> None:
+    """The sums are those of the entries; ``report`` has the same ones; a limit and an order count for lines."""
+    listed = warm.json("ls")
+    numbers, sizes = Counter[str](), Counter[str]()
+    for entry in listed["entries"]:
+        name = " ".join(sorted(entry["kernels"] or ())) or entry["layer"]
+        numbers[name] += 1
+        sizes[name] += entry["bytes"]
+    shown = {" ".join(one["kernels"]) or one["layers"][0]: one for one in listed["kernels"]}
+    assert {name: (one["entries"], one["bytes"]) for name, one in shown.items()} == {
+        name: (number, sizes[name]) for name, number in numbers.items()
+    }
+    assert [one["bytes"] for one in listed["kernels"]] == sorted(sizes.values(), reverse=True)
+    assert any({"loopy", "pocl"} <= set(one["layers"]) for one in listed["kernels"])
+    assert warm.json("report", "--by", "kernel")["kernels"] == listed["kernels"]
+    lines = warm.cachectl("ls --sort size --limit 2").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["kernel", *(one["kernels"][0] for one in listed["kernels"][:2])]
+
+
+@real
+def test_kernels_of_one_program_are_one(home: Home) -> None:
+    home.python("named.py one two")
+    home.python("named.py two three")
+    home.python("named.py four")
+    assert [one["kernels"] for one in home.json("ls pocl")["kernels"]] == [["one", "three", "two"], ["four"]]
+
+
+@real
+def test_what_a_trace_measured_is_what_entries_save(home: Home) -> None:
+    assert "saves" not in home.cachectl("ls").stdout
+    cold = trace(home, "kernels.py", "1")
+    (kernel,) = (one for one in home.json("ls")["kernels"] if one["kernels"] == ["lk0"])
+    (missed,) = (one for one in cold["missed"] if one["kernel"] == "lk0")
+    assert kernel["saves"] == pytest.approx(missed["seconds"], rel=0.5)
+    assert home.cachectl("ls").stdout.splitlines()[0].split()[-1] == "saves"
+    trace(home, "kernels.py", "1")
+    assert [one["saves"] for one in home.json("ls")["kernels"] if one["kernels"] == ["lk0"]] == [kernel["saves"]]
+
+
+@real
+def test_short_keys_are_taken_like_whole_ones(warm: Home) -> None:
+    """They are those of ``ls -l``; one that no entry has is a miss."""
+    entries = warm.json("ls")["entries"]
+    lines = warm.cachectl("ls -l").stdout.splitlines()[1:]
+    assert [line.split()[-1] for line in lines] == [short_key(entry["key"]) for entry in entries]
+    for layer in ("loopy", "pocl"):
+        key = next(entry["key"] for entry in entries if entry["layer"] == layer)
+        short = short_key(key)
+        for name, given in (("whole", key), ("short", short)):
+            warm.cachectl("get", layer, given, "-o", name)
+        assert (warm.path / "whole").read_bytes() == (warm.path / "short").read_bytes()
+        assert [entry["key"] for entry in warm.json("ls", "--key", short)["entries"]] == [key]
+        assert warm.json("purge", layer, "--key", short)["total"]["removed"] == 1
+        warm.refused("get", layer, short, says=f"no entry has the key {short!r}")
+        warm.refused("put", layer, short[::-1], "whole", says="the artifact was taken from the key")
+        warm.cachectl("put", layer, short, "whole")
+        assert [entry["key"] for entry in warm.json("ls", layer, "--key", key)["entries"]] == [key]
