@@ -17,6 +17,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from cachectl import listing
 from cachectl.layers.core.facts import declared, json_keys
 from cachectl.layers.host.neighbours import Neighbour
+from cachectl.watching import ledger
 
 #: Every class that a verb shows with ``--json``.
 DOCUMENTS = (
@@ -33,7 +34,7 @@ DOCUMENTS = (
 )
 
 #: What modules import for type checkers only.
-_NAMES = {"Neighbour": Neighbour, "listing": listing}
+_NAMES = {"Neighbour": Neighbour, "listing": listing, "ledger": ledger}
 _PLAIN = {str: "string", Path: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 Schema = dict[str, Any]

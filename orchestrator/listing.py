@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -130,10 +129,7 @@ def by_kernel(entries: Iterable[core.Entry], environment: core.Environment) -> t
     """Sum entries by their kernels, the largest sum first, with what the ledger of traces knows of them."""
     from cachectl.watching import ledger
 
-    known: Mapping[str, ledger.Known] = {}
-    # The next trace tells of one that cannot be used.
-    with suppress(core.CachectlError):
-        known = ledger.read(environment).kernels
+    known = ledger.readable(environment).kernels
     # What each name, or layer without a name, belongs to: a list that is shared by all names of one sum.
     groups: dict[str, tuple[set[str], list[core.Entry]]] = {}
     for entry in entries:

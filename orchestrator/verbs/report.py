@@ -13,12 +13,14 @@ from cachectl.layers.disk import temporaries
 if TYPE_CHECKING:
     from cachectl import listing
     from cachectl.layers.host.neighbours import Neighbour
+    from cachectl.watching import ledger
 
 _BY = ("kernel", "python")
 OPTIONS = (
     verbs.LAYERS,
     ("-v --verbose", "also every layer, every place, and the reason of every state"),
     ("--by", None, "also the sums of each kernel, or of each Python that wrote entries", {"choices": _BY}),
+    ("--since", "AGE", "also the hits of traced runs since, and what they saved", {"type": verbs.age_of}),
     ("--neighbours", "also other caches of compiled code (Triton, CuPy …), read only"),
     ("--html", "FILE", "also draw it with every entry and finding, as one HTML page"),
     verbs.FORCE,
@@ -123,12 +125,13 @@ class PythonShare(NamedTuple):
     interpreters: tuple[Path, ...]
 
 
-@core.as_json("cachectl/report/1", also=("total",), optional=("neighbours", "pythons", "kernels"))
+@core.as_json("cachectl/report/1", also=("total",), optional=("neighbours", "pythons", "kernels", "runs"))
 class Report(NamedTuple):
     """The whole stack at one moment (epoch seconds).
 
     ``leftovers`` are temporary folders that killed commands left outside the roots. ``neighbours`` are the caches of no
-    layer, ``pythons`` the sums by Python, and ``kernels`` those by kernel; ``None`` if not requested.
+    layer, ``pythons`` the sums by Python, ``kernels`` those by kernel, and ``runs`` those of traced runs; ``None`` if
+    not requested.
     """
 
     generated: float
@@ -138,6 +141,7 @@ class Report(NamedTuple):
     neighbours: tuple[Neighbour, ...] | None = None
     pythons: tuple[PythonShare, ...] | None = None
     kernels: tuple[listing.Kernel, ...] | None = None
+    runs: ledger.Sums | None = None
 
     def __repr__(self) -> str:
         return f"Report(layers={len(self.layers)}, total={self.total})"
@@ -158,12 +162,17 @@ class Report(NamedTuple):
 
 
 def report(
-    stack: layer_set.LayerSet, layers: Iterable[str] = (), *, neighbours: bool = False, by: str | None = None
+    stack: layer_set.LayerSet,
+    layers: Iterable[str] = (),
+    *,
+    neighbours: bool = False,
+    by: str | None = None,
+    since: float | None = None,
 ) -> Report:
     """Count the entries of the named layers, or of all, and return whether each is on. Writes nothing into a cache.
 
     ``neighbours`` also measures other caches of compiled code, which belong to no layer; ``by`` also sums the entries
-    of each ``"kernel"`` or ``"python"``.
+    of each ``"kernel"`` or ``"python"``. ``since`` (seconds) also sums the runs that were traced since so long.
     """
     names, others = tuple(layers), None
     chosen = stack.named(names)
@@ -179,7 +188,14 @@ def report(
         others,
         _by_python(chosen, stack) if by == "python" else None,
         _by_kernel(chosen, stack) if by == "kernel" else None,
+        None if since is None else _traced(stack.environment, since),
     )
+
+
+def _traced(environment: core.Environment, since: float) -> ledger.Sums:
+    from cachectl.watching import ledger
+
+    return ledger.readable(environment).since(environment.clock() - since)
 
 
 def _layer_report(layer: core.Layer) -> LayerReport:
@@ -250,7 +266,7 @@ def run(request: verbs.Request) -> Report | int:
             request.misuse(f"--html - and --{request.form} both write to standard output; name a FILE for one")
         (page,) = request.outputs((options.html, PAGE))
     with request.output.progress("counting"):
-        whole = report(request.stack, options.layers, neighbours=options.neighbours, by=options.by)
+        whole = report(request.stack, options.layers, neighbours=options.neighbours, by=options.by, since=options.since)
     if page is not None:
         from cachectl.verbs.doctor import doctor
         from cachectl.verbs.ls import ls
@@ -391,6 +407,9 @@ def _others(whole: Report, home: str) -> Iterator[object]:
         yield from ("", listing.kernels_table(whole.kernels[:_MOST_KERNELS], whole.generated))
         if more := len(whole.kernels[_MOST_KERNELS:]):
             yield f"{core.plural(more, 'more kernel')}: cachectl ls"
+    if (runs := whole.runs) is not None:
+        sums = f"{core.plural(runs.hits, 'hit')} saved at least {runs.saved:.1f} s, misses took {runs.missed:.1f} s"
+        yield from ("", f"{core.plural(runs.runs, 'traced run')} of {runs.seconds:.1f} s: {sums}")
     if whole.neighbours is not None:
         columns: verbs.Columns = {"neighbours": str, "files": verbs.count, "size": verbs.size, "place": str}
         caches = (

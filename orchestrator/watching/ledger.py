@@ -11,7 +11,8 @@ import json
 import os
 import zlib
 from base64 import b85decode, b85encode
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,11 +81,44 @@ class Run(NamedTuple):
     saved: float
 
 
+class Sums(NamedTuple):
+    """The sums of several traced runs: how many, hits, and seconds that they took, lost by misses, saved by hits."""
+
+    runs: int
+    hits: int
+    seconds: float
+    missed: float
+    saved: float
+
+
 class Ledger(NamedTuple):
     """All that is kept: kernels by their names, and the sums of runs, the oldest first."""
 
     kernels: dict[str, Known]
     runs: list[Run]
+
+    def since(self, moment: float) -> Sums:
+        """Return the sums of the runs since a moment in epoch seconds."""
+        runs = [run for run in self.runs if run.at >= moment]
+        hits, *seconds = (sum(column) for column in zip(*(run[1:] for run in runs), strict=True)) if runs else (0,) * 4
+        return Sums(len(runs), int(hits), *map(float, seconds))
+
+    def worth(self, entries: Sequence[core.Entry]) -> list[float]:
+        """Return the seconds that each entry saves: those of its kernel in its layer, shared by the entries of both.
+
+        Entries that were not measured get the mean by bytes of those that were. Empty if none was measured.
+        """
+        shares = Counter((entry.layer, entry.kernels) for entry in entries)
+        measured: list[float | None] = []
+        for entry in entries:
+            known = self.kernels.get(" ".join(sorted(entry.kernels or ())))
+            seconds = None if known is None else known.seconds.get(entry.layer)
+            measured.append(None if seconds is None else seconds / shares[entry.layer, entry.kernels])
+        pairs = [(one, entry.bytes) for one, entry in zip(measured, entries, strict=True) if one is not None]
+        if not pairs:
+            return []
+        mean = sum(seconds for seconds, _ in pairs) / max(1, sum(size for _, size in pairs))
+        return [mean * entry.bytes if one is None else one for one, entry in zip(measured, entries, strict=True)]
 
     def saved_by(self, hits: Mapping[str, set[str]]) -> float:
         """Return the seconds that hits saved, given the layers that answered for each kernel, where measured."""
@@ -107,6 +141,14 @@ def read(environment: core.Environment) -> Ledger:
         raise core.CachectlError(f"{path}: {core.reason_of(error)}; nothing is remembered of runs") from error
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise core.CachectlError(f"{path}: damaged; {FORGET} removes it") from error
+
+
+def readable(environment: core.Environment) -> Ledger:
+    """Return the ledger; an empty one if it cannot be used, of which the next trace tells."""
+    try:
+        return read(environment)
+    except core.CachectlError:
+        return Ledger({}, [])
 
 
 def change(environment: core.Environment, update: Callable[[Ledger], None]) -> None:

@@ -1,5 +1,7 @@
 """``ls``: entries by kernel over all layers, and keys that can be typed."""
 
+import json
+import os
 from collections import Counter
 
 import pytest
@@ -68,3 +70,38 @@ def test_short_keys_are_taken_like_whole_ones(warm: Home) -> None:
         warm.refused("put", layer, short[::-1], "whole", says="the artifact was taken from the key")
         warm.cachectl("put", layer, short, "whole")
         assert [entry["key"] for entry in warm.json("ls", layer, "--key", key)["entries"]] == [key]
+
+
+@real
+def test_traced_runs_are_summed(home: Home) -> None:
+    """What hits saved is known for what a trace has measured."""
+    assert "runs" not in home.json("report")
+    assert home.json("report", "--since", "1d")["runs"]["runs"] == 0
+    cold, warm = (trace(home, "kernels.py", "1") for _ in range(2))
+    (seconds,) = (one["seconds"] for one in cold["missed"] if one["kernel"] == "lk0")
+    runs = home.json("report", "--since", "1d")["runs"]
+    assert (runs["runs"], runs["hits"]) == (2, sum(one["hits"] or 0 for one in warm["layers"]))
+    assert runs["missed"] == pytest.approx(cold["summary"]["missed"])
+    assert runs["saved"] == pytest.approx(seconds, rel=0.5)
+    assert "2 traced runs of " in home.cachectl("report --since 1d").stdout
+    assert home.json("report", "--since", "0s")["runs"]["runs"] == 0
+
+
+@real
+def test_prune_keeps_what_takes_long_to_make(home: Home) -> None:
+    """Two programs of the same size and age: the one goes whose misses took less."""
+    for name in ("one", "two"):
+        trace(home, "named.py", name)
+    for path in sorted(home.path.glob(".cache/pocl/kcache/*/*/**"), reverse=True):
+        os.utime(path, (1e9, 1e9))
+    ledger = home.path / ".local/state/cachectl/ledger/ledger.json"
+    for slow, fast in (("one", "two"), ("two", "one")):
+        document = json.loads(ledger.read_text())
+        for name, seconds in ((slow, 9.0), (fast, 0.1)):
+            document["kernels"][name]["seconds"] = {"pocl": seconds}
+        ledger.write_text(json.dumps(document))
+        total = sum(one["bytes"] for one in home.json("ls pocl")["entries"])
+        plan = home.json("prune", "pocl", "--max-size", f"{total - 1}B", "--dry-run")
+        (going,) = plan["layers"][0]["entries"]
+        (kernel,) = (one["kernels"] for one in home.json("ls pocl")["entries"] if one["key"] == going["key"])
+        assert kernel == [fast]

@@ -51,7 +51,7 @@ function _shtab_cachectl_using
 end
 
 set -g _shtab_cachectl_commands report dir ls get put purge prune verify doctor run env trace bench push pull store stage config schedule layers completion demo
-set -g _shtab_cachectl_opts_with_value --allowed-signers --base --by --digest --html --isolated --json --kernel --key --layer --limit --max-size --older-than --out --output --plot --python --root --rounds --shell --sign --sort --store --store-mode --timeline --user --wait -n -o
+set -g _shtab_cachectl_opts_with_value --allowed-signers --base --by --digest --html --isolated --json --kernel --key --layer --limit --max-size --older-than --out --output --plot --python --root --rounds --shell --sign --since --sort --store --store-mode --timeline --user --wait -n -o
 
 complete -c cachectl -e
 complete -c cachectl -f
@@ -62,6 +62,7 @@ complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -
 complete -c cachectl -n '_shtab_cachectl_using report' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using report' -s v -l verbose -d 'also every layer, every place, and the reason of every state'
 complete -c cachectl -n '_shtab_cachectl_using report' -l by -xka "kernel python" -d 'also the sums of each kernel, or of each Python that wrote entries'
+complete -c cachectl -n '_shtab_cachectl_using report' -l since -x -d 'also the hits of traced runs since, and what they saved'
 complete -c cachectl -n '_shtab_cachectl_using report' -l neighbours -d 'also other caches of compiled code (Triton, CuPy …), read only'
 complete -c cachectl -n '_shtab_cachectl_using report' -l html -xka "(__fish_complete_path (commandline -ct))" -d 'also draw it with every entry and finding, as one HTML page'
 complete -c cachectl -n '_shtab_cachectl_using report' -l force -d 'replace an existing FILE that cachectl did not write'
