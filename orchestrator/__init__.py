@@ -59,6 +59,13 @@ _HOMES = {
 }
 
 
+def load_ipython_extension(shell: object) -> None:
+    """Register the cell magics ``%%cold``, ``%%isolated`` and ``%%traced``: ``%load_ext cachectl``."""
+    from importlib import import_module
+
+    import_module("cachectl.notebook").load(shell)
+
+
 def __getattr__(name: str) -> object:
     if name not in __all__:
         message = f"module {__name__!r} has no attribute {name!r}"

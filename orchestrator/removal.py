@@ -29,6 +29,15 @@ class Removal(NamedTuple):
     def __repr__(self) -> str:
         return f"Removal(dry_run={self.dry_run}, total={vars(self.total)})"
 
+    def _repr_html_(self) -> str:
+        from cachectl import notebook
+
+        *sums, _ = vars(self.total).values()
+        shown = [one for one in self.layers if one != core.Outcome(one.layer, entries=one.entries)]
+        verb = "would go" if self.dry_run else "removed"
+        failed = (f"{one.layer}: {note.key}: {note.because}" for one in self.layers for note in one.failed)
+        return notebook.html([_layers_table(verb, shown, ("total", *sums)), *failed])
+
     @property
     def plans(self) -> tuple[core.Plan, ...]:
         """Return the plan of each layer."""

@@ -146,6 +146,11 @@ class Report(NamedTuple):
     def __repr__(self) -> str:
         return f"Report(layers={len(self.layers)}, total={self.total})"
 
+    def _repr_html_(self) -> str:
+        from cachectl import notebook
+
+        return notebook.html(lines(self, str(core.Environment.here().home_folder)))
+
     @property
     def total(self) -> Total:
         """Return the sums over all layers."""

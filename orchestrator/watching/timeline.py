@@ -145,6 +145,17 @@ class Trace:
     verdict: str = ""
     missed: tuple[MissedKernel, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"Trace({self.verdict!r})"
+
+    def _repr_html_(self) -> str:
+        from importlib import import_module
+
+        # The verb, which shows a trace, imports this module.
+        show, notebook = (import_module(f"cachectl.{name}") for name in ("verbs.trace", "notebook"))
+        timeline = [notebook.framed(page(self), "timeline")] if self.processes else []
+        return "\n".join([notebook.html(show.show(self)), *timeline])
+
     def __getitem__(self, name: str) -> evidence.LayerTrace:
         """Return what a layer did. Raises :class:`KeyError` for an unknown name."""
         return {layer.layer: layer for layer in self.layers}[name]

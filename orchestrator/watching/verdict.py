@@ -237,17 +237,19 @@ class Judge:
     def remember(self, book: ledger.Ledger) -> None:
         """Add the run to a ledger."""
         trace = self._trace
+        storing = {use.layer for use in trace.layers if use.stores != 0} - self._states.keys()
         saved = book.saved_by({kernel: set(seen.hits) for kernel, seen in self.kernels.items()})
         for kernel, seen in self.kernels.items():
             if not kernel:
                 continue
             then = book.kernels.get(kernel, ledger.Known(0.0))
-            stored = {*seen.hits, *seen.misses} - self._states.keys()
+            stored = {*seen.hits, *(storing & {*seen.misses})}
             roots = {name: str(root.path) for name in stored if (root := self._roots.get(name)) is not None}
+            before = {name: place for name, place in then.layers.items() if name not in seen.misses}
             book.kernels[kernel] = ledger.Known(
                 trace.started,
                 seen.builds or then.builds,
-                {**then.layers, **roots},
+                {**before, **roots},
                 seen.python,
                 seen.packages,
                 _keys(seen, then),
