@@ -128,7 +128,7 @@ class Ledger(NamedTuple):
 
 def read(environment: core.Environment) -> Ledger:
     """Return the ledger, an empty one if there is none. Raises :class:`CachectlError` if it cannot be used."""
-    path = _place(environment) / _FILE
+    path = _file(environment)
     if not os.path.lexists(path):
         return Ledger({}, [])
     try:
@@ -166,8 +166,11 @@ def change(environment: core.Environment, update: Callable[[Ledger], None]) -> N
 
 
 def forget(environment: core.Environment) -> bool:
-    """Remove the ledger, whatever is in it; return whether there was one. Raises :class:`OSError`."""
-    path = _place(environment) / _FILE
+    """Remove the ledger, whatever is in it; return whether there was one.
+
+    Raises :class:`CachectlError` if its folder is not private, and :class:`OSError`.
+    """
+    path = _file(environment)
     found = os.path.lexists(path)
     atomic.remove_file(path)
     return found
@@ -180,6 +183,12 @@ def pack(source: str) -> str:
 
 def _place(environment: core.Environment) -> Path:
     return core.user_state_folder(environment) / "ledger"
+
+
+def _file(environment: core.Environment) -> Path:
+    """Return the path of the file. Raises :class:`CachectlError` if its folder is not private."""
+    place = _place(environment)
+    return (temporaries.private_folder(place) if os.path.lexists(place) else place) / _FILE
 
 
 def _known(fields: Any) -> Known:  # noqa: ANN401 - JSON

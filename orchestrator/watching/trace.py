@@ -74,6 +74,8 @@ def tracing(
     paths = os.pathsep.join(filter(None, [str(site), stack.environment.get("PYTHONPATH")]))
     variables = {_FOLDER: str(notes), "PYTHONPATH": paths}
     trace = timeline.Trace()
+    # Before the run: another one that ends meanwhile is no earlier one.
+    known = _remembered(stack.environment, notice) if remembers else None
     began = timeline.clocks()
     try:
         with files.watching(), processes.watching():
@@ -114,24 +116,28 @@ def tracing(
             trace.spans = timeline.read_spans(events, began, trace.wall_seconds, parts)
             trace.summary = timeline.summarize(trace.spans, trace.wall_seconds)
         judge = verdict.Judge(layers, trace, events)
-        known = _remembered(stack.environment, judge, notice) if remembers else {}
-        trace.missed = judge.missed(known, explain=explain)
+        trace.missed = judge.missed(known or {}, explain=explain)
         trace.verdict = judge.verdict(trace.missed)
+        if known is not None:
+            with _told(notice):
+                ledger.change(stack.environment, judge.remember)
         for line in evidence.misfits(events).values():
             notice(f"{line}, and was left alone")
 
 
-def _remembered(
-    environment: core.Environment, judge: verdict.Judge, notice: Callable[[str], None]
-) -> Mapping[str, ledger.Known]:
-    """Return the kernels of earlier runs, and keep those of this one; ``notice`` gets a line if that fails."""
-    known: Mapping[str, ledger.Known] = {}
+def _remembered(environment: core.Environment, notice: Callable[[str], None]) -> Mapping[str, ledger.Known] | None:
+    """Return the kernels of earlier runs; ``None`` if the ledger cannot be used, of which ``notice`` gets a line."""
+    with _told(notice):
+        return ledger.read(environment).kernels
+    return None
+
+
+@contextmanager
+def _told(notice: Callable[[str], None]) -> Iterator[None]:
     try:
-        known = ledger.read(environment).kernels
-        ledger.change(environment, judge.remember)
+        yield
     except core.CachectlError as error:
         notice(str(error))
-    return known
 
 
 def _make_site(site: Path, parts: Mapping[str, core.Lookups]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -30,6 +30,8 @@ _SLOW = 0.1
 _NOTHING = 0.01
 #: Runs with different keys after which a kernel is said to change every run.
 _ALWAYS = 3
+#: Characters of the longest source of which a difference is shown; to find it takes their square.
+_LONGEST_DIFF = 1 << 18
 #: Differences that are named of one kernel, and characters of each.
 _NAMED, _LONG = 2, 80
 
@@ -356,9 +358,8 @@ def _changed_options(now: list[str], before: list[str]) -> str:
 def _changed_source(now: str | None, before: str | None) -> str:
     if now is None or before is None:
         return "the source changed"
-    here, there = now.splitlines(), before.splitlines()
-    added = [line[2:] for line in difflib.ndiff(there, here) if line.startswith("+ ")]
-    gone = [line[2:] for line in difflib.ndiff(there, here) if line.startswith("- ")]
+    here, there = Counter(now.splitlines()), Counter(before.splitlines())
+    added, gone = [*(here - there).elements()], [*(there - here).elements()]
     macros = [{match[1]: match[2] for line in lines if (match := _MACRO.fullmatch(line))} for lines in (added, gone)]
     if len(macros[0]) == len(added) and len(macros[1]) == len(gone):
         named = [
@@ -372,7 +373,7 @@ def _changed_source(now: str | None, before: str | None) -> str:
 def _diff(kernel: str, seen: Seen, then: ledger.Known) -> str | None:
     now, before = nearest(seen, then)
     here, there = (None if one is None else one.text for one in (now, before))
-    if here is None or there is None or here == there:
+    if here is None or there is None or here == there or max(len(here), len(there)) > _LONGEST_DIFF:
         return None
     lines = difflib.unified_diff(
         there.splitlines(), here.splitlines(), f"{kernel} (last run)", f"{kernel} (this run)", lineterm=""
