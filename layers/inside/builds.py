@@ -16,7 +16,12 @@ from typing import Any
 # As in cachectl.layers.formats.opencl_source, which this file does not import.
 _ATTRIBUTE = r"(?:__attribute__\s{0,9}\(\((?:(?!\)\)).){0,200}\){2,9}\s{0,99}){0,9}"
 _KERNEL = re.compile(
-    r"\b(?:__)?kernel\s{1,99}" + _ATTRIBUTE + r"void\s{1,99}" + _ATTRIBUTE + r"(\w{1,999})\s{0,99}\(", re.DOTALL
+    r"\b(?:(?:__)?kernel|KERNEL)\s{1,99}(?:REQD_WG_SIZE\([^()]{0,99}\)\s{0,99})?"
+    + _ATTRIBUTE
+    + r"void\s{1,99}"
+    + _ATTRIBUTE
+    + r"(\w{1,999})\s{0,99}\(",
+    re.DOTALL,
 )
 #: Functions of PyOpenCL's extension module that may wait for kernels.
 _WAITS = ("wait_for_events", "enqueue_map_buffer", "_enqueue_read_buffer", "_enqueue_svm_memcpy")

@@ -95,7 +95,8 @@ def test_kernels_are_found_whatever_is_said_about_them() -> None:
     source = b"""
     __kernel void plain(int a) {}
     kernel __attribute__((reqd_work_group_size(8, 1, 1))) void sized (int a) {}
+    KERNEL\nREQD_WG_SIZE(WG_SIZE, 1, 1)\nvoid scanned(\n    int a) {}
     __kernel __attribute__((vec_type_hint(float4))) __attribute__((work_group_size_hint(8,1,1)))\nvoid\nhinted(int a) {}
     void not_a_kernel(int a) {}
     """
-    assert opencl_source.kernel_names(source) == ("hinted", "plain", "sized")
+    assert opencl_source.kernel_names(source) == ("hinted", "plain", "scanned", "sized")
