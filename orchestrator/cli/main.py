@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 VERBS: dict[str, str] = {
     "report": "show where caches are and how much they hold",
     "dir": "print the places of caches, one a line",
-    "ls": "list entries, one a line",
+    "ls": "list kernels with what they have in all layers, or entries",
     "get": "write one entry to a file",
     "put": "place an entry that get wrote, so that the library hits it",
     "purge": "remove entries; --all is every user layer but tuning results",
@@ -38,7 +38,7 @@ VERBS: dict[str, str] = {
     "doctor": "find problems of this set-up, each with the command that fixes it",
     "run": "run a command with caches off, or on in empty roots",
     "env": "print variables as shell commands, for eval",
-    "trace": "count hits, misses and stores of every layer while a command runs",
+    "trace": "run a command and say what it lost to misses, and why",
     "bench": "measure the time each cache saves a command: cold, warm, each off in turn",
     "push": "add to a bundle, a folder or a URL the entries that it lacks",
     "pull": "place the entries of a store or a root that are missing here, once trusted",
