@@ -53,9 +53,7 @@ class Seen(NamedTuple):
     @property
     def key(self) -> str:
         """Return a digest of what the kernel was built from, the same for the same builds."""
-        return hashlib.sha256(repr(sorted(build._replace(packed="") for build in self.builds)).encode()).hexdigest()[
-            :16
-        ]
+        return _digest(repr(sorted(build._replace(packed="") for build in self.builds)).encode())
 
 
 class Judge:
@@ -217,6 +215,8 @@ class Judge:
             elif first.because == NEW and len(named) > 1:
                 slow, because = "Cold", ", none of which a traced run has built before"
             said.append(f"{slow}: {lost} went into {what}{because}.")
+        elif unseen := sum(use.misses or 0 for use in trace.layers):
+            said.append(f"{core.plural(unseen, 'lookup')} missed in programs that do not show what that took.")
         elif looked:
             said.append(f"Warm: every lookup hit{' that could be seen' if summary.at_least else ''} ({looked:,}).")
         elif not said:
@@ -313,7 +313,11 @@ def _headers(text: str, options: Sequence[str], folder: str) -> Iterator[tuple[s
                 with suppress(OSError):
                     data = plain.read_plain(path, most=_LARGEST_HEADER, follow=True)
                     waiting.append(data.decode(errors="replace"))
-                    yield path, hashlib.sha256(data).hexdigest()[:16]
+                    yield path, _digest(data)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def nearest(seen: Seen, then: ledger.Known) -> tuple[ledger.Build | None, ledger.Build | None]:
