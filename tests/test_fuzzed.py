@@ -90,6 +90,7 @@ def _archive(data: bytes) -> None:
 
 def _bitcode(data: bytes) -> None:
     bitcode.complaint(data)
+    bitcode.producer(data)
     assert set(bitcode.kernels(data) or ()) <= set(bitcode.function_names(data))
 
 

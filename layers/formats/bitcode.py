@@ -19,9 +19,10 @@ _BLOCK = struct.Struct("<II")
 _WORD = 32
 
 _MODULE = 8
+_IDENTIFICATION = 13
 _STRING_TABLE = 23
-#: Codes of records: of a module, of the string table.
-_VERSION, _FUNCTION, _BLOB_RECORD = 1, 8, 1
+#: Codes of records: of a module, of the string table, of the identification.
+_VERSION, _FUNCTION, _BLOB_RECORD, _PRODUCER = 1, 8, 1, 1
 #: A module of this version has the names of its functions in a string table (LLVM 5 and newer).
 _WITH_STRING_TABLE = 2
 #: Abbreviations that every block has.
@@ -39,6 +40,8 @@ _FIELDS = 5
 #: The longest name, and larger than any program, in bytes.
 _LONGEST = 4096
 _LARGEST = 1 << 26
+#: The characters of six bits, in their order.
+_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._"
 #: More zero bytes than may end a string table: three of padding, and the end of its block.
 _ZEROS = bytes(8)
 
@@ -55,6 +58,17 @@ def complaint(data: bytes) -> str | None:
         return str(Cut(data))
     if [*blocks][-1] == _STRING_TABLE and data.endswith(_ZEROS):
         return "ends in zeros where names should be"
+    return None
+
+
+def producer(data: bytes) -> str | None:
+    """Return what wrote bitcode, such as ``LLVM15.0.6``, by its first bytes; ``None`` if they do not say it."""
+    with suppress(Cut, StopIteration):
+        block = next(_blocks(data if data.startswith(MAGIC) else b""))
+        for code, numbers, _ in block.records() if block.number == _IDENTIFICATION else ():
+            if code == _PRODUCER and numbers:
+                is_short = max(numbers) < len(_CHARACTERS)
+                return "".join(_CHARACTERS[number] if is_short else chr(number & 0x7F) for number in numbers)
     return None
 
 

@@ -52,6 +52,8 @@ _NATIVE = (".so", OBJECT)
 #: The symbol of a work-group function, in a table of strings.
 _WORK_GROUP = core.regex(rb"_pocl_kernel_([^\0]+)_workgroup\0")
 
+#: The bytes of bitcode that say which LLVM wrote it.
+_HEAD = 512
 #: Seconds without change after which a compile is taken to have ended.
 ENTRY_REST = 600.0
 #: The same for temporaries, which a slow compile may hold longer.
@@ -128,11 +130,13 @@ class Programs(files.Files):
         if not contents:
             yield entry
             return
+        from cachectl.layers.formats import bitcode
+
         unread: dict[str, core.LayerError] = {}
 
-        def content(path: str) -> bytes | None:
+        def content(path: str, limit: int = -1) -> bytes | None:
             try:
-                return tree.read_file(entry.key, path)
+                return tree.read_file(entry.key, path, limit)
             except core.LayerError as error:
                 unread[path] = error
                 return None
@@ -141,7 +145,12 @@ class Programs(files.Files):
         # A kernel has a folder once it was launched.
         kernels = sorted(name for name in names.values() if name is not None)
         detail = {names[folder] or folder: " ".join(found) for folder, found in variants(leaf.members).items()}
-        yield entry._replace(kernels=tuple(kernels) if 0 < len(kernels) == len(names) else None, detail=detail)
+        compiler = bitcode.producer(content(BITCODE, _HEAD) or b"") or ""
+        yield entry._replace(
+            kernels=tuple(kernels) if 0 < len(kernels) == len(names) else None,
+            versions={"llvm": compiler.removeprefix("LLVM")} if compiler else {},
+            detail=detail,
+        )
         for path, error in unread.items():
             yield core.unreadable(tree.root / entry.key / path, error)
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from cachectl.layers.host.neighbours import Neighbour
     from cachectl.watching import ledger
 
-_BY = ("kernel", "python")
+_BY = ("driver", "kernel", "python")
 OPTIONS = (
     verbs.LAYERS,
     ("-v --verbose", "also every layer, every place, and the reason of every state"),
-    ("--by", None, "also the sums of each kernel, or of each Python that wrote entries", {"choices": _BY}),
+    ("--by", None, "also the sums of each kernel, or of each driver or Python that wrote entries", {"choices": _BY}),
     ("--since", "AGE", "also the hits of traced runs since, and what they saved", {"type": verbs.age_of}),
     ("--neighbours", "also other caches of compiled code (Triton, CuPy …), read only"),
     ("--html", "FILE", "also draw it with every entry and finding, as one HTML page"),
@@ -125,13 +125,27 @@ class PythonShare(NamedTuple):
     interpreters: tuple[Path, ...]
 
 
-@core.as_json("cachectl/report/1", also=("total",), optional=("neighbours", "pythons", "kernels", "runs"))
+class DriverShare(NamedTuple):
+    """The entries of a layer that one driver or compiler wrote, as far as their bytes say which: version and device.
+
+    ``newest`` is the time of the latest change (epoch seconds).
+    """
+
+    layer: str
+    versions: Mapping[str, str]
+    device: str | None
+    entries: int
+    bytes: int
+    newest: float | None
+
+
+@core.as_json("cachectl/report/1", also=("total",), optional=("neighbours", "pythons", "kernels", "runs", "drivers"))
 class Report(NamedTuple):
     """The whole stack at one moment (epoch seconds).
 
     ``leftovers`` are temporary folders that killed commands left outside the roots. ``neighbours`` are the caches of no
-    layer, ``pythons`` the sums by Python, ``kernels`` those by kernel, and ``runs`` those of traced runs; ``None`` if
-    not requested.
+    layer, ``pythons`` the sums by Python, ``drivers`` those by driver, ``kernels`` those by kernel, and ``runs`` those
+    of traced runs; ``None`` if not requested.
     """
 
     generated: float
@@ -142,6 +156,7 @@ class Report(NamedTuple):
     pythons: tuple[PythonShare, ...] | None = None
     kernels: tuple[listing.Kernel, ...] | None = None
     runs: ledger.Sums | None = None
+    drivers: tuple[DriverShare, ...] | None = None
 
     def __repr__(self) -> str:
         return f"Report(layers={len(self.layers)}, total={self.total})"
@@ -177,7 +192,7 @@ def report(
     """Count the entries of the named layers, or of all, and return whether each is on. Writes nothing into a cache.
 
     ``neighbours`` also measures other caches of compiled code, which belong to no layer; ``by`` also sums the entries
-    of each ``"kernel"`` or ``"python"``. ``since`` (seconds) also sums the runs that were traced since so long.
+    of each ``"driver"``, ``"kernel"`` or ``"python"``, and ``since`` (seconds) the runs that were traced since so long.
     """
     names, others = tuple(layers), None
     chosen = stack.named(names)
@@ -194,6 +209,7 @@ def report(
         _by_python(chosen, stack) if by == "python" else None,
         _by_kernel(chosen, stack) if by == "kernel" else None,
         None if since is None else _traced(stack.environment, since),
+        _by_driver(chosen) if by == "driver" else None,
     )
 
 
@@ -236,6 +252,24 @@ def _by_kernel(layers: Iterable[core.Layer], stack: layer_set.LayerSet) -> tuple
 
     found = listing.listed(layers, core.ALL, lambda _: None)
     return listing.by_kernel((entry for entry in found if entry.guest is None), stack.environment)
+
+
+def _by_driver(layers: Iterable[core.Layer]) -> tuple[DriverShare, ...]:
+    """Sum the entries that no Python made, those of one layer together, the newest first."""
+    from cachectl import listing
+
+    groups: dict[tuple[object, ...], list[core.Entry]] = {}
+    for entry in listing.listed(layers, core.ALL, lambda _: None):
+        if entry.guest is None and "python" not in entry.versions:
+            versions = tuple(sorted(entry.versions.items()))
+            groups.setdefault((entry.layer, versions, entry.device), []).append(entry)
+    shares = []
+    for entries in groups.values():
+        first, newest = entries[0], max((entry.modified for entry in entries if entry.modified), default=None)
+        size = sum(entry.bytes for entry in entries)
+        shares.append(DriverShare(first.layer, first.versions, first.device, len(entries), size, newest))
+    order = [layer.name for layer in layers]
+    return tuple(sorted(shares, key=lambda share: (order.index(share.layer), -(share.newest or 0))))
 
 
 def _by_python(layers: Iterable[core.Layer], stack: layer_set.LayerSet) -> tuple[PythonShare, ...]:
@@ -406,6 +440,14 @@ def _others(whole: Report, home: str) -> Iterator[object]:
             rows.append((release, share.entries, share.stale, share.bytes, packages))
             places += [f"  {_short(path, home)}: Python {release}" for path in share.interpreters]
         yield from ("", verbs.Table({"python": str, **numbers, "packages": str}, rows), *places)
+    if whole.drivers is not None:
+        drivers = []
+        for one in whole.drivers:
+            words = [*(f"{name} {version}" for name, version in one.versions.items()), one.device]
+            driver = " ".join(filter(None, words)) or verbs.DASH
+            drivers.append((one.layer, driver, one.entries, one.bytes, verbs.since(one.newest, whole.generated)))
+        titles: verbs.Columns = {"layer": str, "written by": str, "entries": verbs.count, "size": verbs.size}
+        yield from ("", verbs.Table({**titles, "newest": verbs.age}, drivers))
     if whole.kernels is not None:
         from cachectl import listing
 

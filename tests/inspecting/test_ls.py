@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections import Counter
 
 import pytest
@@ -85,6 +86,18 @@ def test_traced_runs_are_summed(home: Home) -> None:
     assert runs["saved"] == pytest.approx(seconds, rel=0.5)
     assert "2 traced runs of " in home.cachectl("report --since 1d").stdout
     assert home.json("report", "--since", "0s")["runs"]["runs"] == 0
+
+
+@real
+def test_programs_say_which_compiler_wrote_them(home: Home) -> None:
+    home.python("named.py one two")
+    asked = "import binaries; print(binaries.device().platform.version)"
+    version = home.run(sys.executable, "-c", f"import sys; sys.path.insert(0, {str(home.programs)!r}); {asked}").stdout
+    (entry,) = home.json("ls pocl")["entries"]
+    assert f"LLVM {entry['versions']['llvm']}" in version
+    (share,) = [one for one in home.json("report", "--by", "driver")["drivers"] if one["layer"] == "pocl"]
+    assert (share["layer"], share["versions"], share["entries"]) == ("pocl", entry["versions"], 1)
+    assert f"llvm {entry['versions']['llvm']}" in home.cachectl("report --by driver").stdout
 
 
 @real

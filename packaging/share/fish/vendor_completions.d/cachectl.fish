@@ -61,7 +61,7 @@ complete -c cachectl -n _shtab_cachectl_using -l version -d 'show program'"'"'s 
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a report -d 'Show where caches are and how much they hold.'
 complete -c cachectl -n '_shtab_cachectl_using report' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using report' -s v -l verbose -d 'also every layer, every place, and the reason of every state'
-complete -c cachectl -n '_shtab_cachectl_using report' -l by -xka "kernel python" -d 'also the sums of each kernel, or of each Python that wrote entries'
+complete -c cachectl -n '_shtab_cachectl_using report' -l by -xka "driver kernel python" -d 'also the sums of each kernel, or of each driver or Python that wrote entries'
 complete -c cachectl -n '_shtab_cachectl_using report' -l since -x -d 'also the hits of traced runs since, and what they saved'
 complete -c cachectl -n '_shtab_cachectl_using report' -l neighbours -d 'also other caches of compiled code (Triton, CuPy …), read only'
 complete -c cachectl -n '_shtab_cachectl_using report' -l html -xka "(__fish_complete_path (commandline -ct))" -d 'also draw it with every entry and finding, as one HTML page'
