@@ -1,6 +1,7 @@
 """In a real Jupyter kernel: what report, plan and trace look like, and the magics of cells."""
 
 import sys
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -20,13 +21,11 @@ binaries.number_from(queue, program, "nb")
 def cells(home: Home, *sources: str) -> list[list[dict[str, Any]]]:
     """Run the cells of a notebook in a home; return the outputs of each."""
     try:
-        import nbclient
-        import nbformat
-        from jupyter_client.manager import KernelManager
+        nbclient, v4, managers = map(import_module, ("nbclient", "nbformat.v4", "jupyter_client.manager"))
     except ImportError:
         absent("needs a Jupyter kernel: pip install nbclient ipykernel")
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    manager = KernelManager()
+    notebook = v4.new_notebook(cells=[v4.new_code_cell(source) for source in sources])
+    manager = managers.KernelManager()
     manager.kernel_spec.argv = [sys.executable, *manager.kernel_spec.argv[1:]]
     client = nbclient.NotebookClient(notebook, km=manager, timeout=120, allow_errors=True)
     client.execute(cwd=str(home.path), env=dict(home.variables))
