@@ -40,7 +40,8 @@ _FINDINGS = ("findings", ("layer", "severity", "message", "fix"), ())
 _PURGE = ("layers", ("layer",), ("removed", "orphans_removed", "bytes_freed", "skipped", "failed"))
 _SHOWN: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "report": ("layers", ("layer",), ("entries", "files", "bytes", "stale_bytes")),
-    "ls": ("entries", ("layer", "key"), ("bytes",)),
+    "ls": ("kernels", ("kernels", "layers"), ("bytes", "entries")),
+    "ls -l": ("entries", ("layer", "key"), ("bytes",)),
     "verify": _FINDINGS,
     "doctor": _FINDINGS,
     "purge": _PURGE,
@@ -58,6 +59,12 @@ def _number(item: Mapping[str, Any], name: str) -> int | None:
     value = item.get(name)
     number = len(value) if isinstance(value, list) else value
     return number if type(number) is int and 0 <= number < 1 << 62 else None
+
+
+def _text(item: Mapping[str, Any], name: str) -> str:
+    """Return a text, or the texts of a list; a dash for nothing."""
+    value = item.get(name)
+    return " ".join(map(str, value)) if isinstance(value, list) and value else str(value or verbs.DASH)
 
 
 def run(request: verbs.Request) -> int:
@@ -90,14 +97,15 @@ def run(request: verbs.Request) -> int:
 
 def _show(request: verbs.Request, documents: list[Mapping[str, Any]]) -> None:
     """Print all answers in the form that was asked for."""
-    items, texts, numbers = _SHOWN[request.options.verb]
+    verb = request.options.verb
+    items, texts, numbers = _SHOWN["ls -l" if verb == "ls" and (request.options.long or request.options.csv) else verb]
     rows: list[tuple[Any, ...]] = []
     for document in documents:
         for item in document.get(items, ()):
             amounts = [_number(item, name) for name in numbers]
             # Layers without anything are left out.
             if any(amounts) or items != "layers":
-                named = [str(item.get(name) or verbs.DASH)[:_LONGEST] for name in texts]
+                named = [_text(item, name)[:_LONGEST] for name in texts]
                 rows.append((document["user"], *named, *amounts))
     total = {name: sum(row[place] or 0 for row in rows) for place, name in enumerate(numbers, 1 + len(texts))}
     totals = [document.get("total") if document["error"] is None else {"complete": False} for document in documents]

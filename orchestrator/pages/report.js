@@ -352,6 +352,14 @@ function showFindings() {
   new DataTable(byId("findings"), table).show(data.findings);
 }
 
+function showKernels() {
+  const sizes = [number("size", (row) => row[2], formatBytes), number("entries", (row) => row[3], formatCount)];
+  const age = number("age", (row) => ageOf(row[4]), formatAge);
+  const columns = [text("kernel", 0, "name"), text("layers", 1), ...sizes, age];
+  const table = { columns, caption: "Kernels", sorted: 2, descending: true, size: 10, empty: "No entries." };
+  new DataTable(byId("kernels"), table).show(data.kernels);
+}
+
 // ---------------------------------------------------------------- entries
 
 const search = byId("search");
@@ -415,5 +423,6 @@ onScheme(() => {
 enter(tree);
 showAges();
 showFindings();
+showKernels();
 find();
 new ResizeObserver(draw).observe(canvas.parentElement);

@@ -28,8 +28,8 @@ OPTIONS = (
     verbs.PLACES,
     verbs.FORM,
 )
-#: Kernels that are shown, the largest.
-_MOST_KERNELS = 20
+#: Kernels that a table and a page list, the largest.
+_FEW_KERNELS, _MOST_KERNELS = 20, 1_000
 #: Entries that a page lists; the smaller ones are summed.
 _MOST_SHOWN = 5_000
 EPILOG = "A LAYER that is named is shown as with -v."
@@ -344,6 +344,16 @@ def draw(whole: Report, listed: listing.Listing, findings: Iterable[core.Finding
         "layers": [layer.layer for layer in whole.layers],
         "complete": whole.total.complete,
         "total": [whole.total.entries, whole.total.bytes],
+        "kernels": [
+            [
+                ", ".join(map(printable, one.kernels)) or None,
+                ", ".join(one.layers),
+                one.bytes,
+                one.entries,
+                one.used or one.modified,
+            ]
+            for one in listed.kernels[:_MOST_KERNELS]
+        ],
         "entries": rows,
         "missing": [f"{trouble.layer}: {printable(trouble.message)}" for trouble in listed.problems if trouble.failed],
         "findings": [
@@ -451,8 +461,8 @@ def _others(whole: Report, home: str) -> Iterator[object]:
     if whole.kernels is not None:
         from cachectl import listing
 
-        yield from ("", listing.kernels_table(whole.kernels[:_MOST_KERNELS], whole.generated))
-        if more := len(whole.kernels[_MOST_KERNELS:]):
+        yield from ("", listing.kernels_table(whole.kernels[:_FEW_KERNELS], whole.generated))
+        if more := len(whole.kernels[_FEW_KERNELS:]):
             yield f"{core.plural(more, 'more kernel')}: cachectl ls"
     if (runs := whole.runs) is not None:
         sums = f"{core.plural(runs.hits, 'hit')} saved at least {runs.saved:.1f} s, misses took {runs.missed:.1f} s"

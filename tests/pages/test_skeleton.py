@@ -68,6 +68,8 @@ def test_the_page_has_what_report_and_ls_and_doctor_print(warm: Home) -> None:
     keys = sorted(entry["key"] for entry in warm.json("ls")["entries"])
     assert sorted(row[4] for row in data["entries"]) == keys
     assert {data["words"][row[3]] for row in data["entries"] if row[3] is not None} >= {"lk0"}
+    kernels = [[", ".join(one["kernels"]), ", ".join(one["layers"])] for one in warm.json("ls")["kernels"]]
+    assert [row[:2] for row in data["kernels"]] == kernels
     findings = warm.json("doctor", check=False)["findings"]
     assert [row[4] for row in data["findings"]] == [one["fix"] for one in findings]
 

@@ -210,6 +210,11 @@ def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) ->
     assert {line.split()[0] for line in table[1:]} == {ann, bob, "total"}
     listed = people.cachectl(f"ls --user {ann} --limit=2 --csv").stdout.splitlines()
     assert [line.split(",")[0] for line in listed] == ["user", ann, ann]
+    (document,) = people.json(f"ls --user {ann}")["users"]
+    shown = [line.split() for line in people.cachectl(f"ls --user {ann}").stdout.splitlines()]
+    assert shown[0] == ["user", "kernels", "layers", "bytes", "entries"]
+    assert [line[1] for line in shown[1:-1]] == [share["kernels"][0] for share in document["kernels"]]
+    assert people.cachectl(f"ls -l --user {ann}").stdout.split()[:4] == ["user", "layer", "key", "bytes"]
     for verb in ("ls", "verify", "doctor"):
         assert len(people.json(f"{verb} --all-users")["users"]) == 3
     assert people.json("prune --max-size=0B --dry-run --all-users")["total"]["removed"] > 40
