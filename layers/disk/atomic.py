@@ -240,18 +240,26 @@ def delete_listed(handle: int, name: str, files: Mapping[str, int], freed: list[
 def own_folder(handle: int, prefix: str, freed: list[int] | None = None) -> Iterator[int]:
     """Make a folder for this process alone, locked during the block, and delete it afterwards unless it was renamed.
 
-    Yields its descriptor. The deletion adds to ``freed`` as :func:`delete` does.
+    Yields its descriptor. The deletion adds to ``freed`` as :func:`delete` does, or what a folder takes that stays.
     """
     name = plain.own_name(prefix)
     os.mkdir(name, 0o700, dir_fd=handle)
+    inside: list[int] = []
+    size = 0
     try:
         with handles.opened(name, handle) as folder:
             # Another cachectl may be checking briefly whether it is held.
             handles.take_flock(folder, wait=True)
+            size = handles.size_of(os.fstat(folder))
             yield folder
     finally:
-        with suppress(FileNotFoundError):
+        try:
+            delete(handle, name, inside)
+            # The folder itself was made here, so its end frees nothing.
+            inside = inside[:-1]
+        except OSError:
+            inside.append(-size)
+            raise
+        finally:
             if freed is not None:
-                # The folder itself was made here, so its end frees nothing.
-                freed.append(-handles.size_of(os.stat(name, dir_fd=handle)))
-        delete(handle, name, freed)
+                freed += inside

@@ -264,7 +264,7 @@ class Pair(rows.RowFile):
         """Remove both files if Mesa cannot use them; return why they stay, or ``None``."""
         with suppress(core.Damaged):
             self.require_sound()
-            return rows.CHANGED
+            return self._sound_now(stamp)
         if (reason := in_use(self.path)) is not None:
             return reason
         with self._changing():

@@ -296,7 +296,7 @@ class RowFile:
             self.recover()
         with suppress(core.Damaged):
             self.require_sound()
-            return CHANGED
+            return self._sound_now(stamp)
         with self._translated("remove"):
             self._require_private()
             if (reason := in_use(self.path)) is not None:
@@ -314,6 +314,16 @@ class RowFile:
             finally:
                 plain.release(handle)
         return None
+
+    def _sound_now(self, stamp: tuple[int, ...]) -> str:
+        """Return that a file has changed that was damaged. Raises :class:`Unreachable` if it is the same file.
+
+        Sqlite takes an error of the disk for damage.
+        """
+        if database.file_stamp(self.path) == stamp:
+            message = "its disk failed while it was checked, and does not now; run the command again"
+            raise core.Unreachable(self.layer, message, self.path)
+        return CHANGED
 
     # ------------------------------------------------------------------ queries
 

@@ -54,8 +54,8 @@ FAULTS = (
 _KINDS = {READS: "read", WRITES: "write", LOCKS: "lock"}
 #: The stores in which an interrupted change loses every entry of a file.
 _STARTED_ANEW = ("mesa_shader_cache_db", "mesa_shader_cache_sf")
-#: The store in which kernels show whose the other entries are.
-_OF_UNKNOWN = "/mesa_shader_cache "
+#: Mesa's stores, in which kernels show whose the other entries are.
+_OF_UNKNOWN = "/mesa_shader_cache"
 #: What sqlite says of a commit that failed, whose rows may have gone.
 _FAILED_COMMIT = ("disk I/O error", "cannot be read: Input/output error")
 #: What ``prune`` is to leave at most, in bytes.
