@@ -57,7 +57,10 @@ _STARTED_ANEW = ("mesa_shader_cache_db", "mesa_shader_cache_sf")
 #: Mesa's stores, in which kernels show whose the other entries are.
 _OF_UNKNOWN = "/mesa_shader_cache"
 #: What sqlite says of a commit that failed, whose rows may have gone.
-_FAILED_COMMIT = ("disk I/O error", "cannot be read: Input/output error")
+_FAILED_COMMIT = (
+    *("disk I/O error", "cannot be read: Input/output error"),
+    "cannot open: No space left on device; make room and try again",
+)
 #: What ``prune`` is to leave at most, in bytes.
 _MOST = 20_000
 
