@@ -244,8 +244,9 @@ class Usage(NamedTuple):
     """Numbers of one root.
 
     ``files`` and ``bytes`` count the layer's files on disk without orphans; ``stale_*`` is ``None`` if the layer cannot
-    recognise stale entries, and ``stale_unknown`` counts those whose staleness is unknown. If a problem hides a part of
-    the root, the numbers are lower bounds, and ``None`` instead of 0.
+    recognise stale entries, and ``stale_unknown`` counts those whose staleness is unknown. ``stale_because`` has the
+    number of stale entries by the reason. If a problem hides a part of the root, the numbers are lower bounds, and
+    ``None`` instead of 0.
     """
 
     entries: int | None = 0
@@ -259,6 +260,7 @@ class Usage(NamedTuple):
     oldest: float | None = None
     newest: float | None = None
     problems: tuple[Problem, ...] = ()
+    stale_because: Mapping[str, int] = {}
 
     @property
     def complete(self) -> bool:

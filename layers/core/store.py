@@ -214,6 +214,7 @@ def sum_usage(found: Iterable[core.Found]) -> core.Usage:
     oldest: float | None = None
     newest: float | None = None
     problems: list[core.Problem] = []
+    reasons: dict[str, int] = {}
     for thing in found:
         if isinstance(thing, core.Problem):
             problems.append(thing)
@@ -234,9 +235,11 @@ def sum_usage(found: Iterable[core.Found]) -> core.Usage:
         if thing.stale is not None:
             sums["stale_entries"] = sums.get("stale_entries", 0) + count * thing.stale
             sums["stale_bytes"] = sums.get("stale_bytes", 0) + thing.bytes * thing.stale
+            if thing.stale and count and thing.stale_because is not None:
+                reasons[thing.stale_because] = reasons.get(thing.stale_because, 0) + count
         elif thing.stale_because is not None:
             sums["stale_unknown"] += count
     # If something could not be counted, a number is a lower bound, and zero means nothing.
     nothing = None if any(problem.hides for problem in problems) else 0
     known = {name: number or nothing for name, number in sums.items()}
-    return core.Usage(**known, oldest=oldest, newest=newest, problems=tuple(problems))
+    return core.Usage(**known, oldest=oldest, newest=newest, problems=tuple(problems), stale_because=reasons)

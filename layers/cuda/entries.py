@@ -21,7 +21,7 @@ from pathlib import Path
 from cachectl.layers import core, cuda
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.formats import details, opencl_source
-from cachectl.layers.host import processes
+from cachectl.layers.host import drivers, hardware, processes
 from cachectl.layers.stores import files
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
@@ -91,7 +91,8 @@ class ComputeCache(files.Files):
     def described(self, tree: Tree, leaf: Leaf, selection: core.Selection, *, contents: bool) -> Iterator[core.Found]:
         """Describe an entry by its key; one of another format version is opaque."""
         entry, size = leaf.entry, stated_size(leaf.head)
-        if not contents or (size is None and len(leaf.head) == HEADER.size):
+        is_older = drivers.is_older(entry, self.environment, "NVIDIA")
+        if not (contents or is_older) or (size is None and len(leaf.head) == HEADER.size):
             yield entry._replace(detail={"format": "unknown"}) if contents else entry
             return
         key = None
@@ -103,6 +104,9 @@ class ComputeCache(files.Files):
         if key is not None:
             detail = {"half": half(key)}
             entry = entry._replace(kernels=kernels(key), device=device(key), versions=driver(key), detail=detail)
+            version, here = entry.versions.get("driver"), hardware.nvidia_driver(self.environment)
+            if is_older and None not in (version, here) and version != here:
+                entry = drivers.replaced(entry, f"driver {version}", f"driver {here}", self.environment, "NVIDIA")
         yield entry
 
     def describe(self, data: bytes) -> details.Details:

@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -118,14 +119,28 @@ def only_library(environment: core.Environment, maker: str) -> str | None:
     return libraries[0] if len(libraries) == 1 else None
 
 
-def several_drivers(of: core.Layer, maker: str) -> Iterator[core.Finding]:
-    """Yield a finding if several drivers of one maker are registered."""
-    libraries = driver_libraries(of.environment, maker)
-    if len(libraries) > 1:
-        registered = f"{len(libraries)} drivers of {maker} are registered ({', '.join(libraries)})"
-        message = f"{registered}: which of them built an entry is not known, nor whether one from elsewhere will hit"
-        fix = "none needed; to know it, uninstall all but one"
-        yield core.Finding(of.name, core.first_place(of), None, core.HARMLESS, "drivers", message, fix)
+def installed_since(environment: core.Environment, maker: str) -> float:
+    """Return when the newest driver of a maker was installed (epoch seconds), 0 without one: as its library changed."""
+    name = f"{maker} since"
+    if name not in environment.memo:
+        changed = [0.0]
+        for library in driver_libraries(environment, maker):
+            with suppress(OSError):
+                changed.append(os.stat(library).st_ctime)
+        environment.memo[name] = max(changed)
+    since: float = environment.memo[name]
+    return since
+
+
+def is_older(entry: core.Entry, environment: core.Environment, maker: str) -> bool:
+    """Return whether an entry was last changed before the newest driver of a maker was installed."""
+    return entry.modified is not None and entry.modified < installed_since(environment, maker)
+
+
+def replaced(entry: core.Entry, by: str, here: str, environment: core.Environment, maker: str) -> core.Entry:
+    """Return an older entry as stale: ``by`` is what compiled it, and ``here`` what is installed."""
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(installed_since(environment, maker)))
+    return entry._replace(stale=True, stale_because=f"compiled by {by}, before {here} was installed ({day})")
 
 
 def _found_by(loader: Loader, environment: core.Environment) -> Iterator[Driver]:

@@ -24,17 +24,17 @@ _HERE, _NO_FOLLOW, _BIRTH, _BIRTH_AT, _STATX_SIZE = -100, 0x100, 0x800, 80, 256
 def _facts(environment: core.Environment) -> core.Facts:
     """Return versions, the name of the library (which bears a version or a digest), and the processor.
 
-    The version is that of the wheel, which is known to have built the entries if no other PoCL is registered.
+    The version is known to be that of the entries if only one PoCL is registered.
     """
     from cachectl.layers.host import hardware
+    from cachectl.layers.pocl import releases
 
     library = drivers.only_library(environment, "PoCL")
-    real = None if library is None else Path(library).resolve()
-    of_wheel = real is not None and any(real.is_relative_to(site.resolve()) for site in environment.site)
+    release = None if library is None else releases.read_release(library)
     model, features = hardware.processor(environment)
     return {
-        "PoCL": environment.installed("pocl-binary-distribution") if of_wheel else None,
-        "PoCL library": None if real is None else real.name,
+        "PoCL": None if release is None else str(release),
+        "PoCL library": None if library is None else Path(library).resolve().name,
         "processor": model,
         "processor features": features,
         "pyopencl": environment.installed("pyopencl"),
@@ -196,7 +196,18 @@ class PoclKernels(drivers.DriverLayer):
 
     def diagnose(self) -> Iterator[core.Finding]:
         """Add several drivers."""
-        yield from drivers.several_drivers(self, "PoCL")
+        libraries = drivers.driver_libraries(self.environment, "PoCL")
+        if len(libraries) > 1:
+            from cachectl.layers.pocl import releases
+
+            read = {library: releases.read_release(library) for library in libraries}
+            named = ", ".join(f"{library}{'' if one is None else f': {one}'}" for library, one in read.items())
+            compilers = {one.llvm for one in read.values() if one is not None}
+            is_told = len(compilers) == len(libraries)
+            which = "its LLVM says" if is_told else "nothing says"
+            message = f"{len(libraries)} drivers of PoCL are registered ({named}): {which} which of them built an entry"
+            fix = f"none needed; {'cachectl report --by driver' if is_told else 'to know it, uninstall all but one'}"
+            yield core.Finding(self.name, core.first_place(self), None, core.HARMLESS, "drivers", message, fix)
         yield from super().diagnose()
 
     def enable(self) -> core.Switch:

@@ -18,7 +18,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from cachectl.layers import core, pocl
-from cachectl.layers.host import processes
+from cachectl.layers.host import drivers, processes
+from cachectl.layers.pocl import releases
 from cachectl.layers.stores import files
 from cachectl.layers.stores import tree as trees
 
@@ -127,7 +128,8 @@ class Programs(files.Files):
             created=None if program is None else program.st_mtime,
             used=None if used is None else used.st_mtime,
         )
-        if not contents:
+        is_older = drivers.is_older(entry, self.environment, "PoCL")
+        if not contents and not is_older:
             yield entry
             return
         from cachectl.layers.formats import bitcode
@@ -141,18 +143,33 @@ class Programs(files.Files):
                 unread[path] = error
                 return None
 
+        compiler = (bitcode.producer(content(BITCODE, _HEAD) or b"") or "").removeprefix("LLVM")
+        if is_older and compiler:
+            entry = self._judged(entry, compiler)
+        if not contents:
+            yield entry
+            return
         names = kernel_names(leaf.members, content)
         # A kernel has a folder once it was launched.
         kernels = sorted(name for name in names.values() if name is not None)
         detail = {names[folder] or folder: " ".join(found) for folder, found in variants(leaf.members).items()}
-        compiler = bitcode.producer(content(BITCODE, _HEAD) or b"") or ""
         yield entry._replace(
             kernels=tuple(kernels) if 0 < len(kernels) == len(names) else None,
-            versions={"llvm": compiler.removeprefix("LLVM")} if compiler else {},
+            versions={"llvm": compiler} if compiler else {},
             detail=detail,
         )
         for path, error in unread.items():
             yield core.unreadable(tree.root / entry.key / path, error)
+
+    def _judged(self, entry: core.Entry, compiler: str) -> core.Entry:
+        """Return an entry that is older than the PoCL here, as stale if no known PoCL has the LLVM that compiled it.
+
+        PoCL hashes its version and LLVM's into every key. An entry of one of these LLVMs may be hit.
+        """
+        here = releases.all_known(self.environment)
+        if not here or any(release.llvm == compiler for release in here):
+            return entry
+        return drivers.replaced(entry, f"LLVM {compiler}", ", ".join(map(str, here)), self.environment, "PoCL")
 
     # ------------------------------------------------------------------ contents
 

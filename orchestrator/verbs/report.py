@@ -88,7 +88,10 @@ def total_of(roots: Sequence[RootReport], *, complete: bool = True) -> Total:
 
 @core.as_json(flat=("state", "total"))
 class LayerReport(NamedTuple):
-    """One layer: its state, its roots and their sums; ``failures`` are the errors met while reading them."""
+    """One layer: its state, its roots and their sums; ``failures`` are the errors met while reading them.
+
+    ``stale_seconds`` is about what it took to compile its stale entries, ``None`` if no trace has measured that.
+    """
 
     layer: str
     title: str
@@ -98,6 +101,7 @@ class LayerReport(NamedTuple):
     roots: tuple[RootReport, ...]
     failures: tuple[str, ...]
     total: Total
+    stale_seconds: float | None = None
 
     @property
     def problems(self) -> tuple[core.Problem, ...]:
@@ -238,7 +242,17 @@ def _layer_report(layer: core.Layer) -> LayerReport:
         failures[core.reason_of(error)] = None
     total = total_of(roots, complete=not failures)
     known = (layer.name, layer.title, state, about.scope, about.precious)
-    return LayerReport(*known, tuple(roots), tuple(failures), total)
+    return LayerReport(*known, tuple(roots), tuple(failures), total, _stale_seconds(layer, total))
+
+
+def _stale_seconds(layer: core.Layer, total: Total) -> float | None:
+    """Return the measured seconds of all kernels in a layer, by the share of stale bytes."""
+    if not total.stale_bytes or not total.bytes:
+        return None
+    from cachectl.watching import ledger
+
+    kernels = ledger.readable(layer.environment).kernels.values()
+    return sum(known.seconds.get(layer.name, 0) for known in kernels) * total.stale_bytes / total.bytes or None
 
 
 def _count(layer: core.Layer, root: core.Root) -> Iterator[RootReport]:
@@ -410,6 +424,8 @@ def lines(whole: Report, home: str, *, verbose: bool = False) -> Iterator[object
     """Yield what people see of a report; ``home`` is printed as ``~``."""
     total, shown = whole.total, [layer for layer in whole.layers if verbose or not layer.idle]
     yield summary(whole)
+    for layer in shown:
+        yield from _outdated(layer)
     if shown:
         rows = [(layer.layer, layer.state.condition.value, *_cells(layer.total)) for layer in shown]
         yield from ("", verbs.Table(_COLUMNS, rows, ("total", "", *_cells(total)[:3], "")))
@@ -453,7 +469,7 @@ def _others(whole: Report, home: str) -> Iterator[object]:
     if whole.drivers is not None:
         drivers = []
         for one in whole.drivers:
-            words = [*(f"{name} {version}" for name, version in one.versions.items()), one.device]
+            words = [*(f"{name.replace('_', ' ')} {version}" for name, version in one.versions.items()), one.device]
             driver = " ".join(filter(None, words)) or verbs.DASH
             drivers.append((one.layer, driver, one.entries, one.bytes, verbs.since(one.newest, whole.generated)))
         titles: verbs.Columns = {"layer": str, "written by": str, "entries": verbs.count, "size": verbs.size}
@@ -483,6 +499,20 @@ def summary(whole: Report) -> str:
     if removable := ", ".join(f"{what} {verbs.size(amount)}" for what, amount in sums.items() if amount):
         return f"{held}; {verbs.size(sum(sums.values()))} could go ({removable})"
     return held
+
+
+def _outdated(layer: LayerReport) -> Iterator[str]:
+    """Yield how many entries no program hits any more, and for most of them why, as after an update of a driver."""
+    reasons: dict[str, int] = {}
+    for root in layer.roots:
+        for reason, count in root.usage.stale_because.items():
+            reasons[reason] = reasons.get(reason, 0) + count
+    if reasons:
+        total, took = layer.total, layer.stale_seconds
+        lost = f"{total.stale_entries} of {core.plural(total.entries or 0, 'entry', 'entries')}"
+        measured = "" if took is None else f"; they took about {took:.1f} s to compile (measured)"
+        why = f"{max(reasons, key=reasons.__getitem__)}{measured}; cachectl prune --stale {layer.layer} frees them"
+        yield f"{layer.layer}: {lost} ({verbs.size(total.stale_bytes)}) cannot be hit any more: {why}"
 
 
 def _details(layer: LayerReport, home: str) -> Iterator[str]:
