@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,13 +78,14 @@ def run_with(
     ``prove`` watches the real roots; the proof says whether any was read or written. ``store`` is a shared store to
     pull from before and to push to after the command (``store_mode="ro"`` only pulls), for its own caches or for the
     root that is kept; entries of the base are not pulled and not pushed. ``trust`` says why it is trusted, and what is
-    pushed is signed with the key ``sign``. ``notice`` gets a line for each layer that stays as it is. Raises
-    :class:`Refused` if such a layer was named, and :class:`~cachectl.switching.child.CannotStart`. Returns the exit
-    status of the command, 128+n if signal n ended it, and the proof if one was asked for.
+    pushed is signed with the key ``sign``. ``notice`` gets a line for each layer that stays as it is, and with a
+    ``store`` the verdict of a trace, unless the run is proved. Raises :class:`Refused` if such a layer was named, and
+    :class:`~cachectl.switching.child.CannotStart`. Returns the exit status of the command, 128+n if signal n ended it,
+    and the proof if one was asked for.
     """
     here, chosen = stack.environment, stack.named(layers)
     with ExitStack() as block:
-        place = None
+        place = kept = None
         besides: Mapping[str, frozenset[str]] = {}
         if base is not None:
             from cachectl.exchange import copying
@@ -126,11 +127,31 @@ def run_with(
                 copying.start_from(here, place, root, notice, names)
             child.link_cache_home(here, moved, root)
         if not prove:
+            changes.update(block.enter_context(_judged(kept, command, notice)))
             return child.run(command, changes, here, signals), None
         from cachectl.watching import proof as proving
 
         proof = proving.Proof(stack, chosen, left_out=frozenset(staying))
         return child.run(command, changes, here, signals), proof.end()
+
+
+@contextmanager
+def _judged(
+    stack: layer_set.LayerSet | None, command: Sequence[str], notice: Callable[[str], None]
+) -> Iterator[Mapping[str, str]]:
+    """Watch a run as ``trace`` does; yield the variables for that, and give the verdict to ``notice`` at its end."""
+    if stack is None:
+        yield {}
+        return
+    from cachectl.watching.trace import tracing
+
+    with child.isolated_root(stack.environment, notice=notice) as folder:
+        with tracing(stack, folder, notice) as (traced, variables):
+            traced.command = tuple(command)
+            yield variables
+        # A command without Python cannot be watched.
+        if traced.processes:
+            notice(traced.verdict)
 
 
 def _kept_below(stack: layer_set.LayerSet, root: Path | bool) -> layer_set.LayerSet:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import Driver, Home
+from homes import PROGRAMS, Driver, Home
 from support.tracing import trace
 from tiers import real, thorough
 
@@ -143,6 +143,18 @@ def test_a_cache_that_is_off_costs_code_generation(seeded: Home) -> None:
         "The cache of loopy is off (LOOPY_NO_CACHE=1 switches loopy code generation off): "
     )
     assert " s of preprocess, " in off["verdict"]
+
+
+@real
+@pytest.mark.thorough
+def test_a_run_with_a_store_has_a_verdict(seeded: Home, other: Home, tmp_path: Path) -> None:
+    """It is that of a trace, and is kept for the next; what the store brought hits."""
+    program = ("--", sys.executable, str(PROGRAMS / "kernels.py"), "2")
+    around = (f"run --store {tmp_path}/store --trust", *program)
+    cold, warm = (home.cachectl(*around).stderr for home in (seeded, other))
+    assert "cachectl: Cold: " in cold
+    assert "\ncachectl: Warm: every lookup hit (" in warm
+    assert other.json("report", "--since", "1d")["runs"]["missed"] == 0
 
 
 @real
