@@ -31,7 +31,7 @@ class Kernel(NamedTuple):
     """A kernel with its entries in all layers; several kernels that have an entry in common are one.
 
     ``kernels`` is empty for the entries of one layer whose kernels are unknown. Times are the latest. ``saves`` are the
-    seconds that misses took when they were last traced; ``None`` if that is unknown.
+    seconds that misses took when they were last traced, ``None`` if unknown; ``saves_in`` has those by layer.
     """
 
     kernels: tuple[str, ...]
@@ -41,6 +41,7 @@ class Kernel(NamedTuple):
     modified: float | None
     used: float | None
     saves: float | None
+    saves_in: Mapping[str, float] = {}
 
 
 @core.as_json("cachectl/ls/1")
@@ -151,7 +152,9 @@ def _kernel(names: tuple[str, ...], entries: Sequence[core.Entry], known: Mappin
     layers = tuple(dict.fromkeys(entry.layer for entry in entries))
     # A build of several kernels is known by their names together.
     seconds = (known[name].seconds for name in known.keys() & {*names, " ".join(names)})
-    saved = [each[layer] for each in seconds for layer in layers if layer in each]
+    saved: dict[str, float] = {}
+    for layer, taken in (item for each in seconds for item in each.items() if item[0] in layers):
+        saved[layer] = saved.get(layer, 0) + taken
 
     def latest(moments: Iterable[float | None]) -> float | None:
         return max((moment for moment in moments if moment is not None), default=None)
@@ -163,7 +166,8 @@ def _kernel(names: tuple[str, ...], entries: Sequence[core.Entry], known: Mappin
         sum(entry.bytes for entry in entries),
         latest(entry.modified or entry.written_before for entry in entries),
         latest(entry.used for entry in entries),
-        sum(saved) if saved else None,
+        sum(saved.values()) if saved else None,
+        saved,
     )
 
 

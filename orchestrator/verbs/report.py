@@ -475,11 +475,7 @@ def _others(whole: Report, home: str) -> Iterator[object]:
         titles: verbs.Columns = {"layer": str, "written by": str, "entries": verbs.count, "size": verbs.size}
         yield from ("", verbs.Table({**titles, "newest": verbs.age}, drivers))
     if whole.kernels is not None:
-        from cachectl import listing
-
-        yield from ("", listing.kernels_table(whole.kernels[:_FEW_KERNELS], whole.generated))
-        if more := len(whole.kernels[_FEW_KERNELS:]):
-            yield f"{core.plural(more, 'more kernel')}: cachectl ls"
+        yield from _kernels(whole.kernels, whole)
     if (runs := whole.runs) is not None:
         sums = f"{core.plural(runs.hits, 'hit')} saved at least {runs.saved:.1f} s, misses took {runs.missed:.1f} s"
         yield from ("", f"{core.plural(runs.runs, 'traced run')} of {runs.seconds:.1f} s: {sums}")
@@ -489,6 +485,18 @@ def _others(whole: Report, home: str) -> Iterator[object]:
             (one.name, one.files, one.bytes, f"{_short(one.path, home)} ({one.source})") for one in whole.neighbours
         )
         yield from ("", verbs.Table(columns, tuple(caches)))
+
+
+def _kernels(kernels: Sequence[listing.Kernel], whole: Report) -> Iterator[object]:
+    """Yield the largest kernels, and what the entries of each layer save."""
+    from cachectl import listing
+
+    yield from ("", listing.kernels_table(kernels[:_FEW_KERNELS], whole.generated))
+    if more := len(kernels[_FEW_KERNELS:]):
+        yield f"{core.plural(more, 'more kernel')}: cachectl ls"
+    saved = {layer.layer: sum(one.saves_in.get(layer.layer, 0) for one in kernels) for layer in whole.layers}
+    if parts := [f"{verbs.duration(seconds)} in {layer}" for layer, seconds in saved.items() if seconds]:
+        yield f"measured: these entries save a start {', '.join(parts)}"
 
 
 def summary(whole: Report) -> str:

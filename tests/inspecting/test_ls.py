@@ -48,6 +48,9 @@ def test_what_a_trace_measured_is_what_entries_save(home: Home) -> None:
     (kernel,) = (one for one in home.json("ls")["kernels"] if one["kernels"] == ["lk0"])
     (missed,) = (one for one in cold["missed"] if one["kernel"] == "lk0")
     assert kernel["saves"] == pytest.approx(missed["seconds"], rel=0.5)
+    assert sum(kernel["saves_in"].values()) == pytest.approx(kernel["saves"])
+    (said,) = (line for line in home.cachectl("report --by kernel").stdout.splitlines() if line.startswith("measured"))
+    assert all(f" s in {layer}" in said for layer in kernel["saves_in"])
     assert home.cachectl("ls").stdout.splitlines()[0].split()[-1] == "saves"
     trace(home, "kernels.py", "1")
     assert [one["saves"] for one in home.json("ls")["kernels"] if one["kernels"] == ["lk0"]] == [kernel["saves"]]
