@@ -68,7 +68,8 @@ class Judge:
             with suppress(*core.FAILURES):
                 self._roots[name] = layer.layer.roots()[0]
         self.kernels = dict(self._seen(events))
-        self._failed = sum(event["event"] == "build" and event["failed"] for event in events)
+        #: The driver of each build that failed.
+        self._failed = [event.get("driver") for event in events if event["event"] == "build" and event["failed"]]
 
     # ------------------------------------------------------------------ what was seen
 
@@ -220,13 +221,19 @@ class Judge:
         elif looked:
             said.append(f"Warm: every lookup hit{' that could be seen' if summary.at_least else ''} ({looked:,}).")
         elif not said:
-            said.append("No cache was asked: no lookup was seen.")
+            failing = (name for name in self._states if trace.exit_status and self._fails_when_closed(name))
+            said.append(f"No cache was asked: {next(map(self._said_of, failing), 'no lookup was seen')}.")
         return " ".join(said)
+
+    def _fails_when_closed(self, name: str) -> bool:
+        hazard = self._layers[name].layer.about.when_closed
+        return self._states[name].state == "closed" and hazard is not None and hazard.severity is core.FAILS
 
     def _cost(self, name: str) -> str:
         """Say what a layer that is off or closed cost: failed builds, or the seconds in the stages that it saves."""
-        if self._failed and self._states[name].state == "closed" and "compile" in self._layers[name].part.saves:
-            return f"{core.plural(self._failed, 'build')} failed"
+        failed = sum(driver in (None, name) for driver in self._failed)
+        if failed and self._states[name].state == "closed" and "compile" in self._layers[name].part.saves:
+            return f"{core.plural(failed, 'build')} failed"
         times: dict[str, float] = {}
         for span, seconds in timeline.own_times(self._trace.spans):
             if span.stage in self._layers[name].part.saves and span.layer in (None, name) and span.outcome != "hit":

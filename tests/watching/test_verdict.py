@@ -159,6 +159,26 @@ def test_a_run_with_a_store_has_a_verdict(seeded: Home, other: Home, tmp_path: P
 
 @real
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("place", "verdict"),
+    [
+        (".cache/pytools", "No cache was asked: the cache of loopy is closed ("),
+        (".cache/pocl", "No cache was asked: the cache of pocl is closed ({home}/.cache/pocl is not a directory)."),
+    ],
+)
+def test_a_closed_folder_is_named_where_it_fails_a_run(seeded: Home, place: str, verdict: str) -> None:
+    """Another closed cache, which no program of the run uses, is not the reason."""
+    (seeded.path / ".cache").mkdir(exist_ok=True)
+    (seeded.path / place).touch()
+    program = (sys.executable, str(PROGRAMS / "seeded.py"), "-I.", "-DSEED=1")
+    mesa = {"MESA_SHADER_CACHE_DIR": str(seeded.path / "stamp.cl")}
+    done = seeded.cachectl("trace --json trace.json --", *program, check=False, **mesa)
+    assert (done.returncode, verdict.format(home=os.path.realpath(seeded.path)) in done.stderr) == (1, True), done
+    assert "cache of mesa" not in done.stderr
+
+
+@real
+@pytest.mark.thorough
 def test_a_diff_is_shown(seeded: Home) -> None:
     run(seeded)
     edit("stamp.cl", "a[0]", "a[1]")(seeded)
