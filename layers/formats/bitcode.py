@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import lru_cache
 
 from cachectl.layers.formats.details import Cut, fields, names_or_none, require
 
@@ -61,6 +62,7 @@ def complaint(data: bytes) -> str | None:
     return None
 
 
+@lru_cache
 def producer(data: bytes) -> str | None:
     """Return what wrote bitcode, such as ``LLVM15.0.6``, by its first bytes; ``None`` if they do not say it."""
     with suppress(Cut, StopIteration):

@@ -53,8 +53,8 @@ _NATIVE = (".so", OBJECT)
 #: The symbol of a work-group function, in a table of strings.
 _WORK_GROUP = core.regex(rb"_pocl_kernel_([^\0]+)_workgroup\0")
 
-#: The bytes of bitcode that say which LLVM wrote it.
-_HEAD = 512
+#: The bytes of bitcode that say which LLVM wrote it: those of its first block.
+_HEAD = 64
 #: Seconds without change after which a compile is taken to have ended.
 ENTRY_REST = 600.0
 #: The same for temporaries, which a slow compile may hold longer.
@@ -128,11 +128,13 @@ class Programs(files.Files):
             created=None if program is None else program.st_mtime,
             used=None if used is None else used.st_mtime,
         )
-        is_older = drivers.is_older(entry, self.environment, "PoCL")
-        if not contents and not is_older:
+        from cachectl.layers.formats import bitcode
+
+        if leaf.head and (compiler := bitcode.producer(leaf.head)):
+            entry = self._judged(entry, compiler)
+        if not contents:
             yield entry
             return
-        from cachectl.layers.formats import bitcode
 
         unread: dict[str, core.LayerError] = {}
 
@@ -143,23 +145,22 @@ class Programs(files.Files):
                 unread[path] = error
                 return None
 
-        compiler = (bitcode.producer(content(BITCODE, _HEAD) or b"") or "").removeprefix("LLVM")
-        if is_older and compiler:
-            entry = self._judged(entry, compiler)
-        if not contents:
-            yield entry
-            return
+        compiler = bitcode.producer(leaf.head or content(BITCODE, _HEAD) or b"")
         names = kernel_names(leaf.members, content)
         # A kernel has a folder once it was launched.
         kernels = sorted(name for name in names.values() if name is not None)
         detail = {names[folder] or folder: " ".join(found) for folder, found in variants(leaf.members).items()}
         yield entry._replace(
             kernels=tuple(kernels) if 0 < len(kernels) == len(names) else None,
-            versions={"llvm": compiler} if compiler else {},
+            versions={"llvm": compiler.removeprefix("LLVM")} if compiler else {},
             detail=detail,
         )
         for path, error in unread.items():
             yield core.unreadable(tree.root / entry.key / path, error)
+
+    def leaves(self, root: core.Root) -> Iterator[trees.Leaf | core.Problem]:
+        """Read the beginning of programs that are older than the PoCL here."""
+        return self.tree_of(root).scan(head=_HEAD, before=drivers.installed_since(self.environment, "PoCL"))
 
     def _judged(self, entry: core.Entry, compiler: str) -> core.Entry:
         """Return an entry that is older than the PoCL here, as stale if no known PoCL has the LLVM that compiled it.
@@ -167,9 +168,11 @@ class Programs(files.Files):
         PoCL hashes its version and LLVM's into every key. An entry of one of these LLVMs may be hit.
         """
         here = releases.all_known(self.environment)
-        if not here or any(release.llvm == compiler for release in here):
+        if not here or any(f"LLVM{release.llvm}" == compiler for release in here):
             return entry
-        return drivers.replaced(entry, f"LLVM {compiler}", ", ".join(map(str, here)), self.environment, "PoCL")
+        return drivers.replaced(
+            entry, compiler.replace("LLVM", "LLVM "), ", ".join(map(str, here)), self.environment, "PoCL"
+        )
 
     # ------------------------------------------------------------------ contents
 

@@ -34,6 +34,7 @@ CHANGED = "changed since it was planned"
 #: Why an empty folder above entries is left.
 IN_USE = "a running program may be about to make an entry in it"
 _TRASH = ".cachectl-trash-"
+_FOREVER = float("inf")
 #: Attempts to place an entry while other processes place and remove entries.
 _TRIES = 5
 #: Errors that say that a place is taken, by a file or a folder.
@@ -179,18 +180,22 @@ class Tree:
         self.shapes = (_OWN, *shapes)
         #: The bytes that the folders above things take on the disk.
         self._above_things = 0
+        self._head, self._before = 0, _FOREVER
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, *, head: int = 0) -> Iterator[Leaf | core.Problem]:
+    def scan(self, *, head: int = 0, before: float = _FOREVER) -> Iterator[Leaf | core.Problem]:
         """Yield what is there (of entries the first ``head`` bytes too), and a problem for what cannot be read.
+
+        The head of a folder is that of its shape's ``first`` file. ``before`` is the time of the last change (epoch
+        seconds) from which on no head is read.
 
         The last are the folders above things, as a sum; the root itself stays, and is not counted.
         """
-        self._above_things = 0
+        self._above_things, self._head, self._before = 0, head, before
         with self._opened() as handle:
             if handle is not None:
-                yield from self._scan(handle, (), self.shapes, head)
+                yield from self._scan(handle, (), self.shapes)
         if self._above_things:
             yield Leaf(core.Entry(self.layer, ".", self.root, self._above_things, 0, sums=0, fixed=True), {}, _STRAY)
 
@@ -209,9 +214,7 @@ class Tree:
             leaf = None if folder is None else self._recognise(folder, key.split("/"))
             return leaf if isinstance(leaf, Leaf) else None
 
-    def _scan(
-        self, folder: int, above: tuple[str, ...], shapes: Sequence[Shape], head: int
-    ) -> Iterator[Leaf | core.Problem]:
+    def _scan(self, folder: int, above: tuple[str, ...], shapes: Sequence[Shape]) -> Iterator[Leaf | core.Problem]:
         try:
             names = sorted(os.listdir(folder))
         except OSError as error:
@@ -225,13 +228,13 @@ class Tree:
                 continue
             parts = (*above, name)
             try:
-                found = self._recognise(folder, parts, fitting, head, beside)
+                found = self._recognise(folder, parts, fitting, beside)
                 if isinstance(found, (Leaf, core.Problem)):
                     yield found
                 elif found:
                     with handles.opened(name, folder) as below:
                         self._above_things += handles.size_of(os.fstat(below))
-                        yield from self._scan(below, parts, found, head)
+                        yield from self._scan(below, parts, found)
             except FileNotFoundError:
                 pass
             except OSError as error:
@@ -258,7 +261,6 @@ class Tree:
         folder: int,
         parts: Sequence[str],
         fitting: Sequence[Shape] | None = None,
-        head: int = 0,
         beside: Mapping[str, Sequence[str]] | None = None,
     ) -> Leaf | core.Problem | list[Shape] | None:
         """Return the thing of a name, or why it is none; the shapes of what may lie in a folder above things."""
@@ -283,8 +285,8 @@ class Tree:
             newest = max(found.st_mtime_ns for found in members.values())
         elif (strange := shape.strange(name, members) or shape.special(members)) is not None:
             return self._problem(parts, "unrecognised", f"holds {strange!r}, which does not belong there; left alone")
-        is_read = head and shape.is_entry and not shape.folders
-        beginning = plain.read_plain(name, dir_fd=folder, limit=head) if is_read else b""
+        is_read = self._head and shape.is_entry and newest < self._before * 1e9
+        beginning = self._beginning(folder, name, shape, members) if is_read else b""
         length, size = 0, folders
         for member in members.values():
             length += member.st_size
@@ -303,6 +305,12 @@ class Tree:
         if shape.because is not None:
             entry = core.orphan(entry, shape.because, idle_only=shape.idle_only)
         return Leaf(entry, members, shape, beginning)
+
+    def _beginning(self, folder: int, name: str, shape: Shape, members: Mapping[str, object]) -> bytes:
+        file = shape.first[0] if shape.folders and shape.first else ""
+        if file not in members:
+            return b""
+        return plain.read_plain(f"{name}/{file}" if file else name, dir_fd=folder, limit=self._head)
 
     def _unread(self, parts: Sequence[str], error: OSError) -> core.Problem:
         code = "unrecognised" if error.errno == errno.ELOOP else "unreadable"
