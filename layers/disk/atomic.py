@@ -120,8 +120,13 @@ def _stage(name: str, folder: int | None) -> tuple[str, int]:
     with suppress(FileExistsError):
         handle = create(stage, folder, 0o666)
         # Before the lock, another command may have taken it for an abandoned one, and made its own.
-        is_locked = handles.take_flock(handle)
-        is_own = handles.is_same_file(stage, handle, dir_fd=folder)
+        try:
+            is_locked = handles.take_flock(handle)
+            is_own = handles.is_same_file(stage, handle, dir_fd=folder)
+        except OSError:
+            os.close(handle)
+            remove_file(stage, folder)
+            raise
         if is_locked and is_own:
             return stage, handle
         os.close(handle)
