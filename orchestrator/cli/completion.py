@@ -21,6 +21,7 @@ _WORDS = {"LAYER": "layers", "KEY": "keys", "GLOB": "kernels"}
 #: Seconds after which no more words are looked for: nobody waits longer for a line to be completed.
 _PATIENCE = 0.15
 _FILES = ("FILE", "LIST", "PATH", "BUNDLE")
+EXAMPLE = "cachectl completion bash >> ~/.bashrc"
 OPTIONS = (
     [
         ("shell", None, "the shell to print a script for", {"nargs": "?", "choices": SHELLS}),

@@ -228,7 +228,8 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
             verb.set_defaults(parser=verb)
             module = verb_module(name)
             _add_to(verb, module.OPTIONS)
-            verb.usage, verb.epilog = getattr(module, "USAGE", None), getattr(module, "EPILOG", None)
+            verb.usage = getattr(module, "USAGE", None)
+            verb.epilog = f"{getattr(module, 'EPILOG', '')} Example: {module.EXAMPLE}".lstrip()
     return parser
 
 

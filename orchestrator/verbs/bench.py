@@ -19,6 +19,7 @@ from cachectl.layers import core
 from cachectl.layers.host import drivers, hardware
 from cachectl.switching import child
 
+EXAMPLE = "cachectl bench -- python simulation.py"
 OPTIONS = (
     verbs.UNEXPECTED,
     ("-n --rounds", "N", "how often each setting is run (default: 3)", {"type": verbs.number, "default": 3}),

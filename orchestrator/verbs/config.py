@@ -7,6 +7,7 @@ from typing import Any
 
 from cachectl import verbs
 
+EXAMPLE = "cachectl config"
 OPTIONS = (verbs.FORM,)
 _Document = Mapping[str, Any]
 

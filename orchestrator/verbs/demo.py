@@ -13,6 +13,7 @@ from cachectl.layers import core
 from cachectl.stack import Stack
 from cachectl.switching.child import isolated_root, variables_isolated, variables_off
 
+EXAMPLE = "cachectl demo"
 OPTIONS = ()
 _KERNELS = 8
 #: How many entries that were left are named.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cachectl import verbs
 
+EXAMPLE = "cachectl dir pocl"
 OPTIONS = (verbs.LAYERS, verbs.ROOT)
 EPILOG = "Without LAYER, places that do not exist are left out."
 

@@ -21,6 +21,7 @@ from cachectl.layers import core
 from cachectl.layers.disk import plain, room, trust
 from cachectl.layers.host import launcher, processes
 
+EXAMPLE = "cachectl doctor"
 OPTIONS = (verbs.LAYERS, verbs.PLACES, verbs.FORM)
 
 _WORST_FIRST = tuple(core.Severity)

@@ -20,6 +20,7 @@ _SYNTAXES = {
 }
 #: Shells by the names of login shells; the others are like sh.
 _LOGIN = {"csh": "csh", "tcsh": "csh", "fish": "fish", "pwsh": "powershell"}
+EXAMPLE = 'eval "$(cachectl env --disable)"'
 OPTIONS = (
     [
         ("--disable", "switch layers off"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cachectl import verbs
 from cachectl.layers import core
 
+EXAMPLE = "cachectl get pocl 2f1c9a0b77de --output program.tar"
 OPTIONS = (
     verbs.ONE_LAYER,
     verbs.KEY,

@@ -8,6 +8,7 @@ from typing import Any
 from cachectl import verbs
 from cachectl.layers import core
 
+EXAMPLE = "cachectl layers"
 OPTIONS = (verbs.LAYERS, verbs.FORM)
 _Document = Mapping[str, Any]
 

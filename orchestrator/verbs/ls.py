@@ -14,6 +14,7 @@ from cachectl.layers import core
 _Row = TypeVar("_Row", core.Entry, listing.Kernel)
 #: What each order sorts by.
 _ORDERS = {"size": "bytes", "age": "modified", "used": "used"}
+EXAMPLE = "cachectl ls --kernel 'axpy*'"
 OPTIONS = (
     verbs.LAYERS,
     verbs.SELECTION,

@@ -8,6 +8,7 @@ from cachectl import config, layer_set, removal, verbs
 from cachectl.layers import core
 from cachectl.watching import ledger
 
+EXAMPLE = "cachectl prune --max-size 2G --dry-run"
 OPTIONS = (
     verbs.CLEARABLE,
     ("--stale", "entries that no known Python or driver can hit any more, and orphans"),

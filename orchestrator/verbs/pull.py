@@ -5,6 +5,7 @@ from __future__ import annotations
 from cachectl import transfer, verbs
 
 _STORES = "a bundle FILE or - (standard input), a folder, s3://, ssh://, oci://"
+EXAMPLE = "cachectl pull warm.zip --trust"
 OPTIONS = (
     (
         "sources",

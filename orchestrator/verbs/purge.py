@@ -8,6 +8,7 @@ from functools import partial
 from cachectl import layer_set, removal, verbs
 from cachectl.layers import core
 
+EXAMPLE = "cachectl purge pocl --older-than 30d"
 OPTIONS = (
     ("layers", "LAYER", "a layer that cachectl layers lists (name one, or use --all)", verbs.MANY),
     ("--all", "every user layer that is not precious"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cachectl import transfer, verbs
 
+EXAMPLE = "cachectl push warm.zip pocl loopy"
 OPTIONS = (
     ("target", "TARGET", f"made if missing: {verbs.STORES}; - (standard output); a database file of MIOpen"),
     verbs.CLEARABLE,

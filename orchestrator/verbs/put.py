@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from cachectl import verbs
 from cachectl.layers import core
 
+EXAMPLE = "cachectl put pocl 2f1c9a0b77de program.tar"
 OPTIONS = (
     verbs.ONE_LAYER,
     verbs.KEY,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cachectl.watching import ledger
 
 _BY = ("driver", "kernel", "python")
+EXAMPLE = "cachectl report --by kernel"
 OPTIONS = (
     verbs.LAYERS,
     ("-v --verbose", "also every layer, every place, and the reason of every state"),

@@ -28,6 +28,7 @@ def _folder(text: str) -> str:
     return text.removeprefix(verbs.NO_FOLDER)
 
 
+EXAMPLE = "cachectl run --no-cache --prove -- python simulation.py"
 OPTIONS = (
     [
         ("--no-cache", "every layer off"),

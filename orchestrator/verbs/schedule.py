@@ -20,6 +20,7 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers import core
 
 KINDS = ("systemd", "cron", "slurm-epilog")
+EXAMPLE = "cachectl schedule systemd"
 OPTIONS = (
     ("kind", "|".join(KINDS), "daily, or when a job of Slurm ends", {"choices": KINDS}),
     ("--all-users", "systemd, cron: as root, for the caches of all users", {"dest": "everybody"}),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cachectl.stage import Ranks
     from cachectl.switching import child
 
+EXAMPLE = "mpiexec -n 64 cachectl stage /shared/warm --trust -- python simulation.py"
 OPTIONS = (
     (
         "source",

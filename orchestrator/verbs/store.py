@@ -27,6 +27,7 @@ _STAGE = core.regex(r"\.cachectl-stage-[0-9a-f]{32}")
 #: How often a check starts again because something vanished while the index changed.
 _AGAIN = 5
 
+EXAMPLE = "cachectl store gc /shared/kernels --older-than 30d"
 OPTIONS = (
     (
         "action",

@@ -10,6 +10,7 @@ from cachectl.switching import child
 from cachectl.watching import evidence, ledger, timeline
 from cachectl.watching.trace import tracing
 
+EXAMPLE = "cachectl trace --explain -- python simulation.py"
 OPTIONS = (
     verbs.UNEXPECTED,
     ("--explain", "also list builds and entries, explain every miss, and show how sources changed"),

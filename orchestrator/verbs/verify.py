@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from cachectl import layer_set, listing, verbs
 from cachectl.layers import core
 
+EXAMPLE = "cachectl verify pocl"
 OPTIONS = (verbs.LAYERS, verbs.PLACES, verbs.WAIT, verbs.FORM)
 
 

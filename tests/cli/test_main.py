@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import re
+import shlex
 import subprocess
 import sys
 from contextlib import redirect_stdout
@@ -12,7 +14,7 @@ import pytest
 from homes import CACHECTL, Home
 
 from cachectl.cli import output
-from cachectl.cli.main import main
+from cachectl.cli.main import VERBS, build_parser, main, verb_module
 from cachectl.layers.core.registry import BUILT_IN
 from cachectl.verbs import Columns, Table, count, size
 
@@ -70,6 +72,13 @@ def test_without_a_command_the_help_is_printed(home: Home) -> None:
     done = home.cachectl(check=False)
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout == home.cachectl("--help").stdout
+
+
+def test_the_example_in_each_help_is_a_command_of_that_verb() -> None:
+    for verb in VERBS:
+        example = verb_module(verb).EXAMPLE
+        words = shlex.split(re.split("[)>]", example.partition("cachectl ")[2])[0].partition(" -- ")[0])
+        assert build_parser(words).parse_args(words).verb == verb
 
 
 def rows(home: Home, line: str) -> list[dict[str, str]]:
