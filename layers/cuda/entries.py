@@ -105,7 +105,8 @@ class ComputeCache(files.Files):
             detail = {"half": half(key)}
             entry = entry._replace(kernels=kernels(key), device=device(key), versions=driver(key), detail=detail)
             version, here = entry.versions.get("driver"), hardware.nvidia_driver(self.environment)
-            if is_older and None not in (version, here) and version != here:
+            # A newer one than the kernel's is that of a compatibility package.
+            if is_older and here and version and (core.release_of(version) or ()) < (core.release_of(here) or ()):
                 entry = drivers.replaced(entry, f"driver {version}", f"driver {here}", self.environment, "NVIDIA")
         yield entry
 

@@ -39,7 +39,7 @@ _LOADER = "libOpenCL.so.1"
 #: The folder of drivers that loaders are built with.
 _SYSTEM = "/etc/OpenCL/vendors"
 #: Variables that loaders may read; the last one is of Khronos alone.
-_VARIABLES = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES")
+VARIABLES = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES")
 #: The dynamic linker's list of libraries.
 _LINKER_CACHE = "/etc/ld.so.cache"
 #: The folders that dynamic linkers search last; Debian's are those of the architecture first.
@@ -72,7 +72,7 @@ class Loader(NamedTuple):
 
     file: str | None
     vendors: str | None = _SYSTEM
-    variables: tuple[str, ...] = _VARIABLES
+    variables: tuple[str, ...] = VARIABLES
     is_ocl_icd: bool = True
     linked: Folders = ((), ())
     also: str | None = None
@@ -119,27 +119,41 @@ def only_library(environment: core.Environment, maker: str) -> str | None:
     return libraries[0] if len(libraries) == 1 else None
 
 
-def installed_since(environment: core.Environment, maker: str) -> float:
-    """Return when the newest driver of a maker was installed (epoch seconds), 0 without one: as its library changed."""
-    name = f"{maker} since"
+def installed_since(environment: core.Environment, maker: str, root: Path) -> float:
+    """Return when the newest driver of a maker was installed (epoch seconds): its library changed last.
+
+    It is 0 without a driver, and for a root on a network or on another file system than the driver: that may be shared
+    with machines or containers that have other drivers.
+    """
+    name = f"{maker} since, for {root}"
     if name not in environment.memo:
-        changed = [0.0]
-        for library in driver_libraries(environment, maker):
-            with suppress(OSError):
-                changed.append(os.stat(library).st_ctime)
-        environment.memo[name] = max(changed)
-    since: float = environment.memo[name]
-    return since
+        from cachectl.layers.host import processes
+
+        since = 0.0
+        with suppress(OSError):
+            found = [os.stat(library) for library in driver_libraries(environment, maker)]
+            if processes.network_file_system(environment, root) is None:
+                own = {os.stat(root).st_dev} == {status.st_dev for status in found}
+                since = max(status.st_ctime for status in found) if own else 0.0
+        environment.memo[name] = since
+    moment: float = environment.memo[name]
+    return moment
 
 
 def is_older(entry: core.Entry, environment: core.Environment, maker: str) -> bool:
     """Return whether an entry was last changed before the newest driver of a maker was installed."""
-    return entry.modified is not None and entry.modified < installed_since(environment, maker)
+    return entry.modified is not None and entry.modified < installed_since(environment, maker, entry.root)
+
+
+def names_missing(environment: core.Environment) -> bool:
+    """Return whether an ICD file names a library that is not there, as on a file system that is not mounted."""
+    named = ((name, one) for one in find_loaders(environment) for name, _ in _registered(one, environment))
+    return any(name and find_library(name, environment, loader.linked) is None for name, loader in named)
 
 
 def replaced(entry: core.Entry, by: str, here: str, environment: core.Environment, maker: str) -> core.Entry:
     """Return an older entry as stale: ``by`` is what compiled it, and ``here`` what is installed."""
-    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(installed_since(environment, maker)))
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(installed_since(environment, maker, entry.root)))
     return entry._replace(stale=True, stale_because=f"compiled by {by}, before {here} was installed ({day})")
 
 
@@ -167,7 +181,7 @@ def _registered(loader: Loader, environment: core.Environment) -> Iterator[_Name
     By ocl-icd, empty values are ignored, and an ``OCL_ICD_VENDORS`` that is no folder names an ICD file or a library:
     that driver is the only one. By Khronos, an empty value names no folder.
     """
-    named, path, listed = (environment.get(name) if name in loader.variables else None for name in _VARIABLES)
+    named, path, listed = (environment.get(name) if name in loader.variables else None for name in VARIABLES)
     vendors = str(loader.vendors)
     if not loader.is_ocl_icd:
         for name in (listed or "").split(";" if environment.platform == "win32" else ":"):
@@ -250,7 +264,7 @@ def _of_pyopencl(environment: core.Environment, prefix: Path | None, site: Itera
     # The extension names the folder for all libraries that it loads, and those that they load in turn.
     own = f"{package}/.libs"
     for bundled in names_in(own, "libOpenCL"):
-        return (Loader(f"{own}/{bundled}", variables=_VARIABLES[:2], linked=((own,), ()), also=own),)
+        return (Loader(f"{own}/{bundled}", variables=VARIABLES[:2], linked=((own,), ()), also=own),)
     for extension in names_in(package, "_cl."):
         needed, linked = read_linked(f"{package}/{extension}", _conda_libraries(prefix))
         name = next((name for name in needed if name.startswith("libOpenCL")), "")
@@ -284,7 +298,7 @@ def _read_loader(file: str, prefix: Path | None, near: tuple[str, ...] = ()) -> 
     except OSError:
         return Loader(file, linked=linked)
     vendors = next((path for end in ("/vendors", "/vendors/") for path in _ending(content, end)), None)
-    variables = tuple(name for name in _VARIABLES if f"{name}\0".encode() in content)
+    variables = tuple(name for name in VARIABLES if f"{name}\0".encode() in content)
     if vendors is None and not variables:
         is_pocl = b"POCL_CACHE_DIR\0" in content
         return Loader(file, None, driver="PoCL" if is_pocl else os.path.basename(file))

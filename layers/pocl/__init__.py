@@ -30,10 +30,9 @@ def _facts(environment: core.Environment) -> core.Facts:
     from cachectl.layers.pocl import releases
 
     library = drivers.only_library(environment, "PoCL")
-    release = None if library is None else releases.read_release(library)
     model, features = hardware.processor(environment)
     return {
-        "PoCL": None if release is None else str(release),
+        "PoCL": None if library is None else releases.read_release(library),
         "PoCL library": None if library is None else Path(library).resolve().name,
         "processor": model,
         "processor features": features,
@@ -200,13 +199,10 @@ class PoclKernels(drivers.DriverLayer):
         if len(libraries) > 1:
             from cachectl.layers.pocl import releases
 
-            read = {library: releases.read_release(library) for library in libraries}
-            named = ", ".join(f"{library}{'' if one is None else f': {one}'}" for library, one in read.items())
-            compilers = {one.llvm for one in read.values() if one is not None}
-            is_told = len(compilers) == len(libraries)
-            which = "its LLVM says" if is_told else "nothing says"
-            message = f"{len(libraries)} drivers of PoCL are registered ({named}): {which} which of them built an entry"
-            fix = f"none needed; {'cachectl report --by driver' if is_told else 'to know it, uninstall all but one'}"
+            named = ", ".join(f"{library}: {releases.read_release(library) or 'unknown'}" for library in libraries)
+            what = f"{len(libraries)} drivers of PoCL are registered ({named})"
+            message = f"{what}: only its LLVM says which of them built an entry"
+            fix = "none needed; cachectl report --by driver"
             yield core.Finding(self.name, core.first_place(self), None, core.HARMLESS, "drivers", message, fix)
         yield from super().diagnose()
 

@@ -160,19 +160,18 @@ class Programs(files.Files):
 
     def leaves(self, root: core.Root) -> Iterator[trees.Leaf | core.Problem]:
         """Read the beginning of programs that are older than the PoCL here."""
-        return self.tree_of(root).scan(head=_HEAD, before=drivers.installed_since(self.environment, "PoCL"))
+        return self.tree_of(root).scan(head=_HEAD, before=drivers.installed_since(self.environment, "PoCL", root.path))
 
     def _judged(self, entry: core.Entry, compiler: str) -> core.Entry:
         """Return an entry that is older than the PoCL here, as stale if no known PoCL has the LLVM that compiled it.
 
-        PoCL hashes its version and LLVM's into every key. An entry of one of these LLVMs may be hit.
+        PoCL hashes its version and LLVM's into every key. An entry of one of these LLVMs may be hit; a shared LLVM may
+        have been updated without PoCL, so only the first number counts.
         """
-        here = releases.all_known(self.environment)
-        if not here or any(f"LLVM{release.llvm}" == compiler for release in here):
+        here, by = releases.all_known(self.environment), compiler.replace("LLVM", "LLVM ")
+        if not here or any(f"{by.partition('.')[0]}." in release for release in here):
             return entry
-        return drivers.replaced(
-            entry, compiler.replace("LLVM", "LLVM "), ", ".join(map(str, here)), self.environment, "PoCL"
-        )
+        return drivers.replaced(entry, by, f"PoCL {', PoCL '.join(here)}", self.environment, "PoCL")
 
     # ------------------------------------------------------------------ contents
 

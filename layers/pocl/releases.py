@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import mmap
 from contextlib import suppress
-from typing import NamedTuple
 
 from cachectl.layers import core
 from cachectl.layers.disk import plain
@@ -19,39 +18,33 @@ _TEXT = core.regex(rb"OpenCL [\d.]+ PoCL (\S+)[^\0]*? LLVM (\d+\.\d+\.\d+)")
 _NEAR, _LONGEST = 20, 300
 
 
-class Release(NamedTuple):
-    """The version of a PoCL, and that of the LLVM in it."""
-
-    version: str
-    llvm: str
-
-    def __str__(self) -> str:
-        return f"PoCL {self.version} with LLVM {self.llvm}"
-
-
-def read_release(library: str) -> Release | None:
-    """Return the release of a library; ``None`` if its bytes do not say it, or it cannot be read."""
+def read_release(library: str) -> str | None:
+    """Return the release of a library, as "3.1 with LLVM 15.0.6"; ``None`` if its bytes do not say it."""
     with suppress(OSError, ValueError), open(plain.open_plain(library, follow=True), "rb") as file:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         at = content.find(_BEFORE)
         while at >= 0:
             found = _TEXT.search(content[max(0, at - _NEAR) : at + _LONGEST])
             if found is not None:
-                return Release(found[1].decode(), found[2].decode())
+                return f"{found[1].decode()} with LLVM {found[2].decode()}"
             at = content.find(_BEFORE, at + 1)
     return None
 
 
-def all_known(environment: core.Environment) -> tuple[Release, ...]:
+def all_known(environment: core.Environment) -> tuple[str, ...]:
     """Return the releases that this environment and other known Pythons find; none if one may be missing."""
     if "PoCL releases" not in environment.memo:
         from cachectl.layers.host import pythons
 
         known = pythons.pythons_of(environment)
         wider = environment._replace(python_paths=tuple(python.path for python in known))
-        read = dict.fromkeys(map(read_release, drivers.driver_libraries(wider, "PoCL")))
-        # A Python on a file system that is not mounted may have another.
-        unknown = None in read or any(python.present is None for python in known)
+        # Other programs find what a variable hides here.
+        everywhere = wider, wider.with_variables({}, unset=drivers.VARIABLES)
+        found = [driver for one in everywhere for driver in drivers.find_drivers(one)]
+        read = dict.fromkeys(read_release(library) for maker, library, _ in found if maker == "PoCL")
+        # What is on a file system that is not mounted may be another.
+        away = any(python.present is None for python in known) or any(map(drivers.names_missing, everywhere))
+        unknown = None in read or away
         environment.memo["PoCL releases"] = () if unknown else tuple(read)
-    releases: tuple[Release, ...] = environment.memo["PoCL releases"]
+    releases: tuple[str, ...] = environment.memo["PoCL releases"]
     return releases

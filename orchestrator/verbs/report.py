@@ -518,10 +518,10 @@ def _outdated(layer: LayerReport) -> Iterator[str]:
             reasons[reason] = reasons.get(reason, 0) + count
     if reasons:
         total, took = layer.total, layer.stale_seconds
-        lost = f"{total.stale_entries} of {core.plural(total.entries or 0, 'entry', 'entries')}"
+        lost = f"{total.stale_entries:,} of {core.plural(total.entries or 0, 'entry', 'entries')}"
         measured = "" if took is None else f"; they took about {took:.1f} s to compile (measured)"
         why = f"{max(reasons, key=reasons.__getitem__)}{measured}; cachectl prune --stale {layer.layer} frees them"
-        yield f"{layer.layer}: {lost} ({verbs.size(total.stale_bytes)}) cannot be hit any more: {why}"
+        yield f"{layer.layer}: {lost} ({verbs.size(total.stale_bytes)}), no known program hits: {why}"
 
 
 def _details(layer: LayerReport, home: str) -> Iterator[str]:

@@ -26,7 +26,9 @@ def stack_of(home: Path, library: Path) -> Stack:
 
 
 def said(stack: Stack, *layers: str) -> list[str]:
-    return [line for line in lines(stack.report(layers), "/") if isinstance(line, str) and "cannot be hit" in line]
+    return [
+        line for line in lines(stack.report(layers), "/") if isinstance(line, str) and "no known program hits" in line
+    ]
 
 
 @real
@@ -41,11 +43,15 @@ def test_programs_of_another_llvm_are_stale_unless_they_are_newer_than_pocl(warm
     assert total.stale_entries == total.entries > 5
     (line,) = said(stack, "pocl")
     assert line.startswith(f"pocl: {total.entries} of {total.entries} entries (")
-    assert "compiled by LLVM 14.0.6, before PoCL 99.1+x with LLVM 99.0.1 was installed (20" in line
+    # The system's PoCL is known too, whatever variable hides it.
+    assert "compiled by LLVM 14.0.6, before PoCL 99.1+x with LLVM 99.0.1" in line
     assert line.endswith("; cachectl prune --stale pocl frees them")
     first = next(warm.path.rglob("program.bc"))
     os.utime(first)
     assert stack.report(["pocl"]).total.stale_entries == total.entries - 1, "somebody builds with LLVM 14 still"
+    away = write(warm.path / "vendors/two.icd", "/not/mounted/libpocl.so\n")
+    assert stack_of(warm.path, warm.path / "libpocl.so").report(["pocl"]).total.stale_entries is None
+    away.unlink()
     assert stack.prune(Limits(stale=True), layers=["pocl"]).total.removed == total.entries - 1
     assert [*warm.path.rglob("program.bc")] == [first]
 
