@@ -30,12 +30,10 @@ VERBS: dict[str, str] = {
     "report": "show where caches are and how much they hold",
     "dir": "print the places of caches, one a line",
     "ls": "list kernels with what they have in all layers, or entries",
-    "get": "write one entry to a file",
-    "put": "place an entry that get wrote, so that the library hits it",
-    "purge": "remove entries; --all is every user layer but tuning results",
-    "prune": "remove stale or old entries, then the longest unused until the rest fits",
     "verify": "look for damage, entry by entry",
     "doctor": "find problems of this set-up, each with the command that fixes it",
+    "purge": "remove entries; --all is every user layer but tuning results",
+    "prune": "remove stale or old entries, then the longest unused until the rest fits",
     "run": "run a command with caches off, or on in empty roots",
     "env": "print variables as shell commands, for eval",
     "trace": "run a command and say what it lost to misses, and why",
@@ -44,12 +42,16 @@ VERBS: dict[str, str] = {
     "pull": "place the entries of a store or a root that are missing here, once trusted",
     "store": "list, clean up or check a store",
     "stage": "carry warm caches to every node of an MPI job, and back",
+    "get": "write one entry to a file",
+    "put": "place an entry that get wrote, so that the library hits it",
+    "layers": "list layers, what each can do here, and why not",
     "config": "show what is set, and where",
     "schedule": "print what prunes by itself, and how to install it",
-    "layers": "list layers, what each can do here, and why not",
     "completion": "print a script that completes commands, layers, keys and kernels in a shell",
     "demo": "demonstrate cachectl on PoCL, in an isolated root",
 }
+#: The heading above a verb in the help.
+HEADINGS = {"report": "look", "purge": "clear", "run": "run", "push": "move", "layers": "set up"}
 #: Words that people type first, and the verb that they mean.
 MEANT = {
     **dict.fromkeys(("clean", "clear", "rm", "remove", "delete"), "purge"),
@@ -61,8 +63,6 @@ MEANT = {
     "check": "verify",
     "path": "dir",
 }
-#: The width of help that is not printed on a terminal.
-_PLAIN_WIDTH = 80
 #: Verbs that run a command, and options without a verb.
 _RUNNING = ("run", "trace", "bench", "stage")
 _WITHOUT_VERB = ("-h", "--help", "--version")
@@ -192,7 +192,7 @@ class Parser(argparse.ArgumentParser):
 
     def _get_formatter(self) -> argparse.HelpFormatter:
         # Without a width, every option that is added makes argparse import shutil to find it.
-        width = output.width(sys.stdout) if sys.stdout.isatty() else _PLAIN_WIDTH
+        width = output.width(sys.stdout) if sys.stdout.isatty() else 80
         return argparse.HelpFormatter(self.prog, width=width - 2)
 
 
@@ -214,22 +214,24 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         epilog="LAYER is one of those that 'cachectl layers' lists.",
     )
     parser.add_argument("--version", action="version", version=f"cachectl {__version__}")
+    typed = VERBS.keys() if words is None else VERBS.keys() & set(words)
+    if not typed:
+        parser.usage = "cachectl [-h] [--version] COMMAND ..."
+        for name, summary in VERBS.items():
+            if name in HEADINGS:
+                group = parser.add_argument_group(HEADINGS[name])
+            group.add_argument(name, help=summary)
+        return parser
     # Without prog, argparse formats a usage to find it, for which it imports shutil.
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="verb", prog=parser.prog)
-    typed = VERBS.keys() if words is None else VERBS.keys() & set(words)
-    for name, summary in VERBS.items():
-        if typed and name not in typed:
-            continue
+    for name in filter(typed.__contains__, VERBS):
+        summary, module = VERBS[name], verb_module(name)
         description = summary[0].upper() + summary[1:] + "."
-        verb = commands.add_parser(
-            name, help=summary, description=description, allow_abbrev=False, add_help=bool(typed)
-        )
-        if typed:
-            verb.set_defaults(parser=verb)
-            module = verb_module(name)
-            _add_to(verb, module.OPTIONS)
-            verb.usage = getattr(module, "USAGE", None)
-            verb.epilog = f"{getattr(module, 'EPILOG', '')} Example: {module.EXAMPLE}".lstrip()
+        verb = commands.add_parser(name, help=summary, description=description, allow_abbrev=False)
+        verb.set_defaults(parser=verb)
+        _add_to(verb, module.OPTIONS)
+        verb.usage = getattr(module, "USAGE", None)
+        verb.epilog = f"{getattr(module, 'EPILOG', '')} Example: {module.EXAMPLE}".lstrip()
     return parser
 
 

@@ -72,6 +72,11 @@ def test_without_a_command_the_help_is_printed(home: Home) -> None:
     done = home.cachectl(check=False)
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout == home.cachectl("--help").stdout
+    assert re.findall(r"^(?:(\w[\w ]*):$|  ([a-z]+) )", done.stdout, re.MULTILINE)[-6:-4] == [
+        ("set up", ""),
+        ("", "layers"),
+    ]
+    assert re.findall(r"^  ([a-z]+)  ?", done.stdout, re.MULTILINE) == list(VERBS)
 
 
 def test_the_example_in_each_help_is_a_command_of_that_verb() -> None:
