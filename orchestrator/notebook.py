@@ -6,7 +6,7 @@ what the cell lost to misses. A driver that has started cannot be moved: ``%%iso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from html import escape
 from typing import Any
@@ -55,15 +55,11 @@ def _with_shell(shell: Any, magic: Callable[[], AbstractContextManager[object]])
 
 def html(parts: Iterable[object]) -> str:
     """Return what a verb shows as HTML: tables as tables, lines as they are."""
-    return "\n".join(_pieces(parts))
-
-
-def _pieces(parts: Iterable[object]) -> Iterator[str]:
-    for part in parts:
-        if isinstance(part, verbs.Table):
-            yield _table(part)
-        elif isinstance(part, str):
-            yield f"<div>{escape(core.printable(part))}</div>" if part else ""
+    shown = (part for part in parts if part and isinstance(part, (verbs.Table, str)))
+    return "\n".join(
+        _table(part) if isinstance(part, verbs.Table) else f"<div>{escape(core.printable(part))}</div>"
+        for part in shown
+    )
 
 
 def _table(table: verbs.Table) -> str:

@@ -160,8 +160,8 @@ class About(NamedTuple):
     unchecked: str = ""
     #: What a pushed entry reveals about its user, in words; ``None`` if that is not known.
     reveals: str | None = None
-    #: What a purge of this layer alone makes useless in others, as a sentence.
-    spoils: str | None = None
+    #: Layers whose entries of programs that this layer holds too are hit only beside its own.
+    ahead_of: tuple[str, ...] = ()
     #: The facts that decide whether a program elsewhere can hit an entry.
     portability: Portability | None = None
     #: How the lookups and stores of a run are observed.

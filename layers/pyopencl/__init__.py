@@ -134,9 +134,8 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
         when_closed=core.Hazard(core.FAILS, "every build fails, after a minute where its lock cannot be made"),
         unchecked="machine code, the records of LLVM bitcode, and binaries whose format only their driver knows",
         reveals="source text of your kernels, paths of included headers",
-        # PyOpenCL adds a random constant to each build, so that the driver's cache never answers (``cache.py``).
-        spoils="the driver's own entries of these programs cannot be hit any more: PyOpenCL builds each anew under a "
-        "random name; cachectl purge --all removes them too",
+        # PyOpenCL adds a random constant to each build, so the cache of these drivers never answers (``cache.py``).
+        ahead_of=("mesa", "neo", "comgr"),
         portability=_PORTABILITY,
         # PyOpenCL's own cache is watched by its functions, and every build by the methods of its programs.
         lookups=core.Lookups(

@@ -251,7 +251,8 @@ class Rows(files.Files):
         opened = self.opened(root, file)
         before = opened.size()
         whole = [target.stamp for target in targets if target.key == file]
-        planned = {} if whole else {self._planned(target): target.key for target in targets}
+        of_rows = () if whole else targets
+        planned = {rows.Row(one.stamp[0], self.key_of(one.key), one.stamp[1]): one.key for one in of_rows}
         skipped: dict[str, str | None] = {}
         failed: list[core.Note] = []
         removed = freed = 0
@@ -281,10 +282,6 @@ class Rows(files.Files):
             failed.append(core.Note(file, message))
         notes = tuple(core.Note(key, reason) for key, reason in skipped.items() if reason is not None)
         return core.Outcome(self.name, removed, freed, notes, tuple(failed))
-
-    def _planned(self, target: core.Entry) -> rows.Row:
-        rowid, size = target.stamp
-        return rows.Row(rowid, self.key_of(target.key), size)
 
     def recover(self, root: core.Root) -> None:
         """Finish interrupted writes in each database, even if one fails."""

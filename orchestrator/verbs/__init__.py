@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -85,6 +85,15 @@ class Request:
             for plugin in stack.broken:
                 self.notice(f"plug-in {plugin['name']}: {plugin['why']}")
         return stack
+
+    def warn_of_dead(self, gone: Collection[str]) -> None:
+        """Warn of layers with entries that nothing can hit without those of layers that are ``gone``."""
+        for name in gone:
+            for layer in map(self.stack.__getitem__, self.stack[name].about.ahead_of):
+                if layer.name not in gone and any(root.exists for root in layer.roots()):
+                    self.notice(
+                        f"{layer.name}: entries of programs that {name} holds too are hit only beside its entries"
+                    )
 
     @cached_property
     def config(self) -> settings.Config:

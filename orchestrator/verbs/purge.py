@@ -59,10 +59,8 @@ def run(request: verbs.Request) -> removal.Removal:
             stack, selection, layers=layers, damaged=options.damaged, dry_run=options.dry_run, notice=request.notice
         )
     total = result.total
-    for outcome in result.layers:
-        spoils = stack[outcome.layer].about.spoils
-        if spoils is not None and (outcome.removed or outcome.entries) and not options.all:
-            request.notice(f"{outcome.layer}: {spoils}")
+    if not options.all:
+        request.warn_of_dead({outcome.layer for outcome in result.layers if outcome.removed or outcome.entries})
     if options.key is not None and not any((total.removed, total.orphans_removed, total.skipped, total.failed)):
         raise core.CachectlError(f"no entry that is selected has the key {options.key!r}; cachectl ls -q lists keys")
     return result

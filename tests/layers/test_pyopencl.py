@@ -61,11 +61,6 @@ def test_a_changed_header_makes_an_entry_stale(home: Home) -> None:
     assert len(layer.plan_clear(Selection(stale=True)).entries) == 1
     header.unlink()
     assert [entry.stale_because for entry in layer.entries()] == [f"includes {header}, which is gone"]
-    said = "the driver's own entries of these programs cannot be hit any more"
-    assert (said in home.cachectl("purge pyopencl").stderr, said in home.cachectl("purge pyopencl").stderr) == (
-        True,
-        False,
-    )
 
 
 HOLDER = """

@@ -128,6 +128,19 @@ def test_rusticl_runs_what_was_put(store: str, cold: Home, other: Home) -> None:
     assert got(layer, mine).data == artifacts[mine].data
 
 
+def test_a_purge_or_push_of_one_cache_says_that_the_other_is_of_no_use_alone(cold: Home) -> None:
+    program = (
+        "import pyopencl as cl; from rusticl import device, wait_for_the_store\n"
+        "cl.Program(cl.Context([device()]), '__kernel void one(__global int *a) { *a = 1; }').build()\n"
+        "wait_for_the_store()"
+    )
+    rusticl(cold, 1)
+    cold.run(sys.executable, "-c", program, PYTHONPATH=str(cold.programs), **RUSTICL)
+    said = "mesa: entries of programs that pyopencl holds too are hit only beside its entries"
+    lines = ("push mesa.zip mesa", "push both.zip mesa pyopencl", "purge --all -n", "purge pyopencl", "purge pyopencl")
+    assert [said in cold.cachectl(line).stderr for line in lines] == [True, False, False, True, False]
+
+
 def test_read_only_files_are_left_and_reported(cold: Home) -> None:
     shipping = {**STORES["single-file"], "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS": "ship"}
     rusticl(cold, 2, **shipping)
