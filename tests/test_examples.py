@@ -1,8 +1,9 @@
 """Every console block of README and the documentation is run in a home with real kernels, and its output compared.
 
 A block whose first command would change this machine, or needs another one, begins with ``<!-- not run: WHY -->``.
-``<!-- first: COMMAND -->`` prepares what a block shows. In an output, numbers, sizes, ages and keys may differ, and a
-line ``...`` stands for any lines. A command without output in its block need only succeed.
+``<!-- first: COMMAND -->`` prepares what a block shows. In an output, ages and keys may differ, numbers and sizes by
+one or a factor of ten, fractions below ten as they like; a line ``...`` stands for any lines. A command without output
+in its block need only succeed.
 
 ``CACHECTL_EXAMPLES=write pytest --all tests/test_examples.py`` writes the outputs again. Look at them, then keep them.
 """
@@ -44,6 +45,8 @@ VARIABLE = (
     (r"(?<=\w)\d[\d.,]*", "N"),
     (r"\s+", " "),
 )
+#: Bytes in a unit.
+UNITS = {None: 1, " KiB": 1 << 10, " MiB": 1 << 20, " GiB": 1 << 30}
 
 
 class Step(NamedTuple):
@@ -139,8 +142,28 @@ def results(home: Home, first: str, commands: list[Step]) -> Iterator[tuple[int,
 
 
 def alike(shown: tuple[str, ...], output: list[str]) -> bool:
-    pattern = "".join(r"(?:.*\n)*?" if line == "..." else re.escape(plain(line)) + r"\n" for line in shown)
-    return re.fullmatch(pattern, "".join(f"{plain(line)}\n" for line in output)) is not None
+    pattern = "".join(r"(?:.*\n)*?" if line == "..." else f"({re.escape(plain(line))})\n" for line in shown)
+    text = "".join(f"{plain(line)}\n" for line in output)
+    found = re.fullmatch(pattern, text)
+    if found is None:
+        return False
+    lines = [output[text.count("\n", 0, found.start(group))] for group in range(1, found.re.groups + 1)]
+    pairs = zip((line for line in shown if line != "..."), lines, strict=True)
+    return all(near(*pair) for one, other in pairs for pair in zip(numbers(one), numbers(other), strict=True))
+
+
+def numbers(line: str) -> list[float]:
+    """Return the counts, and the sizes in bytes, of a line: what a reader compares with his own."""
+    for pattern, word in VARIABLE[:3]:
+        line = re.sub(pattern, word, line)
+    found = re.finditer(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)( [KMG]iB)?(?![\d.]*[smhdw]\b)", line)
+    return [float(one[1].replace(",", "")) * UNITS[one[2]] for one in found]
+
+
+def near(one: float, other: float) -> bool:
+    """Return whether two numbers are near enough for a reader; fractions of seconds may be any."""
+    low, high = sorted((one, other))
+    return high - low <= 1 or low * 10 >= high or (high < 10 and low % 1 + high % 1 > 0)
 
 
 def plain(line: str) -> str:
