@@ -127,6 +127,21 @@ def test_the_console_blocks_show_what_commands_print(
     assert not wrong, "\n".join(wrong)
 
 
+@real
+@pytest.mark.thorough
+def test_the_variables_of_the_container_recipe_move_every_layer_and_start_warm(simulated: Path, tmp_path: Path) -> None:
+    shutil.copytree(simulated, tmp_path / "home", symlinks=True)
+    home, warm = reader(tmp_path / "home"), str(tmp_path / "opt/warm")
+    page = (DOCS / "howto/containers.md").read_text(encoding="utf-8")
+    recipe = page.partition("```dockerfile\n")[2].partition("```")[0].replace("/opt/warm", warm)
+    variables = dict(re.findall(r"([A-Z_]+)=(\S+)", recipe))
+    printed = home.cachectl("env --shell sh --root", warm).stdout
+    assert dict(re.findall(r"export ([A-Z_]+)=(/\S+)", printed)) == variables
+    program = ("bash", "-c", recipe.partition("RUN ")[2])
+    home.run(*program, **variables)
+    assert home.cachectl("trace", "--", *program, **variables).stderr.startswith("Warm: every lookup hit")
+
+
 def results(home: Home, first: str, commands: list[Step]) -> Iterator[tuple[int, list[str]]]:
     """Yield the status and the output, with messages, of each command of a block, run by one shell."""
     script = "".join(f"{step.command}\nprintf '\\0%d\\0' $?; printf '\\0' >&2\n" for step in commands)
