@@ -407,7 +407,8 @@ function showHead() {
   byId("generated").textContent = `Read ${formatMoment(data.generated)}.`;
   showFacts(byId("facts"), [
     ["size", formatBytes(bytes) + more],
-    ["entries", formatCount(count) + more],
+    // The map and the ages sum these; the size has the files and folders around them too.
+    ["entries", `${formatCount(count)}${more} · ${formatBytes(tree.bytes)}`],
     ["stale", formatBytes(tree.staleBytes)],
     ["findings", formatCount(data.findings.length)],
   ]);

@@ -46,7 +46,7 @@ def test_the_policy_allows_the_style_and_the_script_of_the_page_alone_and_no_oth
     assert json.loads(data)["command"] == "python simulate.py --order 3"
     tags = " ".join(re.findall(r"<\w[^>]*>", drawn.replace(data, "").replace(script, "")))
     assert not re.search(r"\s(src|srcset|action|style|on\w+)=", tags)
-    assert re.findall(r'\shref="([^"]*)"', tags) == ["data:,"]
+    assert re.findall(r'\shref="([^"]*)"', tags) == ["data:,", "https://ui.perfetto.dev"]
 
 
 @pytest.mark.parametrize("name", ["shared", "timeline", "report"])
