@@ -6,18 +6,24 @@ from pathlib import Path
 
 import nox
 
-nox.needs_version = ">=2024.10"
+nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv|venv"
 nox.options.error_on_missing_interpreters = False
 nox.options.sessions = ["tests", "lint", "types", "docs", "distributions"]
 
-PYTHONS = nox.project.python_versions(nox.project.load_toml("pyproject.toml"))
+PROJECT = nox.project.load_toml("pyproject.toml")
+PYTHONS = nox.project.python_versions(PROJECT)
+
+
+def install(session: nox.Session, group: str) -> None:
+    """Install everything with a group of tools, whatever the age of pip."""
+    session.install(".[all]", *nox.project.dependency_groups(PROJECT, group))
 
 
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
     """Run the tests; arguments after ``--`` go to pytest."""
-    session.install(".[test]")
+    install(session, "test")
     session.run("python", "-m", "pytest", "-n", "auto", *session.posargs)
 
 
@@ -39,7 +45,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types, strictly."""
-    session.install(".[dev]")
+    install(session, "dev")
     session.run("mypy", "-p", "cachectl")
     session.run("mypy", "tests", "benchmarks")
 
@@ -47,7 +53,7 @@ def types(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation; every warning is an error."""
-    session.install(".[dev]")
+    install(session, "dev")
     session.run("sphinx-build", "-W", "-b", "html", "docs", "docs/_build/html")
 
 
