@@ -91,9 +91,8 @@ class Request:
         for name in gone:
             for layer in map(self.stack.__getitem__, self.stack[name].about.ahead_of):
                 if layer.name not in gone and any(root.exists for root in layer.roots()):
-                    self.notice(
-                        f"{layer.name}: entries of programs that {name} holds too are hit only beside its entries"
-                    )
+                    said = f"entries of programs that {name} holds too cannot be hit without {name}'s entries"
+                    self.notice(f"{layer.name}: {said}")
 
     @cached_property
     def config(self) -> settings.Config:

@@ -37,9 +37,8 @@ def run(request: verbs.Request) -> transfer.Transfer | int:
             allowed_signers=options.allowed_signers,
             force=options.force,
         )
-    request.warn_of_dead(
-        {layer.name for layer in request.stack} - {moved.layer for moved in pushed.layers if moved.placed}
-    )
+    held = {moved.layer for moved in pushed.layers if moved.placed or moved.there}
+    request.warn_of_dead({layer.name for layer in request.stack} - held)
     if options.target != "-":
         return pushed
     # Standard output holds the bundle.
