@@ -21,6 +21,8 @@ import pytest
 from homes import PROGRAMS, Home, made_once, make_home
 from tiers import real, thorough
 
+from cachectl.layers.core.selection import parse_size
+
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"
 #: The program of the page about bench, and what it imports.
@@ -45,8 +47,6 @@ VARIABLE = (
     (r"(?<=\w)\d[\d.,]*", "N"),
     (r"\s+", " "),
 )
-#: Bytes in a unit.
-UNITS = {None: 1, " KiB": 1 << 10, " MiB": 1 << 20, " GiB": 1 << 30}
 
 
 class Step(NamedTuple):
@@ -172,7 +172,8 @@ def numbers(line: str) -> list[float]:
     for pattern, word in VARIABLE[:3]:
         line = re.sub(pattern, word, line)
     found = re.finditer(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)( [KMG]iB)?(?![\d.]*[smhdw]\b)", line)
-    return [float(one[1].replace(",", "")) * UNITS[one[2]] for one in found]
+    plain_numbers = ((one[1].replace(",", ""), one[2]) for one in found)
+    return [parse_size(number + unit) if unit else float(number) for number, unit in plain_numbers]
 
 
 def near(one: float, other: float) -> bool:

@@ -273,8 +273,10 @@ class Programs(files.Files):
 def _may_have(paths: Iterable[str], selection: core.Selection) -> bool:
     """Return whether a program may have a selected kernel, by its folders' names, some of which are shortened."""
     pattern = selection.kernel_pattern
-    folders = (path.partition("/")[0] for path in paths)
-    return pattern is None or any(pattern.fullmatch(folder) or SHORTENED.fullmatch(folder) for folder in folders)
+    if pattern is None:
+        return True
+    folders = {path.partition("/")[0] for path in paths}
+    return any(pattern.fullmatch(folder) or SHORTENED.fullmatch(folder) for folder in folders)
 
 
 def variants(paths: Iterable[str]) -> dict[str, list[str]]:

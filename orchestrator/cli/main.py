@@ -214,7 +214,7 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         epilog="LAYER is one of those that 'cachectl layers' lists.",
     )
     parser.add_argument("--version", action="version", version=f"cachectl {__version__}")
-    typed = VERBS.keys() if words is None else VERBS.keys() & set(words)
+    typed = [name for name in VERBS if words is None or name in words]
     if not typed:
         parser.usage = "cachectl [-h] [--version] COMMAND ..."
         for name, summary in VERBS.items():
@@ -224,7 +224,7 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         return parser
     # Without prog, argparse formats a usage to find it, for which it imports shutil.
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="verb", prog=parser.prog)
-    for name in filter(typed.__contains__, VERBS):
+    for name in typed:
         summary, module = VERBS[name], verb_module(name)
         description = summary[0].upper() + summary[1:] + "."
         verb = commands.add_parser(name, help=summary, description=description, allow_abbrev=False)

@@ -203,9 +203,9 @@ class SharedStore:
     def _is_left(self, path: str, modified: float | None, now: float) -> bool:
         """Return whether a pack or a stage is one that no push can still be about to list."""
         folder, _, name = path.partition("/")
-        if not (_STAGE.fullmatch(name) or (folder == "packs" and wire.is_name(path))):
-            return False
-        return self._place.is_bundle or (modified is not None and now - modified > GRACE)
+        if _STAGE.fullmatch(name) or (folder == "packs" and wire.is_name(path)):
+            return self._place.is_bundle or (modified is not None and now - modified > GRACE)
+        return False
 
     def _require_clock(self, now: float) -> None:
         """Raise :class:`CachectlError` if this machine's clock is not that of the store: ages would be wrong.
