@@ -71,8 +71,6 @@ class LayerConformance(ABC):
         self.seed(layer.environment)
         return self.make(layer.environment)
 
-    # ------------------------------------------------------------------ reading
-
     def test_an_empty_home_is_no_fault(self, tmp_path: Path) -> None:
         """Roots are a function of the environment; there are no entries, plans or findings, and every key is a miss."""
         layer = self.empty(tmp_path)
@@ -123,8 +121,6 @@ class LayerConformance(ABC):
             assert entry.stale is not True or entry.stale_because
             assert layer.store.kind_of(roots[entry.root], entry.key) in (store.ENTRY, None)
 
-    # ------------------------------------------------------------------ get and put
-
     def test_what_was_taken_out_goes_back_in(self, tmp_path: Path) -> None:
         """A removed entry is put back among the others and reads equal; an equal one changes nothing."""
         layer = self.seeded(tmp_path, Ability.GET)
@@ -170,8 +166,6 @@ class LayerConformance(ABC):
         error = store.attempt(partial(layer.put, artifact.key, cut, replace=True))
         assert layer.get(artifact.key) == (cut if error is None else artifact)
 
-    # ------------------------------------------------------------------ clear
-
     def test_clear_removes_exactly_the_plan(self, tmp_path: Path) -> None:
         """A plan of one entry, then of all, removes exactly these, once; other entries and foreign files stay."""
         layer = self.seeded(tmp_path, Ability.CLEAR)
@@ -199,8 +193,6 @@ class LayerConformance(ABC):
         assert list(layer.entries()) == []
         assert all(stranger.read_text() == "not the layer's own" for stranger in strangers)
         assert layer.clear(layer.plan_clear()).removed == 0
-
-    # ------------------------------------------------------------------ damage and switches
 
     def test_damage_is_a_problem_and_no_exception(self, tmp_path: Path) -> None:
         """Truncated or emptied files never stop a scan, usage or verify."""

@@ -74,7 +74,7 @@ def any_difference(alike: Sequence[Entry], event: Event) -> str:
     here, there = event.get("device"), sorted({entry.device or "" for entry in alike})
     if here and "" not in there and here not in there:
         return f"an entry of the same kernel is there, but its device differs: {', '.join(there)} there, {here} here"
-    return "an entry of the same kernel is there, but the kernel itself, its types or its target differ"
+    return "an entry of the same kernel is there, but the kernel itself, its types, options or target differ"
 
 
 class Lookups(NamedTuple):

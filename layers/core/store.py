@@ -68,8 +68,6 @@ class Store(ABC):
     #: Separates a file from what is in it, or above it, in keys.
     separator: ClassVar[str] = "/"
 
-    # ------------------------------------------------------------------ the protocol
-
     @abstractmethod
     def scan(
         self, root: core.Root, selection: core.Selection = core.ALL, *, contents: bool = True
@@ -103,8 +101,6 @@ class Store(ABC):
         for found in self.scan(root):
             if isinstance(found, core.Problem):
                 yield finding_of(self, root, found)
-
-    # ------------------------------------------------------------------ hooks
 
     def kind_of(self, root: core.Root, path: str) -> str | None:
         """Return :data:`ENTRY`, :data:`OWN` or :data:`FOREIGN` for a path below a root, or a key; ``None`` if unknown.

@@ -61,8 +61,6 @@ class ComputeCache(files.Files):
     forms = ("cuda-entry/65",)
     unread = core.Damage(core.HARMLESS, _REWRITES)
 
-    # ------------------------------------------------------------------ entries
-
     def leaves(self, root: core.Root) -> Iterator[Leaf | core.Problem]:
         """Leave alone what has the name of an entry, but not its format; add the heads of entries, and a bad index."""
         index = b""
@@ -134,8 +132,6 @@ class ComputeCache(files.Files):
     def tagged_text(self, tree: Tree, entry: core.Entry) -> bytes | None:
         """Return the key of an entry."""
         return key_of(tree.read_file(entry.key) or b"") if entry.is_listed else None
-
-    # ------------------------------------------------------------------ the index
 
     @contextmanager
     def changing(self, root: core.Root) -> Iterator[bool]:

@@ -53,9 +53,11 @@ def _stored(notes: Any, call: Any) -> None:
 
 
 def _note(notes: Any, event: str, call: Any, **more: object) -> None:
-    kernels = notes.quietly(notes.kernels_of, call.get(1, "key"))
-    about = {"dictionary": notes.quietly(getattr, call.arguments[0], "identifier"), "kernels": kernels}
-    notes.add(call.start, event=event, layer="pytools", **about, **more)
+    dictionary, key = call.arguments[0], call.get(1, "key")
+    name, kernels = notes.quietly(getattr, dictionary, "identifier"), notes.quietly(notes.kernels_of, key)
+    # Most parts of a key remember their hashes.
+    hashed = notes.quietly(lambda: dictionary.key_builder(key))
+    notes.add(call.start, event=event, layer="pytools", dictionary=name, kernels=kernels, key=hashed, **more)
 
 
 def _changes(call: Any) -> Any:

@@ -112,8 +112,6 @@ class Notes:
         """Return new listeners to drivers, by the name of the OpenCL platform that each driver offers."""
         return {name: self.load(file).Listener(self, layer) for name, (layer, file) in self._listeners.items()}
 
-    # ------------------------------------------------------------------ libraries
-
     def start(self) -> None:
         """Wrap the libraries that are loaded now, and others when they are loaded."""
         self._introduce()
@@ -165,8 +163,6 @@ class Notes:
 
     def _watch_by(self, file: str, module: Any) -> None:
         self.load(file).watch(module, self)
-
-    # ------------------------------------------------------------------ replacing functions
 
     def fit(self, library: str, watch: Callable[..., None], *arguments: Any) -> None:
         """Let a watcher replace functions of a library; if the library is another than expected, leave it as it was."""
@@ -241,8 +237,6 @@ class Notes:
     def _restore(self, left: int) -> None:
         while len(self._replaced) > left:
             setattr(*self._replaced.pop())
-
-    # ------------------------------------------------------------------ events
 
     def add(self, start: int | None = None, **event: object) -> None:
         """Append an event; one of work has a ``start``, and an ``end`` if that is not now, in monotonic nanoseconds."""

@@ -87,8 +87,6 @@ class Pair(rows.RowFile):
         #: The number of entries before a deletion.
         self.before = 0
 
-    # ------------------------------------------------------------------ the format
-
     @abstractmethod
     def new_head(self) -> bytes:
         """Return the head of both files, with a new number where it has one."""
@@ -116,8 +114,6 @@ class Pair(rows.RowFile):
     @abstractmethod
     def keep(self, kept: list[Blob]) -> None:
         """Reduce both files, which are open, to some entries."""
-
-    # ------------------------------------------------------------------ reading
 
     def blobs(self) -> list[Blob]:
         """Return the entries. Raises :class:`LayerError` if Mesa would not use the files."""
@@ -196,8 +192,6 @@ class Pair(rows.RowFile):
                 raise
             left = self.left
         return max(0, self.before - left)
-
-    # ------------------------------------------------------------------ changes
 
     def delete(self, rows: Iterable[rows.Row]) -> frozenset[rows.Row]:
         """Remove entries, each only if it has not changed; return those."""
@@ -296,8 +290,6 @@ class Pair(rows.RowFile):
         for handle in (self.data, self.index):
             atomic.write_all(handle, (head,), 0)
             os.fsync(handle)
-
-    # ------------------------------------------------------------------ handles
 
     @contextmanager
     def _opened(self) -> Iterator[bool]:

@@ -70,8 +70,6 @@ class ShaderCache(row_store.Rows):
         is_entry = self.separator in path and _FORMATS[root.role][1].fullmatch(path) is not None
         return core.ENTRY if is_entry else core.FOREIGN if kind == core.ENTRY else kind
 
-    # ------------------------------------------------------------------ larger files
-
     def is_database(self, file: str) -> bool:
         """Compare with the names of data files."""
         return any(name.fullmatch(file) is not None for _, name in _FORMATS.values())
@@ -120,8 +118,6 @@ class ShaderCache(row_store.Rows):
                 damages = [core.Damage(core.RECOMPILES, f"{complaint}: {effect}")]
                 yield from self.judged(root, self.entry_of(template, blob.row), {"": data}, damages)
 
-    # ------------------------------------------------------------------ listing
-
     def leaves(self, root: core.Root) -> Iterator[trees.Leaf | core.Problem]:
         """Yield entries with their headers, and all but the data files."""
         for leaf in self.tree_of(root).scan(head=entries.HEAD):
@@ -162,8 +158,6 @@ class ShaderCache(row_store.Rows):
 
         yield from entries.owned(listed, read, contents=contents)
 
-    # ------------------------------------------------------------------ get and put
-
     def damages(self, key: str, files: trees.Members) -> Iterator[core.Damage]:
         """Check the checksum. Nothing can check the name."""
         del key
@@ -180,8 +174,6 @@ class ShaderCache(row_store.Rows):
         header = entries.read_header(files[""])
         device, driver = ("", "") if header is None else (header.device, header.driver)
         return {"kernels": " ".join(entries.kernels_in(files[""]) or ()), "device": device, "driver": driver}
-
-    # ------------------------------------------------------------------ changes
 
     @contextmanager
     def changing(self, root: core.Root) -> Iterator[bool]:

@@ -153,8 +153,6 @@ class MIOpenDatabases(row_store.Rows):
             clear = f"{miopen.PACKAGED}; its package manager removes them"
             self.refusals = {**tree.REFUSALS, core.Ability.PUT: into, core.Ability.CLEAR: clear}
 
-    # ------------------------------------------------------------------ files
-
     def named(self, relative: str) -> DatabaseFile | None:
         """Return the file of a relative path, whether or not it exists; ``None`` for other names."""
         file, folder = parse_name(relative), relative.rpartition("/")[0]
@@ -238,8 +236,6 @@ class MIOpenDatabases(row_store.Rows):
         """Yield what lies next to the databases; nothing changes a package's files."""
         return iter(()) if self.asked_first else super().leaves(root)
 
-    # ------------------------------------------------------------------ scan and verify
-
     def scan(
         self, root: core.Root, selection: core.Selection = core.ALL, *, contents: bool = True
     ) -> Iterator[core.Found]:
@@ -267,8 +263,6 @@ class MIOpenDatabases(row_store.Rows):
                 yield finding._replace(fix=f"reinstall the package that {path} belongs to", thing=None)
             else:
                 yield finding
-
-    # ------------------------------------------------------------------ put
 
     def write_rows(
         self, root: core.Root, file: str, artifacts: Sequence[core.Artifact], *, replace: bool

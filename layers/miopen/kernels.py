@@ -134,8 +134,6 @@ class KernelDatabases(databases.MIOpenDatabases):
         name, args = row.key
         return super().entry_of(template, row._replace(key=(escaped(name), args)))
 
-    # ------------------------------------------------------------------ files of single kernels
-
     def leaves(self, root: core.Root) -> Iterator[tree.Leaf | core.Problem]:
         """Yield object files; in a temporary folder such files may belong to other programs."""
         return iter(()) if self.asked_first or root.role == miopen.TEMPORARY else self.tree_of(root).scan(head=32)

@@ -69,8 +69,6 @@ class TuningDatabases(databases.MIOpenDatabases):
         """Yield the records and faults of a file, none of one that is only counted."""
         return self.opened(root, file).scan() if self.known(file).kind in self.kinds else iter(())
 
-    # ------------------------------------------------------------------ listing
-
     def list_rows(
         self, root: core.Root, file: str, template: core.Entry, *, part: bytes, contents: bool
     ) -> Iterator[core.Found]:
@@ -103,8 +101,6 @@ class TuningDatabases(databases.MIOpenDatabases):
         """Return the finding of a file that could not be read."""
         return core.finding_of(self, root, core.Problem(root.path / file, "unreadable", error.message))
 
-    # ------------------------------------------------------------------ get and put
-
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
         """Yield that a line is no record, or has another key."""
         complaint = records.record_complaint(files[""])
@@ -117,8 +113,6 @@ class TuningDatabases(databases.MIOpenDatabases):
         """Return the facts in the name of the file."""
         named = self.known(key.partition(databases.SEPARATOR)[0])
         return {**named.detail, **named.versions, "database": named.kind}
-
-    # ------------------------------------------------------------------ locks
 
     @contextlib.contextmanager
     def _editing(self, root: core.Root, file: str) -> Iterator[None]:

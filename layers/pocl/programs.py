@@ -173,8 +173,6 @@ class Programs(files.Files):
             return entry
         return drivers.replaced(entry, by, f"PoCL {', PoCL '.join(here)}", self.environment, "PoCL")
 
-    # ------------------------------------------------------------------ contents
-
     def is_carried(self, path: str) -> bool:
         """Leave temporaries and logs behind. A finished kernel may have a name that ends like a temporary's."""
         variant = _VARIANT.fullmatch(path)
@@ -212,8 +210,6 @@ class Programs(files.Files):
             if users != ():
                 named = processes.process_names(users, processes=self.environment.processes)
                 raise core.Busy(self.name, f"is not replaced while PoCL is in use by {named}", key)
-
-    # ------------------------------------------------------------------ clear
 
     def in_use(self, targets: Iterable[core.Entry]) -> Iterator[tuple[core.Entry, str | None]]:
         """Skip entries that a running compile may use, and programs that a running process may hold.
@@ -257,8 +253,6 @@ class Programs(files.Files):
         users = users_of(root, self.environment)
         is_shared = users == () and processes.network_file_system(self.environment, root) is not None
         return None if is_shared else users
-
-    # ------------------------------------------------------------------ tagged builds
 
     def tagged_text(self, tree: trees.Tree, entry: core.Entry) -> bytes | None:
         """Return bitcode and log; of the source of a build that failed in the preprocessor, the name.

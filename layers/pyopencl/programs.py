@@ -69,8 +69,6 @@ class ProgramFolders(files.Files):
         users = processes.using(_EXTENSION, processes=self.environment.processes)
         return processes.process_names(users) if users != () else "a program of another machine"
 
-    # ------------------------------------------------------------------ listing
-
     def leaves(self, root: core.Root) -> Iterator[trees.Leaf | core.Problem]:
         """Add locks without a holder."""
         yield from super().leaves(root)
@@ -117,8 +115,6 @@ class ProgramFolders(files.Files):
             return core.ENTRY
         return core.OWN if _BASE.fullmatch(path.partition("/")[0]) else core.FOREIGN
 
-    # ------------------------------------------------------------------ contents
-
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the version of Python."""
         return {"python": _python_of(key)}
@@ -146,14 +142,10 @@ class ProgramFolders(files.Files):
         elif opencl_source.source_info(info) is None:
             yield core.Damage(core.FAILS, "info is not the pickle that PyOpenCL stores")
 
-    # ------------------------------------------------------------------ locks
-
     def guarded(self, root: core.Root, keys: Iterable[str]) -> Iterator[tuple[str, trees.Guard, list[str]]]:
         """Yield the programs of each Python, and its lock."""
         for base, own in groupby(sorted(keys), lambda key: key.partition("/")[0]):
             yield base, partial(self._locked, root, base) if _BASE.fullmatch(base) else nullcontext, list(own)
-
-    # ------------------------------------------------------------------ clear
 
     def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
         """Remove program folders, those of one Python under its lock; never the folder of a Python."""
@@ -194,8 +186,6 @@ class ProgramFolders(files.Files):
             and processes.using(_EXTENSION, processes=self.environment.processes) == ()
             and processes.network_file_system(self.environment, base) is None
         )
-
-    # ------------------------------------------------------------------ tagged builds
 
     def tagged_text(self, tree: trees.Tree, entry: core.Entry) -> bytes | None:
         """Return the source, which PyOpenCL keeps beside the binary."""

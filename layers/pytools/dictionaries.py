@@ -42,8 +42,6 @@ class Dictionaries(row_store.Rows):
     def __init__(self, layer: str) -> None:
         self.forms = (f"{layer}-pdict/5", f"{layer}-pdict/4")
 
-    # ------------------------------------------------------------------ names
-
     def named(self, key: str) -> pdict.DictionaryName | None:
         """Return the dictionary of a key, or of a path below the root; ``None`` if it is not the layer's."""
         name = pdict.parse_name(key.partition("/")[0], self.environment.python)
@@ -67,8 +65,6 @@ class Dictionaries(row_store.Rows):
             return core.ENTRY
         name = pdict.parse_name(database.without_companion(file), self.environment.python)
         return core.OWN if layer_of("" if name is None else name.identifier) == self.name else core.FOREIGN
-
-    # ------------------------------------------------------------------ listing
 
     def described(
         self, tree: tree.Tree, leaf: tree.Leaf, selection: core.Selection, *, contents: bool
@@ -127,8 +123,6 @@ class Dictionaries(row_store.Rows):
             # What an interrupted cachectl left belongs to the layer that takes all other dictionaries.
             elif self.name == layer_of("") if leaf.entry.is_orphan else self.named(leaf.entry.key) is not None:
                 yield leaf
-
-    # ------------------------------------------------------------------ contents
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the name of the dictionary, and the version of Python in it."""

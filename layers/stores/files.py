@@ -50,8 +50,6 @@ class Files(core.Store):
             self.codec = codec
             self.forms, self.writers = (codec.form,), writers
 
-    # ------------------------------------------------------------------ what a subclass overrides
-
     def shapes_of(self, root: core.Root) -> tuple[trees.Shape, ...]:
         """Return the shapes in a root, which may have some of its own."""
         del root
@@ -139,8 +137,6 @@ class Files(core.Store):
         del tree, entry
         return None
 
-    # ------------------------------------------------------------------ listing
-
     def tree_of(self, root: core.Root) -> trees.Tree:
         """Return the tree of a root."""
         return trees.Tree(self.name, root.path, *self.shapes_of(root))
@@ -186,8 +182,6 @@ class Files(core.Store):
             match = tag.search(self.tagged_text(tree, leaf.entry) or b"")
             if match is not None or leaf.entry.key in known:
                 yield leaf.entry, "" if match is None else match[0].decode()
-
-    # ------------------------------------------------------------------ get and put
 
     def read(self, root: core.Root, keys: Sequence[str]) -> Mapping[str, core.Artifact | core.EntryError]:
         """Read entries one by one."""
@@ -263,8 +257,6 @@ class Files(core.Store):
             results |= tree.write(group, guard=guard, replace=replace, wanted=self.is_carried)
         return results
 
-    # ------------------------------------------------------------------ clear
-
     def in_use(self, targets: Iterable[core.Entry]) -> Iterator[tuple[core.Entry, str | None]]:
         """Leave temporaries that a program may still be writing."""
         users = processes.using(self.writers, processes=self.environment.processes) if self.writers else ()
@@ -289,8 +281,6 @@ class Files(core.Store):
             with core.noted(failed, name):
                 outcome = outcome.plus(tree.remove([planned[key] for key in keys], tidy=tidy, guard=guard))
         return outcome._replace(failed=(*outcome.failed, *failed))
-
-    # ------------------------------------------------------------------ verify
 
     def verify(self, root: core.Root) -> Iterator[core.Finding]:
         """Check every entry, and the files of the cache as a whole."""

@@ -127,8 +127,6 @@ class RecordFile(RowFile):
         del stamp, in_use
         return CHANGED
 
-    # ------------------------------------------------------------------ the file
-
     def _rewrite(self, lines: Sequence[bytes]) -> None:
         if any(lines):
             atomic.replace_file(self.path, [b"".join(line + b"\n" for line in lines)])

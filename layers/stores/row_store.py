@@ -40,8 +40,6 @@ class Rows(files.Files):
     #: True because sqlite writes a journal before it deletes rows.
     clearing_needs_room = True
 
-    # ------------------------------------------------------------------ what a layer knows of its databases
-
     @abstractmethod
     def is_database(self, file: str) -> bool:
         """Return whether a path below a root is that of a database of rows."""
@@ -104,8 +102,6 @@ class Rows(files.Files):
     def key_of(self, key: str) -> tuple[str, ...]:
         """Return the key columns of a row."""
         return (key.partition(self.separator)[2],)
-
-    # ------------------------------------------------------------------ listing
 
     def opened(self, root: core.Root, file: str) -> rows.RowFile:
         """Return a database as this environment may use it."""
@@ -180,8 +176,6 @@ class Rows(files.Files):
         except OSError as error:
             yield core.Problem(path, "unreadable", self.explain(error))
 
-    # ------------------------------------------------------------------ problems and damage
-
     def explain(self, error: core.EntryError) -> str:
         """Return the message of an error about a file; for damage, with the command that removes it."""
         cure = f"; to remove it: cachectl purge --damaged {self.name}" if isinstance(error, core.Damaged) else ""
@@ -231,8 +225,6 @@ class Rows(files.Files):
                 entry = core.Entry(self.name, file, root.path, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
                 thing = core.orphan(entry, error.message)
         return core.Finding(self.name, root.path, file, severity, code, error.message, fix, thing)
-
-    # ------------------------------------------------------------------ removal
 
     def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
         """Delete rows, then vacuum. A file goes only if it is damaged and nobody can have it open."""
@@ -289,8 +281,6 @@ class Rows(files.Files):
             if isinstance(file, str):
                 with suppress(core.LayerError):
                     self.opened(root, file).recover()
-
-    # ------------------------------------------------------------------ get and put
 
     def read(self, root: core.Root, keys: Sequence[str]) -> Mapping[str, core.Artifact | core.EntryError]:
         """Read the rows of each file at once, and what lies next to the databases one by one."""

@@ -102,8 +102,6 @@ class RowFile:
         self.lock_timeout = lock_timeout
         self.shared = shared
 
-    # ------------------------------------------------------------------ reading
-
     def sum(self) -> tuple[int, int]:
         """Return the number of rows and their bytes."""
         query = f"select count(*), coalesce(sum({self.schema.size}), 0) from {self.schema.table}"
@@ -161,8 +159,6 @@ class RowFile:
     def gone(self, rows: Iterable[Row]) -> int:
         """Return how many rows have gone, after an attempt to delete these has failed."""
         return sum(values is None for values in self.read_many([row.key for row in rows]))
-
-    # ------------------------------------------------------------------ writing
 
     def insert(
         self, rows: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
@@ -269,8 +265,6 @@ class RowFile:
         finally:
             connection.execute("rollback")
 
-    # ------------------------------------------------------------------ interrupted writes, damage
-
     def recover(self) -> None:
         """Make sqlite finish an interrupted write or apply a log, and remove an empty journal.
 
@@ -325,8 +319,6 @@ class RowFile:
             raise core.Unreachable(self.layer, message, self.path)
         return CHANGED
 
-    # ------------------------------------------------------------------ queries
-
     def _selection(self, *columns: str) -> str:
         names = ", ".join(f'"{column}"' for column in (*self.schema.key, *columns))
         return f"select rowid, {self.schema.size}, {names} from {self.schema.table}"
@@ -352,8 +344,6 @@ class RowFile:
             for row in connection.execute(f"{given} {query}", [part for key in some for part in key]):
                 found.setdefault(row[:width], row[width:])
         return found
-
-    # ------------------------------------------------------------------ connections
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -427,8 +417,6 @@ class RowFile:
         if reason is not None:
             message = f"not opened for writing: {reason}; close it to them first, or use --shared if you trust them"
             raise core.Unreachable(self.layer, message, self.path)
-
-    # ------------------------------------------------------------------ errors
 
     @contextmanager
     def _translated(self, verb: str = "open") -> Iterator[None]:

@@ -182,8 +182,6 @@ class Tree:
         self._above_things = 0
         self._head, self._before = 0, _FOREVER
 
-    # ------------------------------------------------------------------ listing
-
     def scan(self, *, head: int = 0, before: float = _FOREVER) -> Iterator[Leaf | core.Problem]:
         """Yield what is there (of entries the first ``head`` bytes too), and a problem for what cannot be read.
 
@@ -319,8 +317,6 @@ class Tree:
     def _problem(self, parts: Sequence[str], code: str, message: str) -> core.Problem:
         return core.Problem(self.root.joinpath(*parts), code, message)
 
-    # ------------------------------------------------------------------ reading
-
     def read_members(self, key: str, wanted: Callable[[str], bool] | None = None) -> dict[str, bytes] | None:
         """Return the files of an entry by their paths in it, or only the ``wanted`` ones; ``None`` is a miss.
 
@@ -411,8 +407,6 @@ class Tree:
 
     def _unreachable(self, verb: str, path: str, error: OSError) -> core.Unreachable:
         return core.Unreachable(self.layer, f"{verb}: {error.strerror or error}", self.root / path)
-
-    # ------------------------------------------------------------------ placing
 
     def write(
         self,
@@ -579,8 +573,6 @@ class Tree:
             atomic.delete(source, name, freed, first=shape.first)
             return False
         return True
-
-    # ------------------------------------------------------------------ removing
 
     def remove(self, entries: Sequence[core.Entry], *, tidy: Tidy = None, guard: Guard = nullcontext) -> core.Outcome:
         """Remove planned things whose stamp has not changed.

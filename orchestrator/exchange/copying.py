@@ -346,7 +346,7 @@ def make_own_root(environment: core.Environment, base: Path) -> Path:
     try:
         return temporaries.private_folder(own_root(environment, base), make=True)
     except core.CachectlError as error:
-        message = f"cannot make the own root: {error}; --isolated=OWN names another one, for env --root OWN"
+        message = f"cannot make a root for new entries of the base: {error}; give one with --isolated=ROOT"
         raise core.CachectlError(message) from error
 
 

@@ -191,8 +191,6 @@ class StoreCollection:
         self.files: frozenset[str] = frozenset()
         self.refresh()
 
-    # ------------------------------------------------------------------ the index
-
     def refresh(self) -> bool:
         """List the names again; return whether they have changed."""
         before = self.files
@@ -287,8 +285,6 @@ class StoreCollection:
                 raise
             raise place.BadStore(f"{name}: {error}") from error
 
-    # ------------------------------------------------------------------ entries
-
     def entries(
         self,
         key: wire.StoreKey,
@@ -350,8 +346,6 @@ class StoreCollection:
                 continue
             self._spool.seek(item.stored.offset)
             yield item, wire.artifact_of(item, self._spool.read(item.bytes))
-
-    # ------------------------------------------------------------------ writing
 
     def write(self, key: wire.StoreKey, contents: Contents, done: Moved) -> None:
         """Upload entries of one portability key with their artifacts, and list them in the index."""

@@ -43,6 +43,10 @@ class StillOn(core.CachectlError, RuntimeError):
         super().__init__(f"{self.what}; {instead}")
 
 
+#: Layers whose driver started in a block of :func:`disabled`, and so stays off after it, with the reason.
+STAY_OFF: dict[str, str] = {}
+
+
 class Held(NamedTuple):
     """The status of one layer in a block, and the reason.
 
@@ -86,6 +90,7 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
             # Every step runs even if another one fails.
             block.callback(_drop_copies, switch)
             block.callback(_reload_modules, switch)
+        block.callback(_note_started, [switch for switch in switches if held[switch.layer].status == "off"])
         with overlay.applied(settings, _flags_left_behind(chosen)):
             # Memoised results of the block, programs among them, end with the settings.
             del settings
@@ -257,6 +262,12 @@ def _flags_left_behind(layers: Iterable[core.Layer]) -> dict[overlay.Slot, objec
         if (off := layer.disable()).flags:
             left.update(_flags(off if _is_off(layer, off) else layer.enable()))
     return left
+
+
+def _note_started(switches: Iterable[core.Switch]) -> None:
+    maps = processes.read("self", "maps")
+    late = (switch.layer for switch in switches if switch.read_at_load and _latched(switch, maps))
+    STAY_OFF.update(dict.fromkeys(late, "its driver started in a block of disabled(), and stays off"))
 
 
 def _drop_copies(switch: core.Switch) -> None:

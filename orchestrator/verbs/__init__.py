@@ -43,8 +43,6 @@ class Request:
         self.command = list(command)
         self._given = environment
 
-    # ------------------------------------------------------------------ what it is about
-
     @cached_property
     def _here(self) -> core.Environment:
         """The environment without options and settings."""
@@ -106,8 +104,6 @@ class Request:
         """The time of the environment in epoch seconds."""
         return self.environment.clock()
 
-    # ------------------------------------------------------------------ what was typed
-
     @property
     def form(self) -> str:
         """The form of the output: ``table``, ``json`` or ``csv``."""
@@ -165,8 +161,6 @@ class Request:
         ]
         output_files.demand_targets(*files)
         return files
-
-    # ------------------------------------------------------------------ what comes out
 
     def write_json(self, fact: object, file: output_files.OutputFile | None) -> None:
         """Write a fact to a file, if one was named, as a JSON document."""

@@ -87,8 +87,9 @@ class Evidence:
     may be missing.
     """
 
-    def __init__(self, layer: core.Layer, *, explain: bool = False) -> None:
+    def __init__(self, layer: core.Layer, *, explain: bool = False, off: str | None = None) -> None:
         self.layer = layer
+        self._off = off
         self.part = layer.about.lookups or core.Lookups()
         self.used: list[EntryTrace] | None = None
         self.doubts: dict[str, None] = {}
@@ -151,6 +152,8 @@ class Evidence:
         )
         if counted.evidence == EXACT and self.used is None and (reasons := " and ".join(gaps)):
             counted = counted._replace(evidence=INFERRED, why=f"{counted.why}; a lower bound: {reasons}")
+        if self._off and not (counted.hits or counted.stores):
+            return counted._replace(state=core.DISABLED.value, state_why=self._off)
         # Why it took no part; what was counted counts more, because a program may switch a layer itself.
         with suppress(*core.FAILURES):
             state = self.layer.state()
@@ -162,8 +165,6 @@ class Evidence:
                 if why := next(filter(None, map(storing_refused, roots)), None):
                     return counted._replace(state="closed", state_why=why)
         return counted
-
-    # ------------------------------------------------------------------ seen in programs
 
     def _by_programs(self) -> LayerTrace:
         name, part, wrong = self.layer.name, self.part, misfits(self._events)
@@ -211,8 +212,6 @@ class Evidence:
         total = sum(after[key].bytes for key in new)
         why = "entries that appeared, and times of use; other programs on the same cache are counted too"
         return LayerTrace(self.layer.name, hits, None, len(new), total, INFERRED, why)
-
-    # ------------------------------------------------------------------ seen by files
 
     def _described(self, use: Use, size: int | None) -> EntryTrace:
         root, key, history = use
@@ -275,8 +274,6 @@ class Evidence:
         lost = (event for event in builds if not event.get("by_files") and not event["failed"] and event.get("kernels"))
         if all(entry.kernels for entry in used) and any(event.get("platform") in platforms for event in lost):
             yield "a build used no entry, so that it may have missed and stored nothing"
-
-    # ------------------------------------------------------------------ misses
 
     def miss(self, event: Event, because: str | None = None) -> Miss:
         """Explain a lookup that missed: the nearest entry that was there before the run, and what differs."""

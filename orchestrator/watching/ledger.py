@@ -24,8 +24,8 @@ FORGET = "cachectl trace --forget"
 _FILE = "ledger.json"
 #: Bytes of the file; the kernels that were not built for longest are dropped.
 _LARGEST = 8 << 20
-#: Different builds of a kernel that are kept of one run, and runs of which their keys are kept.
-_MOST_BUILDS, _MOST_KEYS = 16, 8
+#: Different builds of a kernel that are kept of one run, runs of which their keys are kept, and keys of lookups.
+_MOST_BUILDS, _MOST_KEYS, MOST_ASKED = 16, 8, 64
 #: Runs whose sums are kept.
 _MOST_RUNS = 2000
 #: Seconds to wait for another trace that writes the file.
@@ -59,7 +59,8 @@ class Known(NamedTuple):
 
     ``layers`` are those that hit or stored it, with the path of the first root of each. ``packages`` are versions by
     name. ``keys`` are digests of the builds of the last runs, the newest last, and ``seconds`` what a miss took in each
-    layer when it was last measured. ``at`` is in epoch seconds.
+    layer when it was last measured. ``asked`` are the keys of its last lookups, where they are seen. ``at`` is in epoch
+    seconds.
     """
 
     at: float
@@ -69,6 +70,7 @@ class Known(NamedTuple):
     packages: Mapping[str, str] = {}
     keys: tuple[str, ...] = ()
     seconds: Mapping[str, float] = {}
+    asked: tuple[str, ...] = ()
 
 
 class Run(NamedTuple):
@@ -193,10 +195,10 @@ def _file(environment: core.Environment) -> Path:
 
 def _known(fields: Any) -> Known:  # noqa: ANN401 - JSON
     builds = tuple(_build(one) for one in fields["builds"])
-    texts = {name: {str(key): str(value) for key, value in fields[name].items()} for name in ("layers", "packages")}
+    layers, packages = ({str(k): str(v) for k, v in fields[name].items()} for name in ("layers", "packages"))
+    keys, asked = (tuple(map(str, fields.get(name, ()))) for name in ("keys", "asked"))
     seconds = {str(layer): float(number) for layer, number in fields["seconds"].items()}
-    keys = tuple(map(str, fields["keys"]))
-    return Known(float(fields["at"]), builds, python=str(fields["python"]), keys=keys, seconds=seconds, **texts)
+    return Known(float(fields["at"]), builds, layers, str(fields["python"]), packages, keys, seconds, asked)
 
 
 def _build(fields: Any) -> Build:  # noqa: ANN401 - JSON

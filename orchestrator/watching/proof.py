@@ -170,8 +170,6 @@ class _Folder(events.WatchedPlace):
         """Record why something here could not be observed."""
         self._unknown[relative, why] = None
 
-    # ------------------------------------------------------------------ whose is what
-
     def _owners_of(self, relative: str) -> frozenset[str]:
         if not relative or not self._is_shared:
             return self.layers
@@ -194,8 +192,6 @@ class _Folder(events.WatchedPlace):
         kind = network_file_system(self.claims[0][0].environment, self.path)
         if self.watched and kind is not None:
             yield f"{self.shown} is on {kind}, where only events of this machine are reported"
-
-    # ------------------------------------------------------------------ before and after
 
     def begin(self, reader: events.FileEvents) -> None:
         """Record the present content, and watch it. A file made in between shows, because it was not there before."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from cachectl.layer_set import LayerSet
 from cachectl.layers import core
 from cachectl.layers.inside import observer
-from cachectl.switching import child, overlay
+from cachectl.switching import child, disabled, overlay
 from cachectl.watching import evidence, ledger, programs, timeline, verdict
 from cachectl.watching.events import EntryEvents
 
@@ -57,15 +57,17 @@ def tracing(
     *,
     explain: bool = False,
     remembers: bool = True,
+    off: Mapping[str, str] = {},
 ) -> Iterator[tuple[timeline.Trace, dict[str, str]]]:
     """Watch a run during the block.
 
     Yields its trace, which is complete when the block has ended, however it ends, and the variables that make a child
     and its children watched. ``notice`` gets a line for each library that could not be watched. The run is compared
-    with the last ones, and kept, if the trace ``remembers``.
+    with the last ones, and kept, if the trace ``remembers``. ``off`` are layers that are off whatever their
+    variables say, with the reasons.
     """
     site, notes = folder / "site", folder / "events"
-    layers = {layer.name: evidence.Evidence(layer, explain=explain) for layer in stack}
+    layers = {layer.name: evidence.Evidence(layer, explain=explain, off=off.get(layer.name)) for layer in stack}
     parts = {name: layer.part for name, layer in layers.items()}
     files = EntryEvents(seen.layer for seen in layers.values() if seen.part.files)
     processes = programs.Processes(notes, parts)
@@ -193,7 +195,7 @@ def traced() -> Iterator[timeline.Trace]:
         stack = LayerSet()
         with (
             child.isolated_root(stack.environment) as folder,
-            tracing(stack, folder, _warn) as (trace, variables),
+            tracing(stack, folder, _warn, off=disabled.STAY_OFF) as (trace, variables),
             overlay.applied(overlay.variables(variables)),
         ):
             recorder = observer.observe(variables[_FOLDER], str(folder / "site"))

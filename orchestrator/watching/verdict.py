@@ -39,7 +39,7 @@ _NAMED, _LONG = 2, 80
 class Seen(NamedTuple):
     """One kernel in a run: its builds, its Python and packages, and the layers that hit, missed or stored it.
 
-    ``seconds`` are what misses took, by layer.
+    ``seconds`` are what misses took, by layer, and ``asked`` the keys of its lookups with the layers that missed.
     """
 
     builds: tuple[ledger.Build, ...] = ()
@@ -49,6 +49,7 @@ class Seen(NamedTuple):
     misses: tuple[str, ...] = ()
     seconds: Mapping[str, float] = {}
     lost: float = 0.0
+    asked: Mapping[str, str | None] = {}
 
     @property
     def key(self) -> str:
@@ -71,18 +72,20 @@ class Judge:
         #: The driver of each build that failed.
         self._failed = [event.get("driver") for event in events if event["event"] == "build" and event["failed"]]
 
-    # ------------------------------------------------------------------ what was seen
-
     def _seen(self, events: Sequence[Event]) -> Iterator[tuple[str, Seen]]:
         texts = {event["source"]: event["text"] for event in events if event["event"] == "source"}
         started = {event["pid"]: event for event in events if event["event"] == "started"}
         names = {name for layer in self._layers.values() for name in map(distributions.normal, layer.part.imports)}
         packages: dict[tuple[str, ...], dict[str, str]] = {}
         builds: dict[str, dict[ledger.Build, None]] = defaultdict(dict)
+        asked: dict[str, dict[str, str | None]] = defaultdict(dict)
         pids: dict[str, int] = {}
         for event in events:
             if kernel := " ".join(event.get("kernels") or ()):
                 pids.setdefault(kernel, event["pid"])
+                if key := event.get("key"):
+                    layer = evidence.layer_of(event, {name: one.part for name, one in self._layers.items()})
+                    asked[kernel].setdefault(key, layer if event["event"] == "miss" else None)
                 if event["event"] == "build" and not event["failed"]:
                     process = started.get(event["pid"], {})
                     builds[kernel][_build(event, texts.get(event.get("source")), process)] = None
@@ -104,6 +107,7 @@ class Judge:
                     tuple(work),
                     {layer: _covered(times) for layer, times in work.items()},
                     _covered([one for times in work.values() for one in times]),
+                    asked.get(kernel, {}),
                 ),
             )
 
@@ -119,8 +123,6 @@ class Judge:
                 thread = (span.process, span.thread)
                 misses[span.kernel or ""][span.layer].append((thread, span.start, end))
         return hits, misses
-
-    # ------------------------------------------------------------------ why kernels missed
 
     def missed(self, known: Mapping[str, ledger.Known], *, explain: bool) -> tuple[timeline.MissedKernel, ...]:
         """Return the kernels that missed, those that took most first; with ``explain`` how their sources differ."""
@@ -142,17 +144,21 @@ class Judge:
         reasons = [*self._moved(seen, then), *self._differences(seen, then)]
         if not reasons:
             new = [name for name in seen.misses if name not in then.layers and name not in self._states]
-            if not new:
-                reasons = ["the entries were there after the last traced run, and are gone"]
-            else:
+            others = {layer for key, layer in seen.asked.items() if key not in then.asked} & then.layers.keys()
+            if new:
                 reasons = [f"the last traced run left nothing of it in {', '.join(new)}"]
+            elif then.asked and others:
+                named = ", ".join(sorted(map(str, others)))
+                reasons = [f"its key in {named} is another one, though its source and options are the same"]
+            else:
+                reasons = ["the entries were there after the last traced run, and are gone"]
         changes: list[str] = []
         for key in reversed(_keys(seen, then)):
             if key in changes:
                 break
             changes.append(key)
         if len(changes) >= _ALWAYS:
-            reasons[-1] += f"; it changes every run: {len(changes)} builds, {len(changes)} keys"
+            reasons[-1] += f"; it changed in each of its last {len(changes)} runs"
         return "; ".join(reasons[:_NAMED])
 
     def _said_of(self, name: str) -> str:
@@ -192,8 +198,6 @@ class Judge:
                         return f" ({finding.message.partition(' (')[0]})"
         return ""
 
-    # ------------------------------------------------------------------ the verdict
-
     def verdict(self, missed: Sequence[timeline.MissedKernel]) -> str:
         """Return what the run lost, and why, in a sentence or two."""
         trace, summary = self._trace, self._trace.summary
@@ -223,6 +227,8 @@ class Judge:
         elif not said:
             failing = (name for name in self._states if trace.exit_status and self._fails_when_closed(name))
             said.append(f"No cache was asked: {next(map(self._said_of, failing), 'no lookup was seen')}.")
+        if trace.exit_status:
+            said.append(f"The command ended with status {trace.exit_status}.")
         return " ".join(said)
 
     def _fails_when_closed(self, name: str) -> bool:
@@ -240,8 +246,6 @@ class Judge:
                 times[span.stage] = times.get(span.stage, 0.0) + seconds
         seconds = sum(times.values())
         return f"{seconds:.2f} s of {', '.join(times)}" if seconds >= _NOTHING else ""
-
-    # ------------------------------------------------------------------ what is remembered
 
     def remember(self, book: ledger.Ledger) -> None:
         """Add the run to a ledger."""
@@ -263,6 +267,8 @@ class Judge:
                 seen.packages,
                 _keys(seen, then),
                 {**then.seconds, **seen.seconds},
+                # Lookups that a program's memory answers are not seen, so those of earlier runs stay.
+                tuple(dict.fromkeys((*then.asked, *seen.asked)))[-ledger.MOST_ASKED :],
             )
         summary = trace.summary
         if summary is not None:

@@ -55,7 +55,7 @@ def test_cold_then_warm_then_one_option(seeded: Home) -> None:
     assert slow["verdict"].endswith(f" s went into compiling `stamp`, because {reason}.")
     assert all(0 < one["seconds"] < slow["wall_seconds"] for one in slow["missed"])
     again = run(seeded, seed="18")
-    assert again["verdict"].endswith("it changes every run: 3 builds, 3 keys.")
+    assert again["verdict"].endswith("it changed in each of its last 3 runs.")
     # A build of before the last run hits.
     assert reasons(run(seeded)) == {}
 
@@ -105,6 +105,11 @@ CAUSES = (
         ),
         (variables(POCL_KERNEL_CACHE="0"), "stamp", "the cache of pocl is off (POCL_KERNEL_CACHE=0"),
         (other_loopy, "twice", "loopy is 1999.9, and was "),
+        (
+            variables(BARRIERS="0"),
+            "twice",
+            "its key in loopy is another one, though its source and options are the same",
+        ),
     ),
 )
 
@@ -229,3 +234,34 @@ def test_a_ledger_that_cannot_be_written_is_said(home: Home) -> None:
     done = home.cachectl("trace --", sys.executable, "-c", "import pytools.persistent_dict")
     (line,) = [line for line in done.stderr.splitlines() if ".local" in line]
     assert line.startswith("cachectl: ")
+
+
+STAYS_OFF = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import cachectl, kernels, pyopencl
+try:
+    with cachectl.disabled(strict=False):
+        context, queue = kernels.started()
+        raise ValueError
+except ValueError:
+    pass
+with cachectl.traced() as t:
+    pyopencl.Program(context, "__kernel void once(__global int *a) { a[0] = 1; }").build(cache_dir=False)
+print(t.verdict, t["pocl"].state)
+"""
+
+
+@real
+def test_a_driver_that_started_in_a_cold_block_is_said_to_stay_off(home: Home) -> None:
+    said = home.run(sys.executable, "-c", STAYS_OFF, str(home.programs)).stdout
+    assert said.endswith(
+        "cache of pocl is off (its driver started in a block of disabled(), and stays off). disabled\n"
+    )
+
+
+@real
+def test_a_command_that_fails_warm_is_said_to_have_failed(home: Home) -> None:
+    code = "import pytools, sys; sys.exit(3)"
+    document = trace(home, sys.executable, "-c", code, check=False)
+    assert document["verdict"].endswith("The command ended with status 3.")
