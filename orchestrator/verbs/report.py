@@ -466,7 +466,7 @@ def _others(whole: Report, home: str) -> Iterator[object]:
             packages = " ".join(f"{name} {version}" for name, version in share.packages.items())
             rows.append((release, share.entries, share.stale, share.bytes, packages))
             places += [f"  {_short(path, home)}: Python {release}" for path in share.interpreters]
-        yield from ("", verbs.Table({"python": str, **numbers, "packages": str}, rows), *places)
+        yield from ("", verbs.Table({"python": str, **numbers, "packages": str}, rows), *dict.fromkeys(places))
     if whole.drivers is not None:
         drivers = []
         for one in whole.drivers:

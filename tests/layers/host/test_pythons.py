@@ -13,7 +13,7 @@ import pytest
 from homes import Home
 from support.dictionaries import NONE, dictionary
 from support.layers import write
-from tiers import NOBODY, as_root
+from tiers import NOBODY, as_root, real
 
 from cachectl.layers.core import Environment, user_state_folder
 from cachectl.layers.host.pythons import RECORD, Python, PythonRecord, candidates, look
@@ -267,6 +267,14 @@ def test_the_sums_of_each_python(home: Home, prefix: Path) -> None:
     ]
     assert [prefix / "bin/python" in share.interpreters for share in shares if share.python == VERSION] == [True]
     assert "3.99.0" in home.cachectl("report --by python loopy").stdout
+
+
+@real
+def test_an_interpreter_is_listed_once(warm: Home) -> None:
+    """The rows of loopy and of PyOpenCL have different packages, and one Python."""
+    said = warm.cachectl("report --by python").stdout.splitlines()
+    places = [line for line in said if ": Python 3." in line]
+    assert len(places) == len({*places}) > 0
 
 
 def test_a_relative_cache_home_is_where_each_platformdirs_puts_it(home: Home, prefix: Path) -> None:
