@@ -55,8 +55,8 @@ def _stored(notes: Any, call: Any) -> None:
 def _note(notes: Any, event: str, call: Any, **more: object) -> None:
     dictionary, key = call.arguments[0], call.get(1, "key")
     name, kernels = notes.quietly(getattr, dictionary, "identifier"), notes.quietly(notes.kernels_of, key)
-    # Most parts of a key remember their hashes.
-    hashed = notes.quietly(lambda: dictionary.key_builder(key))
+    # Only the keys of kernels are compared with earlier runs.
+    hashed = notes.quietly(lambda: dictionary.key_builder(key)) if kernels else None
     notes.add(call.start, event=event, layer="pytools", dictionary=name, kernels=kernels, key=hashed, **more)
 
 

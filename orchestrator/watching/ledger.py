@@ -25,7 +25,7 @@ _FILE = "ledger.json"
 #: Bytes of the file; the kernels that were not built for longest are dropped.
 _LARGEST = 8 << 20
 #: Different builds of a kernel that are kept of one run, runs of which their keys are kept, and keys of lookups.
-_MOST_BUILDS, _MOST_KEYS, MOST_ASKED = 16, 8, 64
+_MOST_BUILDS, _MOST_KEYS, _MOST_ASKED = 16, 8, 64
 #: Runs whose sums are kept.
 _MOST_RUNS = 2000
 #: Seconds to wait for another trace that writes the file.
@@ -213,7 +213,8 @@ def _encode(ledger: Ledger) -> bytes:
     left = _LARGEST
     for name, known in sorted(ledger.kernels.items(), key=lambda item: -item[1].at):
         builds = [build._asdict() for build in known.builds[:_MOST_BUILDS]]
-        fields = {**known._asdict(), "builds": builds, "keys": known.keys[-_MOST_KEYS:]}
+        last = {"keys": known.keys[-_MOST_KEYS:], "asked": known.asked[-_MOST_ASKED:]}
+        fields = {**known._asdict(), "builds": builds, **last}
         left -= len(json.dumps(fields))
         if left < 0:
             break

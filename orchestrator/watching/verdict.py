@@ -79,12 +79,13 @@ class Judge:
         packages: dict[tuple[str, ...], dict[str, str]] = {}
         builds: dict[str, dict[ledger.Build, None]] = defaultdict(dict)
         asked: dict[str, dict[str, str | None]] = defaultdict(dict)
+        lookups = {name: layer.part for name, layer in self._layers.items()}
         pids: dict[str, int] = {}
         for event in events:
             if kernel := " ".join(event.get("kernels") or ()):
                 pids.setdefault(kernel, event["pid"])
                 if key := event.get("key"):
-                    layer = evidence.layer_of(event, {name: one.part for name, one in self._layers.items()})
+                    layer = evidence.layer_of(event, lookups)
                     asked[kernel].setdefault(key, layer if event["event"] == "miss" else None)
                 if event["event"] == "build" and not event["failed"]:
                     process = started.get(event["pid"], {})
@@ -268,7 +269,7 @@ class Judge:
                 _keys(seen, then),
                 {**then.seconds, **seen.seconds},
                 # Lookups that a program's memory answers are not seen, so those of earlier runs stay.
-                tuple(dict.fromkeys((*then.asked, *seen.asked)))[-ledger.MOST_ASKED :],
+                tuple(dict.fromkeys((*then.asked, *seen.asked))),
             )
         summary = trace.summary
         if summary is not None:
