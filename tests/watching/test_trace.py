@@ -432,4 +432,5 @@ def test_each_of_two_pocls_in_one_process_is_heard(home: Home, debian_pocl: Driv
     for expected in ((0, 2, 2), (2, 0, 0)):
         document = trace(home, sys.executable, "-c", ON_EVERY_POCL, OCL_ICD_VENDORS=str(vendors))
         assert document["printed"] == "2\n"
-        assert (numbers(document, "pocl"), layer_of(document, "pocl")["evidence"]) == (expected, "exact")
+        seen = layer_of(document, "pocl")
+        assert (numbers(document, "pocl"), seen["evidence"]) == (expected, "exact"), seen["why"]
