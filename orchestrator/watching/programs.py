@@ -153,9 +153,10 @@ class Processes:
         self._by_files = {name: part for name, part in lookups.items() if part.files}
         #: The parent, the command and the used layers of each program of the run: by process id and the address where
         #: its stack begins, because a process may execute another program, which gets another stack. A fork keeps it.
-        self._programs: dict[tuple[int, int], tuple[int, str, set[str]]] = {}
+        self._programs: dict[tuple[int, bytes], tuple[int, str, set[str]]] = {}
         #: The latest stack of each process.
-        self._stacks: dict[int, int] = {}
+        self._stacks: dict[int, bytes] = {}
+        self._own_stack = processes.stat_fields(os.getpid())[_START_OF_STACK:][:1]
         self.strangers: dict[str, set[str]] = {}
 
     @contextmanager
@@ -207,7 +208,7 @@ class Processes:
         command, fields = _command(pid), processes.stat_fields(pid)
         # One that has ended, or is a zombie, uses nothing.
         if command and fields[:1] not in ([], [b"Z"]):
-            stack = self._stacks[pid] = int(fields[_START_OF_STACK])
+            stack = self._stacks[pid] = fields[_START_OF_STACK]
             _, _, uses = self._programs.setdefault((pid, stack), (parent, command, set()))
             if not self._is_watched(pid, stack):
                 uses |= _uses(pid, self._observed)
@@ -215,10 +216,11 @@ class Processes:
     def _has_noted(self, pid: int) -> bool:
         return (self._folder / f"{pid}.events").exists()
 
-    def _is_watched(self, pid: int, stack: int) -> bool:
-        """Return whether the observer watches a process; a fork of a watched process is watched too."""
+    def _is_watched(self, pid: int, stack: bytes) -> bool:
+        """Return whether the observer watches a process; a fork of a watched process, or of this one, is watched too."""
         parent = self._programs[pid, stack][0]
-        return self._has_noted(pid) or (self._stacks.get(parent) == stack and self._is_watched(parent, stack))
+        is_fork = [stack] == self._own_stack or (self._stacks.get(parent) == stack and self._is_watched(parent, stack))
+        return is_fork or self._has_noted(pid)
 
     def _is_of_run(self, pid: int) -> bool:
         """Return whether a process, or one above it, was started with the trace's variable, or by this process."""
