@@ -40,6 +40,7 @@ class Outlook(NamedTuple):
 
 #: The longest text in a key that is shown, in characters.
 _SHORT = 160
+OR = "; "
 #: The outlook of an entry whose layer does not say what its key depends on.
 UNFORESEEN = Outlook(None, "what decides about this layer cannot be read without its driver")
 
@@ -51,7 +52,8 @@ class Portability(NamedTuple):
     platform and the kind of processor are always compared, and decide alone unless a layer adds facts.
     """
 
-    #: Describes an environment. Imports no library, starts no driver, raises nothing.
+    #: Describes an environment. Imports no library, starts no driver, raises nothing. A fact of several drivers has a
+    #: value of each, joined by :data:`OR`; another place that has one of them may hit.
     facts: Callable[[Environment], Facts] = lambda _: {}
     #: Facts on which every key depends, each with the reason. If one differs, no entry can be hit.
     deciding: Mapping[str, str] = {}
@@ -62,6 +64,8 @@ class Portability(NamedTuple):
     #: Judges an entry here by its versions, the facts of the other place, and the environment; ``None`` if the facts
     #: of the two places decide.
     outlook: Callable[[Mapping[str, str], Facts, Environment], Outlook | None] = lambda *_: None
+    #: Keeps of facts of several drivers those of the one that built an entry, by the versions of the entry.
+    of_entry: Callable[[Mapping[str, str], Facts], Facts] = lambda _, there: there
 
 
 #: A driver's compilation: the kernel, ``None`` for a whole program as it is built; when it began in epoch seconds,

@@ -113,12 +113,6 @@ def driver_libraries(environment: core.Environment, maker: str) -> tuple[str, ..
     return tuple(libraries.values())
 
 
-def only_library(environment: core.Environment, maker: str) -> str | None:
-    """Return the library of a maker's one driver; ``None`` for several, because any of them may have built an entry."""
-    libraries = driver_libraries(environment, maker)
-    return libraries[0] if len(libraries) == 1 else None
-
-
 def installed_since(environment: core.Environment, maker: str, root: Path) -> float:
     """Return when the newest driver of a maker was installed (epoch seconds): its library changed last.
 

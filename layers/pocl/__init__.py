@@ -6,7 +6,7 @@ Sources: ``lib/CL/pocl_cache.c`` (places, keys), ``lib/CL/devices/devices.c`` (w
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from cachectl.layers.host import distributions, drivers
 
 LIBRARIES = ("libpocl",)
 _PLATFORMS = ("Portable Computing Language",)
+_DRIVER = ("PoCL", "PoCL library")
 NO_HOME = "default (HOME is not set)"
 _BITCODE = "program.bc"
 # Where the answer of statx has the time of birth: seconds, then nanoseconds (linux/stat.h, linux/fcntl.h).
@@ -22,23 +23,28 @@ _HERE, _NO_FOLLOW, _BIRTH, _BIRTH_AT, _STATX_SIZE = -100, 0x100, 0x800, 80, 256
 
 
 def _facts(environment: core.Environment) -> core.Facts:
-    """Return versions, the name of the library (which bears a version or a digest), and the processor.
-
-    The version is known to be that of the entries if only one PoCL is registered.
-    """
+    """Return versions, the name of each PoCL's library (which bears a version or a digest), and the processor."""
     from cachectl.layers.host import hardware
     from cachectl.layers.pocl import releases
 
-    library = drivers.only_library(environment, "PoCL")
+    libraries = drivers.driver_libraries(environment, "PoCL")
     model, features = hardware.processor(environment)
     return {
-        "PoCL": None if library is None else releases.read_release(library),
-        "PoCL library": None if library is None else Path(library).resolve().name,
+        "PoCL": core.OR.join(releases.read_release(library) or "unknown" for library in libraries) or None,
+        "PoCL library": core.OR.join(Path(library).resolve().name for library in libraries) or None,
         "processor": model,
         "processor features": features,
         "pyopencl": environment.installed("pyopencl"),
         distributions.PYOPENCL_INCLUDES: distributions.pyopencl_includes(environment.site),
     }
+
+
+def _of_entry(versions: Mapping[str, str], there: core.Facts) -> core.Facts:
+    """Keep the PoCL whose LLVM compiled an entry; a shared LLVM may have been updated, but not to another number."""
+    compiler = f"LLVM {versions.get('llvm', '').partition('.')[0]}."
+    pairs = zip(*((there.get(name) or "").split(core.OR) for name in _DRIVER), strict=False)
+    built = [dict(zip(_DRIVER, pair, strict=True)) for pair in pairs if compiler in pair[0]]
+    return {**there, **built[0]} if len(built) == 1 else there
 
 
 #: PoCL hashes options with its version, LLVM and the processor (``lib/CL/pocl_cache.c``).
@@ -52,6 +58,7 @@ _PORTABILITY = core.Portability(
     },
     needed=("PoCL library", "processor features"),
     informing=("pyopencl",),
+    of_entry=_of_entry,
 )
 
 

@@ -40,17 +40,19 @@ def differences(
     """List the facts of a place that differ in an environment, or that either does not know."""
     deciding = {*_EVERYWHERE, *(() if portability is None else portability.deciding)}
     here = portability_key(portability, environment)
-    return tuple(
-        (name, value, here.get(name), name in deciding and None not in (value, here.get(name)))
-        for name, value in sorted(there.items())
-        if value is None or here.get(name) != value
-    )
+    differing = []
+    for name, value in sorted(there.items()):
+        known, own = None not in (value, here.get(name)), {*(here.get(name) or "").split(core.OR)}
+        if not known or not own.issuperset((value or "").split(core.OR)):
+            decides = name in deciding and known and own.isdisjoint((value or "").split(core.OR))
+            differing.append((name, value, here.get(name), decides))
+    return tuple(differing)
 
 
-def why_not(differing: Iterable[Difference]) -> str | None:
-    """Return why no entry can be hit here; ``None`` if some may be."""
+def why_not(differing: Iterable[Difference]) -> core.Outlook | None:
+    """Return that no entry can be hit here, with the reason; ``None`` if some may be."""
     deciding = [f"{name} {there}, here {here}" for name, there, here, decides in differing if decides]
-    return f"cannot hit: {', '.join(deciding)}" if deciding else None
+    return core.Outlook(False, ", ".join(deciding)) if deciding else None  # noqa: FBT003
 
 
 def outlook(
@@ -69,6 +71,10 @@ def outlook(
     own = portability.outlook(entry.versions, there, environment)
     if own is not None:
         return own
+    its = portability.of_entry(entry.versions, there)
+    differing = differing if its is there else differences(portability, its, environment)
+    if (denied := why_not(differing)) is not None:
+        return denied
     for name, value, here, _ in differing:
         informs = name in portability.informing or name in entry.versions
         if not informs and (value, here) != (None, None):

@@ -308,7 +308,8 @@ class _Pull(NamedTuple):
         chosen = {layer.name: layer for layer in self.chosen}
         for key in store.portability_keys():
             if (layer := chosen.get(key.layer)) is not None:
-                reason = portability.why_not(self._differing(key)) or layer.abilities()[core.Ability.PUT]
+                denied = portability.why_not(self._differing(key))
+                reason = layer.abilities()[core.Ability.PUT] if denied is None else denied.words
             elif key.layer in self.stack:
                 reason = "this layer is pulled only if it is named"
             else:

@@ -217,7 +217,7 @@ class Processes:
         return (self._folder / f"{pid}.events").exists()
 
     def _is_watched(self, pid: int, stack: bytes) -> bool:
-        """Return whether the observer watches a process; a fork of a watched process, or of this one, is watched too."""
+        """Return whether the observer watches a process. A fork of a watched process, or of this one, is watched."""
         parent = self._programs[pid, stack][0]
         is_fork = [stack] == self._own_stack or (self._stacks.get(parent) == stack and self._is_watched(parent, stack))
         return is_fork or self._has_noted(pid)

@@ -208,7 +208,8 @@ class Judge:
         costs = {name: self._cost(name) for name in self._states if name not in known}
         said = [f"T{self._said_of(name)[1:]}: {cost}." for name, cost in costs.items() if cost]
         looked = sum((use.hits or 0) + (use.misses or 0) for use in trace.layers)
-        lost = f"{'at least ' if summary.at_least else ''}{summary.missed:.2f} of {trace.wall_seconds:.2f} s"
+        at_least = summary.at_least or bool(trace.unwatched)
+        lost = f"{'at least ' if at_least else ''}{summary.missed:.2f} of {trace.wall_seconds:.2f} s"
         if missed:
             slow = "Slow" if summary.missed >= _SLOW * trace.wall_seconds else "Nearly warm"
             named = [one for one in missed if one.kernel] or missed
@@ -224,10 +225,12 @@ class Judge:
         elif unseen := sum(use.misses or 0 for use in trace.layers):
             said.append(f"{core.plural(unseen, 'lookup')} missed in programs that do not show what that took.")
         elif looked:
-            said.append(f"Warm: every lookup hit{' that could be seen' if summary.at_least else ''} ({looked:,}).")
+            said.append(f"Warm: every lookup hit{' that could be seen' if at_least else ''} ({looked:,}).")
         elif not said:
             failing = (name for name in self._states if trace.exit_status and self._fails_when_closed(name))
             said.append(f"No cache was asked: {next(map(self._said_of, failing), 'no lookup was seen')}.")
+        if idle := [name for name, cost in costs.items() if not cost and self._states[name].state == "disabled"]:
+            said.append(f"Off, at no cost that shows: {', '.join(idle)}.")
         if trace.exit_status:
             said.append(f"The command ended with status {trace.exit_status}.")
         return " ".join(said)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import PROGRAMS, Driver, Home
+from homes import CACHECTL, PROGRAMS, Driver, Home
 from support.tracing import trace
 from tiers import real, thorough
 
@@ -148,6 +148,8 @@ def test_a_cache_that_is_off_costs_code_generation(seeded: Home) -> None:
         "The cache of loopy is off (LOOPY_NO_CACHE=1 switches loopy code generation off): "
     )
     assert " s of preprocess, " in off["verdict"]
+    free = run(seeded, PYOPENCL_NO_CACHE="1")["verdict"]
+    assert (free[:6], free.partition(". ")[2]) == ("Warm: ", "Off, at no cost that shows: pyopencl-invoker, pyopencl.")
 
 
 @real
@@ -159,6 +161,8 @@ def test_a_run_with_a_store_has_a_verdict(seeded: Home, other: Home, tmp_path: P
     cold, warm = (home.cachectl(*around).stderr for home in (seeded, other))
     assert "cachectl: Cold: " in cold
     assert "\ncachectl: Warm: every lookup hit (" in warm
+    inner = other.cachectl(*around[:1], "--", *CACHECTL, "trace", *program).stderr
+    assert ("Warm: every lookup hit (" in inner, "Warm: every lookup hit that could be seen (" in inner) == (True, True)
     assert other.json("report", "--since", "1d")["runs"]["missed"] == 0
 
 
