@@ -209,19 +209,10 @@ class Judge:
         said = [f"T{self._said_of(name)[1:]}: {cost}." for name, cost in costs.items() if cost]
         looked = sum((use.hits or 0) + (use.misses or 0) for use in trace.layers)
         at_least = summary.at_least or bool(trace.unwatched)
-        lost = f"{'at least ' if at_least else ''}{summary.missed:.2f} of {trace.wall_seconds:.2f} s"
         if missed:
             slow = "Slow" if summary.missed >= _SLOW * trace.wall_seconds else "Nearly warm"
-            named = [one for one in missed if one.kernel] or missed
-            first, what = named[0], f"compiling {len(named)} kernels"
-            if len(named) == 1:
-                what = f"compiling `{first.kernel}`" if first.kernel else "lookups that name no kernel"
-            because = f", because {first.because}" if first.kernel else ""
-            if len({one.because for one in named}) > 1:
-                because = f": `{first.kernel}` ({first.seconds:.2f} s) because {first.because}"
-            elif first.because == NEW and len(named) > 1:
-                slow, because = "Cold", ", none of which a traced run has built before"
-            said.append(f"{slow}: {lost} went into {what}{because}.")
+            lost = f"{'at least ' if at_least else ''}{summary.missed:.2f} of {trace.wall_seconds:.2f} s"
+            said.append(_loss(missed, slow, lost))
         elif unseen := sum(use.misses or 0 for use in trace.layers):
             said.append(f"{core.plural(unseen, 'lookup')} missed in programs that do not show what that took.")
         elif looked:
@@ -278,6 +269,20 @@ class Judge:
         if summary is not None:
             hits = sum(use.hits or 0 for use in trace.layers)
             book.runs.append(ledger.Run(trace.started, hits, trace.wall_seconds, summary.missed, saved))
+
+
+def _loss(missed: Sequence[timeline.MissedKernel], slow: str, lost: str) -> str:
+    """Say what the time went into, and why the kernel that took most of it missed."""
+    named = [one for one in missed if one.kernel] or missed
+    first, what = named[0], f"compiling {len(named)} kernels"
+    if len(named) == 1:
+        what = f"compiling `{first.kernel}`" if first.kernel else "lookups that name no kernel"
+    because = f", because {first.because}" if first.kernel else ""
+    if len({one.because for one in named}) > 1:
+        because = f": `{first.kernel}` ({first.seconds:.2f} s) because {first.because}"
+    elif first.because == NEW and len(named) > 1:
+        slow, because = "Cold", ", none of which a traced run has built before"
+    return f"{slow}: {lost} went into {what}{because}."
 
 
 #: Work of a thread: which one, and from when to when.
