@@ -146,9 +146,13 @@ def _judge(layer: core.Layer, off: core.Switch, maps: bytes | None) -> Held:
 
 
 def _judge_started(layer: core.Layer, maps: bytes | None, why: str) -> Held:
-    began = _began(layer)
-    if began is not None and began.state().condition is core.DISABLED:
-        return Held("off", f"off since the process began: {began.state().why}")
+    if layer.name in STAY_OFF:
+        return Held("off", STAY_OFF[layer.name])
+    # The program may have unset the variable before its driver started, so both must say it.
+    if (began := _began(layer)) is not None:
+        here, there = layer.state(), began.state()
+        if here.condition is there.condition is core.DISABLED:
+            return Held("off", f"off since the process began: {there.why}")
     libraries = layer.about.libraries
     if not libraries or not layer.about.platforms:
         return Held("on", why)

@@ -85,6 +85,11 @@ def off_from_the_first():
     SEEN["pocl"] = pocl_status()
 
 
+def off_until_it_started():
+    del os.environ["POCL_KERNEL_CACHE"]
+    off_from_the_first()
+
+
 def isolated_too_late():
     compile_kernels(0)
     before = dict(os.environ)

@@ -164,15 +164,16 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "threads": {"one_left": [False, "1"], "none_left": [True, None], "restored": True},
     # What the libraries opened in the block they go on using, so it stays until the process ends.
     "kernels_after_isolated": {"goes_on": True, "outside": 0},
-    # A variable that is set after the driver has started proves nothing; one from before the process began does.
+    # Only a variable that was set before the process began, and is set now, proves something.
     "too_late_a_variable": {"pocl": "salted"},
     "off_from_the_first": {"pocl": "off"},
+    "off_until_it_started": {"pocl": "salted"},
 }
 
 
 @pytest.mark.parametrize("scene", [*[*BLOCKS][:3], *thorough(*[*BLOCKS][3:])])
 def test_a_block_switches_off_and_restores(home: Home, scene: str) -> None:
-    changes = {"POCL_KERNEL_CACHE": "0"} if scene == "off_from_the_first" else {}
+    changes = {"POCL_KERNEL_CACHE": "0"} if scene.startswith("off_") else {}
     seen = home.python("session.py", scene, **changes)
     assert {name: seen[name] for name in BLOCKS[scene]} == BLOCKS[scene]
     assert "root" not in seen or not Path(seen["root"]).exists()

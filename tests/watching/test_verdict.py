@@ -252,6 +252,8 @@ except ValueError:
     pass
 with cachectl.traced() as t:
     pyopencl.Program(context, "__kernel void once(__global int *a) { a[0] = 1; }").build(cache_dir=False)
+with cachectl.disabled(strict=False) as held:
+    print(held["pocl"].status)
 print(t.verdict, t["pocl"].state)
 """
 
@@ -259,6 +261,7 @@ print(t.verdict, t["pocl"].state)
 @real
 def test_a_driver_that_started_in_a_cold_block_is_said_to_stay_off(home: Home) -> None:
     said = home.run(sys.executable, "-c", STAYS_OFF, str(home.programs)).stdout
+    assert said.startswith("off\n")
     assert said.endswith(
         "cache of pocl is off (its driver started in a block of disabled(), and stays off). disabled\n"
     )
