@@ -157,6 +157,8 @@ class Processes:
         #: The latest stack of each process.
         self._stacks: dict[int, bytes] = {}
         self._own_stack = processes.stat_fields(os.getpid())[_START_OF_STACK:][:1]
+        #: Children that were started before the run are not of it.
+        self._earlier = processes.children_of(os.getpid())
         self.strangers: dict[str, set[str]] = {}
 
     @contextmanager
@@ -186,7 +188,7 @@ class Processes:
         waiting = [os.getpid()]
         while waiting:
             parent = waiting.pop()
-            for pid in processes.children_of(parent):
+            for pid in processes.children_of(parent) - self._earlier:
                 waiting.append(pid)
                 run.add(pid)
                 self._note(pid, parent)

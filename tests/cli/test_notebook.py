@@ -28,7 +28,11 @@ def cells(home: Home, *sources: str) -> list[list[dict[str, Any]]]:
     manager = managers.KernelManager()
     manager.kernel_spec.argv = [sys.executable, *manager.kernel_spec.argv[1:]]
     client = nbclient.NotebookClient(notebook, km=manager, timeout=120, allow_errors=True)
-    client.execute(cwd=str(home.path), env=dict(home.variables))
+    try:
+        client.execute(cwd=str(home.path), env=dict(home.variables))
+    finally:
+        # The client leaves a kernel that was given to it alone.
+        manager.shutdown_kernel(now=True)
     return [cell["outputs"] for cell in notebook.cells]
 
 

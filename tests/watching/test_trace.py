@@ -162,12 +162,15 @@ def test_messages_that_others_asked_for_stay_theirs(home: Home, by: str) -> None
 
 
 BLOCK = """
-import json, os, signal, sys
+import json, os, signal, subprocess, sys
 sys.path.insert(0, sys.argv[1])
 import cachectl, kernels
 from pytools.persistent_dict import WriteOncePersistentDict
 dictionary = WriteOncePersistentDict("mine", safe_sync=False)
 dictionary.store_if_not_present(1, 2)
+EARLIER = "import pyopencl; pyopencl.get_platforms(); print('ready', flush=True); input()"
+earlier = subprocess.Popen([sys.executable, "-c", EARLIER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+earlier.stdout.readline()
 with cachectl.traced() as t:
     context, queue = kernels.started()
     if not (idle := os.fork()):
@@ -182,6 +185,7 @@ with cachectl.traced() as t:
     except KeyError:
         pass
 os.kill(idle, signal.SIGKILL)
+earlier.communicate(b"end")
 kernels.compile_and_check(context, queue, 1)
 counted = [[t[name].hits, t[name].misses, t[name].stores] for name in ("pytools", "pocl", "loopy")]
 stages = {span.stage for span in t.spans}
@@ -194,7 +198,7 @@ print(json.dumps([*counted, t["pocl"].evidence, WriteOncePersistentDict.fetch.__
 def test_a_block_of_this_process_with_libraries_that_are_loaded(home: Home) -> None:
     """A lookup in memory is none, a store of what is there is none; after the block nothing is counted or replaced.
 
-    A fork of the program that looks nothing up makes no count doubtful.
+    A fork of the program that looks nothing up makes no count doubtful, nor does a child that was started earlier.
     """
     said = home.run(sys.executable, "-c", BLOCK, str(home.programs)).stdout.splitlines()[-1]
     mine, pocl, (hits, misses, stores), *others = json.loads(said)
