@@ -121,6 +121,11 @@ def allowed_list(environment: core.Environment, key: str | None, allowed: str | 
 
 def _run(arguments: tuple[str, ...], text: bytes) -> subprocess.CompletedProcess[bytes]:
     try:
-        return subprocess.run((_COMMAND, *arguments), input=text, capture_output=True, check=False)  # noqa: S603
+        done = subprocess.run((_COMMAND, *arguments), input=text, capture_output=True, check=False)  # noqa: S603
     except FileNotFoundError as error:
         raise core.CachectlError("signatures need ssh-keygen of OpenSSH; install its client") from error
+    # As in containers with numbers for users. It refuses everything then, which is nothing about the signature.
+    if done.stderr.startswith(b"No user exists"):
+        said = core.printable(done.stderr.decode(errors="replace").strip())
+        raise core.CachectlError(f"signatures need an account ({said}): add one to /etc/passwd, or pull with --digest")
+    return done

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import Home, make_home
+from homes import CACHECTL, Home, make_home
 from support.bundles import TRUSTED, refused
 from support.miopen_kernels import add_kernels
-from tiers import amount, thorough
+from tiers import amount, as_root, thorough, thorough_only
 
 from cachectl.exchange import place, trust, wire
 from cachectl.layers.formats import zstd
@@ -151,6 +151,17 @@ def test_signatures_and_digests_decide_before_anything_is_parsed(
     done = stack.pull(store, signed)
     assert (done.total.placed, done.total.there, done.trusted) == (2, 7, ("signed by ann@example.org",))
     assert stack.pull(store, trust.Trust(sha256=digest)).total.there == 9
+
+
+@as_root
+@thorough_only
+def test_a_user_without_an_account_is_not_told_of_a_forgery(home: Home, store: Path, signed: trust.Trust) -> None:
+    """Containers may run as a number that no account has; ssh-keygen then verifies nothing."""
+    as_number = ("setpriv", "--reuid=54321", "--inh-caps=+dac_override", "--ambient-caps=+dac_override")
+    pull = (*CACHECTL, "pull", str(store), "--allowed-signers", str(signed.allowed_signers))
+    done = home.run(*as_number, *pull, check=False)
+    assert done.stderr.startswith("cachectl: signatures need an account (No user exists for uid 54321): ")
+    assert (done.returncode, (home.path / ".cache").exists()) == (1, False)
 
 
 #: Changed members of the first entry of a part, and of its first line.
