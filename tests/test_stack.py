@@ -64,7 +64,7 @@ def test_running_returns_the_status_and_the_proof(home: Home) -> None:
     assert any("is isolated too" in line for line in said)
     assert stack.run(ENDING_WITH_3, no_cache=True, layers=["pocl"], notice=said.append)[1] is None
     traced = stack.trace(ENDING_WITH_3, explain=True, notice=said.append)
-    assert (traced.exit_status, traced.kernels, traced.misses) == (3, (), ())
+    assert (traced.exit_status, traced.kernels, traced.missed) == (3, (), ())
 
 
 def test_public_names_are_there_and_what_is_shown_of_results_is_short(home: Home) -> None:

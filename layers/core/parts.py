@@ -7,12 +7,12 @@ run, and a started driver cannot be salted.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.facts import Entry, Hazard, Scope, Severity
+from cachectl.layers.core.facts import Hazard, Scope, Severity
 
 #: Facts of a place or an entry, by name. ``None`` is unknown, and equals nothing.
 Facts = Mapping[str, str | None]
@@ -38,8 +38,6 @@ class Outlook(NamedTuple):
         return f"not known: {self.because}" if self.hits is None else f"cannot hit: {self.because}"
 
 
-#: The longest text in a key that is shown, in characters.
-_SHORT = 160
 OR = "; "
 #: The outlook of an entry whose layer does not say what its key depends on.
 UNFORESEEN = Outlook(None, "what decides about this layer cannot be read without its driver")
@@ -71,14 +69,6 @@ class Portability(NamedTuple):
 #: A driver's compilation: the kernel, ``None`` for a whole program as it is built; when it began in epoch seconds,
 #: ``None`` for a kernel that is compiled from its launch on; and when it ended.
 Compilation = tuple[str | None, float | None, float]
-
-
-def any_difference(alike: Sequence[Entry], event: Event) -> str:
-    """Explain a miss by the devices, as far as these are known."""
-    here, there = event.get("device"), sorted({entry.device or "" for entry in alike})
-    if here and "" not in there and here not in there:
-        return f"an entry of the same kernel is there, but its device differs: {', '.join(there)} there, {here} here"
-    return "an entry of the same kernel is there, but the kernel itself, its types, options or target differ"
 
 
 class Lookups(NamedTuple):
@@ -126,23 +116,6 @@ class Lookups(NamedTuple):
     compilations: Callable[[str], tuple[Compilation, ...]] = lambda _: ()
     #: Returns the part of a driver's error stream that is not the driver's.
     other_output: Callable[[bytes], bytes] = lambda heard: heard
-    #: Returns the name of a part of the cache, as a dictionary's, by an event or the detail of an entry; ``None`` if it
-    #: has no parts. Only entries of the part that was asked can have answered a lookup.
-    part_of: Callable[[Event], str | None] = lambda _: None
-    #: Explains in words why a lookup missed although these entries of the same kernel are there. If the miss shows by
-    #: the entry that was stored, the event has its ``root``, ``key`` and ``device``.
-    difference: Callable[[Sequence[Entry], Event], str] = any_difference
-
-
-def named_parts(there: Mapping[str, str], here: Mapping[str, str]) -> str | None:
-    """Name the parts in which two keys differ, the short ones with their values; ``None`` if none does."""
-    named = []
-    for part in sorted(there.keys() & here.keys()):
-        before, now = there[part], here[part]
-        if before != now:
-            short = max(len(before), len(now)) <= _SHORT and "\n" not in before + now
-            named.append(f"{part} ({before or 'none'} there, {now or 'none'} here)" if short else part)
-    return f"differs in {', '.join(named)}" if named else None
 
 
 class About(NamedTuple):

@@ -5,12 +5,11 @@ Sources: the CUDA programming guide (variables), and the behaviour of driver 580
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cachectl.layers import core
-from cachectl.layers.disk import plain
 from cachectl.layers.host import drivers
 
 LIBRARIES = ("libcuda.so", "libnvidia-opencl.so")
@@ -38,26 +37,6 @@ def _outlook(versions: Mapping[str, str], there: core.Facts, environment: core.E
     return core.Outlook(False, f"compiled by driver {version}, here {here}")  # noqa: FBT003
 
 
-def _difference(alike: Sequence[core.Entry], event: core.Event) -> str:
-    """Compare keys, which are plain text, with that of the nearest entry of the same half."""
-    here = _parts(event["root"], event["key"]) if "key" in event else {}
-    there = [key for entry in alike if (key := _parts(entry.root, entry.key)).keys() == here.keys()]
-    named = [words for key in there if (words := core.named_parts(key, here)) is not None]
-    if not here or not named:
-        return core.any_difference(alike, event)
-    return f"an entry of the same kernel is there, but it {min(named, key=len)}"
-
-
-def _parts(root: str | Path, key: str) -> Mapping[str, str]:
-    from cachectl.layers.cuda import entries
-
-    try:
-        text = entries.key_of(plain.read_plain(Path(root, key)))
-    except OSError:
-        text = None
-    return {} if text is None else entries.parts(text)
-
-
 class CudaComputeCache(drivers.DriverLayer):
     """Programs compiled by the CUDA driver: a front-end and a back-end entry for each OpenCL program."""
 
@@ -78,7 +57,7 @@ class CudaComputeCache(drivers.DriverLayer):
             _facts, {_DRIVER: "the driver's version is part of every key"}, (_DRIVER, "GPUs"), outlook=_outlook
         ),
         # The driver opens the file of an entry to read it, and writes a new one in place.
-        lookups=core.Lookups(mapped=LIBRARIES, files=True, difference=_difference),
+        lookups=core.Lookups(mapped=LIBRARIES, files=True),
         # A front end's key holds the source, a back end's names its constants.
         finds_tags=True,
         libraries=("libnvidia-opencl.so",),

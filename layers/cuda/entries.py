@@ -311,24 +311,6 @@ def half(key: bytes) -> str:
     return "back end" if b".target" in key and b".version" in key else "front end"
 
 
-def parts(key: bytes) -> dict[str, str]:
-    """Return the parts of a key that can be compared: a front end's has source and options, a back end's PTX."""
-    found = {"device": device(key) or ""}
-    found |= {name.replace("_", " "): value for name, value in driver(key).items()}
-    if half(key) == "back end":
-        return {**found, "PTX": key[max(0, key.find(b".version")) :].decode(errors="replace")}
-    texts = [text.decode(errors="replace") for text in key.split(b"\0")]
-    options = next((text for text in texts if "-cl-nv-arch" in text), "")
-    words = "".join(letter for letter in options if letter.isprintable()).split()
-    included = {place for place, word in enumerate(words) if word[:2] == "-I" or words[place - 1 : place] == ["-I"]}
-    return {
-        **found,
-        "source": max(texts, key=len),
-        "include path": " ".join(words[place] for place in sorted(included)),
-        "options": " ".join(word for place, word in enumerate(words) if place not in included),
-    }
-
-
 #: The records of an index: ids with their sizes (bytes without the header), in the order in which they were stored.
 SizeIndex = tuple[tuple[int, int], ...]
 

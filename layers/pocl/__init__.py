@@ -6,7 +6,7 @@ Sources: ``lib/CL/pocl_cache.c`` (places, keys), ``lib/CL/devices/devices.c`` (w
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,12 +93,6 @@ def _other_output(heard: bytes) -> bytes:
     return read_messages(heard)[0]
 
 
-def _difference(alike: Sequence[core.Entry], event: core.Event) -> str:
-    """Name the inputs of PoCL's keys."""
-    del alike, event
-    return "a program with this kernel is there, but its source, build options or device differ"
-
-
 #: PoCL prints what it looks up and stores, if its messages are on while it builds.
 _LOOKUPS = core.Lookups(
     "PoCL's own messages",
@@ -108,7 +102,6 @@ _LOOKUPS = core.Lookups(
     weigh=_weigh,
     compilations=_compilations,
     other_output=_other_output,
-    difference=_difference,
 )
 
 

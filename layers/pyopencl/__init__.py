@@ -6,13 +6,11 @@ Sources: ``pyopencl/cache.py`` (places, locks), ``pyopencl/__init__.py`` (when t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from cachectl.layers import core, pytools
-from cachectl.layers.disk import plain
 from cachectl.layers.host import distributions, drivers
 
 _VARIABLES = ("PYOPENCL_NO_CACHE",)
@@ -79,42 +77,6 @@ _PORTABILITY = core.Portability(
 )
 
 
-def _difference(alike: Sequence[core.Entry], event: core.Event) -> str:
-    """Compare sources and included headers: PyOpenCL keeps them beside the binaries. The rest is a hash."""
-    same = [entry for entry in alike if _source_checksum(entry) == event.get("source")]
-    if not same:
-        return "an entry of the same kernel is there, but its source is another"
-    stale = filter(None, (_changed_header(entry) for entry in same))
-    if (because := next(stale, None)) is not None:
-        return f"an entry of the same source is there, but it {because}"
-    return "an entry of the same source is there, but build options, include path, device or driver differ"
-
-
-def _changed_header(entry: core.Entry) -> str | None:
-    """Return that a header is not as it was when an entry was built; ``None`` if all are, or none is known."""
-    from cachectl.layers.pyopencl.programs import staleness_by_headers
-
-    with suppress(OSError):
-        stale = staleness_by_headers(plain.read_plain(entry.root / entry.key / "info"))
-        return None if stale is None else stale[1]
-    return None
-
-
-def _source_checksum(entry: core.Entry) -> str | None:
-    """Return the checksum of the source that an entry was built from.
-
-    PyOpenCL adds a constant to what it builds, so that the driver's cache cannot answer (``pyopencl/cache.py``).
-    """
-    from cachectl.layers.inside.builds import checksum
-
-    try:
-        text = plain.read_plain(entry.root / entry.key / "source.cl")
-    except OSError:
-        return None
-    own = text.partition(b"\n\n__constant int pyopencl_defeat_cache_")[0].decode(errors="replace")
-    return checksum(own)
-
-
 class PyOpenCLBinaries(pytools.UserCacheLayer):
     """Programs that PyOpenCL has built from source, with the binaries that the driver returned."""
 
@@ -144,7 +106,6 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
             modules=("pyopencl.cache",),
             imports=("pyopencl", "numpy"),
             mapped=("/pyopencl/_cl.",),
-            difference=_difference,
             saves=(),
         ),
         # Whatever platform PyOpenCL builds for.

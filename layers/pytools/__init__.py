@@ -8,8 +8,7 @@ Sources: ``pytools/persistent_dict.py``, ``loopy/__init__.py`` (switches), ``loo
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ClassVar
@@ -77,23 +76,6 @@ def _owns(event: core.Event, layer: str) -> bool:
     return event["layer"] == "pytools" and layer_of(str(event.get("dictionary") or "")) == layer
 
 
-def _part_of(detail: core.Event) -> str | None:
-    """Return the dictionary's identifier without the versions that loopy and PyOpenCL append."""
-    return re.sub(r"-v\d.*", "", str(detail["dictionary"])) if detail.get("dictionary") else None
-
-
-def _difference(alike: Sequence[core.Entry], event: core.Event) -> str:
-    """Compare the versions in the identifiers of the dictionaries; the keys themselves are hashes."""
-    from cachectl.layers.formats.pdict import packages_of
-
-    here = packages_of(str(event.get("dictionary") or ""))
-    differing = [core.named_parts(entry.versions, here) for entry in alike]
-    named = [words for words in differing if words is not None]
-    if here and len(named) == len(alike):
-        return f"an entry of the same kernel is there, but it {min(named, key=len)}"
-    return core.any_difference(alike, event)
-
-
 #: Dictionaries are watched by the methods of pytools; the identifier says to which layer each belongs.
 _WATCHERS = {"pytools.persistent_dict": _INSIDE / "dictionaries.py"}
 _LOOKUPS = core.Lookups(
@@ -103,8 +85,6 @@ _LOOKUPS = core.Lookups(
     imports=("pytools",),
     opened=("/pdict-v5-",),
     owns=_owns,
-    part_of=_part_of,
-    difference=_difference,
     saves=(),
 )
 #: The stages of loopy are timed, too.

@@ -13,7 +13,7 @@ from cachectl.watching.trace import tracing
 EXAMPLE = "cachectl trace --explain -- python simulation.py"
 OPTIONS = (
     verbs.UNEXPECTED,
-    ("--explain", "also list builds and entries, explain every miss, and show how sources changed"),
+    ("--explain", "also list builds and entries, and show how sources changed"),
     ("--no-ledger", "compare with no earlier run, and remember nothing of this one"),
     ("--forget", "remove what earlier traces have remembered, and end"),
     ("--json", "FILE", "write JSON to a file, - for standard output"),
@@ -39,7 +39,7 @@ def trace(
     remembers: bool = True,
     notice: Callable[[str], None] = layer_set.warn_user,
 ) -> timeline.Trace:
-    """Run a command and return what each layer did; with ``explain`` also why each lookup missed.
+    """Run a command and return what each layer did; with ``explain`` also how sources changed.
 
     It is compared with the last traced run of the same kernels, and kept for the next, if it ``remembers``.
     ``notice`` gets a line for each thing that went wrong with the temporary folder, and for each library that could not
@@ -71,7 +71,7 @@ def run(request: verbs.Request) -> int:
     traced = trace(request.stack, request.command, notice=request.notice, **chosen)
     request.write_json(traced, document)
     # Standard output belongs to the command.
-    request.output.say_on_stderr(show(traced))
+    request.output.say_on_stderr(show(traced, explain=options.explain))
     if drawn is not None and not traced.processes:
         request.notice(f"no process of the run could be watched, so {drawn.name} was not written")
         return traced.exit_status or 1
@@ -80,8 +80,8 @@ def run(request: verbs.Request) -> int:
     return traced.exit_status or 0
 
 
-def show(traced: timeline.Trace) -> Iterator[bytes | str | verbs.Table]:
-    """Yield what people see of a trace, after what the run's own C code printed."""
+def show(traced: timeline.Trace, *, explain: bool = False) -> Iterator[bytes | str | verbs.Table]:
+    """Yield what people see of a trace, after what the run's own C code printed; ``explain`` adds what it used."""
     yield traced.passed_on
     yield traced.verdict
     if traced.missed:
@@ -100,13 +100,12 @@ def show(traced: timeline.Trace) -> Iterator[bytes | str | verbs.Table]:
     yield f"{core.plural(others, 'more layer' if shown or stopped else 'layer')}: no use seen"
     for program in traced.unwatched:
         yield f"not counted, could not be watched: {program['command']} (it used {', '.join(program['layers'])})"
-    if traced.misses is None:
+    if not explain:
         return
     if traced.kernels:
         yield from ("", _builds(traced.kernels))
     if traced.entries:
         yield from ("", _entries(traced.entries))
-    yield from ("", *_folded(traced.misses))
     yield from (line for kernel in traced.missed if kernel.diff for line in ("", *kernel.diff.splitlines()))
 
 
@@ -151,15 +150,3 @@ def _entries(entries: Iterable[evidence.EntryTrace]) -> verbs.Table:
         rows.append((entry.layer, hits, entry.stores, entry.bytes, entry.device or verbs.DASH, kernels))
     numbers = {"hits": verbs.count, "stores": verbs.count, "size": verbs.size}
     return verbs.Table({"entries of": str, **numbers, "device": str, "kernels": str}, rows)
-
-
-def _folded(misses: Sequence[evidence.Miss]) -> Iterator[str]:
-    """Yield a line for the first miss of each reason in each part of a layer, and one for the others of that reason."""
-    groups: dict[tuple[str, str | None, str], list[evidence.Miss]] = {}
-    for miss in misses:
-        groups.setdefault((miss.layer, miss.part, miss.because), []).append(miss)
-    for (layer, part, because), alike in groups.items():
-        names = list(dict.fromkeys(" ".join(miss.kernels) or verbs.DASH for miss in alike))
-        yield f"{': '.join(filter(None, (layer, part, names[0])))}: {because}"
-        if names[1:]:
-            yield f"  … and {core.plural(len(names) - 1, 'more kernel')}: the same"

@@ -1,4 +1,4 @@
-"""What each layer did in a run, from all that was seen of it, and why its lookups missed.
+"""What each layer did in a run, from all that was seen of it, and what kept it from a part.
 
 Each layer says how its lookups are observed (:class:`cachectl.layers.core.parts.Lookups`). Libraries in Python are
 watched, and drivers that report while they build are listened to: exact, also while other programs use the same caches.
@@ -68,18 +68,6 @@ class EntryTrace(NamedTuple):
     root: str = ""
 
 
-class Miss(NamedTuple):
-    """One lookup that found nothing, and why, as far as keys can be read.
-
-    ``part`` is the part of the cache that was asked, such as a dictionary; ``None`` if the cache has no parts.
-    """
-
-    layer: str
-    kernels: tuple[str, ...]
-    because: str
-    part: str | None = None
-
-
 class Evidence:
     """All that is seen of one layer in a run: made before it starts, and completed after it has ended.
 
@@ -87,7 +75,7 @@ class Evidence:
     may be missing.
     """
 
-    def __init__(self, layer: core.Layer, *, explain: bool = False, off: str | None = None) -> None:
+    def __init__(self, layer: core.Layer, *, off: str | None = None) -> None:
         self.layer = layer
         self._off = off
         self.part = layer.about.lookups or core.Lookups()
@@ -99,10 +87,6 @@ class Evidence:
         self._is_system = layer.about.scope is core.Scope.SYSTEM
         #: Entries before the run, by root and key; ``None`` if they cannot be listed, or the layer is watched.
         self._before = self._list()
-        self._known: list[core.Entry] = []
-        if explain:
-            with suppress(*core.FAILURES):
-                self._known += layer.entries()
         self._began = time.time()
 
     def take(self, uses: Iterable[Use], doubts: Mapping[str, None]) -> None:
@@ -275,25 +259,6 @@ class Evidence:
         if all(entry.kernels for entry in used) and any(event.get("platform") in platforms for event in lost):
             yield "a build used no entry, so that it may have missed and stored nothing"
 
-    def miss(self, event: Event, because: str | None = None) -> Miss:
-        """Explain a lookup that missed: the nearest entry that was there before the run, and what differs."""
-        kernels = tuple(event.get("kernels") or ())
-        return Miss(self.layer.name, kernels, because or self._because(kernels, event), self.part.part_of(event))
-
-    def _because(self, kernels: Sequence[str], event: Event) -> str:
-        if event.get("root") and any(entry.key == event.get("key") for entry in self._known):
-            return "its entry was there before, and was damaged or removed"
-        named = [entry for entry in self._known if set(kernels) & set(entry.kernels or ())]
-        asked = self.part.part_of(event)
-        alike = [entry for entry in named if asked in (None, self.part.part_of(entry.detail))]
-        if not alike:
-            nameless = sum(entry.kernels is None for entry in self._known)
-            known = f"no entry like it is known; {nameless} have no known kernel name"
-            return known if nameless else "cold: no entry like it"
-        if all(entry.stale for entry in alike):
-            return f"an entry of the same kernel is there, but {alike[0].stale_because}"
-        return self.part.difference(alike, event)
-
 
 def misfits(events: Iterable[Event]) -> dict[str, str]:
     """Return the libraries that are not as their watchers expect them, each with what is wrong."""
@@ -304,43 +269,6 @@ def misfits(events: Iterable[Event]) -> dict[str, str]:
 def layer_of(event: Event, lookups: Mapping[str, core.Lookups]) -> str:
     """Return the name of the layer that a lookup or store belongs to."""
     return next((name for name, part in lookups.items() if part.owns(event, name)), str(event["layer"]))
-
-
-def misses(layers: Mapping[str, Evidence], events: Iterable[Event], entries: Iterable[EntryTrace]) -> Iterator[Miss]:
-    """Yield every miss, then those that show by what was stored after them, each with its reason."""
-    built: list[Event] = []
-    lookups = {name: layer.part for name, layer in layers.items()}
-    for event in events:
-        is_build = event["event"] == "build"
-        is_compilation = is_build and event.get("compiled") and not event.get("by_files")
-        if event["event"] == "miss" or is_compilation:
-            name = str(event.get("driver")) if is_compilation else layer_of(event, lookups)
-            # A program can note any name.
-            if name in layers:
-                yield layers[name].miss(event, _other_build(event, built))
-        if is_build:
-            built.append(event)
-    for entry in entries:
-        if entry.stores or entry.broken:
-            yield layers[entry.layer].miss(entry._asdict())
-
-
-def _other_build(event: Event, built: Sequence[Event]) -> str | None:
-    """Explain the difference from an earlier build of the same source in this run."""
-    for other in reversed(built):
-        if event.get("source") is not None and other.get("source") == event["source"]:
-            differs = [
-                f"{what} {_quoted(other.get(what))} there, {_quoted(event.get(what))} here"
-                for what in ("options", "devices")
-                if other.get(what) != event.get(what)
-            ]
-            if differs:
-                return f"the same source was built before in this run, with {' and '.join(differs)}"
-    return None
-
-
-def _quoted(value: object) -> str:
-    return repr(", ".join(value) if isinstance(value, list) else value)
 
 
 # ---------------------------------------------------------------------- builds by drivers that say nothing

@@ -115,13 +115,13 @@ class KernelTrace(NamedTuple):
     seconds: float
 
 
-@core.as_json("cachectl/trace/1", hidden=("passed_on", "started", "processes", "spans"), optional=("misses",))
+@core.as_json("cachectl/trace/1", hidden=("passed_on", "started", "processes", "spans"))
 @dataclass
 class Trace:
     """A run: its command, how it ended, and what each layer did. Seconds are wall time.
 
-    ``kernels`` are its builds; ``entries`` those that were hit or stored, of the layers whose files show it; ``misses``
-    every miss, ``None`` if nobody asked for them; ``unwatched`` commands that used a cache and could not be watched,
+    ``kernels`` are its builds; ``entries`` those that were hit or stored, of the layers whose files show it;
+    ``unwatched`` commands that used a cache and could not be watched,
     with the ``layers`` that each was seen to use; ``passed_on`` the output of C code on its error stream in a build
     that did not end; ``started`` when the run did, in epoch seconds; ``processes`` those that were watched
     (:func:`read_processes`); and ``spans`` what their time went to. ``summary`` is ``None`` if there was none.
@@ -135,7 +135,6 @@ class Trace:
     layers: tuple[evidence.LayerTrace, ...] = ()
     kernels: tuple[KernelTrace, ...] = ()
     entries: tuple[evidence.EntryTrace, ...] = ()
-    misses: tuple[evidence.Miss, ...] | None = None
     unwatched: tuple[Mapping[str, str | tuple[str, ...]], ...] = ()
     passed_on: bytes = b""
     started: float = 0.0

@@ -67,7 +67,7 @@ def tracing(
     variables say, with the reasons.
     """
     site, notes = folder / "site", folder / "events"
-    layers = {layer.name: evidence.Evidence(layer, explain=explain, off=off.get(layer.name)) for layer in stack}
+    layers = {layer.name: evidence.Evidence(layer, off=off.get(layer.name)) for layer in stack}
     parts = {name: layer.part for name, layer in layers.items()}
     files = EntryEvents(seen.layer for seen in layers.values() if seen.part.files)
     processes = programs.Processes(notes, parts)
@@ -102,8 +102,6 @@ def tracing(
             for name, layer in layers.items()
         )
         trace.kernels = tuple(_kernel(event) for event in events if event["event"] == "build")
-        if explain:
-            trace.misses = tuple(evidence.misses(layers, events, trace.entries))
         trace.unwatched = tuple(
             {"command": program, "layers": tuple(sorted(names))} for program, names in unwatched.items()
         )

@@ -152,7 +152,7 @@ class Judge:
                 named = ", ".join(sorted(map(str, others)))
                 reasons = [f"its key in {named} is another one, though its source and options are the same"]
             else:
-                reasons = ["the entries were there after the last traced run, and are gone"]
+                reasons = ["the entries were there after the last traced run, and are gone or damaged"]
         changes: list[str] = []
         for key in reversed(_keys(seen, then)):
             if key in changes:

@@ -158,8 +158,6 @@ def test_the_numbers_are_those_of_openings_counted_in_the_process(
         assert exact or state != "warm"
         assert traced == (warm - 2, 2, 2) or state != "purged"
         warm = sum(hits.values())
-    (miss,) = [miss for miss in document["misses"] if miss["layer"] == "cuda"]
-    assert miss["because"] == "its entry was there before, and was damaged or removed"
     # Both halves of each kernel are listed.
     names = [kernel, *(["lk0"] if program else [f"ka{number}" for number in range(20)])]
     assert {*names} <= {kernel for entry in entries for kernel in entry["kernels"] or ()}

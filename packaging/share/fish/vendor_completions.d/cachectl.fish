@@ -168,7 +168,7 @@ complete -c cachectl -n '_shtab_cachectl_using env' -l layer -xka "(cachectl com
 complete -c cachectl -n '_shtab_cachectl_using env' -l shell -xka "sh fish csh powershell" -d 'whose commands to print (default: the login shell'"'"'s)'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a trace -d 'Run a command and say what it lost to misses, and why.'
 complete -c cachectl -n '_shtab_cachectl_using trace' -s h -l help -d 'show this help message and exit'
-complete -c cachectl -n '_shtab_cachectl_using trace' -l explain -d 'also list builds and entries, explain every miss, and show how sources changed'
+complete -c cachectl -n '_shtab_cachectl_using trace' -l explain -d 'also list builds and entries, and show how sources changed'
 complete -c cachectl -n '_shtab_cachectl_using trace' -l no-ledger -d 'compare with no earlier run, and remember nothing of this one'
 complete -c cachectl -n '_shtab_cachectl_using trace' -l forget -d 'remove what earlier traces have remembered, and end'
 complete -c cachectl -n '_shtab_cachectl_using trace' -l json -xka "(__fish_complete_path (commandline -ct))" -d 'write JSON to a file, - for standard output'
