@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+from sphinx.application import Sphinx
+
 from cachectl import __version__
 
 # The directives and schemas of this folder.
@@ -44,3 +46,15 @@ suppress_warnings: list[str] = ["ref.python"]
 
 autodoc_member_order: str = "bysource"
 autodoc_default_options: dict[str, bool] = {"members": True, "show-inheritance": True}
+
+
+def _is_only_numbered(
+    _app: object, _what: str, _name: str, member: object, _skip: bool, _options: object
+) -> bool | None:
+    """Leave out fields of named tuples, which the signature lists with their types."""
+    return True if str(getattr(member, "__doc__", "")).startswith("Alias for field number") else None
+
+
+def setup(app: Sphinx) -> None:
+    """Register the above."""
+    app.connect("autodoc-skip-member", _is_only_numbered)

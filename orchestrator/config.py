@@ -15,9 +15,11 @@ _LONGEST = 86400
 
 
 class Limits(NamedTuple):
-    """What ``prune`` removes: stale entries, entries last used before a moment, then the excess over a size.
+    """What ``prune`` removes.
 
-    ``before`` is epoch seconds; ``bytes`` bounds what the pruned layers hold together.
+    :param stale: stale entries
+    :param before: entries last used before this moment, in epoch seconds
+    :param bytes: the most that the pruned layers hold together; the longest unused entries go
     """
 
     stale: bool = False

@@ -434,15 +434,20 @@ def staged(
     comm: Intracomm | None = None,
     notice: Callable[[str], None] | None = None,
 ) -> Iterator[Path | None]:
-    """Stage caches for a program that runs under MPI itself; all ranks of ``comm`` (the world) enter and leave it.
+    """Stage caches for a program that runs under MPI itself; all ranks of ``comm`` enter and leave it.
 
-    Yields the folder of this node's caches, ``None`` if its disk could not be used. Enter the block before loopy is
-    imported and before a driver starts: if that is too late on one rank, raises :class:`CachectlError` on all ranks
-    before anything is changed. Raises :class:`NotConnected` if MPI does not connect the ranks. A source needs exactly
-    one of ``digest``, ``allowed_signers`` and ``trust``, unless it is an isolated root. ``out`` gets what is new when
-    the block ends, unless a rank leaves it by an exception. The folder is removed at process exit, because libraries go
-    on using it. On rank 0 ``notice`` gets a line for each thing done and each problem; without it, problems are
-    warnings.
+    Enter the block before loopy is imported and before a driver starts. The folder is removed at process exit, because
+    libraries go on using it.
+
+    :param source: what to start with; needs exactly one of ``digest``, ``allowed_signers`` and ``trust``, unless it
+        is an isolated root
+    :param out: gets what is new when the block ends, unless a rank leaves it by an exception
+    :param sign: an OpenSSH key for ``out``
+    :param comm: by default the world
+    :param notice: gets, on rank 0, a line for each thing done and each problem; without it, problems are warnings
+    :returns: a context, which gives the folder of this node's caches, ``None`` if its disk could not be used
+    :raises CachectlError: on all ranks, before anything is changed, if it is too late on one
+    :raises NotConnected: if MPI does not connect the ranks
     """
     from cachectl.switching.disabled import too_late
 

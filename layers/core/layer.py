@@ -62,17 +62,23 @@ class Layer:
         return core.State(core.ENABLED, f"on unless {variable}={self.switch.off}")
 
     def disable(self) -> core.Switch:
-        """Return how to turn the layer off; changes nothing. Raises :class:`Refused` if that is impossible."""
+        """Return how to turn the layer off; changes nothing.
+
+        :raises Refused: if that is impossible
+        """
         return _switched(self, on=False)
 
     def enable(self) -> core.Switch:
-        """Return how to turn the layer on; changes nothing. Raises :class:`Refused` if that is impossible."""
+        """Return how to turn the layer on; changes nothing.
+
+        :raises Refused: if that is impossible
+        """
         return _switched(self, on=True)
 
     def relocate(self, folder: Path) -> core.Switch:
         """Return how to make the layer keep everything under another folder; changes nothing.
 
-        Raises :class:`Refused` if that is impossible.
+        :raises Refused: if that is impossible
         """
         read = core.at_once() if self.switch is None else self.switch.read
         return read._replace(layer=self.name, set=self.places.moved(self.name, folder))
@@ -114,9 +120,11 @@ class Layer:
 
     @final
     def get(self, key: str) -> core.Artifact | None:
-        """Return the artifact of a key, which may be short, or ``None`` if no root has it.
+        """Return the artifact of a key, or ``None`` if no root has it.
 
-        Raises :class:`Refused` if the layer cannot, :class:`Damaged` if the entry is not whole.
+        :param key: whole, or in short
+        :raises Refused: if the layer cannot
+        :raises Damaged: if the entry is not whole
         """
         with _named(self):
             artifact = get_many(self, [key]).get(key)
@@ -128,10 +136,13 @@ class Layer:
 
     @final
     def put(self, key: str, artifact: core.Artifact, *, replace: bool = False) -> None:
-        """Place an artifact under its key, which may be given in short, so that the library itself would hit it.
+        """Place an artifact so that the library itself would hit it. Putting equal bytes again does nothing.
 
-        Raises :class:`Refused`, :class:`Damaged`, or :class:`EntryExists` if a different entry
-        has the key and ``replace`` is not set. Putting equal bytes again does nothing.
+        :param key: whole, or in short
+        :param replace: replace a different entry
+        :raises Refused: if the layer cannot, or the artifact is another layer's or key's
+        :raises Damaged: if the artifact is not whole
+        :raises EntryExists: if a different entry has the key
         """
         with _named(self):
             if not core.names_key(key, artifact.key):
@@ -145,8 +156,8 @@ class Layer:
     def plan_clear(self, selection: core.Selection = core.ALL, *, damaged: bool = False) -> core.Plan:
         """List exactly the entries that clearing the selection would remove. Changes nothing.
 
-        With ``damaged`` only those that :meth:`Store.verify` finds damaged. Raises :class:`Refused` if the layer must
-        not be cleared.
+        :param damaged: only those that :meth:`Store.verify` finds damaged
+        :raises Refused: if the layer must not be cleared
         """
         _require(self, core.Ability.CLEAR)
         if selection.kernel is not None and (reason := self.store.refusals.get(core.Ability.KERNELS)) is not None:

@@ -42,9 +42,10 @@ def names_key(given: str, key: str) -> bool:
 class Selection(NamedTuple):
     """A conjunction of conditions; the empty one selects everything.
 
-    ``key`` may be short.
-    ``before`` (epoch seconds) is compared with an entry's last use or change; ``kernel`` is a shell pattern on kernel
-    names.
+    :param kernel: a shell pattern on kernel names
+    :param key: whole, or in short
+    :param before: epoch seconds, compared with an entry's last use or change
+    :param stale: only what no known Python or driver can hit
     """
 
     kernel: str | None = None

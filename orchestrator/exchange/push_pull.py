@@ -46,13 +46,21 @@ def push(
     force: bool = False,
     deadline: float | None = None,
 ) -> Transfer:
-    """Add the selected entries of the named layers, or of every clearable layer, that the store at a target lacks.
+    """Add the selected entries that the store at a target lacks.
 
-    ``besides`` are keys, by layer, that are left out. ``sign`` is an OpenSSH key. An entry counts as present if a part
-    lists it that ``sign`` or a signer of ``allowed_signers`` has signed; without both, if any part does. ``force``
-    replaces a file that is not a bundle. Raises :class:`BadStore` if the store is damaged, :class:`TransferFailed` or
-    :class:`OSError` if it cannot be reached or written, also by ``deadline``, a moment of :func:`time.monotonic`, and
-    :class:`BadRequest` if the key cannot sign.
+    An entry counts as present if a part lists it that ``sign`` or a signer of ``allowed_signers`` has signed; without
+    both, if any part does.
+
+    :param layers: names; none means every clearable one
+    :param besides: keys that are left out, by layer
+    :param sign: an OpenSSH key
+    :param allowed_signers: a file in the format of ssh-keygen(1)
+    :param force: replace a file that is not a bundle
+    :param deadline: a moment of :func:`time.monotonic`
+    :raises BadStore: if the store is damaged
+    :raises TransferFailed: if it cannot be reached or written, also by the deadline
+    :raises OSError: as :class:`TransferFailed`, for a folder or a file
+    :raises BadRequest: for an unknown layer, and if the key cannot sign
     """
     named = tuple(layers)
     chosen, here, name = stack.chosen(named), stack.environment, os.fspath(target)
@@ -170,14 +178,19 @@ def pull(
     dry_run: bool = False,
     deadline: float | None = None,
 ) -> Transfer:
-    """Place the selected entries of the named layers, or of every clearable one, that are missing here.
+    """Place the selected entries that are missing here. After an error nothing of that source was written.
 
-    A source is a store, an isolated root, or a database file of a product. ``besides`` are keys, by layer, that are
-    left out. A store needs ``trust``; a root or file of this user that no other user can write does not. What a store
-    has not sent by ``deadline``, a moment of :func:`time.monotonic`, is :class:`TransferFailed`; entries that are not
-    placed by then are failures. Raises :class:`Untrusted` if nothing new can be trusted, :class:`BadStore` if something
-    needed is damaged or missing, :class:`Missing` if there is no store, and :class:`TransferFailed` or
-    :class:`OSError`; then nothing of that source was written.
+    :param sources: stores, isolated roots, or database files of a product
+    :param trust: why stores are trusted; a root or file of this user that no other user can write needs no reason
+    :param layers: names; none means every clearable one
+    :param besides: keys that are left out, by layer
+    :param dry_run: only say what would be placed
+    :param deadline: a moment of :func:`time.monotonic`; entries that are not placed by then are failures
+    :raises Untrusted: if nothing new can be trusted
+    :raises BadStore: if something needed is damaged or missing
+    :raises Missing: if there is no store
+    :raises TransferFailed: if it cannot be reached, or has not sent what is needed by the deadline
+    :raises OSError: as :class:`TransferFailed`, for a folder or a file
     """
     names = [os.fspath(sources)] if isinstance(sources, (str, os.PathLike)) else list(sources)
     if not names:

@@ -30,9 +30,12 @@ class Untrusted(core.CachectlError):
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """The reason to trust a store: exactly one of a list of signers, a SHA-256, or the user's word.
+    """The reason to trust a store: exactly one of three.
 
-    The SHA-256 is that of a bundle's file, and of the index of another store.
+    :param allowed_signers: a file of signers, in the format of ssh-keygen(1)
+    :param sha256: the digest of a bundle's file, or of the index of another store
+    :param blindly: the user's word
+    :raises BadRequest: for none or several, and for a digest that is none
     """
 
     allowed_signers: str | None = None

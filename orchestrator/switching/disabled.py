@@ -60,12 +60,15 @@ class Held(NamedTuple):
 
 @contextmanager
 def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
-    """Switch the named layers, or all, off in this process and its children.
+    """Switch layers off in this process and its children.
 
-    Yields the status of each layer. If its driver has started, a layer is salted. Raises :class:`StillOn` before
-    anything is changed if a layer can be neither switched nor salted; ``strict=False`` warns instead. On exit the
-    environment and the switches are restored exactly, and modules imported in the block are left as they would be
-    without it. Compiled kernels that the program already holds are not compiled again.
+    On exit the environment and the switches are restored exactly, and modules imported in the block are left as they
+    would be without it. Compiled kernels that the program already holds are not compiled again.
+
+    :param layers: names; none means all
+    :param strict: ``False`` warns of a layer that stays on
+    :returns: a context, which gives the status of each layer; one whose driver has started is salted
+    :raises StillOn: before anything is changed, if a layer can be neither switched nor salted
     """
     stack = LayerSet()
     chosen = [layer for layer in stack.named(layers) if child.can_switch(layer)]
@@ -101,9 +104,13 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
 def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterator[Path]:
     """Switch every layer on, in an empty isolated root: a cold run that can be repeated.
 
-    Yields the root. A named root is kept. A temporary root is removed when the block ends, or at process exit if a
-    library has opened its cache there and goes on using it. Raises :class:`StillOn` before anything is changed if a
-    library has already opened its cache elsewhere; ``strict=False`` warns instead.
+    A temporary root is removed when the block ends, or at process exit if a library has opened its cache there and goes
+    on using it.
+
+    :param folder: a root, which is kept
+    :param strict: ``False`` warns of a library that has already opened its cache elsewhere
+    :returns: a context, which gives the root
+    :raises StillOn: before anything is changed, if a library has already opened its cache elsewhere
     """
     stack = LayerSet()
     with ExitStack() as block:

@@ -140,10 +140,13 @@ def bench(
     notice: Callable[[str], None] = layer_set.warn_user,
     show: verbs.Progress = lambda *_: None,
 ) -> Bench:
-    """Run a command in every setting, ``rounds`` times, the settings interleaved; return the measured times.
+    """Measure a command in every setting of the caches. The user's own caches are neither read nor written.
 
-    ``notice`` gets lines that a reader of the figures must know, ``show`` the progress. The user's own caches are
-    neither read nor written. Raises :class:`Ended` if the command fails, and :class:`~.child.CannotStart`.
+    :param rounds: how often each setting is run; the settings take turns
+    :param notice: gets lines that a reader of the figures must know
+    :param show: gets the progress
+    :raises Ended: if the command fails
+    :raises CannotStart: if the command cannot be started
     """
     environment = stack.environment
     layers = tuple(layer for layer in stack if layer.abilities()[core.Ability.RELOCATE] is None)

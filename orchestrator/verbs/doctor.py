@@ -77,9 +77,12 @@ class _Held(NamedTuple):
 
 
 def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Findings:
-    """Return the problems of the named layers, or of all and of plug-ins, each with the command that fixes it.
+    """Return the problems of this set-up, each with the command that fixes it.
 
     Full file systems come first, then layer by layer, the worst of each first.
+
+    :param layers: names; none means all, and broken plug-ins
+    :raises BadRequest: for an unknown layer
     """
     names = tuple(layers)
     roots = {layer: list(_held(layer)) for layer in stack.named(names)}

@@ -39,10 +39,14 @@ def ls(
     contents: bool = True,
     by_kernel: bool = True,
 ) -> listing.Listing:
-    """Return the selected entries, sorted by ``size``, ``age`` or ``used``, no more than ``limit``.
+    """Return the selected entries.
 
-    Without ``contents`` entries are read only if the selection needs that. With ``by_kernel`` they are summed by kernel
-    too, in the same order, no more than ``limit`` sums. Raises :class:`BadRequest` for a negative limit.
+    :param layers: names; none means all
+    :param sort: ``"size"``, ``"age"`` or ``"used"``
+    :param limit: the most entries, and the most kernels
+    :param contents: read entries also where the selection does not need that, for kernels, devices and versions
+    :param by_kernel: also sum them by kernel, in the same order
+    :raises BadRequest: for an unknown layer, and a negative limit
     """
     if limit is not None and limit < 0:
         raise core.BadRequest(f"--limit {limit} is negative")

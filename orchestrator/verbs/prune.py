@@ -30,7 +30,12 @@ def prune(
 ) -> removal.Removal:
     """Remove what is stale or old, then the longest unused until the rest fits, and what killed commands left.
 
-    Without ``limits``, those of the config files count; :class:`BadRequest` is raised if there are none.
+    :param limits: by default those of the config files
+    :param layers: names; none means every clearable one
+    :param dry_run: return the plan
+    :param notice: gets a line for each thing that a caller should know
+    :returns: what of each layer goes, what is left and why; a layer that refuses is ``failed``
+    :raises BadRequest: for an unknown layer, and if neither ``limits`` nor the config files name a limit
     """
     if limits is None:
         # They decide what is stale.

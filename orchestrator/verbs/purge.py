@@ -26,7 +26,13 @@ def plan_purge(
     layers: Iterable[str] = (),
     damaged: bool = False,
 ) -> removal.Removal:
-    """Plan the purge of a selection in each layer, with ``damaged`` only of damaged entries; touches nothing."""
+    """Plan a purge; touches nothing. The plan's ``apply()`` carries it out.
+
+    :param layers: names; none means every clearable one
+    :param damaged: only damaged entries of the selection
+    :returns: what of each layer goes, what is left and why; a layer that refuses is ``failed``
+    :raises BadRequest: for an unknown layer
+    """
     return removal.planned(stack.chosen(layers), lambda layer: layer.plan_clear(selection, damaged=damaged))
 
 
@@ -39,7 +45,15 @@ def purge(
     dry_run: bool = False,
     notice: Callable[[str], None] = layer_set.warn_user,
 ) -> removal.Removal:
-    """Remove the selected entries, and what killed commands left; or return the plan (``dry_run``)."""
+    """Remove the selected entries, and what killed commands left.
+
+    :param layers: names; none means every clearable one
+    :param damaged: only damaged entries of the selection
+    :param dry_run: return the plan
+    :param notice: gets a line for each thing that a caller should know
+    :returns: what of each layer goes, what is left and why; a layer that refuses is ``failed``
+    :raises BadRequest: for an unknown layer
+    """
     names = tuple(layers)
     plan = partial(plan_purge, stack, selection, layers=names, damaged=damaged)
     return removal.carry_out(stack, stack.chosen(names), plan, notice, dry_run=dry_run)

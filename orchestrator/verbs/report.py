@@ -194,10 +194,13 @@ def report(
     by: str | None = None,
     since: float | None = None,
 ) -> Report:
-    """Count the entries of the named layers, or of all, and return whether each is on. Writes nothing into a cache.
+    """Count the entries of layers, and say whether each is on. Writes nothing into a cache.
 
-    ``neighbours`` also measures other caches of compiled code, which belong to no layer; ``by`` also sums the entries
-    of each ``"driver"``, ``"kernel"`` or ``"python"``, and ``since`` (seconds) the runs that were traced since so long.
+    :param layers: names; none means all
+    :param neighbours: also measure other caches of compiled code, which belong to no layer
+    :param by: also sum the entries of each ``"driver"``, ``"kernel"`` or ``"python"``
+    :param since: also sum the runs that were traced in the last so many seconds
+    :raises BadRequest: for an unknown layer
     """
     names, others = tuple(layers), None
     chosen = stack.named(names)

@@ -72,17 +72,24 @@ def run_with(
     sign: str | None = None,
     notice: Callable[[str], None] = layer_set.warn_user,
 ) -> tuple[int, proving.Proof | None]:
-    """Run a command with layers off, or on in an empty root (``True``), or in the root ``isolated``.
+    """Run a command with layers off, or on in another root.
 
-    With ``base`` they start warm from that folder, which never changes, and new entries go to the root
-    ``isolated``; by default to one in the user cache folder, which is kept for each base.
-    ``prove`` watches the real roots; the proof says whether any was read or written. ``store`` is a shared store to
-    pull from before and to push to after the command (``store_mode="ro"`` only pulls), for its own caches or for the
-    root that is kept; entries of the base are not pulled and not pushed. ``trust`` says why it is trusted, and what is
-    pushed is signed with the key ``sign``. ``notice`` gets a line for each layer that stays as it is, and with a
-    ``store`` the verdict of a trace, unless the run is proved. Raises :class:`Refused` if such a layer was named, and
-    :class:`~cachectl.switching.child.CannotStart`. Returns the exit status of the command, 128+n if signal n ended it,
-    and the proof if one was asked for.
+    :param no_cache: every layer off
+    :param isolated: on in an empty root (``True``), or in this one, which is kept
+    :param base: a folder to start warm from, which never changes; new entries go to the root ``isolated``, by
+        default to one in the user cache folder, which is kept for each base
+    :param layers: only these
+    :param prove: watch the real roots
+    :param store: a shared store to pull from before the command and to push to after it; entries of the base are
+        left out
+    :param trust: why the store is trusted
+    :param store_mode: ``"ro"`` only pulls
+    :param sign: an OpenSSH key for what is pushed
+    :param notice: gets a line for each layer that stays as it is, and with a store the verdict of a trace, unless
+        the run is proved
+    :returns: the exit status of the command, 128+n if signal n ended it, and the proof if one was asked for
+    :raises Refused: if a named layer of the user stays as it is
+    :raises CannotStart: if the command cannot be started
     """
     here, chosen = stack.environment, stack.named(layers)
     with ExitStack() as block:

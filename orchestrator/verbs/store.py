@@ -139,7 +139,11 @@ class SharedStore:
         return index
 
     def ls(self) -> StoreListing:
-        """Return what is in the store, by portability key. Raises :class:`BadStore` and :class:`Missing`."""
+        """Return what is in the store, by portability key.
+
+        :raises BadStore: if its index is damaged
+        :raises Missing: if there is no store
+        """
         index = self._index()
         keys = index.settled(lambda: [self._listed(index, group) for group in set(map(wire.key_of, index.parts))])
         keys.sort(key=lambda listed: (listed.layer, listed.key))
@@ -155,11 +159,15 @@ class SharedStore:
         return ListedKey(group, key.layer, len(sizes), sum(sizes), len(parts), unsigned, newest, dict(key.facts))
 
     def gc(self, *, older_than: float | None = None, max_size: int | None = None, dry_run: bool = False) -> Collection:
-        """Remove index parts older than some seconds, then the oldest until the rest has at most ``max_size`` bytes.
+        """Remove old index parts, and packs that nothing lists.
 
-        Packs that nothing lists are removed, too, if they were written more than a day ago: a push may be about to list
-        them. A bundle has one writer, so that they are removed at once. Raises :class:`BadStore` if an index part is
-        damaged: nothing is removed then, because what it lists is unknown.
+        Unlisted packs stay for a day: a push may be about to list them. A bundle has one writer, so that they are
+        removed at once.
+
+        :param older_than: seconds since a part was pushed; a bundle has no times
+        :param max_size: bytes of packs that stay; the oldest parts go first
+        :param dry_run: remove nothing
+        :raises BadStore: if an index part is damaged: nothing is removed, because what it lists is unknown
         """
         if self._place.is_bundle and older_than is not None:
             raise core.BadRequest("a bundle has no times; give --max-size, or gc without a limit")
@@ -227,8 +235,9 @@ class SharedStore:
     def verify(self, *, allowed_signers: str | None = None) -> StoreCheck:
         """Check every index part, key document, pack and entry.
 
-        With ``allowed_signers`` a part that no such signer has signed is a finding, and what it lists is not checked.
-        Raises :class:`Missing` if there is no store.
+        :param allowed_signers: a part that no signer of this file has signed is a finding, and what it lists is not
+            checked
+        :raises Missing: if there is no store
         """
         with trust.allowed_list(self._environment, None, allowed_signers) as allowed:
             for _ in range(_AGAIN):

@@ -39,11 +39,12 @@ def trace(
     remembers: bool = True,
     notice: Callable[[str], None] = layer_set.warn_user,
 ) -> timeline.Trace:
-    """Run a command and return what each layer did; with ``explain`` also how sources changed.
+    """Run a command, and return what each layer did and what misses cost.
 
-    It is compared with the last traced run of the same kernels, and kept for the next, if it ``remembers``.
-    ``notice`` gets a line for each thing that went wrong with the temporary folder, and for each library that could not
-    be watched. Raises :class:`~cachectl.switching.child.CannotStart`.
+    :param explain: also how sources changed since the last traced run
+    :param remembers: compare with the last traced run of each kernel, and keep this one for the next
+    :param notice: gets a line for each library that could not be watched
+    :raises CannotStart: if the command cannot be started
     """
     with (
         child.signals_held() as signals,

@@ -12,7 +12,11 @@ OPTIONS = (verbs.LAYERS, verbs.PLACES, verbs.WAIT, verbs.FORM)
 
 
 def verify(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Findings:
-    """Check every entry of the named layers, or of all, for damage."""
+    """Check every entry for damage. What cannot be read is a finding.
+
+    :param layers: names; none means all
+    :raises BadRequest: for an unknown layer
+    """
     not_checked: dict[str, str] = {}
 
     def check(layer: core.Layer, root: core.Root) -> Iterator[core.Finding]:

@@ -184,8 +184,8 @@ def _warn(line: str) -> None:
 def traced() -> Iterator[timeline.Trace]:
     """Count the cache lookups of a block, in this process and the children it starts.
 
-    The trace is empty until the block has ended, however it ends. Only one block of a process is traced at a time; a
-    second one raises :class:`BadRequest`.
+    :returns: a context, which gives a trace that is empty until the block has ended, however it ends
+    :raises BadRequest: if another block of this process is being traced
     """
     if not _ONE.acquire(blocking=False):
         raise core.BadRequest("another block of this process is being traced")
