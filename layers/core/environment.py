@@ -70,7 +70,7 @@ class Environment(Surroundings):
 
     @property
     def trusts_writers(self) -> bool:
-        """Return whether other users who can write to a cache are trusted, which the superuser may not say."""
+        """Return whether other users who can write to a cache are trusted, which root may not say."""
         return self.shared and not self.superuser
 
     @classmethod

@@ -230,7 +230,7 @@ def _require(layer: Layer, ability: core.Ability) -> None:
 
 
 def _owner_reason(layer: Layer, root: Path, key: str) -> str | None:
-    """Return why the superuser must leave an entry to its owner; ``None`` for any other entry and user."""
+    """Return why root must leave an entry to its owner; ``None`` for any other entry and user."""
     if not layer.environment.superuser:
         return None
     # An entry in a file belongs to the owner of the file.
@@ -305,8 +305,8 @@ def _named(layer: Layer) -> Iterator[None]:
 def plan_removal(layer: Layer, things: Iterable[core.Entry], *, in_use: bool = False) -> core.Plan:
     """Plan the removal of exactly these things, as a scan yielded them. Changes nothing.
 
-    With ``in_use`` those go too that a program may be using: entries that only this process could hit. A superuser's
-    plan leaves those of other users. Raises :class:`Refused` if the layer, or a root, must not be changed.
+    With ``in_use`` those go too that a program may be using: entries that only this process could hit. Root's plan
+    leaves those of other users. Raises :class:`Refused` if the layer, or a root, must not be changed.
     """
     _require(layer, core.Ability.CLEAR)
     unique = {(thing.root, thing.key): thing for thing in things}.values()

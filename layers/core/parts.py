@@ -81,7 +81,7 @@ class Lookups(NamedTuple):
     #: Who reports, in words: "pytools", "PoCL's own messages".
     by: str = ""
     #: Modules with the file that watches each: its ``watch(module, notes)`` replaces functions by others that note.
-    #: The file imports the standard library alone, and runs on Python 3.8. It may also time functions, by the stages
+    #: The file imports only the standard library, and runs on Python 3.8. It may also time functions, by the stages
     #: of a timeline (``notes.timed``, ``notes.span``).
     watchers: Mapping[str, Path] = {}
     #: Those of the watched modules that must be watched for the numbers to be exact.
@@ -137,7 +137,7 @@ class About(NamedTuple):
     unchecked: str = ""
     #: What a pushed entry reveals about its user, in words; ``None`` if that is not known.
     reveals: str | None = None
-    #: Layers whose entries of programs that this layer holds too are hit only beside its own.
+    #: Layers whose entries of programs that this layer holds too are hit only together with its own.
     ahead_of: tuple[str, ...] = ()
     #: The facts that decide whether a program elsewhere can hit an entry.
     portability: Portability | None = None

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 EntryError = core.LayerError | OSError
 #: The damage of an entry's bytes, and its effect on the library.
 Damage = core.Hazard
-#: What a path below a root can be to a layer by name alone: the key of an entry, something else that is the layer's or
+#: What a path below a root can be to a layer, by its name: the key of an entry, something else that is the layer's or
 #: leads to its files, or neither.
 ENTRY, OWN, FOREIGN = "entry", "own", "foreign"
 

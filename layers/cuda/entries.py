@@ -210,7 +210,7 @@ class ComputeCache(files.Files):
         fix, thing = "nothing: the next put or purge in this layer writes it again", None
         if data and not is_index(data):
             fix = "nothing: cachectl does not use an index of another version"
-            # It was cut, or begins with zeros. Without entries beside it, it may be anybody's.
+            # It was cut, or begins with zeros. Without entries next to it, it may be anybody's.
             if records and data[:4] in (bytes(4), VERSION.to_bytes(4, "little")):
                 fix, leaf = (f"cachectl purge --damaged {self.name}", self.tree_of(root).find(INDEX))
                 thing = None if leaf is None else core.orphan(leaf.entry, complaint, idle_only=True)

@@ -1,4 +1,4 @@
-"""Changes of files: they are staged beside their place, synced and renamed; and every removal of a file or folder.
+"""Changes of files: they are staged next to their place, synced and renamed; and every removal of a file or folder.
 
 Nothing else removes, renames or cuts a file of this machine, except :mod:`cachectl.layers.stores.tree`, which moves
 entries in and out of their places. Rows are deleted in :mod:`cachectl.layers.stores.rows`, where sqlite also cuts its
@@ -74,7 +74,7 @@ def replace_file(
 
     With ``new`` it raises :class:`FileExistsError` if there is a file. ``folder`` is the open folder of the file, by
     default the parent of ``path``. A new file has the permissions of the umask and those of ``mode``. An interruption
-    leaves the old file or the new one. A kill may leave a stage beside it, which the next call removes.
+    leaves the old file or the new one. A kill may leave a stage next to it, which the next call removes.
     """
     above, name = os.path.split(os.path.abspath(path))
     with ExitStack() as stack:
@@ -243,7 +243,7 @@ def delete_listed(handle: int, name: str, files: Mapping[str, int], freed: list[
 
 @contextmanager
 def own_folder(handle: int, prefix: str, freed: list[int] | None = None) -> Iterator[int]:
-    """Make a folder for this process alone, locked during the block, and delete it afterwards unless it was renamed.
+    """Make a folder for this process only, locked during the block, and delete it afterwards unless it was renamed.
 
     Yields its descriptor. The deletion adds to ``freed`` as :func:`delete` does, or what a folder takes that stays.
     """

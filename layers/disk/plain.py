@@ -22,7 +22,7 @@ _FLAGS = os.O_RDONLY | _NO_LINKS | getattr(os, "O_NONBLOCK", 0)
 _UNNOTICED = getattr(os, "O_NOATIME", 0)
 #: The folder in which the system shows the open files of this process.
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
-#: Prefix of the names of stages beside their place.
+#: Prefix of the names of stages next to their place.
 STAGE = ".cachectl-stage-"
 #: Bytes to read before the size of a file is known.
 _HEAD = 4096

@@ -125,7 +125,7 @@ def closed_to_changes(root: Path, *, superuser: bool, shared: bool) -> str | Non
 
 
 def belonging_to(owner: int) -> str:
-    """Return why the superuser leaves an entry of another user, with the command that works."""
+    """Return why root leaves an entry of another user, with the command that works."""
     return f"belongs to {user_name(owner)}: {_as_owner(owner)}"
 
 

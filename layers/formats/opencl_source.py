@@ -1,4 +1,4 @@
-"""What PyOpenCL keeps beside a binary: its source in OpenCL C, and the file ``info``.
+"""What PyOpenCL keeps next to a binary: its source in OpenCL C, and the file ``info``.
 
 The latter is a pickled ``_SourceInfo`` (``pyopencl/cache.py``), read without unpickling.
 """

@@ -21,7 +21,7 @@ _LARGEST_WINDOW = 27
 
 
 def decompressor() -> zstd.ZstdDecompressor:
-    """Return a decompressor of one frame, which needs no more than 128 MiB beside what it returns.
+    """Return a decompressor of one frame, which needs no more than 128 MiB in addition to what it returns.
 
     Its ``decompress(data, max_length=…)`` bounds what it returns; it raises :exc:`ZstdError` for what is damaged.
     """

@@ -1,4 +1,4 @@
-"""The distributions installed beside cachectl, found by the names in the folders of ``sys.path``.
+"""The distributions installed next to cachectl, found by the names in the folders of ``sys.path``.
 
 ``importlib.metadata`` gives the same answers, but its import takes longer than a report of every cache. It is used only
 for entry points that are there. Sources: the binary distribution format and the entry-points specification,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: The fact about that folder, which is added with ``-I`` to the options of every build (``pyopencl/__init__.py``,
 #: ``_DEFAULT_INCLUDE_OPTIONS``), and so to every key that is made from options.
 PYOPENCL_INCLUDES = "pyopencl include path"
-#: Names of metadata beside modules, and those that have the version of the distribution in normal form.
+#: Names of metadata next to modules, and those that have the version of the distribution in normal form.
 _METADATA = regex(r"(?i)([^-]+?)(?:-.*)?\.(?:dist|egg)-info")
 _VERSIONED = regex(r"[^-]+-([^-_]+)\.dist-info")
 #: Within one tick of the file system's clock, a folder may change again without a new time.

@@ -38,7 +38,7 @@ _SUFFIX = ".icd"
 _LOADER = "libOpenCL.so.1"
 #: The folder of drivers that loaders are built with.
 _SYSTEM = "/etc/OpenCL/vendors"
-#: Variables that loaders may read; the last one is of Khronos alone.
+#: Variables that loaders may read; the last one is of Khronos only.
 VARIABLES = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES")
 #: The dynamic linker's list of libraries.
 _LINKER_CACHE = "/etc/ld.so.cache"
@@ -58,7 +58,7 @@ _NEARLY = 0.9
 #: A driver: its maker, its library, and the ICD file that names it, or the library if a variable names that.
 Driver = tuple[str, str, str]
 #: The folders that a library names for libraries that it loads: those for what these load in turn too (``DT_RPATH``),
-#: and those for its own alone (``DT_RUNPATH``), which make the linker ignore the former.
+#: and those for its own only (``DT_RUNPATH``), which make the linker ignore the former.
 Folders = tuple[tuple[str, ...], tuple[str, ...]]
 
 

@@ -34,7 +34,7 @@ _ROWS = (
     ("Triton", "TRITON_CACHE_DIR", ("$TRITON_HOME/.triton/cache ~/.triton/cache",)),
     # By cupy/cuda/compiler.py (get_cache_dir)
     ("CuPy", "CUPY_CACHE_DIR", ("~/.cupy/kernel_cache",)),
-    # numba/core/caching.py: beside the source, in __pycache__, and here where that is not writable
+    # numba/core/caching.py: next to the source, in __pycache__, and here where that is not writable
     ("Numba", "NUMBA_CACHE_DIR", ("$XDG_CACHE_HOME/numba ~/.cache/numba",)),
     # pyop2/configuration.py (cache_dir); Firedrake's own environment names a folder of it
     ("PyOP2", "PYOP2_CACHE_DIR", ("$VIRTUAL_ENV/.cache/pyop2", "TMP/pyop2-cache-uid{uid}")),

@@ -1,7 +1,7 @@
 """Running programs with their loaded libraries and open files, and mounts, if the platform shows them in ``/proc``.
 
 ``processes`` is the folder in which the system shows them. Only Linux shows the maps of a process, and only processes
-of this user are looked at, by the superuser all. A process that hides its maps from its own user runs with other
+of this user are looked at, by root all. A process that hides its maps from its own user runs with other
 privileges and does not write into this user's caches.
 """
 
@@ -77,7 +77,7 @@ def open_elsewhere(environment: core.Environment, path: Path) -> str | None:
     # Processes of other users are not visible.
     may_write = bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) or status.st_uid != os.geteuid()
     if may_write and not environment.superuser:
-        return "may be open in a program of another user, who can write to it: do it as the superuser, or by hand"
+        return "may be open in a program of another user, who can write to it: do it as root, or by hand"
 
     def has_open(process: Path) -> bool:
         return _any_open(process, lambda link: os.path.samestat(link.stat(), status))

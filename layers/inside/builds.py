@@ -1,6 +1,6 @@
 """Counts lookups and stores of PyOpenCL's binary cache, and times builds and first launches, inside the program.
 
-A trace copies this file beside its observer: it imports the standard library alone, and runs on Python 3.8. ``notes``
+A trace copies this file next to its observer: it imports only the standard library, and runs on Python 3.8. ``notes``
 is the ``Notes`` of :mod:`cachectl.layers.inside.observer`, and ``call`` its ``Invocation``.
 """
 

@@ -1,7 +1,7 @@
 """Loaded into a traced interpreter: records the program's cache lookups, and where its start-up goes; changes nothing.
 
-This file is copied beside a ``sitecustomize.py`` and runs in any Python from 3.8 on, with or without cachectl, so it
-imports the standard library alone. A table beside it, written from the layers'
+This file is copied next to a ``sitecustomize.py`` and runs in any Python from 3.8 on, with or without cachectl, so it
+imports only the standard library. A table next to it, written from the layers'
 :class:`cachectl.layers.core.parts.Lookups`, says what to watch. Each event is one line of JSON, appended to a file of
 this process, so that the events of a killed program are kept. An error in this file never reaches the program.
 """

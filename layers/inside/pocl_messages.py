@@ -1,6 +1,6 @@
 """Reads PoCL's messages about its cache during a build, inside the program that builds.
 
-A trace copies this file beside its observer: it imports the standard library alone, and runs on Python 3.8. ``notes``
+A trace copies this file next to its observer: it imports only the standard library, and runs on Python 3.8. ``notes``
 is the ``Notes`` of :mod:`cachectl.layers.inside.observer`.
 """
 
@@ -190,7 +190,7 @@ class Listener:
 def _filters_of_pocl(quietly: Any) -> list[Any]:
     """Return the variable for the messages to print of each PoCL that is loaded and has one.
 
-    A wheel may bring a PoCL beside that of the system: which one builds a program does not show.
+    A wheel may bring a PoCL next to that of the system: which one builds a program does not show.
     """
     with open("/proc/self/maps", "rb") as maps:
         paths = {line.split(maxsplit=5)[5].rstrip(b"\n") for line in maps if b"/libpocl" in line}

@@ -39,7 +39,7 @@ _TRUE = "1|t|true|y|yes"
 _FALSE = "0|f|false|n|no"
 _ALSO_READ = "names files that programs also take entries from: they are neither listed nor purged"
 _IGNORED = "is not a boolean that Mesa knows, so it does nothing"
-#: Settings with an effect that few expect. The first two name read-only files of a single-file store beside its own
+#: Settings with an effect that few expect. The first two name read-only files of a single-file store next to its own
 #: (``src/util/fossilize_db.c``).
 _SURPRISES = (
     core.EnvSwitch("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", "(?!)", "", outcome=_ALSO_READ),

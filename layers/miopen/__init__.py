@@ -23,7 +23,7 @@ from cachectl.layers.host import distributions
 LIBRARIES = ("libMIOpen",)
 PACKAGED = "these files belong to the package that MIOpen came with"
 _SYSTEM = "MIOPEN_SYSTEM_DB_PATH"
-_UNMOVED = f"{PACKAGED}; MIOpen finds them beside its library, or through {_SYSTEM}"
+_UNMOVED = f"{PACKAGED}; MIOpen finds them next to its library, or through {_SYSTEM}"
 #: The role of roots in a temporary folder, which other users write to as well.
 TEMPORARY = "temporary"
 
@@ -119,10 +119,10 @@ def _system_roots(environment: core.Environment, *, expands: bool) -> tuple[core
         return (core.Root(path, core.Scope.SYSTEM, _SYSTEM + literal),)
     sources: dict[str, str] = {}
     for library in libraries(environment):
-        sources.setdefault(os.path.realpath(library.parent.parent / _DATABASES[0]), f"beside {library}")
+        sources.setdefault(os.path.realpath(library.parent.parent / _DATABASES[0]), f"next to {library}")
     for folder in (Path(prefix, below) for prefix in (*_prefixes(environment), "/usr") for below in _DATABASES):
         if folder.is_dir():
-            sources.setdefault(os.path.realpath(folder), "a usual place, without a library beside it")
+            sources.setdefault(os.path.realpath(folder), "a usual place, without a library next to it")
     return tuple(core.Root(Path(path), core.Scope.SYSTEM, source) for path, source in sources.items())
 
 

@@ -171,7 +171,7 @@ class MIOpenDatabases(row_store.Rows):
         return self.named(file) is not None
 
     def kind_of(self, root: core.Root, path: str) -> str:
-        """Compare with the names of databases, which the parts of an entry follow, of files beside, and of folders."""
+        """Compare with the names of databases, which an entry's parts follow, of files next to them, and of folders."""
         relative, *parts = path.split(SEPARATOR, self.parts)
         if parts:
             file = self.named(relative)

@@ -118,7 +118,7 @@ class KernelDatabases(databases.MIOpenDatabases):
         # finding.
         with suppress(OSError):
             if self.asked_first and database.is_wal(plain.read_plain(path, limit=_LEAST)):
-                message = "is in WAL mode: only users who can write beside it can open it"
+                message = "is in WAL mode: only users who can write next to it can open it"
                 fix = f"as its owner: sqlite3 {shlex.quote(str(path))} 'pragma journal_mode=delete'"
                 yield core.Finding(*place, core.FAILS, "wal", message, fix)
         yield from super().check_rows(root, file)
@@ -166,7 +166,7 @@ class KernelDatabases(databases.MIOpenDatabases):
     def judged(
         self, root: core.Root, entry: core.Entry, files: tree.Members | None, damages: Iterable[core.Damage]
     ) -> Iterator[core.Finding]:
-        """Yield the damages of a row even if it has no code: MIOpen alone stores rows."""
+        """Yield the damages of a row even if it has no code: only MIOpen stores rows."""
         yield from super().judged(root, entry, None if databases.SEPARATOR in entry.key else files, damages)
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:

@@ -147,7 +147,7 @@ def _lock_files(environment: core.Environment, path: Path) -> tuple[Path, ...]:
     """Return the lock files of a text database, for every version and every path of its folder.
 
     Up to 3.3 they lie in the temporary folder, named by the md5 of the folder's path as it was given; later they lie
-    beside the database.
+    next to the database.
     """
     import hashlib
 

@@ -1,7 +1,7 @@
 """The store of PoCL's cache: a folder for each program, folders of failed builds, and leaked temporaries.
 
 Files and folders with other names are left alone. Sources: ``lib/CL/pocl_cache.c`` (names),
-``lib/CL/pocl_file_util.c``, ``lib/CL/devices`` (``common.c``, ``hsa``, ``tce``: files beside native code),
+``lib/CL/pocl_file_util.c``, ``lib/CL/devices`` (``common.c``, ``hsa``, ``tce``: files next to native code),
 ``lib/llvmopencl/Workgroup.cc`` (symbols of work-group functions).
 
 From version 4.0 on, PoCL shortens the name of a kernel's folder to a prefix, ``.`` (on Windows a blank) and the SHA-1
@@ -88,16 +88,16 @@ def _temporaries(drawn: str) -> tuple[trees.Shape, ...]:
     )
 
 
-#: Headers handed to a compile may have any name, so they are recognised only in a folder that belongs to PoCL alone.
+#: Headers handed to a compile may have any name, so they are recognised only in a folder that belongs to PoCL only.
 _HEADERS = trees.Shape(
     (core.regex(f"tempdir_{DRAWN}"),), folders=True, because="a compile's temporary folder", private=True
 )
 LEVELS = (core.regex("[A-P]{2}"), core.regex("[A-P]{37}"))
-#: A purge beside a running PoCL leaves these: PoCL makes one if it is missing, then a program's folder in it, and the
+#: A purge while PoCL runs leaves these: PoCL makes one if it is missing, then a program's folder in it, and the
 #: build fails if it vanishes between the two (``pocl_mkdir_p`` in ``lib/CL/pocl_file_util.c``).
 _EMPTY = trees.Shape((LEVELS[0],), folders=True, because="an empty folder of programs", sizes=(0,))
 _ENTRY = trees.Shape(LEVELS, folders=True, members=MEMBERS, first=(BITCODE, "program.spv"))
-#: What is in three kinds of root: any folder, one whose name contains ``pocl``, and one that PoCL alone uses.
+#: What is in three kinds of root: any folder, one whose name contains ``pocl``, and one that only PoCL uses.
 NAMED = (_ENTRY, *_temporaries(_NO_WORD)[:2])
 _BEARING = (_EMPTY._replace(private=True), _ENTRY, *_temporaries(_NO_WORD))
 _OWN = (_EMPTY, _ENTRY, *_temporaries(DRAWN), _HEADERS)
@@ -112,7 +112,7 @@ class Programs(files.Files):
     unread = core.Damage(core.FAILS, "")
 
     def shapes_of(self, root: core.Root) -> tuple[trees.Shape, ...]:
-        """Return the shapes in a root: the less certain it is that PoCL alone uses it, the fewer temporaries."""
+        """Return the shapes in a root: the less certain it is that only PoCL uses it, the fewer temporaries."""
         if root.path.name == root.role:
             return _OWN
         return _BEARING if "pocl" in root.path.name.lower() else NAMED

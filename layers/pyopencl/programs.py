@@ -188,7 +188,7 @@ class ProgramFolders(files.Files):
         )
 
     def tagged_text(self, tree: trees.Tree, entry: core.Entry) -> bytes | None:
-        """Return the source, which PyOpenCL keeps beside the binary."""
+        """Return the source, which PyOpenCL keeps next to the binary."""
         return tree.read_file(entry.key, "source.cl") if entry.is_listed else None
 
 

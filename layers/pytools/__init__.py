@@ -65,7 +65,7 @@ def _outlook(versions: Mapping[str, str], there: core.Facts, environment: core.E
     for name, version in sorted(versions.items()):
         here = environment.python if name == "python" else environment.installed(name)
         if here is None:
-            return core.Outlook(None, f"{name} {version} is not installed beside cachectl")
+            return core.Outlook(None, f"{name} {version} is not installed next to cachectl")
         if version not in (here, UNKNOWN):
             return core.Outlook(False, f"stored with {name} {version}, here {here}")  # noqa: FBT003
     return None
@@ -177,7 +177,7 @@ class PytoolsDictionaries(UserCacheLayer):
             return core.State(core.DISABLED, finding.message)
         why = f"not switched off by {' or '.join(self.variables)}" if self.variables else "pytools has no switch"
         if not self.variables and self.environment.get("SUMPY_NO_CACHE") is not None:
-            why = "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)"
+            why = "off for sumpy only (SUMPY_NO_CACHE is set, its value is not read)"
         elif self.environment.installed(library) is None and not (
             # The store of a missing root is not loaded.
             root.exists and self.store.has_any(root)

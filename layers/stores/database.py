@@ -76,7 +76,7 @@ def bytes_of(path: Path) -> int:
 
 
 def rest_of(path: Path, template: core.Entry, payload: int) -> core.Entry:
-    """Return what a database and the files next to it hold beside the payload of its rows."""
+    """Return what a database and the files next to it hold in addition to the payload of its rows."""
     files = _files_of(path)
     rest = max(0, sum(map(handles.size_of, files)) - payload)
     return template._replace(bytes=rest, files=len(files), sums=0)

@@ -165,7 +165,7 @@ class Files(core.Store):
         return self.beside is not None and files.keys() <= self.beside
 
     def kind_of(self, root: core.Root, path: str) -> str:
-        """Compare with the names of entries, temporaries, and files beside them."""
+        """Compare with the names of entries, temporaries, and files next to them."""
         if trees.entry_shape(self.shapes, path) is not None:
             return core.ENTRY
         parts = path.split("/")

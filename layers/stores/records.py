@@ -2,7 +2,7 @@
 
 The reading rules are those of MIOpen (``src/db_record.cpp``, ``src/ramdb.cpp``): the first of equal keys, or of equal
 ids in a record, counts; an item without ``:`` is skipped and the others count; a line without a key, or without a valid
-item, is never hit. A rewrite is staged beside the file and renamed over it, under a lock that the caller supplies. It
+item, is never hit. A rewrite is staged next to the file and renamed over it, under a lock that the caller supplies. It
 keeps every other line byte for byte.
 """
 

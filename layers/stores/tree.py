@@ -59,7 +59,7 @@ class Shape(NamedTuple):
     alone. Without the files in ``first`` the library takes a folder for a miss: they are removed first if the folder
     cannot be renamed.
 
-    If an entry is a file with others beside it, their names match ``companions``, and the first group of that pattern
+    If an entry is a file with others next to it, their names match ``companions``, and the first group of that pattern
     matches the same text as the first group of the entry's own. Without the entry's own file the library finds none of
     them: it is placed last and removed first.
 
@@ -132,7 +132,7 @@ class Shape(NamedTuple):
         return all(pattern.fullmatch(part) for pattern, part in zip(self.levels, parts, strict=False))
 
     def owns(self, parts: Sequence[str]) -> bool:
-        """Return by name alone whether a path is a thing of this shape, a companion, above such a thing, or in one."""
+        """Return whether a path, by its name, is a thing of this shape, a companion, above such a thing, or in one."""
         if self.leads_to(parts) and (self.folders or len(parts) <= len(self.levels)):
             return True
         if self.companions is None or len(parts) != len(self.levels):
@@ -249,7 +249,7 @@ class Tree:
     def _companions(
         self, folder: int, parts: Sequence[str], beside: Mapping[str, Sequence[str]] | None = None
     ) -> dict[str, os.stat_result]:
-        """Return the files beside an entry in an open folder, given those of all entries there."""
+        """Return the files next to an entry in an open folder, given those of all entries there."""
         names = (self._beside(folder, parts) if beside is None else beside).get(parts[-1], ())
         found = ((file, handles.status_of(folder, file)) for file in names)
         return {file: status for file, status in found if status is not None and stat.S_ISREG(status.st_mode)}

@@ -1,6 +1,6 @@
 """``cachectl completion``: a script that completes commands, options, layers, keys and kernels in a shell.
 
-The files ``completion.SHELL`` beside this module hold what shtab does not make of the grammar.
+The files ``completion.SHELL`` next to this module hold what shtab does not make of the grammar.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def script(shell: str) -> str:
             action.complete = complete  # type: ignore[attr-defined]
     text = str(shtab.complete(parser, shell))
     if shell == "zsh":
-        # shtab's own end of the script works with eval alone, not with source.
+        # shtab's own end of the script works only with eval, not with source.
         text = text.partition("if [[ $zsh_eval_context")[0]
         # After a first LAYER more follow, and --option=VALUE is the same as --option VALUE.
         text = re.sub(r'"\(\*\)::?', '"*:', text)

@@ -61,7 +61,7 @@ def isolated_root(
 ) -> Iterator[Path]:
     """Yield ``folder``, created if missing, or an empty temporary one that is removed when the block ends.
 
-    What killed commands left beside it is removed first. A forked child removes nothing. ``notice`` gets a line for
+    What killed commands left next to it is removed first. A forked child removes nothing. ``notice`` gets a line for
     each problem. Raises :class:`CachectlError` if there is no private folder, :class:`OSError` if nothing can be made
     in it.
     """

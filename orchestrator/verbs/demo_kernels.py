@@ -37,7 +37,7 @@ def main(count: int) -> None:
     sys.stdout.write(json.dumps(seconds))
 
 
-def _pocl_device(cl: Any) -> Any:  # noqa: ANN401 - PyOpenCL is imported by the caller alone
+def _pocl_device(cl: Any) -> Any:  # noqa: ANN401 - PyOpenCL is imported only by the caller
     """Return the first PoCL that compiles: version 3.0 refuses processors that are newer than its LLVM."""
     try:
         platforms = cl.get_platforms()

@@ -24,7 +24,7 @@ _FEW = 3
 def _folder(text: str) -> str:
     """Parse the folder of ``--isolated=DIR``; it is empty for a bare ``--isolated``."""
     if not text:
-        raise argparse.ArgumentTypeError("no folder after =; write --isolated=DIR, or --isolated alone")
+        raise argparse.ArgumentTypeError("no folder after =; write --isolated=DIR, or --isolated without =")
     return text.removeprefix(verbs.NO_FOLDER)
 
 

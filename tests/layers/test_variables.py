@@ -117,7 +117,7 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("PYOPENCL_NO_CACHE=2", OFF, "import pyopencl raises ValueError", "variable", FAILS),
     ],
     "pytools": [
-        ("SUMPY_NO_CACHE=1", ON, "off for sumpy alone", "off"),
+        ("SUMPY_NO_CACHE=1", ON, "off for sumpy only", "off"),
         ("SUMPY_NO_CACHE=0|", ON, "its value is not read", "variable"),
     ],
     "miopen": [

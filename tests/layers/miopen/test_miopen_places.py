@@ -40,7 +40,7 @@ def test_system_folders_are_found_beside_every_library(tmp_path: Path) -> None:
         roots = made(Environment(variables, home=HOME, site=(site,))).roots()
         beside = [prefix / "share/miopen/db" for prefix in (tmp_path / "rocm-6.2", site / "torch")]
         assert [(root.path, root.scope) for root in roots] == [(path, Scope.SYSTEM) for path in (*beside, without)]
-        assert roots[0].source == f"beside {rocm}"
+        assert roots[0].source == f"next to {rocm}"
 
 
 def test_old_versions_are_not_stale_where_several_miopens_are_installed(tmp_path: Path) -> None:
