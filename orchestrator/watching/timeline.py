@@ -245,7 +245,12 @@ def _driver_spans(
     began: tuple[int, int],
     later: dict[tuple[int, str], list[Span]],
 ) -> Iterator[Span]:
-    """Yield the spans of the driver in a build: one that missed looks up, compiles, and loads."""
+    """Yield the spans of the driver in a build: one that missed looks up, compiles, and loads; one that failed, none.
+
+    A failure is neither a hit nor a miss, so its time stays that of the build.
+    """
+    if event["failed"]:
+        return
     compiled = event.get("compiled")
     times = [(path, *compilation) for path in stored for compilation in part.compilations(path)]
     outcome = None if compiled is None else "miss" if compiled else "hit"
