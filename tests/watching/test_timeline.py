@@ -135,7 +135,7 @@ def event(kind: str, start: float, end: float, **more: Any) -> dict[str, Any]:  
 def test_a_driver_that_missed_looked_up_and_compiled() -> None:
     """The times of what it stored split its part of a build; what a launch compiles is part of the wait for it."""
     said = {"pid": 1, "event": "messages", "layer": "drv", "lookups": 1, "wrote": ["/program"], "upto": 0}
-    about = {"driver": "drv", "compiled": True, "binary": None, "kernels": ["k"]}
+    about = {"driver": "drv", "compiled": True, "failed": False, "binary": None, "kernels": ["k"]}
     build = event("build", 101, 111, compiles=[[102 * SECOND, 110 * SECOND]], **about)
     launch = event("span", 112, 113, stage="launch", name="enqueue", kernels=["k"])
     wait = event("span", 113, 120, stage="launch", name="wait", kernels=["k"])
