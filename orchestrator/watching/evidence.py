@@ -1,4 +1,4 @@
-"""What each layer did in a run, from all that was seen of it, and what kept it from a part.
+"""What each layer did in a run, or what kept it from taking part, from all that was seen of it.
 
 Each layer says how its lookups are observed (:class:`cachectl.layers.core.parts.Lookups`). Libraries in Python are
 watched, and drivers that report while they build are listened to: exact, also while other programs use the same caches.
