@@ -267,11 +267,19 @@ class Files(core.Store):
 
     def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
         """Remove entries: programs that look for one miss, and programs that have one mapped keep it."""
-
-        def remove(alone: bool) -> core.Outcome:
-            return self.remove_files(root, targets, tidy=trees.always if alone else None)
-
-        return core.remove_counted(self.name, self.changing(root), remove)
+        outcome: core.Outcome | None = None
+        try:
+            with self.changing(root) as alone:
+                outcome = self.remove_files(root, targets, tidy=lambda: alone)
+        except (core.LayerError, OSError) as error:
+            if outcome is None:
+                raise
+            # They have gone, but what ends the change, such as counting the others, failed.
+            where = error.path if isinstance(error, core.LayerError) else error.filename
+            outcome = outcome.plus(
+                core.Outcome(self.name, failed=(core.Note(str(where or "*"), core.reason_of(error)),))
+            )
+        return outcome
 
     def remove_files(self, root: core.Root, targets: Iterable[core.Entry], *, tidy: trees.Tidy) -> core.Outcome:
         """Remove things, and if ``tidy`` returns true, empty folders above them."""
