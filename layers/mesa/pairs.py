@@ -22,6 +22,7 @@ from cachectl.layers import core
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.mesa import entries
 from cachectl.layers.stores import database, rows
+from cachectl.layers.stores.tree import CHANGED
 
 _CHUNK = 1 << 20
 _NAME = core.regex(rb"[0-9a-f]{40}")
@@ -263,7 +264,7 @@ class Pair(rows.RowFile):
             return reason
         with self._changing():
             if database.file_stamp(self.path) != stamp:
-                return rows.CHANGED
+                return CHANGED
             for path in self.paths:
                 atomic.remove_file(path.name, self.folder)
         return None

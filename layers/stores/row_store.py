@@ -253,7 +253,7 @@ class Rows(files.Files):
                 skipped[file] = opened.remove_damaged(stamp, partial(processes.open_elsewhere, self.environment))
             gone = opened.delete(planned) if planned else frozenset()
             removed = len(gone)
-            skipped.update((key, rows.CHANGED) for row, key in planned.items() if row not in gone)
+            skipped.update((key, tree.CHANGED) for row, key in planned.items() if row not in gone)
         except core.LayerError as error:
             failed.append(core.Note(file, self.explain(error)))
             # Sqlite may report an error of a step that follows the deletion; the next program may finish it.

@@ -31,6 +31,7 @@ from urllib.parse import quote
 from cachectl.layers import core
 from cachectl.layers.disk import atomic, handles, plain, trust
 from cachectl.layers.stores import database
+from cachectl.layers.stores.tree import CHANGED
 
 _MAGIC = b"SQLite format 3\0"
 _HEADER = 100
@@ -46,7 +47,6 @@ _FIRST = -(1 << 63)
 _MAKE_ROOM = "; make room and try again"
 #: The page size of a new file, in bytes.
 _PAGE_SIZE = 4096
-CHANGED = "changed since it was planned"
 
 Values = tuple[object, ...]
 
