@@ -22,9 +22,7 @@ def require(layer: str, path: Path, take: Callable[[], bool], seconds: float, ad
 
 
 @contextmanager
-def record_lock(
-    layer: str, path: Path, *, folder: int, lock_timeout: float = core.LOCK_TIMEOUT, create: bool = True
-) -> Iterator[int]:
+def record_lock(layer: str, path: Path, *, folder: int, lock_timeout: float = core.LOCK_TIMEOUT) -> Iterator[int]:
     """Hold a POSIX record lock on a whole plain file; yield the open file's descriptor.
 
     The file is opened, or made, in the open ``folder``, even if its path now leads elsewhere. The CUDA driver and
@@ -32,7 +30,7 @@ def record_lock(
     :class:`Unreachable` if the file cannot be opened or is no plain file.
     """
     try:
-        handle = plain.open_plain(path.name, dir_fd=folder, flags=os.O_RDWR | (os.O_CREAT if create else 0))
+        handle = plain.open_plain(path.name, dir_fd=folder, flags=os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise core.Unreachable(layer, f"cannot open: {error.strerror}", path) from error
     try:
@@ -95,7 +93,7 @@ def presence_lock(
             place = stack.enter_context(handles.opened(str(path.parent))) if folder is None else folder
 
             def is_made() -> bool:
-                while handles.status_of(place, path.name) is not None or not _make_lock(place, path.name, stack):
+                while plain.status_at(path.name, dir_fd=place) is not None or not _make_lock(place, path.name, stack):
                     if not _take_over(place, path.name, abandoned):
                         return False
                 return True

@@ -59,20 +59,17 @@ def owned_folder(parent: Path, prefix: str, environment: core.Environment) -> It
 
 
 @contextmanager
-def temporary_folder(
-    environment: core.Environment | None = None, notice: Callable[[str], None] = lambda _: None
-) -> Iterator[Path]:
+def temporary_folder(environment: core.Environment, notice: Callable[[str], None] = lambda _: None) -> Iterator[Path]:
     """Yield an empty folder that no other user can enter, and delete it afterwards.
 
-    After a kill the next purge or prune deletes it. The environment, by default that of this process, decides where
-    temporary folders are; ``notice`` gets a line if it is elsewhere. Raises :class:`CachectlError` if there is no
-    private folder, :class:`OSError` if nothing can be made in it.
+    After a kill the next purge or prune deletes it. The environment decides where temporary folders are; ``notice``
+    gets a line if it is elsewhere. Raises :class:`CachectlError` if there is no private folder, :class:`OSError` if
+    nothing can be made in it.
     """
-    where = environment or core.Environment.here()
-    parent, elsewhere = temporary_parent(where)
+    parent, elsewhere = temporary_parent(environment)
     if elsewhere is not None:
         notice(elsewhere)
-    with owned_folder(parent, TEMPORARY, where) as folder:
+    with owned_folder(parent, TEMPORARY, environment) as folder:
         yield folder
 
 
@@ -188,8 +185,8 @@ def private_folder(place: Path, *, make: bool = False) -> Path:
 def _own_place(place: Path, *, make: bool) -> tuple[Path, str | None]:
     """Return the folder, and why it is not private."""
     has_users = hasattr(os, "geteuid")
-    if has_users and (decides := trust.deciding_owner(place)) is not None:
-        return place, f"a part of the path belongs to {core.user_name(decides.st_uid)}, who can replace it"
+    if has_users and (owner := trust.deciding_owner(place)) is not None:
+        return place, f"a part of the path belongs to {core.user_name(owner)}, who can replace it"
     place = Path(os.path.realpath(place))
     missing = [folder for folder in (*reversed(place.parents), place) if make and not folder.exists()]
     for present, folders in ((missing[0].parent if missing else place, missing), (place, [])):
