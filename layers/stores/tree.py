@@ -46,8 +46,8 @@ Guard = Callable[[int], AbstractContextManager[object]]
 Members = Mapping[str, bytes]
 #: What became of entries, as :meth:`~cachectl.layers.core.store.Store.write` says.
 Placed = dict[str, bool | core.EntryError]
-#: Returns whether empty folders may be removed now; ``None`` if they must not.
-Tidy = Callable[[], bool] | None
+#: Returns whether empty folders may be removed now.
+Tidy = Callable[[], bool]
 #: A folder in the trash: its name there, and the bytes that the deletion of each file in it frees.
 _Moved = tuple[str, dict[str, int]]
 
@@ -251,7 +251,7 @@ class Tree:
     ) -> dict[str, os.stat_result]:
         """Return the files beside an entry in an open folder, given those of all entries there."""
         names = (self._beside(folder, parts) if beside is None else beside).get(parts[-1], ())
-        found = ((file, handles.status_of(folder, file)) for file in names)
+        found = ((file, plain.status_at(file, dir_fd=folder)) for file in names)
         return {file: status for file, status in found if status is not None and stat.S_ISREG(status.st_mode)}
 
     def _recognise(
@@ -263,7 +263,7 @@ class Tree:
     ) -> Leaf | core.Problem | list[Shape] | None:
         """Return the thing of a name, or why it is none; the shapes of what may lie in a folder above things."""
         name, depth = parts[-1], len(parts)
-        status = handles.status_of(folder, name)
+        status = plain.status_at(name, dir_fd=folder)
         if status is None:
             return None
         if fitting is None:
@@ -328,16 +328,14 @@ class Tree:
         contents: dict[str, bytes] = {}
         paths: list[str] = []
         with self._above(key) as (parent, name):
-            status = None if parent is None else handles.status_of(parent, name)
+            status = None if parent is None else plain.status_at(name, dir_fd=parent)
             if parent is None or status is None or not shape.takes(parent, name, status):
                 return None
             own = "" if shape.companions is None else name
             total = 0
             try:
                 for file in (name, *self._companions(parent, key.split("/"))):
-                    for folder, child, path, found in handles.walk(parent, file):
-                        if stat.S_ISDIR(found.st_mode):
-                            continue
+                    for folder, child, path in handles.walk(parent, file):
                         paths.append(path or (own and file))
                         if wanted is None or wanted(paths[-1]):
                             content = self._read(folder, child, key, path)
@@ -510,7 +508,7 @@ class Tree:
         parts, wrong = key.split("/"), ""
         try:
             with handles.made_below(root, parts[:-1]) as parent:
-                if handles.status_of(parent, parts[-1]) is not None:
+                if plain.status_at(parts[-1], dir_fd=parent) is not None:
                     if not isinstance(self._recognise(parent, parts), Leaf):
                         # Another process may be replacing it.
                         if tries:
@@ -574,7 +572,9 @@ class Tree:
             return False
         return True
 
-    def remove(self, entries: Sequence[core.Entry], *, tidy: Tidy = None, guard: Guard = nullcontext) -> core.Outcome:
+    def remove(
+        self, entries: Sequence[core.Entry], *, tidy: Tidy = lambda: False, guard: Guard = nullcontext
+    ) -> core.Outcome:
         """Remove planned things whose stamp has not changed.
 
         A folder is renamed into a trash folder of the same root before it is deleted, so that no reader sees half of
@@ -609,7 +609,7 @@ class Tree:
                     # What is left goes with the trash folder.
                     with suppress(OSError):
                         atomic.delete_listed(trash() or root, name, files, freed)
-                if tidy is not None and tidy():
+                if tidy():
                     _remove_empty(root, [entry.key for entry in entries], freed)
         except (core.LayerError, OSError) as error:
             # Earlier removals must still be counted.
@@ -646,10 +646,10 @@ class Tree:
         parts, (moved, freed, tidy) = entry.key.split("/"), removal
         name, leaf = parts[-1], self._recognise(parent, parts)
         if not isinstance(leaf, Leaf) or leaf.entry.stamp != entry.stamp:
-            return GONE if handles.status_of(parent, name) is None else CHANGED
+            return GONE if plain.status_at(name, dir_fd=parent) is None else CHANGED
         shape = leaf.shape
         if shape.folders and shape.sizes:
-            if tidy is None or not tidy():
+            if not tidy():
                 return IN_USE
             if not _removed_empty(parent, name, freed):
                 return CHANGED
@@ -671,11 +671,6 @@ class Tree:
 def entry_shape(shapes: Iterable[Shape], key: str) -> Shape | None:
     """Return the shape of the entry with a key; ``None`` if no entry has such a key."""
     return next((shape for shape in shapes if shape.is_entry and shape.accepts(key)), None)
-
-
-def always() -> bool:
-    """Return ``True``: for a root whose library makes the folders again that it needs."""
-    return True
 
 
 def _with_parents(root: int, entries: Iterable[core.Entry]) -> Iterator[tuple[core.Entry, int | OSError | None]]:
