@@ -187,13 +187,9 @@ class Files(core.Store):
         """Read entries one by one."""
         return core.read_each(partial(self.read_entry, root), keys)
 
-    def members(self, root: core.Root, key: str) -> trees.Members | None:
-        """Return the files of an entry that are of use elsewhere, by their paths in it; ``None`` is a miss."""
-        return self.tree_of(root).read_members(key, self.is_carried)
-
     def read_entry(self, root: core.Root, key: str) -> core.Artifact | None:
         """Read one entry. Raises :class:`Damaged` if it is not whole, as while a program writes it."""
-        files = self.members(root, key)
+        files = self.tree_of(root).read_members(key, self.is_carried)
         if files is None or self._is_no_entry(files):
             return None
         self.require_whole(key, files, root.path / key)
@@ -241,20 +237,15 @@ class Files(core.Store):
         try:
             # Also if all of them are there: that repairs the index.
             with self.changing(root) if whole else nullcontext():
-                results.update(self.place(root, whole, replace=replace))
+                tree = self.tree_of(root)
+                for _, guard, keys in self.guarded(root, whole):
+                    group = {key: whole[key] for key in keys}
+                    results |= tree.write(group, guard=guard, replace=replace, wanted=self.is_carried)
         except (core.LayerError, OSError) as error:
             # What was placed is unsettled.
             for key in whole:
                 if results.get(key, True) is True:
                     results[key] = error
-        return results
-
-    def place(self, root: core.Root, whole: Mapping[str, trees.Members], *, replace: bool) -> trees.Placed:
-        """Place whole entries, given file by file; return the result of each as :meth:`write` does."""
-        tree, results = self.tree_of(root), trees.Placed()
-        for _, guard, keys in self.guarded(root, whole):
-            group = {key: whole[key] for key in keys}
-            results |= tree.write(group, guard=guard, replace=replace, wanted=self.is_carried)
         return results
 
     def in_use(self, targets: Iterable[core.Entry]) -> Iterator[tuple[core.Entry, str | None]]:
@@ -332,7 +323,7 @@ class Files(core.Store):
                 return
             yield self.damaged(entry, damage)
 
-    def damaged(self, entry: core.Entry, damage: core.Damage, code: str = "damaged") -> core.Finding:
+    def damaged(self, entry: core.Entry, damage: core.Damage) -> core.Finding:
         """Return the finding of a damaged thing, which ``purge --damaged`` removes."""
         fix = f"cachectl purge --damaged {self.name}"
-        return core.Finding(self.name, entry.root, entry.key, damage.severity, code, damage.message, fix, entry)
+        return core.Finding(self.name, entry.root, entry.key, damage.severity, "damaged", damage.message, fix, entry)
