@@ -178,7 +178,7 @@ class Pair(rows.RowFile):
 
     def size(self) -> int:
         """Return the bytes of both files."""
-        return sum(map(database.bytes_of, self.paths))
+        return sum(sum(database.sizes_of(path)) for path in self.paths)
 
     def gone(self, rows: Iterable[rows.Row]) -> int:
         """Return how many entries have gone: more than planned if Mesa cannot use the files any more."""

@@ -63,7 +63,7 @@ class Rows(files.Files):
         if not opened.require_sound() and self.needs_table:
             raise core.Damaged(self.name, f"has no table {self.schema.table}", opened.path)
         template = core.Entry(self.name, file, root.path, 0, 0)
-        for row, values in opened.rows_with(*self.schema.values):
+        for row, values in opened.rows_with():
             entry, contents = self.entry_of(template, row), None
             try:
                 contents = {"": self.unpacked(values)}
@@ -172,7 +172,8 @@ class Rows(files.Files):
             kinds: dict[type, str] = {core.Busy: "busy", core.Damaged: "sqlite"}
             yield core.Problem(path, kinds.get(type(error), "unreadable"), self.explain(error))
         try:
-            yield database.rest_of(path, template, payload)
+            sizes = database.sizes_of(path)
+            yield template._replace(bytes=max(0, sum(sizes) - payload), files=len(sizes), sums=0)
         except OSError as error:
             yield core.Problem(path, "unreadable", self.explain(error))
 

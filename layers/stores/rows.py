@@ -114,10 +114,10 @@ class RowFile:
         with self._reading() as connection:
             return self._rows_of(connection)
 
-    def rows_with(self, *columns: str, part: bytes = b"") -> Iterator[tuple[Row, Values]]:
-        """Yield every row with some of its values; of blobs only those that contain ``part``."""
+    def rows_with(self, part: bytes = b"") -> Iterator[tuple[Row, Values]]:
+        """Yield every row with its values; of blobs only those that contain ``part``."""
         width = len(self.schema.key)
-        query = f"{self._selection(*columns)} where rowid > ? order by rowid limit {_READ_AT_ONCE}"
+        query = f"{self._selection(self.schema.columns)} where rowid > ? order by rowid limit {_READ_AT_ONCE}"
         with self._reading() as connection:
             last = _FIRST
             while found := [] if _is_new(connection) else connection.execute(query, (last,)).fetchall():
@@ -154,7 +154,7 @@ class RowFile:
 
     def size(self) -> int:
         """Return the bytes of the file, and of those that belong to it."""
-        return database.bytes_of(self.path)
+        return sum(database.sizes_of(self.path))
 
     def gone(self, rows: Iterable[Row]) -> int:
         """Return how many rows have gone, after an attempt to delete these has failed."""
@@ -319,14 +319,14 @@ class RowFile:
             raise core.Unreachable(self.layer, message, self.path)
         return CHANGED
 
-    def _selection(self, *columns: str) -> str:
-        names = ", ".join(f'"{column}"' for column in (*self.schema.key, *columns))
+    def _selection(self, columns: Sequence[str]) -> str:
+        names = ", ".join(f'"{column}"' for column in columns)
         return f"select rowid, {self.schema.size}, {names} from {self.schema.table}"
 
     def _rows_of(self, connection: sqlite3.Connection) -> list[Row]:
         if _is_new(connection):
             return []
-        return [_row(*found) for found in connection.execute(f"{self._selection()} order by rowid")]
+        return [_row(*found) for found in connection.execute(f"{self._selection(self.schema.key)} order by rowid")]
 
     def _rows_in(self, connection: sqlite3.Connection, keys: Sequence[Sequence[str]]) -> dict[tuple[str, ...], Values]:
         """Return the values of the keys that have a row."""
