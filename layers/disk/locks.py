@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cachectl.layers import core
 from cachectl.layers.disk import handles, plain
-from cachectl.layers.disk.atomic import remove_file
+from cachectl.layers.disk.atomic import create, remove_file
 
 
 def require(layer: str, path: Path, take: Callable[[], bool], seconds: float, advice: str = "") -> None:
@@ -121,14 +121,12 @@ def _make_lock(folder: int, name: str, stack: ExitStack) -> bool:
     The file gets its name last, so that a kill leaves no lock without an owner. File systems without unnamed files
     leave an empty one in that moment, which only its age shows to be abandoned.
     """
-    handle = None
+    unnamed = None
     if hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd"):
         with suppress(OSError):
-            handle = os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o644, dir_fd=folder)
-    unnamed = handle
+            unnamed = os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o644, dir_fd=folder)
     try:
-        if handle is None:
-            handle = os.open(name, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o644, dir_fd=folder)
+        handle = create(name, folder, 0o644) if unnamed is None else unnamed
         stack.callback(os.close, handle)
         # Others see by ``flock`` whether we live.
         handles.take_flock(handle)
