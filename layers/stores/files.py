@@ -52,24 +52,20 @@ class Files(core.Store):
 
     def shapes_of(self, root: core.Root) -> tuple[trees.Shape, ...]:
         """Return the shapes in a root, which may have some of its own."""
-        del root
         return self.shapes
 
     def is_carried(self, path: str) -> bool:
         """Return whether a file of an entry is of use elsewhere."""
-        del path
         return True
 
     def is_checked(self, path: str) -> bool:
         """Return whether the content of a file of an entry is checked."""
-        del path
         return True
 
     def described(
         self, tree: trees.Tree, leaf: trees.Leaf, selection: core.Selection, *, contents: bool
     ) -> Iterator[core.Found]:
         """Yield an entry with what its content says, and its problems; nothing if the selection does not match it."""
-        del selection
         if not contents:
             yield leaf.entry
             return
@@ -99,24 +95,20 @@ class Files(core.Store):
 
     def damages(self, key: str, files: trees.Members) -> Iterator[core.Damage]:
         """Yield what is wrong with an entry, by its checked files."""
-        del key
         if (damage := self.check(archive.entry_bytes(files))) is not None:
             yield damage
 
     def foreign(self, files: trees.Members) -> str | None:
         """Return why a damaged entry may be of an unknown version of the format; ``None`` if it is of a known one."""
-        del files
         return None
 
     def detail(self, key: str, files: trees.Members) -> Mapping[str, str]:
         """Return what an artifact says of itself."""
-        del key
         about = self.describe(archive.entry_bytes(files))
         return {**about.words, "kernels": " ".join(about.kernels or ()), "device": about.device or "", **about.versions}
 
     def changing(self, root: core.Root) -> AbstractContextManager[bool]:
         """Return a context to hold while entries change; it yields whether no program can make a folder meanwhile."""
-        del root
         return nullcontext(self.tidies)
 
     def guarded(self, root: core.Root, keys: Iterable[str]) -> Iterator[tuple[str, trees.Guard, list[str]]]:
@@ -129,12 +121,10 @@ class Files(core.Store):
 
     def check_index(self, root: core.Root) -> Iterator[core.Finding]:
         """Yield differences between the files of the cache as a whole and the entries, all of which could be read."""
-        del root
         yield from ()
 
     def tagged_text(self, tree: trees.Tree, entry: core.Entry) -> bytes | None:
         """Return the part of an entry, or of an orphan, that has the tag of its build."""
-        del tree, entry
         return None
 
     def tree_of(self, root: core.Root) -> trees.Tree:

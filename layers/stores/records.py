@@ -124,7 +124,6 @@ class RecordFile(RowFile):
 
     def remove_damaged(self, stamp: tuple[int, ...], in_use: Callable[[Path], str | None]) -> str:
         """Return why the file stays: other lines of it can be read."""
-        del stamp, in_use
         return CHANGED
 
     def _rewrite(self, lines: Sequence[bytes]) -> None:

@@ -87,12 +87,10 @@ class Rows(files.Files):
 
     def counts(self, root: core.Root, status: os.stat_result) -> bool:
         """Return whether a file of a root may be the user's."""
-        del root, status
         return True
 
     def folders(self, root: core.Root) -> Sequence[str]:
         """Return the names of the folders in a root that have databases too. Raises :class:`OSError`."""
-        del root
         return ()
 
     def is_usable(self, root: core.Root, file: str) -> bool:

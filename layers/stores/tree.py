@@ -537,21 +537,19 @@ class Tree:
             return
         moved: list[tuple[int, str, int, str]] = []
         with ExitStack() as stack:
-            files = (name, *self._companions(parent, parts)) if replace else ()
-            moves = [(parent, file, stage, plain.own_name()) for file in files]
-            if shape.companions is None:
-                moves.append((stage, staged, parent, name))
-            else:
-                own = stack.enter_context(handles.opened(staged, stage))
-                moves += [(own, file, parent, file) for file in sorted(os.listdir(own), key=lambda file: file == name)]
+            source, files = stage, {staged: name}
+            if shape.companions is not None:
+                source = stack.enter_context(handles.opened(staged, stage))
+                files = {file: file for file in sorted(os.listdir(source), key=lambda file: file == name)}
             try:
-                for source, file, to, place in moves:
-                    with suppress(FileNotFoundError) if source == parent else nullcontext():
-                        if source == parent:
-                            self._move_out(shape, source, file, to, place)
-                        else:
-                            shape.move(file, place, src_dir_fd=source, dst_dir_fd=to)
-                        moved.append((source, file, to, place))
+                for file in (name, *self._companions(parent, parts)) if replace else ():
+                    with suppress(FileNotFoundError):
+                        place = plain.own_name()
+                        self._move_out(shape, parent, file, stage, place)
+                        moved.append((parent, file, stage, place))
+                for file, place in files.items():
+                    shape.move(file, place, src_dir_fd=source, dst_dir_fd=parent)
+                    moved.append((source, file, parent, place))
             except OSError:
                 for source, file, to, place in reversed(moved):
                     with suppress(OSError):
