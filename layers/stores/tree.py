@@ -36,7 +36,7 @@ IN_USE = "a running program may be about to make an entry in it"
 _TRASH = ".cachectl-trash-"
 _FOREVER = float("inf")
 #: Attempts to place an entry while other processes place and remove entries.
-_TRIES = 5
+_TRIES = 6
 #: Errors that say that a place is taken, by a file or a folder.
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 
@@ -501,31 +501,32 @@ class Tree:
             return core.EntryExists(self.layer, self.root / key)
         return self._unreachable("cannot write", key, error)
 
-    def _move_in(
-        self, root: int, stage: int, staged: str, key: str, *, replace: bool, tries: int = _TRIES
-    ) -> core.LayerError | None:
+    def _move_in(self, root: int, stage: int, staged: str, key: str, *, replace: bool) -> core.LayerError | None:
         """Move a staged entry into its place below the open root; return the error."""
-        parts, wrong = key.split("/"), ""
-        try:
-            with handles.made_below(root, parts[:-1]) as parent:
-                if plain.status_at(parts[-1], dir_fd=parent) is not None:
-                    if not isinstance(self._recognise(parent, parts), Leaf):
+        parts = key.split("/")
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                with handles.made_below(root, parts[:-1]) as parent:
+                    wrong = ""
+                    if plain.status_at(parts[-1], dir_fd=parent) is None:
+                        if self._companions(parent, parts):
+                            wrong = "files of an entry that is not there are in its place; cachectl purge removes them"
+                    elif not isinstance(self._recognise(parent, parts), Leaf):
                         # Another process may be replacing it.
-                        if tries:
-                            return self._move_in(root, stage, staged, key, replace=replace, tries=tries - 1)
+                        if tries_left:
+                            continue
                         wrong = "something that is no entry has its name; left alone"
                     elif not replace:
                         return core.EntryExists(self.layer, self.root / key)
-                elif self._companions(parent, parts):
-                    wrong = "files of an entry that is not there are in its place; cachectl purge removes them"
-                if wrong:
-                    return core.LayerError(self.layer, wrong, self.root / key)
-                self._exchange(stage, staged, parent, key, replace=replace)
-        except OSError as error:
-            # Another process may remove an empty folder on the path, or place an entry.
-            if tries and (isinstance(error, FileNotFoundError) or (replace and error.errno in _TAKEN)):
-                return self._move_in(root, stage, staged, key, replace=replace, tries=tries - 1)
-            return self._failure(key, error)
+                    if wrong:
+                        return core.LayerError(self.layer, wrong, self.root / key)
+                    self._exchange(stage, staged, parent, key, replace=replace)
+                    break
+            except OSError as error:
+                # Another process may remove an empty folder on the path, or place an entry.
+                may_pass = isinstance(error, FileNotFoundError) or (replace and error.errno in _TAKEN)
+                if not (tries_left and may_pass):
+                    return self._failure(key, error)
         return None
 
     def _exchange(self, stage: int, staged: str, parent: int, key: str, *, replace: bool) -> None:
@@ -594,7 +595,7 @@ class Tree:
                 with guard(root):
                     for entry, parent in _with_parents(root, entries):
                         try:
-                            reason = self._remove_from(parent, entry, trash, (moved, freed, tidy))
+                            reason = self._remove_from(parent, entry, trash, moved, freed, tidy=tidy)
                         except FileNotFoundError:
                             reason = GONE
                         except OSError as error:
@@ -630,18 +631,21 @@ class Tree:
         parent: int | OSError | None,
         entry: core.Entry,
         trash: Callable[[], int | None],
-        removal: tuple[list[_Moved], list[int], Tidy],
+        moved: list[_Moved],
+        freed: list[int],
+        *,
+        tidy: Tidy,
     ) -> str | None:
         """Remove one thing in an open folder; return why it was left, or ``None``.
 
-        Raises the error that kept the folder from being opened. ``removal`` has what was moved into the trash, the
-        bytes freed so far, and ``tidy``.
+        Adds to ``moved`` what it moves into the trash, and to ``freed`` the bytes of what it deletes. Raises the error
+        that kept the folder from being opened.
         """
         if parent is None:
             return GONE
         if isinstance(parent, OSError):
             raise parent
-        parts, (moved, freed, tidy) = entry.key.split("/"), removal
+        parts = entry.key.split("/")
         name, leaf = parts[-1], self._recognise(parent, parts)
         if not isinstance(leaf, Leaf) or leaf.entry.stamp != entry.stamp:
             return GONE if plain.status_at(name, dir_fd=parent) is None else CHANGED
