@@ -50,12 +50,19 @@ def owned_folder(parent: Path, prefix: str, environment: core.Environment) -> It
         yield folder
     finally:
         if os.getpid() == owner:
-            atomic.remove_tree(folder)
             with suppress(OSError):
-                if not folder.exists():
-                    atomic.remove_file(_lock_of(folder))
+                _remove(folder)
             with suppress(OSError):
                 os.close(lock)
+
+
+def _remove(folder: Path) -> bool:
+    """Remove a temporary folder, and if that has succeeded, its lock file; return whether it has."""
+    atomic.remove_tree(folder)
+    if os.path.lexists(folder):
+        return False
+    atomic.remove_file(_lock_of(folder))
+    return True
 
 
 @contextmanager
@@ -73,12 +80,10 @@ def temporary_folder(environment: core.Environment, notice: Callable[[str], None
         yield folder
 
 
-def abandoned_in(parent: Path, environment: core.Environment, *, look: bool = False) -> Iterator[Path]:
-    """Yield the temporary folders in a private folder that nobody uses any more.
+def _abandoned_in(parent: Path, environment: core.Environment) -> Iterator[Path]:
+    """Yield the temporary folders in a private folder that nobody uses any more, and those that left only a lock file.
 
-    Each is locked while the caller handles it; if the caller removes it, its lock file is removed too, as are lock
-    files without a folder. With ``look`` all lock files stay. Yields nothing on a platform that does not show its
-    processes.
+    Each is locked while the caller handles it. Yields nothing on a platform that does not show its processes.
     """
     names: set[str] = set()
     with suppress(OSError):
@@ -86,12 +91,8 @@ def abandoned_in(parent: Path, environment: core.Environment, *, look: bool = Fa
     is_shared = bool(names) and processes.network_file_system(environment, parent) is not None
     for folder in map(parent.joinpath, sorted(names)):
         with _taken(_lock_of(folder)) as is_taken:
-            if not is_taken or _may_be_used(folder, environment, is_shared=is_shared):
-                continue
-            if os.path.lexists(folder):
+            if is_taken and not _may_be_used(folder, environment, is_shared=is_shared):
                 yield folder
-            if not look and not os.path.lexists(folder):
-                atomic.remove_file(_lock_of(folder))
 
 
 def _may_be_used(folder: Path, environment: core.Environment, *, is_shared: bool) -> bool:
@@ -118,9 +119,9 @@ def remove_abandoned(environment: core.Environment, parents: Iterable[Path] | No
     """
     removed = 0
     for parent in temporary_parents(environment) if parents is None else parents:
-        for folder in abandoned_in(parent, environment):
-            atomic.remove_tree(folder)
-            removed += not folder.exists()
+        for folder in _abandoned_in(parent, environment):
+            is_there = os.path.lexists(folder)
+            removed += _remove(folder) and is_there
     return removed
 
 
@@ -129,7 +130,8 @@ def abandoned_temporaries(environment: core.Environment) -> tuple[core.Entry, ..
     return tuple(
         _measured(folder)
         for parent in temporary_parents(environment)
-        for folder in abandoned_in(parent, environment, look=True)
+        for folder in _abandoned_in(parent, environment)
+        if os.path.lexists(folder)
     )
 
 

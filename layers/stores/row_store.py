@@ -326,18 +326,14 @@ class Rows(files.Files):
         results: tree.Placed = {}
         whole: dict[str, rows.Values] = {}
         for artifact in artifacts:
-            values = core.attempt(partial(self._values_of, artifact))
-            if isinstance(values, core.EntryError):
-                results[artifact.key] = values
-            else:
-                whole[artifact.key] = values
+            try:
+                files.Files.require_whole(self, artifact.key, {"": artifact.data}, artifact.key)
+                whole[artifact.key] = self.packed(artifact)
+            except (core.LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
+                results[artifact.key] = error
         pairs = [(self.key_of(key), values) for key, values in whole.items()]
         inserted = self.opened(root, file).insert(pairs, replace=replace) if pairs else ()
         return {**results, **dict(zip(whole, inserted, strict=True))}
-
-    def _values_of(self, artifact: core.Artifact) -> rows.Values:
-        files.Files.require_whole(self, artifact.key, {"": artifact.data}, artifact.key)
-        return self.packed(artifact)
 
     def _split(self, things: dict[str, T]) -> tuple[dict[str, dict[str, T]], dict[str, T]]:
         """Return the things that are in databases, by file and key, and the others by key."""
