@@ -21,8 +21,7 @@ from typing import NamedTuple
 from cachectl.layers import core
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.mesa import entries
-from cachectl.layers.stores import database, rows
-from cachectl.layers.stores.tree import CHANGED
+from cachectl.layers.stores import database, rows, tree
 
 _CHUNK = 1 << 20
 _NAME = core.regex(rb"[0-9a-f]{40}")
@@ -264,7 +263,7 @@ class Pair(rows.RowFile):
             return reason
         with self._changing():
             if database.file_stamp(self.path) != stamp:
-                return CHANGED
+                return tree.CHANGED
             for path in self.paths:
                 atomic.remove_file(path.name, self.folder)
         return None

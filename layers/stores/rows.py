@@ -30,8 +30,7 @@ from urllib.parse import quote
 
 from cachectl.layers import core
 from cachectl.layers.disk import atomic, handles, plain, trust
-from cachectl.layers.stores import database
-from cachectl.layers.stores.tree import CHANGED
+from cachectl.layers.stores import database, tree
 
 _MAGIC = b"SQLite format 3\0"
 _HEADER = 100
@@ -301,7 +300,7 @@ class RowFile:
                 if not handles.wait_until(lambda: handles.try_record_lock(handle, _LOCKED_BYTES, _FIRST_LOCKED), 0):
                     raise self._locked_too_long(0)
                 if database.file_stamp(self.path) != stamp:
-                    return CHANGED
+                    return tree.CHANGED
                 # The file goes first: sqlite ignores a log without a database, and would apply one to the next.
                 for suffix in ("", *database.COMPANIONS):
                     atomic.remove_file(database.companion(self.path, suffix))
@@ -317,7 +316,7 @@ class RowFile:
         if database.file_stamp(self.path) == stamp:
             message = "its disk failed while it was checked, and does not now; run the command again"
             raise core.Unreachable(self.layer, message, self.path)
-        return CHANGED
+        return tree.CHANGED
 
     def _selection(self, columns: Sequence[str]) -> str:
         names = ", ".join(f'"{column}"' for column in columns)
