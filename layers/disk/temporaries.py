@@ -73,9 +73,16 @@ def temporary_folder(environment: core.Environment, notice: Callable[[str], None
     gets a line if it is elsewhere. Raises :class:`CachectlError` if there is no private folder, :class:`OSError` if
     nothing can be made in it.
     """
-    parent, elsewhere = temporary_parent(environment)
-    if elsewhere is not None:
-        notice(elsewhere)
+    try:
+        parent = private_folder(environment.temporary)
+    except core.CachectlError as reason:
+        elsewhere = _scratch_folder(environment)
+        try:
+            parent = private_folder(elsewhere, make=True)
+        except core.CachectlError as error:
+            advice = "set TMPDIR to a folder of mode 700"
+            raise core.CachectlError(f"no place for temporary folders: {reason}; {error}; {advice}") from error
+        notice(f"{reason}; temporary folders are made in {elsewhere}")
     with owned_folder(parent, TEMPORARY, environment) as folder:
         yield folder
 
@@ -220,22 +227,6 @@ def _why_not_private(folder: Path) -> str | None:
     if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         return f"others have access to it (mode {stat.S_IMODE(status.st_mode):04o}); chmod 700 it"
     return None
-
-
-def temporary_parent(environment: core.Environment) -> tuple[Path, str | None]:
-    """Return the folder for temporary folders, and a notice if that is not in the temporary folder.
-
-    Raises :class:`CachectlError` if there is no private folder.
-    """
-    try:
-        return private_folder(environment.temporary), None
-    except core.CachectlError as error:
-        reason, elsewhere = str(error), _scratch_folder(environment)
-    try:
-        return private_folder(elsewhere, make=True), f"{reason}; temporary folders are made in {elsewhere}"
-    except core.CachectlError as error:
-        advice = "set TMPDIR to a folder of mode 700"
-        raise core.CachectlError(f"no place for temporary folders: {reason}; {error}; {advice}") from error
 
 
 def temporary_parents(environment: core.Environment) -> Iterator[Path]:
