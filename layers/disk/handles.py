@@ -36,15 +36,6 @@ def probe_room(folder: Path, size: int = _PROBE) -> None:
         os.fsync(file.fileno())
 
 
-def lacks_room(folder: Path) -> bool:
-    """Return whether a new file of a few pages cannot be written: no room, no inode left, or a quota used up."""
-    try:
-        probe_room(folder)
-    except OSError as error:
-        return error.errno in NO_ROOM
-    return False
-
-
 def open_folder(name: str, handle: int | None = None) -> int:
     """Open a folder that is no link; return its descriptor."""
     return os.open(name, _FOLDER_FLAGS, dir_fd=handle)

@@ -452,8 +452,12 @@ class RowFile:
     def _lacks_room(self, error: sqlite3.Error) -> bool:
         text = str(error)
         # Sqlite reports a used-up quota as an I/O error, and missing inodes as a file it cannot open.
-        doubtful = "disk I/O error" in text or "unable to open" in text
-        return "disk is full" in text or (doubtful and handles.lacks_room(self.path.parent))
+        if "disk I/O error" in text or "unable to open" in text:
+            try:
+                handles.probe_room(self.path.parent)
+            except OSError as cause:
+                return cause.errno in handles.NO_ROOM
+        return "disk is full" in text
 
     def _locked_too_long(self, seconds: float) -> core.Busy:
         message = f"locked by another process for more than {seconds:g} s; try again later, or use --wait"
