@@ -188,22 +188,6 @@ def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[N
         raise core.Unsettled(layer, message, index) from error
 
 
-def remove_counted(
-    layer: str, change: contextlib.AbstractContextManager[_T], remove: Callable[[_T], core.Outcome]
-) -> core.Outcome:
-    """Remove entries within a change that ends with :func:`counting`; a failed recount is added to the outcome."""
-    outcome: core.Outcome | None = None
-    try:
-        with change as given:
-            outcome = remove(given)
-    except (core.LayerError, OSError) as error:
-        if outcome is None:
-            raise
-        where = error.path if isinstance(error, core.LayerError) else error.filename
-        outcome = outcome.plus(core.Outcome(layer, failed=(core.Note(str(where or "*"), core.reason_of(error)),)))
-    return outcome
-
-
 def sum_usage(found: Iterable[core.Found]) -> core.Usage:
     """Sum a scan, holding one thing at a time."""
     sums = dict.fromkeys(("entries", "files", "bytes", "orphan_files", "orphan_bytes", "stale_unknown"), 0)

@@ -144,7 +144,7 @@ class ComputeCache(files.Files):
         """
         with ExitStack() as stack:
             folder, handle = stack.enter_context(handles.opened_root(root.path)), None
-            if folder is not None and handles.status_of(folder, INDEX) is not None:
+            if folder is not None and plain.status_at(INDEX, dir_fd=folder) is not None:
                 handle = stack.enter_context(self._locked(root, folder))
             stack.enter_context(core.counting(self.name, root.path / INDEX, partial(self._recount, root, handle)))
             yield processes.using(cuda.LIBRARIES, processes=self.environment.processes) == ()

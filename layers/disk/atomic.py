@@ -192,28 +192,35 @@ def remove_remote(system: Any, paths: Sequence[str], *, together: bool) -> None:
             system.rm_file(path)
 
 
-def delete(handle: int, name: str, freed: list[int] | None = None, *, first: Collection[str] = ()) -> None:
+def delete(
+    handle: int, name: str, freed: list[int] | None = None, *, first: Collection[str] = (), depth: int = 0
+) -> None:
     """Delete a file or a whole folder relative to a handle, and add the bytes of what was deleted to ``freed``.
 
     The files that ``first`` names are deleted before the others. Links are unlinked, never followed. A failed deletion
     does not stop the others, unless ``first`` names the file; at the end the first :class:`OSError` is raised.
     """
     errors: list[OSError] = []
-    for folder, child, path, status in handles.walk(handle, name, errors, first=first):
-        try:
-            is_folder = stat.S_ISDIR(status.st_mode)
-            (os.rmdir if is_folder else os.unlink)(child, dir_fd=folder)
-            # A file with another hard link frees nothing.
-            if freed is not None and (is_folder or status.st_nlink == 1):
-                freed.append(handles.size_of(status))
-        except FileNotFoundError:  # noqa: PERF203 - one must not end the rest
-            pass
-        except OSError as error:
-            if path in first:
-                raise
-            errors.append(error)
-    if errors:
-        raise errors[0]
+    with suppress(FileNotFoundError):
+        status = os.stat(name, dir_fd=handle, follow_symlinks=False)
+        is_folder = stat.S_ISDIR(status.st_mode)
+        if is_folder:
+            # An entry may lie in a trash folder.
+            handles.require_shallow(name, depth - 1)
+            with handles.opened(name, handle) as folder:
+                for child in sorted(os.listdir(folder), key=lambda child: child not in first):
+                    try:
+                        delete(folder, child, freed, depth=depth + 1)
+                    except OSError as error:  # noqa: PERF203 - one must not end the rest
+                        errors.append(error)
+                        if child in first:
+                            break
+        if errors:
+            raise errors[0]
+        (os.rmdir if is_folder else os.unlink)(name, dir_fd=handle)
+        # A file with another hard link frees nothing.
+        if freed is not None and (is_folder or status.st_nlink == 1):
+            freed.append(handles.size_of(status))
 
 
 def delete_listed(handle: int, name: str, files: Mapping[str, int], freed: list[int]) -> None:

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -18,9 +18,8 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PROBE = 1 << 15
 #: Seconds between two attempts to take a lock.
 _PAUSE = 0.02
-#: Deeper than any entry is nested, and what an error says of it.
+#: Deeper than any entry is nested.
 _DEEP = 16
-_TOO_DEEP = "nested deeper than any entry"
 
 #: Windows has none.
 _HAS_BLOCKS = hasattr(os.stat_result, "st_blocks")
@@ -35,20 +34,6 @@ def probe_room(folder: Path, size: int = _PROBE) -> None:
         file.write(bytes(size))
         file.flush()
         os.fsync(file.fileno())
-
-
-def lacks_room(folder: Path) -> bool:
-    """Return whether a new file of a few pages cannot be written: no room, no inode left, or a quota used up."""
-    try:
-        probe_room(folder)
-    except OSError as error:
-        return error.errno in NO_ROOM
-    return False
-
-
-def status_of(handle: int, name: str) -> os.stat_result | None:
-    """Return the status of a name, of a link itself; ``None`` if there is none. Raises any other error."""
-    return plain.status_at(name, dir_fd=handle)
 
 
 def open_folder(name: str, handle: int | None = None) -> int:
@@ -103,43 +88,31 @@ def made_below(handle: int, parts: Sequence[str], *, make: bool = True) -> Itera
     """Open a folder below a handle for a block, and make those that are missing. Raises :class:`OSError`."""
     with ExitStack() as stack:
         for part in parts:
-            if make and status_of(handle, part) is None:
+            if make and plain.status_at(part, dir_fd=handle) is None:
                 with suppress(FileExistsError):
                     os.mkdir(part, 0o700, dir_fd=handle)
             handle = stack.enter_context(opened(part, handle))
         yield handle
 
 
-#: What :func:`walk` meets: an open folder, a name in it, the path below the start, and the status.
-Visited = tuple[int, str, str, os.stat_result]
+def require_shallow(name: str, depth: int) -> None:
+    """Raise :class:`OSError` for a folder that lies deeper than any entry has one."""
+    if depth > _DEEP:
+        raise OSError(errno.ELOOP, "nested deeper than any entry", name)
 
 
-def walk(
-    handle: int, name: str, errors: list[OSError] | None = None, *, first: Collection[str] = (), path: str = ""
-) -> Iterator[Visited]:
-    """Yield everything in a file or folder, itself included, which has the path ``""``; a folder after its content.
+def walk(handle: int, name: str, path: str = "") -> Iterator[tuple[int, str, str]]:
+    """Yield every file in a folder, links, pipes and so on included, or the file itself; links are not followed.
 
-    Links are not followed. The names in ``first`` come before the others of their folder. With ``errors`` an
-    :class:`OSError` is added there, unless it means that something has vanished, and the walk goes on after it; else it
-    is raised. An error about one of ``first`` ends the walk of its folder.
+    Each is an open folder, a name in it, and the path below the start, ``""`` for the start itself.
     """
-    try:
-        status = os.stat(name, dir_fd=handle, follow_symlinks=False)
-        if stat.S_ISDIR(status.st_mode):
-            if path.count("/") > _DEEP:
-                raise OSError(errno.ELOOP, _TOO_DEEP, name)
-            with opened(name, handle) as folder:
-                for child in sorted(os.listdir(folder), key=lambda child: child not in first):
-                    yield from walk(folder, child, errors, first=first, path=f"{path}/{child}" if path else child)
-    except FileNotFoundError:
-        if errors is None:
-            raise
-    except OSError as error:
-        if errors is None or path in first:
-            raise
-        errors.append(error)
-    else:
-        yield handle, name, path, status
+    if not stat.S_ISDIR(os.stat(name, dir_fd=handle, follow_symlinks=False).st_mode):
+        yield handle, name, path
+        return
+    require_shallow(name, path.count("/"))
+    with opened(name, handle) as folder:
+        for child in os.listdir(folder):
+            yield from walk(folder, child, f"{path}/{child}" if path else child)
 
 
 def gather(handle: int, name: str, members: dict[str, os.stat_result], above: str = "") -> tuple[int, int]:
@@ -148,8 +121,7 @@ def gather(handle: int, name: str, members: dict[str, os.stat_result], above: st
     Returns the newest change of what is in it (ns), and the bytes that its folders take on the disk. Links are not
     followed, and what vanishes meanwhile is left out. :func:`walk` would take a third longer.
     """
-    if above.count("/") > _DEEP:
-        raise OSError(errno.ELOOP, _TOO_DEEP, name)
+    require_shallow(name, above.count("/"))
     newest = size = 0
     folder = open_folder(name, handle)
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cachectl.layers import core
 from cachectl.layers.disk import handles, plain
-from cachectl.layers.disk.atomic import remove_file
+from cachectl.layers.disk.atomic import create, remove_file
 
 
 def require(layer: str, path: Path, take: Callable[[], bool], seconds: float, advice: str = "") -> None:
@@ -22,9 +22,7 @@ def require(layer: str, path: Path, take: Callable[[], bool], seconds: float, ad
 
 
 @contextmanager
-def record_lock(
-    layer: str, path: Path, *, folder: int, lock_timeout: float = core.LOCK_TIMEOUT, create: bool = True
-) -> Iterator[int]:
+def record_lock(layer: str, path: Path, *, folder: int, lock_timeout: float = core.LOCK_TIMEOUT) -> Iterator[int]:
     """Hold a POSIX record lock on a whole plain file; yield the open file's descriptor.
 
     The file is opened, or made, in the open ``folder``, even if its path now leads elsewhere. The CUDA driver and
@@ -32,7 +30,7 @@ def record_lock(
     :class:`Unreachable` if the file cannot be opened or is no plain file.
     """
     try:
-        handle = plain.open_plain(path.name, dir_fd=folder, flags=os.O_RDWR | (os.O_CREAT if create else 0))
+        handle = plain.open_plain(path.name, dir_fd=folder, flags=os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise core.Unreachable(layer, f"cannot open: {error.strerror}", path) from error
     try:
@@ -95,7 +93,7 @@ def presence_lock(
             place = stack.enter_context(handles.opened(str(path.parent))) if folder is None else folder
 
             def is_made() -> bool:
-                while handles.status_of(place, path.name) is not None or not _make_lock(place, path.name, stack):
+                while plain.status_at(path.name, dir_fd=place) is not None or not _make_lock(place, path.name, stack):
                     if not _take_over(place, path.name, abandoned):
                         return False
                 return True
@@ -123,14 +121,12 @@ def _make_lock(folder: int, name: str, stack: ExitStack) -> bool:
     The file gets its name last, so that a kill leaves no lock without an owner. File systems without unnamed files
     leave an empty one in that moment, which only its age shows to be abandoned.
     """
-    handle = None
+    unnamed = None
     if hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd"):
         with suppress(OSError):
-            handle = os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o644, dir_fd=folder)
-    unnamed = handle
+            unnamed = os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o644, dir_fd=folder)
     try:
-        if handle is None:
-            handle = os.open(name, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o644, dir_fd=folder)
+        handle = create(name, folder, 0o644) if unnamed is None else unnamed
         stack.callback(os.close, handle)
         # Others see by ``flock`` whether we live.
         handles.take_flock(handle)

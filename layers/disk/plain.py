@@ -103,17 +103,17 @@ def plain_status(path: Path) -> os.stat_result:
 _PARKED: list[int] = []
 
 
-def borrow(path: str | Path, *, dir_fd: int | None = None) -> int:
+def borrow(path: str | Path) -> int:
     """Open a plain file that programs lock, for reading; :func:`release` closes it.
 
     A descriptor that could not be closed yet is reused, so that there is at most one of them per file.
     """
     for parked in _PARKED[:]:
         with suppress(OSError, ValueError):
-            if os.path.samestat(os.fstat(parked), os.stat(path, dir_fd=dir_fd, follow_symlinks=False)):
+            if os.path.samestat(os.fstat(parked), os.lstat(path)):
                 _PARKED.remove(parked)
                 return parked
-    return open_plain(path, dir_fd=dir_fd)
+    return open_plain(path)
 
 
 def release(handle: int) -> None:

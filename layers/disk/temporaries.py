@@ -50,38 +50,47 @@ def owned_folder(parent: Path, prefix: str, environment: core.Environment) -> It
         yield folder
     finally:
         if os.getpid() == owner:
-            atomic.remove_tree(folder)
             with suppress(OSError):
-                if not folder.exists():
-                    atomic.remove_file(_lock_of(folder))
+                _remove(folder)
             with suppress(OSError):
                 os.close(lock)
 
 
+def _remove(folder: Path) -> bool:
+    """Remove a temporary folder, and if that has succeeded, its lock file; return whether it has."""
+    atomic.remove_tree(folder)
+    if os.path.lexists(folder):
+        return False
+    atomic.remove_file(_lock_of(folder))
+    return True
+
+
 @contextmanager
-def temporary_folder(
-    environment: core.Environment | None = None, notice: Callable[[str], None] = lambda _: None
-) -> Iterator[Path]:
+def temporary_folder(environment: core.Environment, notice: Callable[[str], None] = lambda _: None) -> Iterator[Path]:
     """Yield an empty folder that no other user can enter, and delete it afterwards.
 
-    After a kill the next purge or prune deletes it. The environment, by default that of this process, decides where
-    temporary folders are; ``notice`` gets a line if it is elsewhere. Raises :class:`CachectlError` if there is no
-    private folder, :class:`OSError` if nothing can be made in it.
+    After a kill the next purge or prune deletes it. The environment decides where temporary folders are; ``notice``
+    gets a line if it is elsewhere. Raises :class:`CachectlError` if there is no private folder, :class:`OSError` if
+    nothing can be made in it.
     """
-    where = environment or core.Environment.here()
-    parent, elsewhere = temporary_parent(where)
-    if elsewhere is not None:
-        notice(elsewhere)
-    with owned_folder(parent, TEMPORARY, where) as folder:
+    try:
+        parent = private_folder(environment.temporary)
+    except core.CachectlError as reason:
+        elsewhere = _scratch_folder(environment)
+        try:
+            parent = private_folder(elsewhere, make=True)
+        except core.CachectlError as error:
+            advice = "set TMPDIR to a folder of mode 700"
+            raise core.CachectlError(f"no place for temporary folders: {reason}; {error}; {advice}") from error
+        notice(f"{reason}; temporary folders are made in {elsewhere}")
+    with owned_folder(parent, TEMPORARY, environment) as folder:
         yield folder
 
 
-def abandoned_in(parent: Path, environment: core.Environment, *, look: bool = False) -> Iterator[Path]:
-    """Yield the temporary folders in a private folder that nobody uses any more.
+def _abandoned_in(parent: Path, environment: core.Environment) -> Iterator[Path]:
+    """Yield the temporary folders in a private folder that nobody uses any more, and those that left only a lock file.
 
-    Each is locked while the caller handles it; if the caller removes it, its lock file is removed too, as are lock
-    files without a folder. With ``look`` all lock files stay. Yields nothing on a platform that does not show its
-    processes.
+    Each is locked while the caller handles it. Yields nothing on a platform that does not show its processes.
     """
     names: set[str] = set()
     with suppress(OSError):
@@ -89,12 +98,8 @@ def abandoned_in(parent: Path, environment: core.Environment, *, look: bool = Fa
     is_shared = bool(names) and processes.network_file_system(environment, parent) is not None
     for folder in map(parent.joinpath, sorted(names)):
         with _taken(_lock_of(folder)) as is_taken:
-            if not is_taken or _may_be_used(folder, environment, is_shared=is_shared):
-                continue
-            if os.path.lexists(folder):
+            if is_taken and not _may_be_used(folder, environment, is_shared=is_shared):
                 yield folder
-            if not look and not os.path.lexists(folder):
-                atomic.remove_file(_lock_of(folder))
 
 
 def _may_be_used(folder: Path, environment: core.Environment, *, is_shared: bool) -> bool:
@@ -121,9 +126,9 @@ def remove_abandoned(environment: core.Environment, parents: Iterable[Path] | No
     """
     removed = 0
     for parent in temporary_parents(environment) if parents is None else parents:
-        for folder in abandoned_in(parent, environment):
-            atomic.remove_tree(folder)
-            removed += not folder.exists()
+        for folder in _abandoned_in(parent, environment):
+            is_there = os.path.lexists(folder)
+            removed += _remove(folder) and is_there
     return removed
 
 
@@ -132,7 +137,8 @@ def abandoned_temporaries(environment: core.Environment) -> tuple[core.Entry, ..
     return tuple(
         _measured(folder)
         for parent in temporary_parents(environment)
-        for folder in abandoned_in(parent, environment, look=True)
+        for folder in _abandoned_in(parent, environment)
+        if os.path.lexists(folder)
     )
 
 
@@ -188,8 +194,8 @@ def private_folder(place: Path, *, make: bool = False) -> Path:
 def _own_place(place: Path, *, make: bool) -> tuple[Path, str | None]:
     """Return the folder, and why it is not private."""
     has_users = hasattr(os, "geteuid")
-    if has_users and (decides := trust.deciding_owner(place)) is not None:
-        return place, f"a part of the path belongs to {core.user_name(decides.st_uid)}, who can replace it"
+    if has_users and (owner := trust.deciding_owner(place)) is not None:
+        return place, f"a part of the path belongs to {core.user_name(owner)}, who can replace it"
     place = Path(os.path.realpath(place))
     missing = [folder for folder in (*reversed(place.parents), place) if make and not folder.exists()]
     for present, folders in ((missing[0].parent if missing else place, missing), (place, [])):
@@ -221,22 +227,6 @@ def _why_not_private(folder: Path) -> str | None:
     if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         return f"others have access to it (mode {stat.S_IMODE(status.st_mode):04o}); chmod 700 it"
     return None
-
-
-def temporary_parent(environment: core.Environment) -> tuple[Path, str | None]:
-    """Return the folder for temporary folders, and a notice if that is not in the temporary folder.
-
-    Raises :class:`CachectlError` if there is no private folder.
-    """
-    try:
-        return private_folder(environment.temporary), None
-    except core.CachectlError as error:
-        reason, elsewhere = str(error), _scratch_folder(environment)
-    try:
-        return private_folder(elsewhere, make=True), f"{reason}; temporary folders are made in {elsewhere}"
-    except core.CachectlError as error:
-        advice = "set TMPDIR to a folder of mode 700"
-        raise core.CachectlError(f"no place for temporary folders: {reason}; {error}; {advice}") from error
 
 
 def temporary_parents(environment: core.Environment) -> Iterator[Path]:

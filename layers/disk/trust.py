@@ -120,7 +120,7 @@ def closed_to_changes(root: Path, *, superuser: bool, shared: bool) -> str | Non
         return None
     owner = deciding_owner(place)
     if owner is not None:
-        reason = f"{reason}: {_as_owner(owner.st_uid)}"
+        reason = f"{reason}: {_as_owner(owner)}"
     return reason if superuser else f"{reason}; --shared changes it if you trust them"
 
 
@@ -154,14 +154,14 @@ def open_to_others(path: Path) -> Iterator[Path]:
         yield from (step.place for step in _way(path) if step.is_writable)
 
 
-def deciding_owner(folder: Path) -> os.stat_result | None:
-    """Return the status of the first part of a path, links included, that belongs neither to root nor to this user.
+def deciding_owner(folder: Path) -> int | None:
+    """Return the owner of the first part of a path, links included, that belongs neither to root nor to this user.
 
-    Its owner decides where the path leads. ``None`` if there is none; the folder need not exist.
+    That user decides where the path leads. ``None`` if there is none; the folder need not exist.
     """
     trusted = _trusted()
     with suppress(FileNotFoundError, NotADirectoryError):
-        return next((step.status for step in _way(folder) if step.status.st_uid not in trusted), None)
+        return next((user for step in _way(folder) if (user := step.status.st_uid) not in trusted), None)
     return None
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from cachectl.layers import core
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.mesa import entries
-from cachectl.layers.stores import database, rows
+from cachectl.layers.stores import database, rows, tree
 
 _CHUNK = 1 << 20
 _NAME = core.regex(rb"[0-9a-f]{40}")
@@ -177,7 +177,7 @@ class Pair(rows.RowFile):
 
     def size(self) -> int:
         """Return the bytes of both files."""
-        return sum(map(database.bytes_of, self.paths))
+        return sum(sum(database.sizes_of(path)) for path in self.paths)
 
     def gone(self, rows: Iterable[rows.Row]) -> int:
         """Return how many entries have gone: more than planned if Mesa cannot use the files any more."""
@@ -263,7 +263,7 @@ class Pair(rows.RowFile):
             return reason
         with self._changing():
             if database.file_stamp(self.path) != stamp:
-                return rows.CHANGED
+                return tree.CHANGED
             for path in self.paths:
                 atomic.remove_file(path.name, self.folder)
         return None

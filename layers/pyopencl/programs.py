@@ -156,7 +156,7 @@ class ProgramFolders(files.Files):
         for target in held:
             with core.noted(failed, target.key):
                 outcome = outcome.plus(self._remove_lock(root, target))
-        outcome = outcome.plus(self.remove_files(root, programs, tidy=None))
+        outcome = outcome.plus(self.remove_files(root, programs, tidy=lambda: False))
         return outcome._replace(failed=(*failed, *outcome.failed))
 
     def _remove_lock(self, root: core.Root, target: core.Entry) -> core.Outcome:

@@ -88,7 +88,7 @@ class Dictionaries(row_store.Rows):
     ) -> Iterator[core.Entry]:
         """Yield the rows of a dictionary; those without the part are not read, since pickles store text as it is."""
         opened = self.opened(root, file)
-        listing = opened.rows_with("key_value", part=part) if contents else ((row, ()) for row in opened.rows())
+        listing = opened.rows_with(part) if contents else ((row, ()) for row in opened.rows())
         for row, values in listing:
             kernels = pdict.kernel_names(rows.as_bytes(values[0])) if values else None
             # Of many rows this takes half the time of _replace.

@@ -18,14 +18,13 @@ def pack(members: Mapping[str, bytes]) -> bytes:
     """Return a tar that depends only on names and contents: no times, owners or order."""
     import tarfile
 
-    parts: list[bytes] = []
-    for name in sorted(members):
-        info = tarfile.TarInfo(name)
-        info.size, info.mode = len(members[name]), 0o600
-        header = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-        parts += [header, members[name], bytes(-info.size % tarfile.BLOCKSIZE)]
-    length = sum(map(len, parts)) + 2 * tarfile.BLOCKSIZE
-    return b"".join([*parts, bytes(2 * tarfile.BLOCKSIZE + -length % tarfile.RECORDSIZE)])
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar:
+        for name in sorted(members):
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(members[name]), 0o600
+            tar.addfile(info, io.BytesIO(members[name]))
+    return packed.getvalue()
 
 
 def entry_bytes(files: Mapping[str, bytes]) -> bytes:

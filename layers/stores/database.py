@@ -65,21 +65,10 @@ def without_companion(name: str) -> str:
     return next((name.removesuffix(ending) for ending in COMPANIONS if name.endswith(ending)), name)
 
 
-def _files_of(path: Path) -> list[os.stat_result]:
+def sizes_of(path: Path) -> list[int]:
+    """Return the bytes that a database takes on the disk, and each of the files that sqlite keeps next to it."""
     found = (plain.status_at(companion(path, suffix), follow=True) for suffix in ("", *COMPANIONS))
-    return [status for status in found if status is not None]
-
-
-def bytes_of(path: Path) -> int:
-    """Return the bytes that a database and the files that sqlite keeps next to it take on the disk."""
-    return sum(map(handles.size_of, _files_of(path)))
-
-
-def rest_of(path: Path, template: core.Entry, payload: int) -> core.Entry:
-    """Return what a database and the files next to it hold in addition to the payload of its rows."""
-    files = _files_of(path)
-    rest = max(0, sum(map(handles.size_of, files)) - payload)
-    return template._replace(bytes=rest, files=len(files), sums=0)
+    return [handles.size_of(status) for status in found if status is not None]
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:

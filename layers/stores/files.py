@@ -52,24 +52,20 @@ class Files(core.Store):
 
     def shapes_of(self, root: core.Root) -> tuple[trees.Shape, ...]:
         """Return the shapes in a root, which may have some of its own."""
-        del root
         return self.shapes
 
     def is_carried(self, path: str) -> bool:
         """Return whether a file of an entry is of use elsewhere."""
-        del path
         return True
 
     def is_checked(self, path: str) -> bool:
         """Return whether the content of a file of an entry is checked."""
-        del path
         return True
 
     def described(
         self, tree: trees.Tree, leaf: trees.Leaf, selection: core.Selection, *, contents: bool
     ) -> Iterator[core.Found]:
         """Yield an entry with what its content says, and its problems; nothing if the selection does not match it."""
-        del selection
         if not contents:
             yield leaf.entry
             return
@@ -99,24 +95,20 @@ class Files(core.Store):
 
     def damages(self, key: str, files: trees.Members) -> Iterator[core.Damage]:
         """Yield what is wrong with an entry, by its checked files."""
-        del key
         if (damage := self.check(archive.entry_bytes(files))) is not None:
             yield damage
 
     def foreign(self, files: trees.Members) -> str | None:
         """Return why a damaged entry may be of an unknown version of the format; ``None`` if it is of a known one."""
-        del files
         return None
 
     def detail(self, key: str, files: trees.Members) -> Mapping[str, str]:
         """Return what an artifact says of itself."""
-        del key
         about = self.describe(archive.entry_bytes(files))
         return {**about.words, "kernels": " ".join(about.kernels or ()), "device": about.device or "", **about.versions}
 
     def changing(self, root: core.Root) -> AbstractContextManager[bool]:
         """Return a context to hold while entries change; it yields whether no program can make a folder meanwhile."""
-        del root
         return nullcontext(self.tidies)
 
     def guarded(self, root: core.Root, keys: Iterable[str]) -> Iterator[tuple[str, trees.Guard, list[str]]]:
@@ -129,12 +121,10 @@ class Files(core.Store):
 
     def check_index(self, root: core.Root) -> Iterator[core.Finding]:
         """Yield differences between the files of the cache as a whole and the entries, all of which could be read."""
-        del root
         yield from ()
 
     def tagged_text(self, tree: trees.Tree, entry: core.Entry) -> bytes | None:
         """Return the part of an entry, or of an orphan, that has the tag of its build."""
-        del tree, entry
         return None
 
     def tree_of(self, root: core.Root) -> trees.Tree:
@@ -187,13 +177,9 @@ class Files(core.Store):
         """Read entries one by one."""
         return core.read_each(partial(self.read_entry, root), keys)
 
-    def members(self, root: core.Root, key: str) -> trees.Members | None:
-        """Return the files of an entry that are of use elsewhere, by their paths in it; ``None`` is a miss."""
-        return self.tree_of(root).read_members(key, self.is_carried)
-
     def read_entry(self, root: core.Root, key: str) -> core.Artifact | None:
         """Read one entry. Raises :class:`Damaged` if it is not whole, as while a program writes it."""
-        files = self.members(root, key)
+        files = self.tree_of(root).read_members(key, self.is_carried)
         if files is None or self._is_no_entry(files):
             return None
         self.require_whole(key, files, root.path / key)
@@ -241,20 +227,15 @@ class Files(core.Store):
         try:
             # Also if all of them are there: that repairs the index.
             with self.changing(root) if whole else nullcontext():
-                results.update(self.place(root, whole, replace=replace))
+                tree = self.tree_of(root)
+                for _, guard, keys in self.guarded(root, whole):
+                    group = {key: whole[key] for key in keys}
+                    results |= tree.write(group, guard=guard, replace=replace, wanted=self.is_carried)
         except (core.LayerError, OSError) as error:
             # What was placed is unsettled.
             for key in whole:
                 if results.get(key, True) is True:
                     results[key] = error
-        return results
-
-    def place(self, root: core.Root, whole: Mapping[str, trees.Members], *, replace: bool) -> trees.Placed:
-        """Place whole entries, given file by file; return the result of each as :meth:`write` does."""
-        tree, results = self.tree_of(root), trees.Placed()
-        for _, guard, keys in self.guarded(root, whole):
-            group = {key: whole[key] for key in keys}
-            results |= tree.write(group, guard=guard, replace=replace, wanted=self.is_carried)
         return results
 
     def in_use(self, targets: Iterable[core.Entry]) -> Iterator[tuple[core.Entry, str | None]]:
@@ -267,11 +248,19 @@ class Files(core.Store):
 
     def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
         """Remove entries: programs that look for one miss, and programs that have one mapped keep it."""
-
-        def remove(alone: bool) -> core.Outcome:
-            return self.remove_files(root, targets, tidy=trees.always if alone else None)
-
-        return core.remove_counted(self.name, self.changing(root), remove)
+        outcome: core.Outcome | None = None
+        try:
+            with self.changing(root) as alone:
+                outcome = self.remove_files(root, targets, tidy=lambda: alone)
+        except (core.LayerError, OSError) as error:
+            if outcome is None:
+                raise
+            # They have gone, but what ends the change, such as counting the others, failed.
+            where = error.path if isinstance(error, core.LayerError) else error.filename
+            outcome = outcome.plus(
+                core.Outcome(self.name, failed=(core.Note(str(where or "*"), core.reason_of(error)),))
+            )
+        return outcome
 
     def remove_files(self, root: core.Root, targets: Iterable[core.Entry], *, tidy: trees.Tidy) -> core.Outcome:
         """Remove things, and if ``tidy`` returns true, empty folders above them."""
@@ -324,7 +313,7 @@ class Files(core.Store):
                 return
             yield self.damaged(entry, damage)
 
-    def damaged(self, entry: core.Entry, damage: core.Damage, code: str = "damaged") -> core.Finding:
+    def damaged(self, entry: core.Entry, damage: core.Damage) -> core.Finding:
         """Return the finding of a damaged thing, which ``purge --damaged`` removes."""
         fix = f"cachectl purge --damaged {self.name}"
-        return core.Finding(self.name, entry.root, entry.key, damage.severity, code, damage.message, fix, entry)
+        return core.Finding(self.name, entry.root, entry.key, damage.severity, "damaged", damage.message, fix, entry)

@@ -8,7 +8,6 @@ keeps every other line byte for byte.
 
 from __future__ import annotations
 
-import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -16,7 +15,8 @@ from pathlib import Path
 
 from cachectl.layers import core
 from cachectl.layers.disk import atomic, plain
-from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Values
+from cachectl.layers.stores.rows import Row, RowFile, Values
+from cachectl.layers.stores.tree import CHANGED
 
 #: Number, code and message for a line that the reader uses not at all or in part, or that would damage the next one.
 Fault = tuple[int, str, str]
@@ -38,10 +38,10 @@ class RecordFile(RowFile):
     def scan(self) -> Iterator[Row | Fault]:
         """Yield every record that counts and every fault, in the order of the file."""
         usable: dict[str, bool] = {}
-        line = b"\n"
-        for number, line in enumerate(io.BytesIO(self._content()), 1):
-            yield from _judge(number, line.removesuffix(b"\n"), usable)
-        if not line.endswith(b"\n"):
+        content, number = self._content(), 0
+        for number, line in enumerate(split_lines(content), 1):
+            yield from _judge(number, line, usable)
+        if number and not content.endswith(b"\n"):
             yield number, "newline", "the file does not end its last line: the next record would join it"
 
     def rows(self) -> list[Row]:
@@ -124,7 +124,6 @@ class RecordFile(RowFile):
 
     def remove_damaged(self, stamp: tuple[int, ...], in_use: Callable[[Path], str | None]) -> str:
         """Return why the file stays: other lines of it can be read."""
-        del stamp, in_use
         return CHANGED
 
     def _rewrite(self, lines: Sequence[bytes]) -> None:

@@ -63,7 +63,7 @@ class Rows(files.Files):
         if not opened.require_sound() and self.needs_table:
             raise core.Damaged(self.name, f"has no table {self.schema.table}", opened.path)
         template = core.Entry(self.name, file, root.path, 0, 0)
-        for row, values in opened.rows_with(*self.schema.values):
+        for row, values in opened.rows_with():
             entry, contents = self.entry_of(template, row), None
             try:
                 contents = {"": self.unpacked(values)}
@@ -87,12 +87,10 @@ class Rows(files.Files):
 
     def counts(self, root: core.Root, status: os.stat_result) -> bool:
         """Return whether a file of a root may be the user's."""
-        del root, status
         return True
 
     def folders(self, root: core.Root) -> Sequence[str]:
         """Return the names of the folders in a root that have databases too. Raises :class:`OSError`."""
-        del root
         return ()
 
     def is_usable(self, root: core.Root, file: str) -> bool:
@@ -172,7 +170,8 @@ class Rows(files.Files):
             kinds: dict[type, str] = {core.Busy: "busy", core.Damaged: "sqlite"}
             yield core.Problem(path, kinds.get(type(error), "unreadable"), self.explain(error))
         try:
-            yield database.rest_of(path, template, payload)
+            sizes = database.sizes_of(path)
+            yield template._replace(bytes=max(0, sum(sizes) - payload), files=len(sizes), sums=0)
         except OSError as error:
             yield core.Problem(path, "unreadable", self.explain(error))
 
@@ -253,7 +252,7 @@ class Rows(files.Files):
                 skipped[file] = opened.remove_damaged(stamp, partial(processes.open_elsewhere, self.environment))
             gone = opened.delete(planned) if planned else frozenset()
             removed = len(gone)
-            skipped.update((key, rows.CHANGED) for row, key in planned.items() if row not in gone)
+            skipped.update((key, tree.CHANGED) for row, key in planned.items() if row not in gone)
         except core.LayerError as error:
             failed.append(core.Note(file, self.explain(error)))
             # Sqlite may report an error of a step that follows the deletion; the next program may finish it.
@@ -327,18 +326,14 @@ class Rows(files.Files):
         results: tree.Placed = {}
         whole: dict[str, rows.Values] = {}
         for artifact in artifacts:
-            values = core.attempt(partial(self._values_of, artifact))
-            if isinstance(values, core.EntryError):
-                results[artifact.key] = values
-            else:
-                whole[artifact.key] = values
+            try:
+                files.Files.require_whole(self, artifact.key, {"": artifact.data}, artifact.key)
+                whole[artifact.key] = self.packed(artifact)
+            except (core.LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
+                results[artifact.key] = error
         pairs = [(self.key_of(key), values) for key, values in whole.items()]
         inserted = self.opened(root, file).insert(pairs, replace=replace) if pairs else ()
         return {**results, **dict(zip(whole, inserted, strict=True))}
-
-    def _values_of(self, artifact: core.Artifact) -> rows.Values:
-        files.Files.require_whole(self, artifact.key, {"": artifact.data}, artifact.key)
-        return self.packed(artifact)
 
     def _split(self, things: dict[str, T]) -> tuple[dict[str, dict[str, T]], dict[str, T]]:
         """Return the things that are in databases, by file and key, and the others by key."""

@@ -30,7 +30,7 @@ from urllib.parse import quote
 
 from cachectl.layers import core
 from cachectl.layers.disk import atomic, handles, plain, trust
-from cachectl.layers.stores import database
+from cachectl.layers.stores import database, tree
 
 _MAGIC = b"SQLite format 3\0"
 _HEADER = 100
@@ -46,7 +46,6 @@ _FIRST = -(1 << 63)
 _MAKE_ROOM = "; make room and try again"
 #: The page size of a new file, in bytes.
 _PAGE_SIZE = 4096
-CHANGED = "changed since it was planned"
 
 Values = tuple[object, ...]
 
@@ -114,10 +113,10 @@ class RowFile:
         with self._reading() as connection:
             return self._rows_of(connection)
 
-    def rows_with(self, *columns: str, part: bytes = b"") -> Iterator[tuple[Row, Values]]:
-        """Yield every row with some of its values; of blobs only those that contain ``part``."""
+    def rows_with(self, part: bytes = b"") -> Iterator[tuple[Row, Values]]:
+        """Yield every row with its values; of blobs only those that contain ``part``."""
         width = len(self.schema.key)
-        query = f"{self._selection(*columns)} where rowid > ? order by rowid limit {_READ_AT_ONCE}"
+        query = f"{self._selection(self.schema.columns)} where rowid > ? order by rowid limit {_READ_AT_ONCE}"
         with self._reading() as connection:
             last = _FIRST
             while found := [] if _is_new(connection) else connection.execute(query, (last,)).fetchall():
@@ -154,7 +153,7 @@ class RowFile:
 
     def size(self) -> int:
         """Return the bytes of the file, and of those that belong to it."""
-        return database.bytes_of(self.path)
+        return sum(database.sizes_of(self.path))
 
     def gone(self, rows: Iterable[Row]) -> int:
         """Return how many rows have gone, after an attempt to delete these has failed."""
@@ -301,7 +300,7 @@ class RowFile:
                 if not handles.wait_until(lambda: handles.try_record_lock(handle, _LOCKED_BYTES, _FIRST_LOCKED), 0):
                     raise self._locked_too_long(0)
                 if database.file_stamp(self.path) != stamp:
-                    return CHANGED
+                    return tree.CHANGED
                 # The file goes first: sqlite ignores a log without a database, and would apply one to the next.
                 for suffix in ("", *database.COMPANIONS):
                     atomic.remove_file(database.companion(self.path, suffix))
@@ -317,16 +316,16 @@ class RowFile:
         if database.file_stamp(self.path) == stamp:
             message = "its disk failed while it was checked, and does not now; run the command again"
             raise core.Unreachable(self.layer, message, self.path)
-        return CHANGED
+        return tree.CHANGED
 
-    def _selection(self, *columns: str) -> str:
-        names = ", ".join(f'"{column}"' for column in (*self.schema.key, *columns))
+    def _selection(self, columns: Sequence[str]) -> str:
+        names = ", ".join(f'"{column}"' for column in columns)
         return f"select rowid, {self.schema.size}, {names} from {self.schema.table}"
 
     def _rows_of(self, connection: sqlite3.Connection) -> list[Row]:
         if _is_new(connection):
             return []
-        return [_row(*found) for found in connection.execute(f"{self._selection()} order by rowid")]
+        return [_row(*found) for found in connection.execute(f"{self._selection(self.schema.key)} order by rowid")]
 
     def _rows_in(self, connection: sqlite3.Connection, keys: Sequence[Sequence[str]]) -> dict[tuple[str, ...], Values]:
         """Return the values of the keys that have a row."""
@@ -453,8 +452,12 @@ class RowFile:
     def _lacks_room(self, error: sqlite3.Error) -> bool:
         text = str(error)
         # Sqlite reports a used-up quota as an I/O error, and missing inodes as a file it cannot open.
-        doubtful = "disk I/O error" in text or "unable to open" in text
-        return "disk is full" in text or (doubtful and handles.lacks_room(self.path.parent))
+        if "disk I/O error" in text or "unable to open" in text:
+            try:
+                handles.probe_room(self.path.parent)
+            except OSError as cause:
+                return cause.errno in handles.NO_ROOM
+        return "disk is full" in text
 
     def _locked_too_long(self, seconds: float) -> core.Busy:
         message = f"locked by another process for more than {seconds:g} s; try again later, or use --wait"

@@ -36,7 +36,7 @@ IN_USE = "a running program may be about to make an entry in it"
 _TRASH = ".cachectl-trash-"
 _FOREVER = float("inf")
 #: Attempts to place an entry while other processes place and remove entries.
-_TRIES = 5
+_TRIES = 6
 #: Errors that say that a place is taken, by a file or a folder.
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 
@@ -46,8 +46,8 @@ Guard = Callable[[int], AbstractContextManager[object]]
 Members = Mapping[str, bytes]
 #: What became of entries, as :meth:`~cachectl.layers.core.store.Store.write` says.
 Placed = dict[str, bool | core.EntryError]
-#: Returns whether empty folders may be removed now; ``None`` if they must not.
-Tidy = Callable[[], bool] | None
+#: Returns whether empty folders may be removed now.
+Tidy = Callable[[], bool]
 #: A folder in the trash: its name there, and the bytes that the deletion of each file in it frees.
 _Moved = tuple[str, dict[str, int]]
 
@@ -251,7 +251,7 @@ class Tree:
     ) -> dict[str, os.stat_result]:
         """Return the files next to an entry in an open folder, given those of all entries there."""
         names = (self._beside(folder, parts) if beside is None else beside).get(parts[-1], ())
-        found = ((file, handles.status_of(folder, file)) for file in names)
+        found = ((file, plain.status_at(file, dir_fd=folder)) for file in names)
         return {file: status for file, status in found if status is not None and stat.S_ISREG(status.st_mode)}
 
     def _recognise(
@@ -263,7 +263,7 @@ class Tree:
     ) -> Leaf | core.Problem | list[Shape] | None:
         """Return the thing of a name, or why it is none; the shapes of what may lie in a folder above things."""
         name, depth = parts[-1], len(parts)
-        status = handles.status_of(folder, name)
+        status = plain.status_at(name, dir_fd=folder)
         if status is None:
             return None
         if fitting is None:
@@ -328,23 +328,21 @@ class Tree:
         contents: dict[str, bytes] = {}
         paths: list[str] = []
         with self._above(key) as (parent, name):
-            status = None if parent is None else handles.status_of(parent, name)
+            status = None if parent is None else plain.status_at(name, dir_fd=parent)
             if parent is None or status is None or not shape.takes(parent, name, status):
                 return None
             own = "" if shape.companions is None else name
             total = 0
             try:
                 for file in (name, *self._companions(parent, key.split("/"))):
-                    for folder, child, path, found in handles.walk(parent, file):
-                        if stat.S_ISDIR(found.st_mode):
-                            continue
+                    for folder, child, path in handles.walk(parent, file):
                         paths.append(path or (own and file))
                         if wanted is None or wanted(paths[-1]):
                             content = self._read(folder, child, key, path)
                             total += len(content)
                             contents[paths[-1]] = content
                         if total > core.LARGEST_ENTRY:
-                            raise OSError(errno.EFBIG, core.too_large(total, core.LARGEST_ENTRY), name)
+                            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), name)
                 # If a file vanished meanwhile, the entry is being replaced: return a miss, not half an entry.
                 if own and os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns != status.st_mtime_ns:
                     return None
@@ -503,31 +501,32 @@ class Tree:
             return core.EntryExists(self.layer, self.root / key)
         return self._unreachable("cannot write", key, error)
 
-    def _move_in(
-        self, root: int, stage: int, staged: str, key: str, *, replace: bool, tries: int = _TRIES
-    ) -> core.LayerError | None:
+    def _move_in(self, root: int, stage: int, staged: str, key: str, *, replace: bool) -> core.LayerError | None:
         """Move a staged entry into its place below the open root; return the error."""
-        parts, wrong = key.split("/"), ""
-        try:
-            with handles.made_below(root, parts[:-1]) as parent:
-                if handles.status_of(parent, parts[-1]) is not None:
-                    if not isinstance(self._recognise(parent, parts), Leaf):
+        parts = key.split("/")
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                with handles.made_below(root, parts[:-1]) as parent:
+                    wrong = ""
+                    if plain.status_at(parts[-1], dir_fd=parent) is None:
+                        if self._companions(parent, parts):
+                            wrong = "files of an entry that is not there are in its place; cachectl purge removes them"
+                    elif not isinstance(self._recognise(parent, parts), Leaf):
                         # Another process may be replacing it.
-                        if tries:
-                            return self._move_in(root, stage, staged, key, replace=replace, tries=tries - 1)
+                        if tries_left:
+                            continue
                         wrong = "something that is no entry has its name; left alone"
                     elif not replace:
                         return core.EntryExists(self.layer, self.root / key)
-                elif self._companions(parent, parts):
-                    wrong = "files of an entry that is not there are in its place; cachectl purge removes them"
-                if wrong:
-                    return core.LayerError(self.layer, wrong, self.root / key)
-                self._exchange(stage, staged, parent, key, replace=replace)
-        except OSError as error:
-            # Another process may remove an empty folder on the path, or place an entry.
-            if tries and (isinstance(error, FileNotFoundError) or (replace and error.errno in _TAKEN)):
-                return self._move_in(root, stage, staged, key, replace=replace, tries=tries - 1)
-            return self._failure(key, error)
+                    if wrong:
+                        return core.LayerError(self.layer, wrong, self.root / key)
+                    self._exchange(stage, staged, parent, key, replace=replace)
+                    break
+            except OSError as error:
+                # Another process may remove an empty folder on the path, or place an entry.
+                may_pass = isinstance(error, FileNotFoundError) or (replace and error.errno in _TAKEN)
+                if not (tries_left and may_pass):
+                    return self._failure(key, error)
         return None
 
     def _exchange(self, stage: int, staged: str, parent: int, key: str, *, replace: bool) -> None:
@@ -539,21 +538,19 @@ class Tree:
             return
         moved: list[tuple[int, str, int, str]] = []
         with ExitStack() as stack:
-            files = (name, *self._companions(parent, parts)) if replace else ()
-            moves = [(parent, file, stage, plain.own_name()) for file in files]
-            if shape.companions is None:
-                moves.append((stage, staged, parent, name))
-            else:
-                own = stack.enter_context(handles.opened(staged, stage))
-                moves += [(own, file, parent, file) for file in sorted(os.listdir(own), key=lambda file: file == name)]
+            source, files = stage, {staged: name}
+            if shape.companions is not None:
+                source = stack.enter_context(handles.opened(staged, stage))
+                files = {file: file for file in sorted(os.listdir(source), key=lambda file: file == name)}
             try:
-                for source, file, to, place in moves:
-                    with suppress(FileNotFoundError) if source == parent else nullcontext():
-                        if source == parent:
-                            self._move_out(shape, source, file, to, place)
-                        else:
-                            shape.move(file, place, src_dir_fd=source, dst_dir_fd=to)
-                        moved.append((source, file, to, place))
+                for file in (name, *self._companions(parent, parts)) if replace else ():
+                    with suppress(FileNotFoundError):
+                        place = plain.own_name()
+                        self._move_out(shape, parent, file, stage, place)
+                        moved.append((parent, file, stage, place))
+                for file, place in files.items():
+                    shape.move(file, place, src_dir_fd=source, dst_dir_fd=parent)
+                    moved.append((source, file, parent, place))
             except OSError:
                 for source, file, to, place in reversed(moved):
                     with suppress(OSError):
@@ -574,7 +571,9 @@ class Tree:
             return False
         return True
 
-    def remove(self, entries: Sequence[core.Entry], *, tidy: Tidy = None, guard: Guard = nullcontext) -> core.Outcome:
+    def remove(
+        self, entries: Sequence[core.Entry], *, tidy: Tidy = lambda: False, guard: Guard = nullcontext
+    ) -> core.Outcome:
         """Remove planned things whose stamp has not changed.
 
         A folder is renamed into a trash folder of the same root before it is deleted, so that no reader sees half of
@@ -596,7 +595,7 @@ class Tree:
                 with guard(root):
                     for entry, parent in _with_parents(root, entries):
                         try:
-                            reason = self._remove_from(parent, entry, trash, (moved, freed, tidy))
+                            reason = self._remove_from(parent, entry, trash, moved, freed, tidy=tidy)
                         except FileNotFoundError:
                             reason = GONE
                         except OSError as error:
@@ -609,7 +608,7 @@ class Tree:
                     # What is left goes with the trash folder.
                     with suppress(OSError):
                         atomic.delete_listed(trash() or root, name, files, freed)
-                if tidy is not None and tidy():
+                if tidy():
                     _remove_empty(root, [entry.key for entry in entries], freed)
         except (core.LayerError, OSError) as error:
             # Earlier removals must still be counted.
@@ -632,24 +631,27 @@ class Tree:
         parent: int | OSError | None,
         entry: core.Entry,
         trash: Callable[[], int | None],
-        removal: tuple[list[_Moved], list[int], Tidy],
+        moved: list[_Moved],
+        freed: list[int],
+        *,
+        tidy: Tidy,
     ) -> str | None:
         """Remove one thing in an open folder; return why it was left, or ``None``.
 
-        Raises the error that kept the folder from being opened. ``removal`` has what was moved into the trash, the
-        bytes freed so far, and ``tidy``.
+        Adds to ``moved`` what it moves into the trash, and to ``freed`` the bytes of what it deletes. Raises the error
+        that kept the folder from being opened.
         """
         if parent is None:
             return GONE
         if isinstance(parent, OSError):
             raise parent
-        parts, (moved, freed, tidy) = entry.key.split("/"), removal
+        parts = entry.key.split("/")
         name, leaf = parts[-1], self._recognise(parent, parts)
         if not isinstance(leaf, Leaf) or leaf.entry.stamp != entry.stamp:
-            return GONE if handles.status_of(parent, name) is None else CHANGED
+            return GONE if plain.status_at(name, dir_fd=parent) is None else CHANGED
         shape = leaf.shape
         if shape.folders and shape.sizes:
-            if tidy is None or not tidy():
+            if not tidy():
                 return IN_USE
             if not _removed_empty(parent, name, freed):
                 return CHANGED
@@ -671,11 +673,6 @@ class Tree:
 def entry_shape(shapes: Iterable[Shape], key: str) -> Shape | None:
     """Return the shape of the entry with a key; ``None`` if no entry has such a key."""
     return next((shape for shape in shapes if shape.is_entry and shape.accepts(key)), None)
-
-
-def always() -> bool:
-    """Return ``True``: for a root whose library makes the folders again that it needs."""
-    return True
 
 
 def _with_parents(root: int, entries: Iterable[core.Entry]) -> Iterator[tuple[core.Entry, int | OSError | None]]:

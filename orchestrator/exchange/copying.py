@@ -272,7 +272,7 @@ def require_own(path: Path, folders: Iterable[Path] = ()) -> None:
     ``folders`` are those of the root's layers; whatever lies in them counts.
     """
     if (owner := trust.deciding_owner(path)) is not None:
-        reason: str | None = f"it belongs to {core.user_name(owner.st_uid)}"
+        reason: str | None = f"it belongs to {core.user_name(owner)}"
     else:
         reason = trust.shared_because(path) if path.is_dir() else trust.shared_because(path.parent, (path.name,))
     for folder in folders:

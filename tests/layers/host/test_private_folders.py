@@ -12,7 +12,7 @@ from homes import Home
 from tiers import AS_NOBODY, NOBODY, as_root, thorough
 
 from cachectl.layers.core import CachectlError
-from cachectl.layers.disk.temporaries import private_folder, temporary_parent
+from cachectl.layers.disk.temporaries import private_folder, temporary_folder
 from cachectl.stage import NodeRoot
 
 
@@ -73,8 +73,9 @@ def test_without_any_place_one_line_says_so(home: Home, shared: Path) -> None:
     shared.chmod(0o777)
     with pytest.raises(CachectlError, match="other users can write to"):
         private_folder(shared)
-    with pytest.raises(CachectlError, match="no place for temporary folders"):
-        temporary_parent(home.environment(XDG_STATE_HOME=str(shared))._replace(temporary=shared))
+    environment = home.environment(XDG_STATE_HOME=str(shared))._replace(temporary=shared)
+    with pytest.raises(CachectlError, match="no place for temporary folders"), temporary_folder(environment):
+        pass
     done = home.cachectl("trace -- true", check=False, TMPDIR=str(shared), XDG_STATE_HOME=str(shared))
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
 

@@ -18,7 +18,8 @@ from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.pytools.dictionaries import SCHEMA
 from cachectl.layers.stores.database import file_stamp
-from cachectl.layers.stores.rows import CHANGED, RowFile
+from cachectl.layers.stores.rows import RowFile
+from cachectl.layers.stores.tree import CHANGED
 
 
 def rows_in(path: Path, lock_timeout: float = 5.0) -> RowFile:
@@ -58,7 +59,7 @@ def test_only_the_table_that_pytools_makes_is_used(tmp_path: Path, statements: s
     before = path.read_bytes()
     rows = rows_in(path)
     for use in (
-        *(rows.sum, rows.rows, lambda: list(rows.rows_with("key_value")), lambda: rows.read_many([("a",)])[0]),
+        *(rows.sum, rows.rows, lambda: list(rows.rows_with()), lambda: rows.read_many([("a",)])[0]),
         *(lambda: rows.insert([(("a",), (b"1",))], replace=True), lambda: rows.delete(()), rows.vacuum),
         *(rows.require_sound, lambda: remove_damaged(path)),
     ):
@@ -205,7 +206,7 @@ def test_a_log_is_unknown_until_it_is_applied_and_reading_leaves_no_file(tmp_pat
 def test_a_database_that_was_written_to_while_it_was_read_without_a_lock_is_no_damage(tmp_path: Path) -> None:
     path = dictionary(tmp_path / FILE, equal_rows(2000))
     sql(path, "pragma journal_mode = wal")
-    rows = rows_in(path).rows_with("key_value")
+    rows = rows_in(path).rows_with()
     next(rows)
     os.truncate(path, 5000)
     with pytest.raises(Busy, match="was written to"):

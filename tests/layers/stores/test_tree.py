@@ -17,7 +17,7 @@ from tiers import amount
 from cachectl.layers.core import Damaged, Entry, EntryExists, LayerError, Outcome, Problem, Unreachable
 from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.disk.locks import presence_lock
-from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, always
+from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree
 
 SHAPE = Shape((re.compile("[a-f]{2}"), re.compile("[0-9]{4}")), folders=True)
 
@@ -96,7 +96,7 @@ def test_files_left_by_an_interrupted_removal_are_cleared_later(tree: Tree) -> N
     (entry,) = entries(tree)
     assert entry.is_orphan
     fill(tree)
-    outcome = tree.remove(entries(tree), tidy=always)
+    outcome = tree.remove(entries(tree), tidy=lambda: True)
     assert (outcome.removed, outcome.failed) == (1, ())
     assert os.listdir(tree.root) == []
 
