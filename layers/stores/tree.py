@@ -342,7 +342,7 @@ class Tree:
                             total += len(content)
                             contents[paths[-1]] = content
                         if total > core.LARGEST_ENTRY:
-                            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), name)
+                            raise OSError(errno.EFBIG, core.too_large(total, core.LARGEST_ENTRY), name)
                 # If a file vanished meanwhile, the entry is being replaced: return a miss, not half an entry.
                 if own and os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns != status.st_mtime_ns:
                     return None
