@@ -192,9 +192,7 @@ def remove_remote(system: Any, paths: Sequence[str], *, together: bool) -> None:
             system.rm_file(path)
 
 
-def delete(
-    handle: int, name: str, freed: list[int] | None = None, *, first: Collection[str] = (), depth: int = 0
-) -> None:
+def delete(handle: int, name: str, freed: list[int], *, first: Collection[str] = (), depth: int = 0) -> None:
     """Delete a file or a whole folder relative to a handle, and add the bytes of what was deleted to ``freed``.
 
     The files that ``first`` names are deleted before the others. Links are unlinked, never followed. A failed deletion
@@ -219,7 +217,7 @@ def delete(
             raise errors[0]
         (os.rmdir if is_folder else os.unlink)(name, dir_fd=handle)
         # A file with another hard link frees nothing.
-        if freed is not None and (is_folder or status.st_nlink == 1):
+        if is_folder or status.st_nlink == 1:
             freed.append(handles.size_of(status))
 
 

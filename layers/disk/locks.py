@@ -111,7 +111,7 @@ def is_abandoned(path: Path, abandoned: Callable[[float], bool], *, remove: bool
     with suppress(OSError), handles.opened(str(path.parent)) as folder:
         if remove:
             return _take_over(folder, path.name, abandoned)
-        return _nobody_holds(folder, path.name, time.time() - path.lstat().st_mtime, abandoned)
+        return _nobody_holds(folder, path.name, abandoned)
     return False
 
 
@@ -159,13 +159,13 @@ def _take_over(folder: int, name: str, abandoned: Callable[[float], bool]) -> bo
         if not handles.take_flock(own):
             return False
         judged = _stamp(folder, name)
-        if _nobody_holds(folder, name, time.time() - judged[2] / 1e9, abandoned) and _stamp(folder, name) == judged:
+        if _nobody_holds(folder, name, abandoned) and _stamp(folder, name) == judged:
             remove_file(name, folder)
             return True
     return False
 
 
-def _nobody_holds(folder: int, name: str, age: float, abandoned: Callable[[float], bool]) -> bool:
+def _nobody_holds(folder: int, name: str, abandoned: Callable[[float], bool]) -> bool:
     """Return whether a lock is abandoned: by ``flock`` for our own of this machine, by ``abandoned`` for others.
 
     A file that is neither empty nor one of ours is no lock.
@@ -176,7 +176,7 @@ def _nobody_holds(folder: int, name: str, age: float, abandoned: Callable[[float
         if match is None:
             return False
         is_ours = match[1] == os.fsencode(core.node())
-        return bool(handles.take_flock(handle)) if is_ours else abandoned(age)
+        return bool(handles.take_flock(handle)) if is_ours else abandoned(time.time() - os.fstat(handle).st_mtime)
     finally:
         os.close(handle)
 

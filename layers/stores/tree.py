@@ -546,7 +546,7 @@ class Tree:
                 for file in (name, *self._companions(parent, parts)) if replace else ():
                     with suppress(FileNotFoundError):
                         place = plain.own_name()
-                        self._move_out(shape, parent, file, stage, place)
+                        self._move_out(shape, parent, file, stage, place, freed=[])
                         moved.append((parent, file, stage, place))
                 for file, place in files.items():
                     shape.move(file, place, src_dir_fd=source, dst_dir_fd=parent)
@@ -557,9 +557,7 @@ class Tree:
                         shape.move(place, file, src_dir_fd=to, dst_dir_fd=source)
                 raise
 
-    def _move_out(
-        self, shape: Shape, source: int, name: str, to: int, place: str, *, freed: list[int] | None = None
-    ) -> bool:
+    def _move_out(self, shape: Shape, source: int, name: str, to: int, place: str, *, freed: list[int]) -> bool:
         """Move an entry out of its place, or delete it there; return whether it was moved."""
         try:
             shape.move(name, place, src_dir_fd=source, dst_dir_fd=to)
