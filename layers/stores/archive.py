@@ -42,7 +42,7 @@ def unpack(data: bytes) -> dict[str, bytes]:
 
     members: dict[str, bytes] = {}
     try:
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:", encoding="utf-8") as tar:
             for info in tar:
                 parts = [part for part in info.name.split("/") if part not in ("", ".")]
                 is_plain = info.type in _PLAIN and not info.sparse and info.size <= len(data)

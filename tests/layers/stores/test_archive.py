@@ -1,6 +1,9 @@
 """Deterministic tars: tarfile reads what is made, and what tarfile makes is read, or refused."""
 
 import io
+import os
+import subprocess
+import sys
 import tarfile
 
 import pytest
@@ -25,6 +28,15 @@ def test_packed_members_are_read_back_by_us_and_by_tarfile(members: dict[str, by
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         read = {info.name: tar.extractfile(info) for info in tar}
         assert {name: file.read() for name, file in read.items() if file is not None} == members
+
+
+def test_a_tar_is_read_in_the_same_way_in_any_locale() -> None:
+    """A name may be no text: the header of PAX says the other bytes as they are."""
+    lines = ("from cachectl.layers.stores.archive import pack, unpack", "members = {'\\udcff\\xe9': b'1'}")
+    program = "\n".join((*lines, "print(unpack(pack(members)) == members)"))
+    variables = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run((sys.executable, "-c", program), env=variables, check=True, capture_output=True)
+    assert done.stdout == b"True\n"
 
 
 @pytest.mark.parametrize("members", [{"a": b"1"}, {"a": b"1", "b": b"2"}, {"a": b"1", "b": b""}])
