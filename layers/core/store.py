@@ -108,7 +108,6 @@ class Store(ABC):
         Called before an artifact is placed, because the key may come from an untrusted bundle and becomes a file name.
         :func:`core.key_complaint` has refused control characters.
         """
-        del root, path
         return None
 
     def usage(self, root: core.Root) -> core.Usage:

@@ -181,7 +181,6 @@ class Pair(rows.RowFile):
 
     def gone(self, rows: Iterable[rows.Row]) -> int:
         """Return how many entries have gone: more than planned if Mesa cannot use the files any more."""
-        del rows
         try:
             left = len(self.blobs())
         except core.Damaged:

@@ -160,7 +160,6 @@ class ShaderCache(row_store.Rows):
 
     def damages(self, key: str, files: trees.Members) -> Iterator[core.Damage]:
         """Check the checksum. Nothing can check the name."""
-        del key
         if (complaint := entries.complaint(files[""])) is not None:
             yield core.Damage(core.RECOMPILES, f"{complaint}: {entries.NEVER}")
 
@@ -170,7 +169,6 @@ class ShaderCache(row_store.Rows):
 
     def detail(self, key: str, files: trees.Members) -> Mapping[str, str]:
         """Return kernels, device and driver."""
-        del key
         header = entries.read_header(files[""])
         device, driver = ("", "") if header is None else (header.device, header.driver)
         return {"kernels": " ".join(entries.kernels_in(files[""]) or ()), "device": device, "driver": driver}
