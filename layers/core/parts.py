@@ -38,6 +38,7 @@ class Outlook(NamedTuple):
         return f"not known: {self.because}" if self.hits is None else f"cannot hit: {self.because}"
 
 
+#: Joins the values that one fact has of several drivers.
 OR = "; "
 #: The outlook of an entry whose layer does not say what its key depends on.
 UNFORESEEN = Outlook(None, "what decides about this layer cannot be read without its driver")

@@ -28,9 +28,10 @@ def _facts(environment: core.Environment) -> core.Facts:
     from cachectl.layers.pocl import releases
 
     libraries = drivers.driver_libraries(environment, "PoCL")
+    known = [release for library in libraries if (release := releases.read_release(library)) is not None]
     model, features = hardware.processor(environment)
     return {
-        "PoCL": core.OR.join(releases.read_release(library) or "unknown" for library in libraries) or None,
+        "PoCL": core.OR.join(known) if known and len(known) == len(libraries) else None,
         "PoCL library": core.OR.join(Path(library).resolve().name for library in libraries) or None,
         "processor": model,
         "processor features": features,
@@ -40,11 +41,16 @@ def _facts(environment: core.Environment) -> core.Facts:
 
 
 def _of_entry(versions: Mapping[str, str], there: core.Facts) -> core.Facts:
-    """Keep the PoCL whose LLVM compiled an entry; a shared LLVM may have been updated, but not to another number."""
+    """Keep the PoCL whose LLVM compiled an entry, which is unknown if none has it, as after an update.
+
+    A shared LLVM may have been updated too, but not to another number.
+    """
     compiler = f"LLVM {versions.get('llvm', '').partition('.')[0]}."
     pairs = zip(*((there.get(name) or "").split(core.OR) for name in _DRIVER), strict=False)
     built = [dict(zip(_DRIVER, pair, strict=True)) for pair in pairs if compiler in pair[0]]
-    return {**there, **built[0]} if len(built) == 1 else there
+    if len(built) > 1 or "llvm" not in versions:
+        return there
+    return {**there, **(built[0] if built else dict.fromkeys(_DRIVER))}
 
 
 #: PoCL hashes options with its version, LLVM and the processor (``lib/CL/pocl_cache.c``).

@@ -42,10 +42,11 @@ def differences(
     here = portability_key(portability, environment)
     differing = []
     for name, value in sorted(there.items()):
-        known, own = None not in (value, here.get(name)), {*(here.get(name) or "").split(core.OR)}
-        if not known or not own.issuperset((value or "").split(core.OR)):
-            decides = name in deciding and known and own.isdisjoint((value or "").split(core.OR))
-            differing.append((name, value, here.get(name), decides))
+        own = here.get(name)
+        theirs, ours = ({*(fact or "").split(core.OR)} for fact in (value, own))
+        is_known = None not in (value, own)
+        if not (is_known and theirs <= ours):
+            differing.append((name, value, own, is_known and name in deciding and theirs.isdisjoint(ours)))
     return tuple(differing)
 
 

@@ -97,6 +97,17 @@ def test_labels_of_several_drivers(home: Home, debian_pocl: Driver, tmp_path: Pa
     assert {path: path.stat().st_mtime_ns for path in programs} == programs
 
 
+@pytest.mark.parametrize(
+    ("llvm", "driver"), [("15.0.7", ("3.1 with LLVM 15.0.6", "b")), ("9.0.1", (None, None)), (None, ("both", "a; b"))]
+)
+def test_an_entry_is_of_the_pocl_with_its_llvm(llvm: str | None, driver: tuple[str | None, str | None]) -> None:
+    portability = PoclKernels.about.portability
+    assert portability is not None
+    both = "3.0 with LLVM 14.0.6; 3.1 with LLVM 15.0.6"
+    facts = portability.of_entry({} if llvm is None else {"llvm": llvm}, {"PoCL": both, "PoCL library": "a; b"})
+    assert (facts["PoCL"], facts["PoCL library"]) == (both if driver[0] == "both" else driver[0], driver[1])
+
+
 @pytest.mark.parametrize(("name", "maker"), [("libpocl.so.2", "PoCL"), ("libamdocl64.so", "AMD")])
 def test_several_drivers_of_one_maker_are_told_from_copies_and_links(tmp_path: Path, name: str, maker: str) -> None:
     """Two environments with the same wheel have one driver. PyOpenCL keeps no binaries of PoCL."""
