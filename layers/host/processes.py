@@ -19,6 +19,8 @@ from pathlib import Path
 from cachectl.layers import core
 
 _PROC = Path("/proc")
+#: Seconds that the kernel takes to put one program in the place of another.
+_MOMENT = 0.02
 #: The most processes that a phrase names.
 _NAMED = 5
 #: Types with unreliable locks and access times of other machines.
@@ -34,6 +36,17 @@ def read(number: int | str, name: str, processes: Path = _PROC) -> bytes | None:
         return (processes / str(number) / name).read_bytes()
     except OSError:
         return None
+
+
+def environment_of(number: int | str, processes: Path = _PROC) -> bytes | None:
+    """Return the bytes of the environment with which a process was started; ``None`` if it is not shown."""
+    block = read(number, "environ", processes)
+    with suppress(OSError):
+        # One that is just executing another program shows none. A thread of the kernel has none, and no program.
+        if block == b"" and os.readlink(processes / str(number) / "exe"):
+            time.sleep(_MOMENT)
+            block = read(number, "environ", processes)
+    return block
 
 
 def stat_fields(number: int, processes: Path = _PROC) -> list[bytes]:
@@ -95,7 +108,7 @@ def mentioning(folder: Path, processes: Path) -> bool | None:
         return folder in (opened, *opened.parents)
 
     def mentions(process: Path) -> bool:
-        return mark in (read(process.name, "environ", processes) or b"") or _any_open(process, is_in)
+        return mark in (environment_of(process.name, processes) or b"") or _any_open(process, is_in)
 
     users = _those(mentions, processes)
     return None if users is None else bool(users)
@@ -162,7 +175,7 @@ def has_loaded(libraries: tuple[str, ...], maps: bytes | None) -> bool | None:
 
 def first_variables(number: int | str = "self", processes: Path = _PROC) -> dict[str, str] | None:
     """Return the environment a process was started with, without later changes; ``None`` is unknown."""
-    if (block := read(number, "environ", processes)) is None:
+    if (block := environment_of(number, processes)) is None:
         return None
     pairs = (os.fsdecode(item).partition("=") for item in block.split(b"\0") if item)
     return {name: value for name, _, value in pairs}

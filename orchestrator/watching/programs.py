@@ -231,7 +231,7 @@ class Processes:
             fields = processes.stat_fields(pid)
             # Some programs clear the variables of those that they start, and those of other users are not shown. One
             # that has ended shows no longer who started it.
-            is_of_run = pid == os.getpid() or mark in (processes.read(pid, "environ") or b"") or not fields
+            is_of_run = pid == os.getpid() or mark in (processes.environment_of(pid) or b"") or not fields
             pid = int(fields[_PARENT]) if fields else 0
         return is_of_run
 

@@ -12,6 +12,7 @@ import pytest
 from homes import CACHECTL, Home
 
 from cachectl.layers.disk.temporaries import abandoned_temporaries, remove_abandoned
+from cachectl.layers.host import processes
 from cachectl.stack import Stack
 from cachectl.switching import child
 
@@ -137,6 +138,23 @@ def test_a_killed_command_is_cleared_away_once_its_program_has_ended(home: Home,
     assert set(os.listdir(temporary)) == kept
     assert home.cachectl("run --isolated -- true", TMPDIR=str(temporary)).stderr == ""
     assert os.listdir(temporary) == []
+
+
+def test_a_program_that_is_just_being_executed_keeps_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It shows no environment in that moment, and has no file open in the folder."""
+    process = tmp_path / "proc/4711"
+    process.mkdir(parents=True)
+    for path in (tmp_path / "proc/self", process):
+        path.mkdir(exist_ok=True)
+        (path / "maps").touch()
+    (process / "environ").touch()
+    (process / "exe").symlink_to("/bin/sleep")
+    (process / "cwd").symlink_to("/")
+    monkeypatch.setattr(time, "sleep", lambda _: (process / "environ").write_bytes(b"TMPDIR=/tmp/cachectl-0/x\0"))
+    assert processes.mentioning(Path("/tmp/cachectl-0/x"), tmp_path / "proc") is True  # noqa: S108 - nothing is there
+    assert processes.mentioning(Path("/tmp/cachectl-0/y"), tmp_path / "proc") is False  # noqa: S108
 
 
 @pytest.mark.parametrize("next_one", ["trace -- true", "bench -n 1 -- true", "purge --all"])
