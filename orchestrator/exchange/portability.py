@@ -73,7 +73,7 @@ def outlook(
     if own is not None:
         return own
     its = portability.of_entry(entry.versions, there)
-    differing = differing if its is there else differences(portability, its, environment)
+    differing = differing if its == there else differences(portability, its, environment)
     if (denied := why_not(differing)) is not None:
         return denied
     for name, value, here, _ in differing:
