@@ -234,7 +234,7 @@ def test_hits_are_unknown_if_builds_failed_while_others_ran(home: Home) -> None:
     assert "hits are not known" in pocl["why"]
     # The time of a failure is no stage of the cache.
     stages = {stage["stage"]: stage["hit"] for stage in document["summary"]["stages"]}
-    assert (stages["build"] >= 0, stages.get("lookup", 0)) == (True, 0)
+    assert ("build" in stages, stages.get("lookup", 0)) == (True, 0)
 
 
 @real
