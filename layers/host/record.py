@@ -1,0 +1,235 @@
+"""The record of what was seen on this host: Pythons, drivers and libraries, each with its path and version.
+
+It is the only witness for *stale*. An entry is stale if a version that could hit it was seen here, its path has gone or
+has another version, nothing else that was seen has that version, and the entry was not used since. In all other cases
+that is unknown: another container, another machine with the same home, or a program that is started by its path may
+use the entry.
+
+The record is one private file. It is read only if no other user can write to it, and it is not written where that
+fails: then there is no witness.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from cachectl.layers import core
+from cachectl.layers.disk import atomic, plain
+from cachectl.layers.disk.trust import shared_because
+from cachectl.layers.host import processes
+
+#: The name of the file, in cachectl's folder for its own state, and the most that is read of it in bytes.
+FILE = "seen.json"
+_LARGEST = 1 << 22
+#: The most sightings that are kept; those of this host that have gone for longest are dropped first.
+_MOST = 500
+#: File systems of disks. A root folder on any other kind, such as a container's, may be another one in the next run.
+_DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "apfs"})
+
+#: Whether no known program can hit an entry, with the reason; ``None`` is unknown.
+Staleness = tuple[bool | None, str | None]
+
+
+class Sighting(NamedTuple):
+    """One version of a product that was seen at a path.
+
+    ``system`` names the host, or the container, that saw it. ``target`` is the file that the path leads to, ``places``
+    are the file systems of both, ``size`` (bytes) and ``time`` (nanoseconds of the epoch) those of the file. ``gone``
+    is a moment (epoch seconds) at which the path surely had no such version any more; ``None`` while it has, and while
+    that cannot be known. ``packages`` has the same moment for each version of each package that a Python had.
+    """
+
+    product: str
+    path: str
+    version: str
+    system: str
+    target: str
+    places: tuple[str, str]
+    size: int
+    time: int
+    gone: float | None = None
+    packages: Mapping[str, Mapping[str, float | None]] = {}
+
+
+class Record:
+    """The sightings of one user, by product, path, version and system."""
+
+    def __init__(self, environment: core.Environment) -> None:
+        self.environment = environment
+        self.file = core.user_state_folder(environment) / FILE
+        self.system = _system(environment)
+        self.sightings = _read(self.file) if environment.searches_pythons else {}
+        self._written = dict(self.sightings)
+        for key, sighting in self.sightings.items():
+            if sighting.system == self.system and sighting.gone is None and _has_gone(sighting):
+                self.sightings[key] = sighting._replace(gone=self._moment(Path(sighting.path)))
+
+    def of(self, product: str) -> Iterator[Sighting]:
+        """Yield the sightings of a product, those of other systems included."""
+        return (sighting for sighting in tuple(self.sightings.values()) if sighting.product == product)
+
+    def here(self, product: str) -> Iterator[Sighting]:
+        """Yield the sightings of a product by this system."""
+        return (sighting for sighting in self.of(product) if sighting.system == self.system)
+
+    def version_at(self, product: str, path: str | Path) -> str | None:
+        """Return the version that was seen at a path, if its file has the same size and time; else ``None``."""
+        with suppress(OSError):
+            status = os.stat(path)
+            for sighting in self.here(product):
+                is_same = (sighting.size, sighting.time) == (status.st_size, status.st_mtime_ns)
+                if is_same and sighting.gone is None and sighting.path == str(path):
+                    return sighting.version
+        return None
+
+    def note(
+        self, product: str, path: str | Path, version: str, packages: Mapping[str, str] | None = None
+    ) -> Sighting | None:
+        """Note what is at a path now, and that what was there before has gone; ``None`` if the path has gone.
+
+        ``packages`` are versions by normal names.
+        """
+        try:
+            status, places = os.stat(path), _places(Path(path))
+        except OSError:
+            return None
+        moment = self._moment(Path(path))
+        for key, sighting in tuple(self.sightings.items()):
+            at_path = (sighting.product, sighting.path, sighting.system) == (product, str(path), self.system)
+            if at_path and sighting.places == places and sighting.version != version and sighting.gone is None:
+                self.sightings[key] = sighting._replace(gone=moment)
+        key = (product, str(path), version, self.system)
+        before = self.sightings.get(key)
+        versions = {name: dict(seen) for name, seen in before.packages.items()} if before is not None else {}
+        for name, number in (packages or {}).items():
+            versions.setdefault(name, {})[number] = None
+        for name, seen in versions.items():
+            for number in seen:
+                if packages is not None and packages.get(name) != number and seen[number] is None:
+                    seen[number] = self.environment.clock()
+        target = os.path.realpath(path)
+        stamp = status.st_size, status.st_mtime_ns
+        self.sightings[key] = Sighting(*key, target, places, *stamp, None, versions)
+        return self.sightings[key]
+
+    def last_gone(self, product: str) -> float:
+        """Return when the last sighting of a product by this system had gone (epoch seconds), 0 if none has."""
+        return max((sighting.gone for sighting in self.here(product) if sighting.gone is not None), default=0.0)
+
+    def judge(
+        self,
+        product: str,
+        entry: core.Entry,
+        by: str,
+        made: Callable[[str], bool],
+        hits: Callable[[str], bool],
+    ) -> Staleness:
+        """Return whether no version of a product that was seen can hit an entry.
+
+        ``by`` says what made the entry, ``made`` whether a version is that, and ``hits`` whether a version may hit it.
+        """
+        for sighting in self.of(product):
+            if sighting.gone is None and hits(sighting.version):
+                if sighting.system == self.system:
+                    return None, None
+                return None, f"unknown: {by}, which {sighting.system.partition(' ')[0]} has at {sighting.path}"
+        witnesses = [sighting for sighting in self.here(product) if made(sighting.version)]
+        if not witnesses:
+            return None, f"unknown: {by}, which was never seen on this host"
+        witness = max(witnesses, key=lambda sighting: sighting.gone or 0.0)
+        moment = witness.gone or 0.0
+        if entry.latest is None or entry.latest >= moment:
+            return None, f"unknown: {by}, and used since {witness.path} has another version"
+        day = time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
+        return True, f"{by}; {witness.path} had {product} {witness.version} until {day}"
+
+    def save(self) -> None:
+        """Write the record if it has changed; do nothing where that fails, or for an environment that is made up."""
+        if self.sightings == self._written or not self.environment.searches_pythons:
+            return
+        kept = sorted(self.sightings.values(), key=lambda one: (one.gone is None, one.gone or 0.0, one.path))[-_MOST:]
+        document = {"sightings": [sighting._asdict() for sighting in kept]}
+        with suppress(OSError, ValueError):
+            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            atomic.replace_file(self.file, [json.dumps(document, indent=1, allow_nan=False).encode()])
+            self._written = dict(self.sightings)
+
+    def _moment(self, path: Path) -> float:
+        """Return an upper bound of when a path changed: now, or when the file, or the folder above it, did."""
+        now = self.environment.clock()
+        with suppress(OSError):
+            place = next(filter(os.path.exists, (path, *path.parents)))
+            return min(now, place.stat().st_ctime)
+        return now
+
+
+def record_of(environment: core.Environment) -> Record:
+    """Return the record of an environment, kept as long as the environment."""
+    if "record" not in environment.memo:
+        environment.memo["record"] = Record(environment)
+    record: Record = environment.memo["record"]
+    return record
+
+
+def _read(file: Path) -> dict[tuple[str, str, str, str], Sighting]:
+    """Return the sightings in a file; none if it is missing, damaged, or open to other users."""
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        if shared_because(file.parent, (file.name,)) is None:
+            document = json.loads(plain.read_plain(file, limit=_LARGEST))
+            sightings = (Sighting(**known) for known in document["sightings"])
+            known = (sighting._replace(places=tuple(sighting.places)) for sighting in sightings)
+            return {sighting[:4]: sighting for sighting in known if _is_well_formed(sighting)}
+    return {}
+
+
+def _is_well_formed(sighting: Sighting) -> bool:
+    """Return whether the values of a sighting have their types."""
+    texts = (*sighting[:5], *sighting.places)
+    moments = (sighting.gone, *(moment for seen in sighting.packages.values() for moment in seen.values()))
+    return all(isinstance(text, str) for text in texts) and all(
+        moment is None or isinstance(moment, int | float) for moment in moments
+    )
+
+
+def _system(environment: core.Environment) -> str:
+    """Return what names this host, or this container, which may share a home and a name with the host.
+
+    The root folder of a container is not on a disk's file system, and its time is that of its image or of its start.
+    """
+    status = os.stat("/")
+    kind, _ = processes.mount_of(Path("/"), mounts=environment.mounts)
+    container = () if kind in _DISKS else (status.st_dev, status.st_ctime_ns)
+    return " ".join(map(str, (core.node(), status.st_ino, *container)))
+
+
+def _has_gone(sighting: Sighting) -> bool:
+    """Return whether the path of a sighting, or what it led to, is not there although its file system is."""
+    for path, place in zip((sighting.path, sighting.target), sighting.places, strict=True):
+        try:
+            if plain.status_at(path) is None:
+                return _place(Path(path)) == place
+        except OSError:
+            # Whether it is there cannot be known.
+            return False
+    return False
+
+
+def _places(path: Path) -> tuple[str, str]:
+    """Return the file systems of a path and of what it leads to."""
+    return _place(path), _place(Path(os.path.realpath(path)))
+
+
+def _place(path: Path) -> str:
+    """Return the name of the file system of the nearest folder above a path: its device, or its kind and source."""
+    folder = next(filter(os.path.exists, path.parents))
+    device = folder.stat().st_dev
+    # Numbers without a major one are given in the order of mounting.
+    if os.name != "posix" or os.major(device):
+        return str(device)
+    return ":".join(processes.mount_of(folder))
