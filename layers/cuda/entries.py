@@ -21,7 +21,7 @@ from pathlib import Path
 from cachectl.layers import core, cuda
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.formats import details, opencl_source
-from cachectl.layers.host import drivers, hardware, processes
+from cachectl.layers.host import hardware, processes, record
 from cachectl.layers.stores import files
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
@@ -42,6 +42,8 @@ _INDEX_RECORD = struct.Struct("<QQ")
 _OFFSET_BASIS = 0xCBF29CE484222325
 _PRIME = 0x100000001B3
 _MASK = 0xFFFFFFFFFFFFFFFF
+#: Its driver in the record of what was seen.
+_PRODUCT = "NVIDIA"
 
 _DEVICE = core.regex(rb"\bsm_\d+[a-z]?")
 _PTX_ENTRY = core.regex(rb"\.entry\s+([\w$]+)")
@@ -63,6 +65,7 @@ class ComputeCache(files.Files):
 
     def leaves(self, root: core.Root) -> Iterator[Leaf | core.Problem]:
         """Leave alone what has the name of an entry, but not its format; add the heads of entries, and a bad index."""
+        _note_driver(self.environment)
         index = b""
         try:
             index = _read_index(root)
@@ -89,7 +92,8 @@ class ComputeCache(files.Files):
     def described(self, tree: Tree, leaf: Leaf, selection: core.Selection, *, contents: bool) -> Iterator[core.Found]:
         """Describe an entry by its key; one of another format version is opaque."""
         entry, size = leaf.entry, stated_size(leaf.head)
-        is_older = drivers.is_older(entry, self.environment, "NVIDIA")
+        seen = record.record_of(self.environment)
+        is_older = (entry.modified or 0.0) < seen.last_gone(_PRODUCT)
         if not (contents or is_older) or (size is None and len(leaf.head) == HEADER.size):
             yield entry._replace(detail={"format": "unknown"}) if contents else entry
             return
@@ -102,10 +106,12 @@ class ComputeCache(files.Files):
         if key is not None:
             detail = {"half": half(key)}
             entry = entry._replace(kernels=kernels(key), device=device(key), versions=driver(key), detail=detail)
-            version, here = entry.versions.get("driver"), hardware.nvidia_driver(self.environment)
-            # A newer one than the kernel's is that of a compatibility package.
-            if is_older and here and version and (core.release_of(version) or ()) < (core.release_of(here) or ()):
-                entry = drivers.replaced(entry, f"driver {version}", f"driver {here}", self.environment, "NVIDIA")
+            version = entry.versions.get("driver")
+            if is_older and version is not None:
+                stale, because = seen.judge(
+                    _PRODUCT, entry, f"compiled by driver {version}", version.__eq__, version.__eq__
+                )
+                entry = entry._replace(stale=stale, stale_because=because)
         yield entry
 
     def describe(self, data: bytes) -> details.Details:
@@ -349,3 +355,11 @@ def write_index(records: Sequence[tuple[int, int]]) -> bytes:
     return _INDEX_HEADER.pack(VERSION, len(records), total) + b"".join(
         _INDEX_RECORD.pack(*record) for record in records
     )
+
+
+def _note_driver(environment: core.Environment) -> None:
+    """Note the driver that the kernel has loaded, which the user's libraries have to match."""
+    if version := hardware.nvidia_driver(environment):
+        seen = record.record_of(environment)
+        seen.note(_PRODUCT, environment.processes / hardware.NVIDIA_VERSION, version)
+        seen.save()

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachectl.layers.formats.details import Cut, fields, require
+
+if TYPE_CHECKING:
+    from mmap import mmap
 
 MAGIC = b"\x7fELF"
 #: From this number on, types of files belong to an operating system or a driver.
@@ -50,7 +53,7 @@ class Section(NamedTuple):
 class Elf(NamedTuple):
     """A file whose sections all lie within it."""
 
-    data: bytes
+    data: bytes | mmap
     kind: int
     machine: int
     width: int
@@ -119,10 +122,13 @@ def complaint(data: bytes) -> str | None:
     return None
 
 
-def read_elf(data: bytes) -> Elf | None:
-    """Read the sections of an ELF file; ``None`` for other bytes, and where a part lies outside the file."""
+def read_elf(data: bytes | mmap) -> Elf | None:
+    """Read the sections of an ELF file, which may be a map of a large one.
+
+    ``None`` for other bytes, and where a part lies outside the file.
+    """
     width, order = data[4:5], {b"\1": "<", b"\2": ">"}.get(data[5:6])
-    if not data.startswith(MAGIC) or width not in (b"\1", b"\2") or order is None:
+    if data[:4] != MAGIC or width not in (b"\1", b"\2") or order is None:
         return None
     try:
         return _read(data, width[0], order)
@@ -130,7 +136,7 @@ def read_elf(data: bytes) -> Elf | None:
         return None
 
 
-def _read(data: bytes, width: int, order: str) -> Elf:
+def _read(data: bytes | mmap, width: int, order: str) -> Elf:
     head, section, segment, *_ = (struct.Struct(order + layout) for layout in _LAYOUTS[width])
     kind, machine, _, _, load_at, offset, _, _, each_load, loads, each, count, names_at = fields(head, data, 16)
     headers = _headers(data, section, offset, each, count)
@@ -150,7 +156,7 @@ def _read(data: bytes, width: int, order: str) -> Elf:
     return Elf(data, kind, machine, width, order, sections, loads, names_at)
 
 
-def _headers(data: bytes, layout: struct.Struct, begin: int, each: int, count: int) -> list[tuple[Any, ...]]:
+def _headers(data: bytes | mmap, layout: struct.Struct, begin: int, each: int, count: int) -> list[tuple[Any, ...]]:
     if count and each < layout.size:
         raise Cut(data)
     return [fields(layout, data, begin + each * number) for number in range(count)]

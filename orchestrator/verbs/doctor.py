@@ -147,7 +147,7 @@ def _of_roots(layer: core.Layer, roots: Iterable[_Held]) -> Iterator[Placed]:
         # The library will make its first root at its first use.
         if held.in_use:
             yield from _guarded(layer, path, _of_surroundings(held))
-        if held.exists and held.clearable:
+        if held.exists and held.clearable and not layer.about.precious:
             yield from _of_waste(held)
     # The error that kept them from being listed.
     layer.roots()
