@@ -31,6 +31,8 @@ RPATH = 15
 RUN_PATH = 29
 _TAGS = (NEEDED, RPATH, RUN_PATH)
 _NOTE = "III"
+#: The type of a library, and that of a segment which is mapped.
+_LIBRARY, _LOADED = 3, 1
 # By class, 32 or 64 bits: the header behind the first 16 bytes; a section; a segment; a symbol; a dynamic entry.
 _LAYOUTS = {
     1: ("HHIIIIIHHHHHH", "IIIIIIIIII", "IIIIIIII", "IIIBBH", "II"),
@@ -98,6 +100,32 @@ class Elf(NamedTuple):
                 table, names = self.content(section), self.content(self.sections[section.link])
                 for row in entry.iter_unpack(table[: len(table) // entry.size * entry.size]):
                     yield names, row
+
+
+def linking_complaint(data: bytes) -> str | None:
+    """Return as :func:`complaint` what is wrong with a file that the dynamic linker or the linker reads.
+
+    The dynamic linker maps the segments of a library, and reads no section (``elf/dl-load.c`` of glibc). What was cut
+    or emptied behind them is not missed.
+    """
+    wrong = complaint(data)
+    try:
+        end = _mapped_end(data) if wrong is not None else 0
+    except Cut:
+        return wrong
+    return None if end and len(data.rstrip(b"\0")) >= end else wrong
+
+
+def _mapped_end(data: bytes) -> int:
+    """Return where the part of a library ends that is mapped; 0 for other files. Raises :class:`Cut`."""
+    width, order = data[4:5], {b"\1": "<", b"\2": ">"}.get(data[5:6])
+    if data[:4] != MAGIC or width not in (b"\1", b"\2") or order is None:
+        return 0
+    head, _, segment, *_ = (struct.Struct(order + layout) for layout in _LAYOUTS[width[0]])
+    kind, _, _, _, at, _, _, _, each, count, *_ = fields(head, data, 16)
+    place, length = _EXTENTS[width[0]]
+    rows = _headers(data, segment, at, each, count) if kind == _LIBRARY else []
+    return max((row[place] + row[length] for row in rows if row[0] == _LOADED), default=0)
 
 
 def complaint(data: bytes) -> str | None:

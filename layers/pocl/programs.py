@@ -204,7 +204,7 @@ class Programs(files.Files):
         from cachectl.layers.formats import bitcode, elf
 
         for path in filter(self.is_checked, files):
-            message = (bitcode.complaint if path == BITCODE else elf.complaint)(files[path])
+            message = (bitcode.complaint if path == BITCODE else elf.linking_complaint)(files[path])
             if message is not None and path.endswith(OBJECT):
                 yield core.Damage(core.HEALS, f"{path}: {message}; PoCL compiles the kernel again")
             elif message is not None:
