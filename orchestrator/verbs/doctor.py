@@ -104,7 +104,7 @@ def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Fin
 def _held(layer: core.Layer) -> Iterator[_Held]:
     """Yield the roots of a layer; one that cannot be asked whether it exists is read, which reports the error."""
     with suppress(*core.FAILURES):
-        for number, root in enumerate(layer.roots()):
+        for number, root in enumerate(core.every_root(layer)):
             exists, usage, failure = True, core.UNCOUNTED, None
             with suppress(OSError):
                 exists = root.exists

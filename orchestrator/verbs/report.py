@@ -230,7 +230,7 @@ def _traced(environment: core.Environment, since: float) -> ledger.Sums:
 def _layer_report(layer: core.Layer) -> LayerReport:
     failures: dict[str, None] = {}
     roots, about = list[RootReport](), layer.about
-    for _, root, found in layer_set.in_each_root([layer], _count, core.every_root):
+    for _, root, found in layer_set.in_each_root([layer], _count):
         if isinstance(found, RootReport):
             roots.append(found)
         elif root is None:
