@@ -114,7 +114,9 @@ def batches(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T
 
 def keys_of(layer: core.Layer) -> frozenset[str]:
     """Return the keys of all entries of a layer; what cannot be listed is left out."""
-    return frozenset(entry.key for entry in listing.listed((layer,), core.ALL, lambda _: None, contents=False, roots=core.roots_of))
+    return frozenset(
+        entry.key for entry in listing.listed((layer,), core.ALL, lambda _: None, contents=False, roots=core.roots_of)
+    )
 
 
 class LayerCollection:
