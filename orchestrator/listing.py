@@ -95,8 +95,9 @@ def listed(
     contents: bool = True,
     roots: Callable[[core.Layer], Iterable[core.Root]] = core.every_root,
 ) -> Iterator[core.Entry]:
-    """Yield the selected entries of every root, or of some ``roots``. A root that fails is given to ``notice``, and the others go on.
+    """Yield the selected entries of every root, or of some ``roots``.
 
+    A root that fails is given to ``notice``, and the others go on.
     ``notice`` gets what could not be listed, and what looks damaged; by default it warns of the first. Without
     ``contents`` entries are not opened, as in :meth:`Store.scan`.
     """
