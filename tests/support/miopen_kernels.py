@@ -97,6 +97,9 @@ def library_bytes(version: str) -> bytes:
     head = b"\x7fELF\2\1\1".ljust(16, b"\0")
     at = 64 + len(constants) + len(names)
     header = head + struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, at, 0, 64, 0, 0, 64, 3, 2)
-    sections = ((0,) * 10, (1, 1, 2, 0, 64, len(constants), 0, 0, 1, 0))
-    sections += ((9, 3, 0, 0, 64 + len(constants), len(names), 0, 0, 1, 0),)
+    sections = [
+        (0,) * 10,
+        (1, 1, 2, 0, 64, len(constants), 0, 0, 1, 0),
+        (9, 3, 0, 0, 64 + len(constants), len(names), 0, 0, 1, 0),
+    ]
     return header + constants + names + b"".join(struct.pack("<IIQQQQIIQQ", *row) for row in sections)
