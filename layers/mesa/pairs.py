@@ -51,7 +51,7 @@ _DB_PLACED = struct.Struct("<QIQQ")
 #: The end of a record in every index.
 _END_OF_RECORD = struct.Struct("<Q")
 _UNKNOWN = "its index lists entries in a format that this cachectl does not know; left alone"
-_MIXED = "has keys of another length: Mesa drops every entry of a file with both when it makes room"
+_MIXED = "this database has keys of another length: Mesa drops every entry of one with both when it makes room"
 
 
 class Blob(NamedTuple):

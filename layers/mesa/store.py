@@ -42,7 +42,10 @@ _SHAPES: Mapping[str, tuple[trees.Shape, ...]] = {
 #: The format of the larger files of a root, and the keys of their entries.
 _FORMATS: Mapping[str, tuple[type[pairs.Pair], re.Pattern[str]]] = {
     cache.SINGLE_FILE: (pairs.Fossilize, core.regex(r"(?:[^./][^/]*/){2}foz_cache\.foz(?:::[0-9a-f]{40})?")),
-    cache.DATABASE: (pairs.Database, core.regex(r"(?:part\d{1,3}/)?mesa_cache\.db(?:::(?:[0-9a-f]{40}|[0-9a-f]{64}))?")),
+    cache.DATABASE: (
+        pairs.Database,
+        core.regex(r"(?:part\d{1,3}/)?mesa_cache\.db(?:::(?:[0-9a-f]{40}|[0-9a-f]{64}))?"),
+    ),
 }
 _INDEX = struct.Struct("<Q")
 #: By the length of keys. Mesa lengthens an index, and never shortens one.
