@@ -138,8 +138,8 @@ class ComputeCache(files.Files):
 
         The index is also written if the change fails. Raises :class:`Unsettled` where only the writing fails. Listed
         entries keep their order, which is the order of eviction; others follow by age. The file is overwritten in
-        place, then shortened: the driver accepts one that is too long meanwhile. Bytes behind the records that it counts
-        stay behind them. An index of another version is left alone. Yields whether no process has a driver loaded.
+        place, then shortened: the driver accepts one that is too long meanwhile. Bytes behind the counted records stay
+        behind them. An index of another version is left alone. Yields whether no process has a driver loaded.
         """
         with ExitStack() as stack:
             folder, handle = stack.enter_context(handles.opened_root(root.path)), None

@@ -153,9 +153,9 @@ def kernels(content: bytes) -> tuple[str, ...] | None:
 
 
 def with_header(entry: core.Entry, head: bytes) -> core.Entry:
-    """Add what the first bytes of an entry say of its maker; nothing if they are no header."""
+    """Add what the first bytes of an entry say of its maker; of one of an unknown version, only that."""
     if (header := read_header(head)) is None:
-        return entry
+        return entry._replace(versions={"format": "unknown"}) if is_foreign(head) else entry
     detail = {"of": _GL} if header.graphics else {}
     return entry._replace(device=header.device, versions={"driver": header.driver}, detail=detail)
 
@@ -192,7 +192,8 @@ def owned(
         for entry in group:
             if entry.device is None:
                 path = entry.root / entry.key
-                problems[entry.key] = core.Problem(path, "damaged", f"has no header of an entry: {NEVER}")
+                unknown, damaged = ("unknown", FOREIGN), ("damaged", f"has no header of an entry: {NEVER}")
+                problems[entry.key] = core.Problem(path, *(unknown if entry.versions else damaged))
             kernels = kernels_of(entry) if contents and guest is None else None
             detail = {"of": {None: "OpenCL", _GRAPHICS: _GL}.get(guest, "unknown")}
             yield entry._replace(kernels=kernels, detail=detail, guest=guest)

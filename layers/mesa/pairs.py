@@ -51,7 +51,7 @@ _DB_PLACED = struct.Struct("<QIQQ")
 #: The end of a record in every index.
 _END_OF_RECORD = struct.Struct("<Q")
 _UNKNOWN = "its index lists entries in a format that this cachectl does not know; left alone"
-_MIXED = "this database has keys of another length: Mesa drops every entry of one with both when it makes room"
+_MIXED = "the database has keys of another length, and Mesa drops every entry of one with both; move it elsewhere first"
 
 
 class Blob(NamedTuple):
@@ -198,10 +198,12 @@ class Pair(rows.RowFile):
         """Read the index, and the frame of each entry. Raises :class:`LayerError` if Mesa would not use the files."""
         if (why := self.complaint(*(os.pread(handle, self.head, 0) for handle in (self.data, self.index)))) is not None:
             raise (core.Refused if why == entries.FOREIGN else core.Damaged)(self.layer, why, self.path)
-        end, size = self._sizes()
+        _, size = self._sizes()
         if size > core.LARGEST_INDEX:
             raise core.Unreachable(self.layer, f"the index {core.too_large(size, core.LARGEST_INDEX)}", self.path)
         content = os.pread(self.index, size, self.head)
+        # Programs write an entry before its record.
+        end, _ = self._sizes()
         blobs: list[Blob] = []
         lost, unknown, behind, following = 0, 0, self.head, [self.head]
         for at in range(0, len(content), self.placed.size):

@@ -22,9 +22,9 @@ from cachectl.layers.stores import tree as trees
 
 _FOLDER = core.regex("[0-9a-f]{2}")
 #: Keys are a SHA-1, or since Mesa 26 a BLAKE3.
-_ENTRIES = trees.Shape((_FOLDER, core.regex("[0-9a-f]{38}|[0-9a-f]{62}")), mode=0o644)
+_ENTRIES = trees.Shape((_FOLDER, core.regex("[0-9a-f]{38}(?:[0-9a-f]{24})?")), mode=0o644)
 _TEMPORARIES = trees.Shape(
-    (_FOLDER, core.regex(r"(?:[0-9a-f]{38}|[0-9a-f]{62})\.tmp")), because="a program that was never stored whole"
+    (_FOLDER, core.regex(r"[0-9a-f]{38}(?:[0-9a-f]{24})?\.tmp")), because="a program that was never stored whole"
 )
 #: Names of which Mesa has made none yet, where it would make them.
 _UNKNOWN = trees.Shape((_FOLDER, core.regex("[0-9a-f]{16,}")), sums=True)
@@ -44,7 +44,7 @@ _FORMATS: Mapping[str, tuple[type[pairs.Pair], re.Pattern[str]]] = {
     cache.SINGLE_FILE: (pairs.Fossilize, core.regex(r"(?:[^./][^/]*/){2}foz_cache\.foz(?:::[0-9a-f]{40})?")),
     cache.DATABASE: (
         pairs.Database,
-        core.regex(r"(?:part\d{1,3}/)?mesa_cache\.db(?:::(?:[0-9a-f]{40}|[0-9a-f]{64}))?"),
+        core.regex(r"(?:part\d{1,3}/)?mesa_cache\.db(?:::[0-9a-f]{40}(?:[0-9a-f]{24})?)?"),
     ),
 }
 _INDEX = struct.Struct("<Q")
@@ -208,7 +208,8 @@ class ShaderCache(row_store.Rows):
             raise
         try:
             if os.fstat(handle).st_size in _INDEX_SIZES:
-                sizes = (leaf.entry.bytes for leaf in self.tree_of(root).leaves() if leaf.entry.is_listed)
+                counted = (_ENTRIES, _UNKNOWN)
+                sizes = (leaf.entry.bytes for leaf in self.tree_of(root).leaves() if leaf.shape in counted)
                 os.pwrite(handle, _INDEX.pack(sum(sizes)), 0)
         finally:
             os.close(handle)
