@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.layers import clear, clear_damaged, got, listed, usage_of, verified
-from support.mesa import DB_FILES, OPENCL, contents, crc, entry, fill, fill_foz, graphics, key, key_in, kernel, layer_of
+from support.mesa import DB_FILES, OPENCL, contents, crc, entry, fill, fill_foz, graphics, kernel, key, key_in, layer_of
 
 from cachectl.config import Limits
 from cachectl.layers.core import Artifact, LayerError, Refused, Severity, put_many
