@@ -114,6 +114,8 @@ class Pair(rows.RowFile):
     index: int
     folder: int
     top: int
+    #: Whether a file may list a name twice, of which Mesa reads the last.
+    lists_twice = True
     #: The number of entries after a removal, once the new files are in their places.
     left: int | None = None
 
@@ -277,7 +279,7 @@ class Pair(rows.RowFile):
     def insert(
         self, added: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
     ) -> list[bool | core.LayerError]:
-        """Add entries, as :meth:`RowFile.insert` does. Mesa reads the last entry of a name."""
+        """Add entries, as :meth:`RowFile.insert` does."""
         # Files that are locked or closed to this user need no change then.
         if self.read_many([key for key, _ in added]) == [values for _, values in added]:
             return [False for _ in added]
@@ -297,6 +299,10 @@ class Pair(rows.RowFile):
                 try:
                     if standing != entry:
                         with self._translated("change"):
+                            if standing is not None and not self.lists_twice:
+                                blobs = self._understood().blobs
+                                self.keep(blobs, frozenset(blob for blob in blobs if blob.name != name))
+                                listed = self._understood().by_name
                             self._append(name, rows.as_bytes(entry))
                 except core.LayerError as error:
                     # Those before it are in place, and a smaller one may have room.
@@ -477,6 +483,8 @@ class Database(Pair):
 
     data_name, index_name = "mesa_cache.db", "mesa_cache.idx"
     head, placed = _DB_HEAD.size, _DB_PLACED
+    # Mesa would drop every entry when it next makes room: it expects one frame behind the other.
+    lists_twice = False
     frames = tuple(size + _DB_TAIL.size for size in _KEY_SIZES)
 
     def new_head(self) -> bytes:
