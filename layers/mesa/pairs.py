@@ -215,9 +215,9 @@ class Pair(rows.RowFile):
                 # Zeros are what a power failure leaves.
                 lost, unknown = (lost, unknown + 1) if any(record) else (lost + 1, unknown)
                 continue
-            blob, is_cut = self._placed(stated, end)
+            blob, is_cut = self._placed(stated, record, end)
             if blob is not None:
-                blobs.append(blob._replace(record=record))
+                blobs.append(blob)
                 behind = blob.end
             elif is_cut and (not stated.length or stated.begin in following):
                 lost += 1
@@ -226,16 +226,19 @@ class Pair(rows.RowFile):
             following = [stated.begin + frame + stated.length for frame in self.frames]
         return Index(blobs, lost, unknown)
 
-    def _placed(self, stated: Blob, end: int) -> tuple[Blob | None, bool]:
+    def _placed(self, stated: Blob, record: bytes, end: int) -> tuple[Blob | None, bool]:
         """Return the entry that a record of the index states, and where there is none, whether it was cut or zeroed.
 
         The length of its key is the one with which name and length agree with the record; of two, the one with which
         the checksum fits.
         """
         head = os.pread(self.data, max(self.frames), stated.begin) if stated.begin <= end else b""
-        frames = (head[:size] for size in self.frames if size <= len(head))
-        read = [self.read_frame(frame)._replace(begin=stated.begin, frame=len(frame)) for frame in frames]
-        same = [blob for blob in read if blob.name.startswith(stated.name) and stated.length in (0, blob.length)]
+        same: list[Blob] = []
+        for size in self.frames:
+            if size <= len(head):
+                blob = self.read_frame(head[:size])
+                if blob.name.startswith(stated.name) and stated.length in (0, blob.length):
+                    same.append(blob._replace(begin=stated.begin, frame=size, record=record))
         whole = [blob for blob in same if blob.end <= end]
         fitting = [blob for blob in whole if len(whole) == 1 or self._fits(blob)]
         is_cut = bool(same) or stated.begin + min(self.frames) + stated.length > end or not any(head)
