@@ -71,10 +71,9 @@ class ComputeCache(files.Files):
             index = _read_index(root)
         except OSError as error:
             yield core.unreadable(root.path / INDEX, error)
-        records = read_index(index)
-        if records is None:
+        if not is_whole(index):
             yield core.Problem(root.path / INDEX, "index", "is not whole")
-        listed = dict(records or ())
+        listed = dict(split_index(index)[0])
         for leaf in self.tree_of(root).scan(head=HEADER.size):
             # Without a header that is known, only the index shows that a file belongs to the cache.
             if (
@@ -145,8 +144,8 @@ class ComputeCache(files.Files):
 
         The index is also written if the change fails. Raises :class:`Unsettled` where only the writing fails. Listed
         entries keep their order, which is the order of eviction; others follow by age. The file is overwritten in
-        place, then shortened: the driver accepts one that is too long meanwhile. An index of another version is left
-        alone. Yields whether no process has a driver loaded.
+        place, then shortened: the driver accepts one that is too long meanwhile. Bytes behind the counted records stay
+        behind them. An index of another version is left alone. Yields whether no process has a driver loaded.
         """
         with ExitStack() as stack:
             folder, handle = stack.enter_context(handles.opened_root(root.path)), None
@@ -169,7 +168,8 @@ class ComputeCache(files.Files):
                 return
             old = os.pread(handle, min(os.fstat(handle).st_size, _LARGEST_INDEX), 0)
             if not old or is_index(old):
-                new = write_index(self._records(root, dict(read_index(old) or ()), folder))
+                records, rest = split_index(old)
+                new = write_index(self._records(root, dict(records), folder)) + rest
                 if new != old:
                     atomic.overwrite(handle, old, new)
 
@@ -201,7 +201,7 @@ class ComputeCache(files.Files):
         """Compare the index with the entries."""
         try:
             data = _read_index(root)
-            index = read_index(data) if data else None
+            index = split_index(data)[0] if data and is_whole(data) else None
         except OSError as error:
             yield core.finding_of(self, root, core.unreadable(root.path / INDEX, error))
             return
@@ -209,7 +209,7 @@ class ComputeCache(files.Files):
         if index is None and (records or data):
             state = "is not whole" if data else "is empty or missing"
             complaint = f"the index {state}: the driver drops every entry when it next stores one"
-        elif index is not None and dict(records) != dict(index):
+        elif index is not None and (dict(records) != dict(index) or not data.startswith(write_index(index))):
             complaint = "the index does not list the entries that are there"
         else:
             return
@@ -322,13 +322,34 @@ SizeIndex = tuple[tuple[int, int], ...]
 
 
 def read_index(data: bytes) -> SizeIndex | None:
-    """Read an index; ``None`` where it is incomplete, or of another version. An empty file is an empty index."""
+    """Read an index; ``None`` where it is not exactly one, or of another version. An empty file is an empty index."""
     if not data:
         return ()
-    if _version_of(data) != VERSION:
-        return None
-    records = tuple(_INDEX_RECORD.iter_unpack(data[_INDEX_HEADER.size :]))
-    return records if sum(size for _, size in records) == _INDEX_HEADER.unpack_from(data)[2] else None
+    records = split_index(data)[0]
+    return records if _version_of(data) == VERSION and data == write_index(records) else None
+
+
+def split_index(data: bytes) -> tuple[SizeIndex, bytes]:
+    """Return the records that an index counts, as far as it has them, and the bytes behind those.
+
+    Driver 580 reads an index with a wrong total, with records that name no file, or with more bytes than it counts,
+    and cuts those off when it next stores; with fewer it drops every entry (seen on a H100).
+    """
+    if not is_index(data):
+        return (), b""
+    end = _counted_size(data)
+    whole = (min(end, len(data)) - _INDEX_HEADER.size) // _INDEX_RECORD.size
+    records = data[_INDEX_HEADER.size : _INDEX_HEADER.size + whole * _INDEX_RECORD.size]
+    return tuple(_INDEX_RECORD.iter_unpack(records)), data[end:]
+
+
+def is_whole(data: bytes) -> bool:
+    """Return whether an index is empty, or is of the known version and has all the records that it counts."""
+    return not data or (is_index(data) and _counted_size(data) <= len(data))
+
+
+def _counted_size(index: bytes) -> int:
+    return _INDEX_HEADER.size + int(_INDEX_HEADER.unpack_from(index)[1]) * _INDEX_RECORD.size
 
 
 def is_index(data: bytes) -> bool:
@@ -340,8 +361,7 @@ def _version_of(index: bytes) -> int:
     """Return the version of an index that has all the records that it counts; -1 for any other."""
     if len(index) < _INDEX_HEADER.size:
         return -1
-    version, count, _ = _INDEX_HEADER.unpack_from(index)
-    return int(version) if len(index) == _INDEX_HEADER.size + count * _INDEX_RECORD.size else -1
+    return int(_INDEX_HEADER.unpack_from(index)[0]) if len(index) == _counted_size(index) else -1
 
 
 def has_version_of(index: bytes, entry: bytes) -> bool:
