@@ -62,6 +62,10 @@ class Refused(LayerError, PermissionError):
     """The layer cannot, or must not, do this here; the message says why."""
 
 
+class UnknownFormat(Refused):
+    """Something in the place of an entry is in a format that this cachectl does not know: it is left as it is."""
+
+
 class Busy(LayerError, TimeoutError):
     """A lock could not be taken before the timeout."""
 
