@@ -76,6 +76,18 @@ def show_json(fact: object) -> None:
     _write(json_bytes(fact).decode())
 
 
+def show_rows(fact: object) -> None:
+    """Print a fact as one JSON document a line: what it has beside lists, and how long these are, then each item."""
+    import json
+
+    document = _plain(fact)
+    lists = {name: value for name, value in document.items() if isinstance(value, list)}
+    head = {name: value for name, value in document.items() if name not in lists}
+    rows = [{name: item} for name, items in lists.items() for item in items]
+    counts = {name: len(items) for name, items in lists.items()}
+    _write("".join(f"{json.dumps(row)}\n" for row in ({**head, "rows": counts}, *rows)))
+
+
 # ---------------------------------------------------------------------- lines
 
 
