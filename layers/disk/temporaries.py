@@ -32,7 +32,7 @@ def owned_folder(parent: Path, prefix: str, environment: core.Environment) -> It
 
     A forked child leaves that to the process that made the folder.
     """
-    import json
+    from cachectl.layers.core.documents import encode_json
 
     owner = os.getpid()
     while True:
@@ -45,7 +45,7 @@ def owned_folder(parent: Path, prefix: str, environment: core.Environment) -> It
         os.close(lock)
     record = {"host": core.node(), "pid": owner, "start": processes.start_of(owner, processes=environment.processes)}
     try:
-        atomic.write_all(lock, (json.dumps(record).encode(),))
+        atomic.write_all(lock, (encode_json(record),))
         os.mkdir(folder, 0o700)
         yield folder
     finally:
@@ -104,12 +104,12 @@ def _abandoned_in(parent: Path, environment: core.Environment) -> Iterator[Path]
 
 def _may_be_used(folder: Path, environment: core.Environment, *, is_shared: bool) -> bool:
     """Return whether the owner of a folder lives, here or on another machine, or a process was given its path."""
-    import json
+    from cachectl.layers.core.documents import parse_json
 
     record = {}
     # There is no record if the owner was killed before it used the folder.
-    with suppress(OSError, ValueError, RecursionError):
-        record = json.loads(plain.read_plain(_lock_of(folder), limit=_LARGEST))
+    with suppress(OSError, ValueError):
+        record = parse_json(plain.read_plain(_lock_of(folder), limit=_LARGEST))
     record = record if isinstance(record, dict) else {}
     if is_shared and record.get("host") != core.node():
         return True

@@ -6,6 +6,7 @@ JSON follows from the class of a fact (:mod:`cachectl.layers.core.facts`). The f
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,15 +42,16 @@ _MANY = 3
 
 def json_bytes(fact: object) -> bytes:
     """Return a fact as the JSON document of a file."""
-    import json
+    from cachectl.layers.core.documents import encode_json
 
-    return json.dumps(_plain(fact), indent=2).encode() + b"\n"
+    return encode_json(_plain(fact), indent=2) + b"\n"
 
 
 def _plain(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and what JSON has
     """Return what JSON has for a fact: its keys, with what JSON has for their values."""
     if fact is None or isinstance(fact, (str, int, float)):
-        return fact
+        # What no number of JSON can say is unknown.
+        return None if isinstance(fact, float) and not math.isfinite(fact) else fact
     if isinstance(fact, Enum):
         return fact.value
     if isinstance(fact, os.PathLike):

@@ -6,8 +6,6 @@ parent reads a bounded answer for a bounded time, and takes only numbers and esc
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
 import select
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachectl import verbs
 from cachectl.layers import core
+from cachectl.layers.core.documents import parse_json
 
 if TYPE_CHECKING:
     import pwd
@@ -173,16 +172,16 @@ def _ask(user: pwd.struct_passwd, words: list[str]) -> _Answer:
             error += "; install cachectl where every user can read it"
     elif error is None:
         try:
-            document = _escaped(json.loads(data), _DEEPEST)
+            document = _escaped(parse_json(data), _DEEPEST)
             # A TypeError means that it is not a list of objects.
             document[_SHOWN[words[0]][0]] = [{**item} for item in document[_SHOWN[words[0]][0]]]
-        except (ValueError, RecursionError, KeyError, TypeError):
+        except core.PARSE_ERRORS:
             document, error = {}, f"wrote no valid document of {words[0]}"
     return {**document, "user": user.pw_name, "error": error}, status, [] if error else notes[:_MOST_NOTES]
 
 
 def _escaped(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
-    if not depth or (isinstance(value, float) and not math.isfinite(value)):
+    if not depth:
         raise ValueError(value)
     if isinstance(value, str):
         return core.printable(value)

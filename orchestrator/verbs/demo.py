@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ from importlib.util import find_spec
 
 from cachectl import verbs
 from cachectl.layers import core
+from cachectl.layers.core.documents import parse_json
 from cachectl.stack import Stack
 from cachectl.switching.child import isolated_root, variables_isolated, variables_off
 
@@ -69,4 +69,7 @@ def _run(what: str, environment: core.Environment) -> float:
     if child.returncode:
         reason = (child.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise core.CachectlError(f"the demo program failed ({what}): {reason}")
-    return float(sum(json.loads(child.stdout).values()))
+    try:
+        return float(sum(parse_json(child.stdout).values()))
+    except core.PARSE_ERRORS as error:
+        raise core.CachectlError(f"the demo program printed something else than its times ({what})") from error

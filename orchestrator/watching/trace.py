@@ -7,7 +7,6 @@ Programs of the run note events (:mod:`cachectl.layers.inside.observer`), the ke
 
 from __future__ import annotations
 
-import json
 import os
 import py_compile
 import threading
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers import core
+from cachectl.layers.core.documents import encode_json
 from cachectl.layers.inside import observer
 from cachectl.switching import child, disabled, overlay
 from cachectl.watching import evidence, ledger, programs, timeline, verdict
@@ -159,7 +159,7 @@ def _make_site(site: Path, parts: Mapping[str, core.Lookups]) -> None:
         listeners.update({platform: (name, copies[file]) for platform, file in part.listeners.items()})
     imports = sorted({package for part in parts.values() for package in part.imports})
     table = {"watchers": sorted(watchers), "imports": imports, "listeners": listeners}
-    (site / observer.TABLE).write_text(json.dumps(table))
+    (site / observer.TABLE).write_bytes(encode_json(table))
 
 
 def _kernel(event: programs.Event) -> timeline.KernelTrace:
