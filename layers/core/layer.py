@@ -106,7 +106,10 @@ class Layer:
                     change()
                 except core.Refused as error:  # noqa: PERF203 - one must not end the rest
                     reasons[ability] = error.message.removeprefix(f"cannot {ability.value}: ")
-        except core.FAILURES as error:
+        except KeyboardInterrupt:
+            raise
+        # As of the class itself, when the registry makes the layer.
+        except BaseException as error:  # noqa: BLE001
             return dict.fromkeys(core.Ability, f"the layer failed: {core.reason_of(error)}")
         return reasons
 
@@ -126,7 +129,7 @@ class Layer:
         :raises Refused: if the layer cannot
         :raises Damaged: if the entry is not whole
         """
-        with _named(self):
+        with named(self):
             artifact = get_many(self, [key]).get(key)
             if artifact is None and core.is_short_key(key) and (whole := _whole_key(self, key)) is not None:
                 artifact = get_many(self, [whole]).get(whole)
@@ -144,7 +147,7 @@ class Layer:
         :raises Damaged: if the artifact is not whole
         :raises EntryExists: if a different entry has the key
         """
-        with _named(self):
+        with named(self):
             if not core.names_key(key, artifact.key):
                 # A library accepts any file with the name of a key as the entry.
                 raise core.Refused(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
@@ -289,7 +292,7 @@ def _require_fit(layer: Layer, root: core.Root, artifact: core.Artifact) -> None
 
 
 @contextmanager
-def _named(layer: Layer) -> Iterator[None]:
+def named(layer: Layer) -> Iterator[None]:
     """Name the layer, which may be of other people, in an error that no layer should raise."""
     try:
         yield

@@ -132,8 +132,14 @@ def _shown(result: Any, verb: Any, request: verbs.Request) -> int:  # noqa: ANN4
         output.show_csv(verb.table(result, request))
     else:
         output.say(verb.show(result, request))
-    output.show_bytes(b"")
-    return result if isinstance(result, int) else int(bool(getattr(result, "failed", False)))
+    status = result if isinstance(result, int) else int(bool(getattr(result, "failed", False)))
+    try:
+        output.show_bytes(b"")
+    except OSError:
+        # What has failed counts more, such as the command of a trace.
+        if not status:
+            raise
+    return status
 
 
 def _open_streams() -> None:

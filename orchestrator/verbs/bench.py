@@ -189,7 +189,9 @@ def bench(
         if off.layer is not None:
             by_round = tuple(cold - hot for cold, hot in zip(off.seconds, warm.seconds, strict=True))
             saved.append(Saved(off.layer, off.median - warm.median, by_round, entries[off.layer]))
-    return Bench(tuple(command), tuple(settings), tuple(saved), unused, machine(environment))
+    described = child.try_extra("the machine is not described", lambda: machine(environment), notice)
+    unknown = Machine(None, None, (), platform.system(), ())
+    return Bench(tuple(command), tuple(settings), tuple(saved), unused, described or unknown)
 
 
 def _settings(

@@ -11,7 +11,7 @@ from cachectl import verbs
 from cachectl.layers import core
 from cachectl.layers.core.documents import parse_json
 from cachectl.stack import Stack
-from cachectl.switching.child import isolated_root, variables_isolated, variables_off
+from cachectl.switching.child import isolated_root, say_left_alone, variables_isolated, variables_off
 
 EXAMPLE = "cachectl demo"
 OPTIONS = ()
@@ -28,6 +28,7 @@ def run(request: verbs.Request) -> int:
         )
     here = request.environment
     rows: list[tuple[str, str, int, str]] = []
+    say_left_alone(Stack(here), (), request.notice, off=True)
     with isolated_root(here, notice=request.notice) as root:
         stack = Stack(here.with_variables(variables_isolated(Stack(here), root)))
         off = here.with_variables(variables_off(Stack(here), Stack(here), root / "off"))

@@ -16,6 +16,7 @@ from cachectl.switching import child
 if TYPE_CHECKING:
     from cachectl.exchange.trust import Trust
     from cachectl.watching import proof as proving
+    from cachectl.watching import timeline
 
 #: How many paths the proof of a layer names.
 _FEW = 3
@@ -99,6 +100,7 @@ def run_with(
             from cachectl.exchange import copying
 
             place = copying.base_at(here, base, isolated)
+            child.say_shared(place, "--base", notice)
             isolated = isolated or copying.make_own_root(here, place)
             besides = copying.base_keys(here, place, layers) if store else {}
         if store is not None:
@@ -110,56 +112,59 @@ def run_with(
                 kept, store, trust, notice, layers, besides=besides, writes=writes, sign=sign
             )
             block.enter_context(around)
-        staying = child.left_alone(chosen, off=no_cache) if no_cache or isolated else {}
-        for name in (name for name in staying if stack[name].about.scope is core.Scope.USER):
-            if name in layers:
-                raise core.Refused(name, f"stays as it is: {staying[name]}")
-            notice(f"{name} stays as it is: {staying[name]}")
+        staying = frozenset[str]()
+        if no_cache or isolated:
+            staying = child.say_left_alone(chosen, layers, notice, off=no_cache)
         signals = block.enter_context(child.signals_held())
         changes: dict[str, str | None] = {}
         if no_cache or isolated:
-            root = block.enter_context(
-                child.isolated_root(here, isolated if isinstance(isolated, Path) else None, notice)
-            )
+            kept_root = isolated if isinstance(isolated, Path) else None
+            root = block.enter_context(child.isolated_root(here, kept_root, notice))
+            if kept_root is not None:
+                child.say_shared(root, "--isolated", notice)
             moved = chosen
-            if no_cache:
-                changes = child.variables_off(chosen, stack, root)
-            else:
-                along = child.companions(chosen, stack, root)
-                for name in along:
-                    notice(f"{name} keeps its entries in the same folder, so it is isolated too")
-                moved = (*chosen, *(stack[name] for name in along))
-                changes = child.variables_isolated(chosen, root)
-            if place is not None:
-                names = tuple(layer.name for layer in moved)
-                copying.start_from(here, place, root, notice, names)
-            child.link_cache_home(here, moved, root)
+            with child.needed(root, child.ANOTHER_ROOT if kept_root else child.ANOTHER_TEMPORARY):
+                if no_cache:
+                    changes = child.variables_off(chosen, stack, root)
+                else:
+                    along = child.companions(chosen, stack, root)
+                    for name in along:
+                        notice(f"{name} keeps its entries in the same folder, so it is isolated too")
+                    moved = (*chosen, *(stack[name] for name in along))
+                    changes = child.variables_isolated(chosen, root)
+                if place is not None:
+                    names = tuple(layer.name for layer in moved)
+                    copying.start_from(here, place, root, notice, names)
+                child.link_cache_home(here, moved, root)
         if not prove:
-            changes.update(block.enter_context(_judged(kept, command, notice)))
+            if kept is not None:
+                changes.update(block.enter_context(_judged(kept, notice)))
             return child.run(command, changes, here, signals), None
         from cachectl.watching import proof as proving
 
-        proof = proving.Proof(stack, chosen, left_out=frozenset(staying))
+        proof = proving.Proof(stack, chosen, left_out=staying)
         return child.run(command, changes, here, signals), proof.end()
 
 
 @contextmanager
-def _judged(
-    stack: layer_set.LayerSet | None, command: Sequence[str], notice: Callable[[str], None]
-) -> Iterator[Mapping[str, str]]:
+def _judged(stack: layer_set.LayerSet, notice: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
     """Watch a run as ``trace`` does; yield the variables for that, and give the verdict to ``notice`` at its end."""
-    if stack is None:
-        yield {}
-        return
     from cachectl.watching.trace import tracing
 
-    with child.isolated_root(stack.environment, notice=notice) as folder:
-        with tracing(stack, folder, notice) as (traced, variables):
-            traced.command = tuple(command)
-            yield variables
-        # A command without Python cannot be watched.
-        if traced.processes:
-            notice(traced.verdict)
+    watched, what = ExitStack(), "no verdict"
+
+    def watch() -> tuple[timeline.Trace, dict[str, str]]:
+        folder = watched.enter_context(child.isolated_root(stack.environment, notice=notice))
+        return watched.enter_context(tracing(stack, folder, notice))
+
+    traced, variables = child.try_extra(what, watch, notice) or (None, {})
+    try:
+        yield variables
+    finally:
+        child.try_extra(what, watched.close, notice)
+    # A command without Python cannot be watched.
+    if traced is not None and traced.processes and traced.verdict:
+        notice(traced.verdict)
 
 
 def _kept_below(stack: layer_set.LayerSet, root: Path | bool) -> layer_set.LayerSet:

@@ -12,7 +12,8 @@ import py_compile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from cachectl.layer_set import LayerSet
@@ -24,6 +25,7 @@ from cachectl.watching import evidence, ledger, programs, timeline, verdict
 from cachectl.watching.events import EntryEvents
 
 _FOLDER = "CACHECTL_TRACE"
+_LEDGER = "the ledger of traces is not used"
 _SITE = """
 import os, sys
 
@@ -67,27 +69,30 @@ def tracing(
     variables say, with the reasons.
     """
     site, notes = folder / "site", folder / "events"
-    layers = {layer.name: evidence.Evidence(layer, off=off.get(layer.name)) for layer in stack}
+    site.mkdir()
+    notes.mkdir()
+    layers: dict[str, evidence.Evidence] = {}
+    sources: dict[Path, bytes] = {}
+
+    def begin(layer: core.Layer) -> None:
+        with core.named(layer):
+            seen = evidence.Evidence(layer, off=off.get(layer.name))
+            watched = {*seen.part.watchers.values(), *seen.part.listeners.values()}
+            sources.update({file: file.read_bytes() for file in watched})
+            layers[layer.name] = seen
+
+    for layer in stack:
+        child.try_extra(f"{layer.name} is not traced", partial(begin, layer), notice)
     parts = {name: layer.part for name, layer in layers.items()}
     files = EntryEvents(seen.layer for seen in layers.values() if seen.part.files)
     processes = programs.Processes(notes, parts)
-    notes.mkdir()
-    _make_site(site, parts)
+    _make_site(site, parts, sources)
     paths = os.pathsep.join(filter(None, [str(site), stack.environment.get("PYTHONPATH")]))
     variables = {_FOLDER: str(notes), "PYTHONPATH": paths}
     trace = timeline.Trace()
-    # Before the run: another one that ends meanwhile is no earlier one.
-    known = _remembered(stack.environment, notice) if remembers else None
-    began = timeline.clocks()
-    try:
-        with files.watching(), processes.watching():
-            # Preparations are no part of the timeline.
-            began = timeline.clocks()
-            try:
-                yield trace, variables
-            finally:
-                trace.wall_seconds = (timeline.clocks()[0] - began[0]) / 1e9
-    finally:
+
+    def complete() -> None:
+        watching.close()
         unwatched = processes.unwatched()
         events, unread = programs.read_events(notes)
         for name, layer in layers.items():
@@ -119,34 +124,31 @@ def tracing(
         trace.missed = judge.missed(known or {}, explain=explain)
         trace.verdict = judge.verdict(trace.missed)
         if known is not None:
-            with _told(notice):
-                ledger.change(stack.environment, judge.remember)
+            child.try_extra(_LEDGER, lambda: ledger.change(stack.environment, judge.remember), notice)
         for line in evidence.misfits(events).values():
             notice(f"{line}, and was left alone")
 
-
-def _remembered(environment: core.Environment, notice: Callable[[str], None]) -> Mapping[str, ledger.Known] | None:
-    """Return the kernels of earlier runs; ``None`` if the ledger cannot be used, of which ``notice`` gets a line."""
-    with _told(notice):
-        return ledger.read(environment).kernels
-    return None
-
-
-@contextmanager
-def _told(notice: Callable[[str], None]) -> Iterator[None]:
+    # Before the run: another one that ends meanwhile is no earlier one.
+    known = child.try_extra(_LEDGER, lambda: ledger.read(stack.environment).kernels, notice) if remembers else None
+    with ExitStack() as block:
+        for watched in (files.watching(), processes.watching()):
+            block.enter_context(watched)
+        watching = block.pop_all()
+    # Preparations are no part of the timeline.
+    began = timeline.clocks()
     try:
-        yield
-    except core.CachectlError as error:
-        notice(str(error))
+        yield trace, variables
+    finally:
+        trace.wall_seconds = (timeline.clocks()[0] - began[0]) / 1e9
+        child.try_extra("no verdict", complete, notice)
 
 
-def _make_site(site: Path, parts: Mapping[str, core.Lookups]) -> None:
+def _make_site(site: Path, parts: Mapping[str, core.Lookups], sources: Mapping[Path, bytes]) -> None:
     """Make the folder of the modules that each Python of the run finds first, and the observer's table in it."""
-    site.mkdir()
-    files = {file for part in parts.values() for file in (*part.watchers.values(), *part.listeners.values())}
-    copies = {file: f"cachectl_watch_{number}.py" for number, file in enumerate(sorted(files))}
-    for file, copy in (*copies.items(), (Path(observer.__file__), "cachectl_observer.py")):
-        (site / copy).write_bytes(file.read_bytes())
+    copies = {file: f"cachectl_watch_{number}.py" for number, file in enumerate(sorted(sources))}
+    for file, copy in copies.items():
+        (site / copy).write_bytes(sources[file])
+    (site / "cachectl_observer.py").write_bytes(Path(observer.__file__).read_bytes())
     (site / "sitecustomize.py").write_text(_SITE)
     # Each process of the run would compile them.
     for path in site.glob("*.py"):
