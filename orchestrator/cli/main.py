@@ -86,7 +86,8 @@ def main(arguments: Sequence[str] | None = None, *, environment: core.Environmen
             build_parser(()).print_help()
             return 2
         request, verb = _parsed(words, environment)
-        return _shown(verb.run(request), verb, request)
+        with output.warnings_as_lines():
+            return _shown(verb.run(request), verb, request)
     except KeyboardInterrupt:
         # Also while modules are loaded, and the line is parsed.
         return 130

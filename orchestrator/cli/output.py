@@ -164,6 +164,18 @@ def warn(line: str, speaker: str = "cachectl") -> None:
     say_on_stderr([f"{speaker}: {line}"])
 
 
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Print each warning that Python code of a block issues as one line."""
+    import warnings
+
+    with warnings.catch_warnings():
+        # Each once, whatever the user has set for programs.
+        warnings.simplefilter("default", RuntimeWarning)
+        warnings.showwarning = lambda message, *_: warn(str(message))
+        yield
+
+
 def warn_notes(about: str, notes: Sequence[core.Note]) -> None:
     """Warn of the first notes, and of how many more there are."""
     for note in notes[:_MANY]:

@@ -65,16 +65,17 @@ def try_extra(what: str, step: Callable[[], T], notice: Callable[[str], None]) -
 
 
 @contextmanager
-def needed(place: Path, instead: str) -> Iterator[None]:
-    """Do in a folder what the command cannot do without: an error names the folder, and what to do ``instead``.
+def needed(place: Path, *, kept: Path | None = None) -> Iterator[None]:
+    """Do in a folder what the command cannot do without: an error names the folder, and how to use another one.
 
-    Raises :class:`CachectlError`.
+    ``kept`` is a root that the user has named. Raises :class:`CachectlError`.
     """
     try:
         yield
     except core.CachectlError:
         raise
     except Exception as error:
+        instead = _ANOTHER_TEMPORARY if kept is None else _ANOTHER_ROOT
         raise core.CachectlError(f"{_reason(error, place)}; {instead}") from error
 
 
@@ -89,9 +90,8 @@ def _reason(error: BaseException, place: Path | None = None) -> str:
 
 # ---------------------------------------------------------------------- isolated roots
 
-#: What to do if the folder of temporary folders cannot be used.
-ANOTHER_TEMPORARY = "TMPDIR names another folder: TMPDIR=/var/tmp cachectl …"
-ANOTHER_ROOT = "--isolated=DIR names another folder"
+_ANOTHER_TEMPORARY = "TMPDIR names another folder: TMPDIR=/var/tmp cachectl …"
+_ANOTHER_ROOT = "--isolated=DIR names another folder"
 
 
 def make_kept_root(folder: Path, mode: int = 0o777) -> None:
@@ -99,7 +99,7 @@ def make_kept_root(folder: Path, mode: int = 0o777) -> None:
     try:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as error:
-        message = f"cannot make the root {core.printable(folder)}: {error.strerror}; {ANOTHER_ROOT}"
+        message = f"cannot make the root {core.printable(folder)}: {error.strerror}; {_ANOTHER_ROOT}"
         raise core.CachectlError(message) from error
 
 
@@ -121,12 +121,13 @@ def isolated_root(
     """
     if folder is not None:
         make_kept_root(folder)
+        say_shared(folder, "--isolated", notice)
         yield folder.resolve()
         return
     left = "temporary folders of killed commands stay"
     try_extra(left, lambda: temporaries.remove_abandoned(environment), notice)
     with ExitStack() as block:
-        with needed(environment.temporary, ANOTHER_TEMPORARY):
+        with needed(environment.temporary):
             root = block.enter_context(temporaries.temporary_folder(environment, notice))
         yield root
 
@@ -272,12 +273,12 @@ def switches_on(layers: Iterable[core.Layer], root: Path) -> list[core.Switch]:
 
 def unable(layers: Iterable[core.Layer], *abilities: core.Ability) -> dict[str, str]:
     """Return the layers that have none of some abilities, each with the reason why it has not the last."""
-    has = {layer.name: layer.abilities() for layer in layers}
-    return {
-        name: reasons[-1]
-        for name, those in has.items()
-        if None not in (reasons := [those[ability] for ability in abilities])
-    }
+    reasons = {}
+    for layer in layers:
+        refusals = list(filter(None, map(layer.abilities().get, abilities)))
+        if len(refusals) == len(abilities):
+            reasons[layer.name] = refusals[-1]
+    return reasons
 
 
 def left_alone(layers: Iterable[core.Layer], *, off: bool) -> dict[str, str]:

@@ -128,7 +128,7 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
         late, users = too_late(stack, root), [layer for layer in stack if layer.about.scope is core.Scope.USER]
         staying = late | child.unable(users, core.Ability.RELOCATE)
         _report(late, staying, "move", _INSTEAD_OF_ISOLATED, strict=strict)
-        with child.needed(root, child.ANOTHER_TEMPORARY):
+        with child.needed(root, kept=None if folder is None else root):
             root.mkdir(parents=True, exist_ok=True)
             switches = child.switches_on(stack, root)
             child.make_folders(switches)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,6 @@ from cachectl.switching import child
 if TYPE_CHECKING:
     from cachectl.exchange.trust import Trust
     from cachectl.watching import proof as proving
-    from cachectl.watching import timeline
 
 #: How many paths the proof of a layer names.
 _FEW = 3
@@ -94,7 +95,7 @@ def run_with(
     """
     here, chosen = stack.environment, stack.named(layers)
     with ExitStack() as block:
-        place = kept = None
+        place = kept = folder = None
         besides: Mapping[str, frozenset[str]] = {}
         if base is not None:
             from cachectl.exchange import copying
@@ -111,7 +112,9 @@ def run_with(
             around = push_pull.shared_around(
                 kept, store, trust, notice, layers, besides=besides, writes=writes, sign=sign
             )
-            block.enter_context(around)
+            scratch = partial(block.enter_context, child.isolated_root(here, notice=notice))
+            folder = child.try_extra("nothing is pulled or pushed, and no verdict", scratch, notice)
+            block.enter_context(nullcontext() if folder is None else around)
         staying = frozenset[str]()
         if no_cache or isolated:
             staying = child.say_left_alone(chosen, layers, notice, off=no_cache)
@@ -120,10 +123,8 @@ def run_with(
         if no_cache or isolated:
             kept_root = isolated if isinstance(isolated, Path) else None
             root = block.enter_context(child.isolated_root(here, kept_root, notice))
-            if kept_root is not None:
-                child.say_shared(root, "--isolated", notice)
             moved = chosen
-            with child.needed(root, child.ANOTHER_ROOT if kept_root else child.ANOTHER_TEMPORARY):
+            with child.needed(root, kept=kept_root):
                 if no_cache:
                     changes = child.variables_off(chosen, stack, root)
                 else:
@@ -137,8 +138,8 @@ def run_with(
                     copying.start_from(here, place, root, notice, names)
                 child.link_cache_home(here, moved, root)
         if not prove:
-            if kept is not None:
-                changes.update(block.enter_context(_judged(kept, notice)))
+            if kept is not None and folder is not None:
+                changes.update(block.enter_context(_judged(kept, folder, notice)))
             return child.run(command, changes, here, signals), None
         from cachectl.watching import proof as proving
 
@@ -147,21 +148,15 @@ def run_with(
 
 
 @contextmanager
-def _judged(stack: layer_set.LayerSet, notice: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
+def _judged(stack: layer_set.LayerSet, folder: Path, notice: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
     """Watch a run as ``trace`` does; yield the variables for that, and give the verdict to ``notice`` at its end."""
     from cachectl.watching.trace import tracing
 
-    watched, what = ExitStack(), "no verdict"
-
-    def watch() -> tuple[timeline.Trace, dict[str, str]]:
-        folder = watched.enter_context(child.isolated_root(stack.environment, notice=notice))
-        return watched.enter_context(tracing(stack, folder, notice))
-
-    traced, variables = child.try_extra(what, watch, notice) or (None, {})
-    try:
+    watched, watching = ExitStack(), tracing(stack, folder, notice)
+    entered = child.try_extra("no verdict", partial(watched.enter_context, watching), notice)
+    traced, variables = entered or (None, {})
+    with watched:
         yield variables
-    finally:
-        child.try_extra(what, watched.close, notice)
     # A command without Python cannot be watched.
     if traced is not None and traced.processes and traced.verdict:
         notice(traced.verdict)
@@ -201,6 +196,10 @@ def run(request: verbs.Request) -> int:
         from cachectl.exchange.trust import UNTRUSTED
 
         request.misuse(UNTRUSTED)
+    if options.sign is not None and not any(map(os.path.lexists, (options.sign, f"{options.sign}.pub"))):
+        raise core.BadRequest(f"--sign {core.printable(options.sign)}: this key does not exist")
+    if options.allowed_signers is not None and not os.path.isfile(options.allowed_signers):
+        raise core.BadRequest(f"--allowed-signers {core.printable(options.allowed_signers)}: there is no such file")
     request.demand_command()
     status, proof = run_with(
         request.stack,

@@ -50,7 +50,7 @@ def trace(
     with ExitStack() as block:
         signals = block.enter_context(child.signals_held())
         folder = block.enter_context(child.isolated_root(stack.environment, notice=notice))
-        with child.needed(folder, child.ANOTHER_TEMPORARY):
+        with child.needed(folder):
             watching = tracing(stack, folder, notice, explain=explain, remembers=remembers)
             traced, variables = block.enter_context(watching)
         traced.command = tuple(command)
@@ -86,8 +86,9 @@ def run(request: verbs.Request) -> int:
         return True
 
     child.try_extra("the run is not shown", say, request.notice)
+    written = child.try_extra("a file is missing", write, request.notice)
     # The command's own status counts first.
-    return traced.exit_status or int(not child.try_extra("a file is missing", write, request.notice))
+    return traced.exit_status or int(written is None)
 
 
 def show(traced: timeline.Trace, *, explain: bool = False) -> Iterator[bytes | str | verbs.Table]:

@@ -8,6 +8,7 @@ damaged, or of a newer cachectl, is never written to.
 from __future__ import annotations
 
 import os
+import warnings
 import zlib
 from base64 import b85decode, b85encode
 from collections import Counter
@@ -153,10 +154,12 @@ def read(environment: core.Environment) -> Ledger:
 
 
 def readable(environment: core.Environment) -> Ledger:
-    """Return the ledger; an empty one if it cannot be used, of which the next trace tells."""
+    """Return the ledger; an empty one, with a :class:`RuntimeWarning`, if it cannot be used."""
     try:
         return read(environment)
-    except core.CachectlError:
+    except core.CachectlError as error:
+        # With the line of this module it is given once, however often a verb reads the ledger.
+        warnings.warn(str(error), RuntimeWarning, stacklevel=1)
         return Ledger({}, [])
 
 

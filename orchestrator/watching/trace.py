@@ -71,18 +71,7 @@ def tracing(
     site, notes = folder / "site", folder / "events"
     site.mkdir()
     notes.mkdir()
-    layers: dict[str, evidence.Evidence] = {}
-    sources: dict[Path, bytes] = {}
-
-    def begin(layer: core.Layer) -> None:
-        with core.named(layer):
-            seen = evidence.Evidence(layer, off=off.get(layer.name))
-            watched = {*seen.part.watchers.values(), *seen.part.listeners.values()}
-            sources.update({file: file.read_bytes() for file in watched})
-            layers[layer.name] = seen
-
-    for layer in stack:
-        child.try_extra(f"{layer.name} is not traced", partial(begin, layer), notice)
+    layers, sources = _begin(stack, off, notice)
     parts = {name: layer.part for name, layer in layers.items()}
     files = EntryEvents(seen.layer for seen in layers.values() if seen.part.files)
     processes = programs.Processes(notes, parts)
@@ -93,23 +82,7 @@ def tracing(
 
     def complete() -> None:
         watching.close()
-        unwatched = processes.unwatched()
-        events, unread = programs.read_events(notes)
-        for name, layer in layers.items():
-            if name in files.doubts and files.why_not is None:
-                layer.take(files.uses_of(name), files.doubts[name])
-            if others := ", ".join(sorted(processes.strangers.get(name, ()))):
-                layer.doubts[f"another program that may use the cache ran meanwhile: {others}"] = None
-        trace.entries = tuple(entry for layer in layers.values() for entry in layer.used or ())
-        evidence.complete_builds(events, trace.entries)
-        trace.layers = tuple(
-            layer.trace(events, [program for program, names in unwatched.items() if name in names], unread)
-            for name, layer in layers.items()
-        )
-        trace.kernels = tuple(_kernel(event) for event in events if event["event"] == "build")
-        trace.unwatched = tuple(
-            {"command": program, "layers": tuple(sorted(names))} for program, names in unwatched.items()
-        )
+        events = _count(trace, layers, files, processes, notes)
         # The process ended in the build, and so did not pass it on itself.
         for heard in programs.messages_after(notes, events):
             other = heard
@@ -141,6 +114,53 @@ def tracing(
     finally:
         trace.wall_seconds = (timeline.clocks()[0] - began[0]) / 1e9
         child.try_extra("no verdict", complete, notice)
+
+
+def _begin(
+    stack: LayerSet, off: Mapping[str, str], notice: Callable[[str], None]
+) -> tuple[dict[str, evidence.Evidence], dict[Path, bytes]]:
+    """Return what is seen of each layer, without those that fail, and the files that are loaded into programs."""
+    layers: dict[str, evidence.Evidence] = {}
+    sources: dict[Path, bytes] = {}
+
+    def begin(layer: core.Layer) -> None:
+        with core.named(layer):
+            seen = evidence.Evidence(layer, off=off.get(layer.name))
+            watched = {*seen.part.watchers.values(), *seen.part.listeners.values()}
+            sources.update({file: file.read_bytes() for file in watched})
+            layers[layer.name] = seen
+
+    for layer in stack:
+        child.try_extra(f"{layer.name} is not traced", partial(begin, layer), notice)
+    return layers, sources
+
+
+def _count(
+    trace: timeline.Trace,
+    layers: Mapping[str, evidence.Evidence],
+    files: EntryEvents,
+    processes: programs.Processes,
+    notes: Path,
+) -> list[programs.Event]:
+    """Complete what a trace says of each layer, entry and kernel; return the events of the programs."""
+    unwatched = processes.unwatched()
+    events, unread = programs.read_events(notes)
+    for name, layer in layers.items():
+        if name in files.doubts and files.why_not is None:
+            layer.take(files.uses_of(name), files.doubts[name])
+        if others := ", ".join(sorted(processes.strangers.get(name, ()))):
+            layer.doubts[f"another program that may use the cache ran meanwhile: {others}"] = None
+    trace.entries = tuple(entry for layer in layers.values() for entry in layer.used or ())
+    evidence.complete_builds(events, trace.entries)
+    trace.layers = tuple(
+        layer.trace(events, [program for program, names in unwatched.items() if name in names], unread)
+        for name, layer in layers.items()
+    )
+    trace.kernels = tuple(_kernel(event) for event in events if event["event"] == "build")
+    trace.unwatched = tuple(
+        {"command": program, "layers": tuple(sorted(names))} for program, names in unwatched.items()
+    )
+    return events
 
 
 def _make_site(site: Path, parts: Mapping[str, core.Lookups], sources: Mapping[Path, bytes]) -> None:
@@ -177,11 +197,6 @@ def _kernel(event: programs.Event) -> timeline.KernelTrace:
 _ONE = threading.Lock()
 
 
-def _warn(line: str) -> None:
-    # The line of the user's block is behind two context managers.
-    warnings.warn(f"trace: {line}", RuntimeWarning, stacklevel=6)
-
-
 @contextmanager
 def traced() -> Iterator[timeline.Trace]:
     """Count the cache lookups of a block, in this process and the children it starts.
@@ -191,17 +206,23 @@ def traced() -> Iterator[timeline.Trace]:
     """
     if not _ONE.acquire(blocking=False):
         raise core.BadRequest("another block of this process is being traced")
+    lines: list[str] = []
     try:
         stack = LayerSet()
-        with (
-            child.isolated_root(stack.environment) as folder,
-            tracing(stack, folder, _warn, off=disabled.STAY_OFF) as (trace, variables),
-            overlay.applied(overlay.variables(variables)),
-        ):
-            recorder = observer.observe(variables[_FOLDER], str(folder / "site"))
-            try:
-                yield trace
-            finally:
-                recorder.stop()
+        try:
+            with (
+                child.isolated_root(stack.environment, notice=lines.append) as folder,
+                tracing(stack, folder, lines.append, off=disabled.STAY_OFF) as (trace, variables),
+                overlay.applied(overlay.variables(variables)),
+            ):
+                recorder = observer.observe(variables[_FOLDER], str(folder / "site"))
+                try:
+                    yield trace
+                finally:
+                    recorder.stop()
+        finally:
+            for line in lines:
+                # The line of the user's block is behind its context manager.
+                warnings.warn(f"trace: {line}", RuntimeWarning, stacklevel=3)
     finally:
         _ONE.release()
