@@ -103,7 +103,8 @@ class Layer:
             reasons.update(self.store.refusals)
             for ability, change in changes:
                 try:
-                    change()
+                    if not isinstance(change(), core.Switch):
+                        raise TypeError("no Switch")
                 except core.Refused as error:  # noqa: PERF203 - one must not end the rest
                     reasons[ability] = error.message.removeprefix(f"cannot {ability.value}: ")
         except KeyboardInterrupt:
