@@ -130,7 +130,7 @@ class Layer:
         :raises Refused: if the layer cannot
         :raises Damaged: if the entry is not whole
         """
-        with named(self):
+        with _named(self):
             artifact = get_many(self, [key]).get(key)
             if artifact is None and core.is_short_key(key) and (whole := _whole_key(self, key)) is not None:
                 artifact = get_many(self, [whole]).get(whole)
@@ -148,7 +148,7 @@ class Layer:
         :raises Damaged: if the artifact is not whole
         :raises EntryExists: if a different entry has the key
         """
-        with named(self):
+        with _named(self):
             if not core.names_key(key, artifact.key):
                 # A library accepts any file with the name of a key as the entry.
                 raise core.Refused(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
@@ -293,7 +293,7 @@ def _require_fit(layer: Layer, root: core.Root, artifact: core.Artifact) -> None
 
 
 @contextmanager
-def named(layer: Layer) -> Iterator[None]:
+def _named(layer: Layer) -> Iterator[None]:
     """Name the layer, which may be of other people, in an error that no layer should raise."""
     try:
         yield

@@ -281,24 +281,15 @@ def unable(layers: Iterable[core.Layer], *abilities: core.Ability) -> dict[str, 
     return reasons
 
 
-def left_alone(layers: Iterable[core.Layer], *, off: bool) -> dict[str, str]:
-    """Return the layers that can be neither moved nor, if ``off``, switched off; each with the reason.
-
-    A child uses them unchanged.
-    """
-    return unable(layers, core.Ability.RELOCATE, *([core.Ability.DISABLE] if off else []))
-
-
 def say_left_alone(
-    layers: Iterable[core.Layer], named: Iterable[str], notice: Callable[[str], None], *, off: bool
+    layers: Sequence[core.Layer], named: Iterable[str], notice: Callable[[str], None], *, off: bool
 ) -> frozenset[str]:
-    """Give a line for each layer of the user that :func:`left_alone` returns, and return the names of all of these.
+    """Return the names of the layers that can be neither moved nor, if ``off``, switched off: a child uses them so.
 
-    Raises :class:`Refused` for one that was named.
+    Gives a line for each of the user's. Raises :class:`Refused` for one that was named.
     """
-    chosen = tuple(layers)
-    staying = left_alone(chosen, off=off)
-    for layer in chosen:
+    staying = unable(layers, core.Ability.RELOCATE, *([core.Ability.DISABLE] if off else []))
+    for layer in layers:
         if layer.name in staying and layer.about.scope is core.Scope.USER:
             if layer.name in named:
                 raise core.Refused(layer.name, f"stays as it is: {staying[layer.name]}")

@@ -115,9 +115,8 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
     :param folder: a root, which is kept
     :param strict: ``False`` warns of a library that has already opened its cache elsewhere
     :returns: a context, which gives the root
-    :raises StillOn: before anything is changed, if a library has already opened its cache elsewhere
-
-    A warning names each layer of the user that nothing moves, and which so stays as it is.
+    :raises StillOn: before anything is changed, if a library has already opened its cache elsewhere; a layer that
+        nothing moves is a warning
     """
     stack = LayerSet()
     with ExitStack() as block:

@@ -198,8 +198,8 @@ def _settings(
     stack: layer_set.LayerSet, layers: Iterable[core.Layer], entries: Mapping[str, int]
 ) -> tuple[list[BenchSetting], dict[str, str]]:
     """Return the settings, one for each layer that the command filled, and the layers that cannot be turned off."""
-    left_alone = child.left_alone((layer for layer in stack if layer.about.scope is core.Scope.USER), off=False)
-    unused = {name: f"stays as it is: {why}" for name, why in left_alone.items()}
+    users = (layer for layer in stack if layer.about.scope is core.Scope.USER)
+    unused = {name: f"stays as it is: {why}" for name, why in child.unable(users, core.Ability.RELOCATE).items()}
     used: dict[core.Layer, set[str]] = {}
     for layer in layers:
         if entries.get(layer.name):

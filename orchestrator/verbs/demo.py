@@ -28,7 +28,7 @@ def run(request: verbs.Request) -> int:
         )
     here = request.environment
     rows: list[tuple[str, str, int, str]] = []
-    say_left_alone(Stack(here), (), request.notice, off=True)
+    say_left_alone(tuple(Stack(here)), (), request.notice, off=True)
     with isolated_root(here, notice=request.notice) as root:
         stack = Stack(here.with_variables(variables_isolated(Stack(here), root)))
         off = here.with_variables(variables_off(Stack(here), Stack(here), root / "off"))

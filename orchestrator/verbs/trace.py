@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from cachectl import layer_set, output_files, verbs
 from cachectl.layers import core
@@ -72,10 +73,8 @@ def run(request: verbs.Request) -> int:
     document, drawn = request.outputs((options.json, kind), (options.timeline, timeline.TIMELINE))
     chosen = {"explain": options.explain, "remembers": not options.no_ledger}
     traced = trace(request.stack, request.command, notice=request.notice, **chosen)
-
-    def say() -> None:
-        # Standard output belongs to the command.
-        request.output.say_on_stderr(show(traced, explain=options.explain))
+    # Standard output belongs to the command.
+    say = partial(request.output.say_on_stderr, show(traced, explain=options.explain))
 
     def write() -> bool:
         request.write_json(traced, document)

@@ -71,11 +71,15 @@ def tracing(
     site, notes = folder / "site", folder / "events"
     site.mkdir()
     notes.mkdir()
-    layers, sources = _begin(stack, off, notice)
+    layers: dict[str, evidence.Evidence] = {}
+    for layer in stack:
+        watch = partial(evidence.Evidence, layer, off=off.get(layer.name))
+        if (watched := child.try_extra(f"{layer.name} is not traced", watch, notice)) is not None:
+            layers[layer.name] = watched
     parts = {name: layer.part for name, layer in layers.items()}
     files = EntryEvents(seen.layer for seen in layers.values() if seen.part.files)
     processes = programs.Processes(notes, parts)
-    _make_site(site, parts, sources)
+    _make_site(site, parts, {file: text for layer in layers.values() for file, text in layer.watchers.items()})
     paths = os.pathsep.join(filter(None, [str(site), stack.environment.get("PYTHONPATH")]))
     variables = {_FOLDER: str(notes), "PYTHONPATH": paths}
     trace = timeline.Trace()
@@ -104,8 +108,8 @@ def tracing(
     # Before the run: another one that ends meanwhile is no earlier one.
     known = child.try_extra(_LEDGER, lambda: ledger.read(stack.environment).kernels, notice) if remembers else None
     with ExitStack() as block:
-        for watched in (files.watching(), processes.watching()):
-            block.enter_context(watched)
+        block.enter_context(files.watching())
+        block.enter_context(processes.watching())
         watching = block.pop_all()
     # Preparations are no part of the timeline.
     began = timeline.clocks()
@@ -114,25 +118,6 @@ def tracing(
     finally:
         trace.wall_seconds = (timeline.clocks()[0] - began[0]) / 1e9
         child.try_extra("no verdict", complete, notice)
-
-
-def _begin(
-    stack: LayerSet, off: Mapping[str, str], notice: Callable[[str], None]
-) -> tuple[dict[str, evidence.Evidence], dict[Path, bytes]]:
-    """Return what is seen of each layer, without those that fail, and the files that are loaded into programs."""
-    layers: dict[str, evidence.Evidence] = {}
-    sources: dict[Path, bytes] = {}
-
-    def begin(layer: core.Layer) -> None:
-        with core.named(layer):
-            seen = evidence.Evidence(layer, off=off.get(layer.name))
-            watched = {*seen.part.watchers.values(), *seen.part.listeners.values()}
-            sources.update({file: file.read_bytes() for file in watched})
-            layers[layer.name] = seen
-
-    for layer in stack:
-        child.try_extra(f"{layer.name} is not traced", partial(begin, layer), notice)
-    return layers, sources
 
 
 def _count(
@@ -163,11 +148,11 @@ def _count(
     return events
 
 
-def _make_site(site: Path, parts: Mapping[str, core.Lookups], sources: Mapping[Path, bytes]) -> None:
+def _make_site(site: Path, parts: Mapping[str, core.Lookups], files: Mapping[Path, bytes]) -> None:
     """Make the folder of the modules that each Python of the run finds first, and the observer's table in it."""
-    copies = {file: f"cachectl_watch_{number}.py" for number, file in enumerate(sorted(sources))}
+    copies = {file: f"cachectl_watch_{number}.py" for number, file in enumerate(sorted(files))}
     for file, copy in copies.items():
-        (site / copy).write_bytes(sources[file])
+        (site / copy).write_bytes(files[file])
     (site / "cachectl_observer.py").write_bytes(Path(observer.__file__).read_bytes())
     (site / "sitecustomize.py").write_text(_SITE)
     # Each process of the run would compile them.
