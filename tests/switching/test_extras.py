@@ -117,7 +117,7 @@ def test_an_extra_that_fails_is_one_line_and_a_fault_of_ours_says_so(error: Base
 def entered() -> Iterator[Path]:
     """Yield a folder that other users can enter, which those of pytest are not."""
     with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
+        Path(folder).chmod(0o755)
         yield Path(folder)
 
 
