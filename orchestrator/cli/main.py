@@ -92,7 +92,8 @@ def main(
             build_parser(()).print_help()
             return 2
         request, verb = _parsed(words, environment)
-        return _shown(verb.run(request), verb, request, show_json)
+        with output.warnings_as_lines():
+            return _shown(verb.run(request), verb, request, show_json)
     except KeyboardInterrupt:
         # Also while modules are loaded, and the line is parsed.
         return 130
@@ -138,8 +139,14 @@ def _shown(result: Any, verb: Any, request: verbs.Request, show_json: Callable[[
         output.show_csv(verb.table(result, request))
     else:
         output.say(verb.show(result, request))
-    output.show_bytes(b"")
-    return result if isinstance(result, int) else int(bool(getattr(result, "failed", False)))
+    status = result if isinstance(result, int) else int(bool(getattr(result, "failed", False)))
+    try:
+        output.show_bytes(b"")
+    except OSError:
+        # What has failed counts more, such as the command of a trace.
+        if not status:
+            raise
+    return status
 
 
 def _open_streams() -> None:

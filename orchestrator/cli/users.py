@@ -7,8 +7,6 @@ and escaped texts from it.
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
 import select
@@ -23,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachectl import verbs
 from cachectl.layers import core
+from cachectl.layers.core.documents import parse_json
 
 if TYPE_CHECKING:
     import pwd
@@ -179,7 +178,7 @@ def _ask(user: pwd.struct_passwd, words: list[str]) -> _Answer:
             document, cut = _read(data)
             # A TypeError means that it is not a list of objects.
             document[_SHOWN[words[0]][0]] = [{**item} for item in document[_SHOWN[words[0]][0]]]
-        except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        except core.PARSE_ERRORS:
             document, error = {}, f"wrote no valid document of {words[0]}"
         else:
             limits = f"a row has at most {_LARGEST_ROW >> 10} KiB, an answer {_LARGEST_ANSWER >> 20} MiB"
@@ -191,18 +190,18 @@ def _read(data: bytes) -> tuple[dict[str, Any], int]:
     """Return the document of an answer, and how many of its rows are missing. Raises :class:`ValueError` and others."""
     # What follows the last line end was cut.
     head, *lines = data.split(b"\n")[:-1]
-    document = dict(_escaped(json.loads(head), _DEEPEST))
+    document = dict(_escaped(parse_json(head), _DEEPEST))
     counts = {name: int(count) for name, count in document.pop("rows").items()}
     document.update((name, []) for name in counts)
     for line in lines:
         if len(line) <= _LARGEST_ROW:
-            ((name, item),) = _escaped(json.loads(line), _DEEPEST).items()
+            ((name, item),) = _escaped(parse_json(line), _DEEPEST).items()
             document[name].append(item)
     return document, max(0, sum(count - len(document[name]) for name, count in counts.items()))
 
 
 def _escaped(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
-    if not depth or (isinstance(value, float) and not math.isfinite(value)):
+    if not depth:
         raise ValueError(value)
     if isinstance(value, str):
         return core.printable(value)
