@@ -11,7 +11,6 @@ standard library. Handles are resolved where the event has them; an ``open`` rel
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -104,6 +103,9 @@ def watch(folder: Path) -> None:
 
 def install(*temporary: Path) -> None:
     """Watch this process, and through ``PYTHONPATH`` the Pythons that it starts."""
+    # A child that is watched imports as little as any other.
+    import tempfile
+
     folder = Path(tempfile.mkdtemp(prefix="cachectl-guard-"))
     installed.append(folder)
     (folder / _TEMPORARY).write_text("".join(f"{os.path.realpath(place)}\n" for place in temporary))

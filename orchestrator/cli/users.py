@@ -1,8 +1,8 @@
 """``--user`` and ``--all-users``: the verb in a child for each user, and one table of all answers.
 
-A child becomes the user before Python starts, and is isolated (``-I``). It runs this file, and writes one row a line.
-Its user may stop it and write in its name: the parent reads a bounded answer for a bounded time, and takes only numbers
-and escaped texts from it.
+A child becomes the user before Python starts, and is isolated (``-I``). It writes one row a line. Its user may stop it
+and write in its name: the parent reads a bounded answer for a bounded time, and takes only numbers and escaped texts
+from it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from cachectl.layers.core.documents import parse_json
 if TYPE_CHECKING:
     import pwd
 
+_CHILD = "from cachectl.cli import main, output; raise SystemExit(main.main(show_json=output.show_rows))"
 #: Bytes of an answer and of a row that are read, seconds that a child may take, and lines of its standard error that
 #: are shown.
 _LARGEST_ANSWER = 2 << 20
@@ -217,7 +218,7 @@ def _run(user: pwd.struct_passwd, words: list[str]) -> tuple[int, bytes, bytes, 
     own = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
     try:
         child = subprocess.Popen(  # noqa: S603 - our own program
-            (sys.executable, "-I", "-X", "utf8", "-m", __name__, *words),
+            (sys.executable, "-I", "-X", "utf8", "-c", _CHILD, *words),
             env={**own, "PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
             cwd="/",
             stdin=subprocess.DEVNULL,
@@ -262,9 +263,3 @@ def _wait(child: subprocess.Popen[bytes], seconds: float) -> None:
     """Wait for a child; a file system of the user may keep it from ending."""
     with suppress(subprocess.TimeoutExpired):
         child.wait(seconds)
-
-
-if __name__ == "__main__":
-    from cachectl.cli import main, output
-
-    raise SystemExit(main.main(show_json=output.show_rows))
