@@ -283,7 +283,7 @@ def warm(filled: Home, tmp_path: Path) -> Home:
 @pytest.fixture(scope="session")
 def fill(filled: Home) -> Callable[[Environment], object]:
     """Return a way to fill a home with what the loopy program has stored; the conformance suite asks for it by name."""
-    return lambda environment: shutil.copytree(filled.path, environment.home, symlinks=True, dirs_exist_ok=True)
+    return lambda environment: shutil.copytree(filled.path, environment.home_folder, symlinks=True, dirs_exist_ok=True)
 
 
 @pytest.fixture
@@ -322,4 +322,4 @@ def fill_sumpy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Environmen
     """Return a way to fill a home with a dictionary that is neither loopy's nor PyOpenCL's."""
     home = make_home(tmp_path_factory.mktemp("dictionary") / "home")
     home.python("dictionary.py 4")
-    return lambda environment: shutil.copytree(home.path, environment.home, symlinks=True, dirs_exist_ok=True)
+    return lambda environment: shutil.copytree(home.path, environment.home_folder, symlinks=True, dirs_exist_ok=True)

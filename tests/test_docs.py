@@ -3,13 +3,47 @@
 import re
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 from documents import DOCS, PAGE, listing
 
 from cachectl.cli.main import VERBS
-from cachectl.layers.core import Environment, Layer
+from cachectl.layers.core import Ability, Condition, Environment, Layer
 from cachectl.layers.core.conformance import LayerConformance
+
+
+def page(*captions: str) -> Any:  # noqa: ANN401 - a module
+    """Return the module of the page, with what further blocks add to it."""
+    module = types.ModuleType("toyc_cachectl")
+    vars(module)["__file__"] = str(PAGE)
+    for caption in filter(None, ("toyc_cachectl.py", *captions)):
+        exec(compile(listing(caption), caption, "exec"), vars(module))  # noqa: S102 - our own page
+    return module
+
+
+def test_the_variants_of_the_page_do_what_it_says() -> None:
+    module, home = page("variants"), {"HOME": "/h"}
+
+    def layer(name: str, **variables: str) -> Layer:
+        made: Layer = getattr(module, name)(Environment({**home, **variables}, Path("/account")))
+        return made
+
+    assert [root.path for root in layer("OffByDefault").roots()] == [Path("/h/.toyc")]
+    for value, condition, said in (
+        ({}, Condition.DISABLED, "off unless TOYC_PERSISTENT=1"),
+        ({"TOYC_PERSISTENT": "1"}, Condition.ENABLED, "TOYC_PERSISTENT=1"),
+    ):
+        assert layer("OffByDefault", **value).state()[:2] == (condition, said)
+    assert layer("OffByDefault").enable().set == {"TOYC_PERSISTENT": "1"}
+    assert layer("OffByDefault").disable().unset == {"TOYC_PERSISTENT"}
+    several = layer("SeveralValues")
+    assert (several.disable().set, several.state().why) == ({"TOYC_CACHE": "0"}, "on unless TOYC_CACHE=0")
+    assert layer("SeveralValues", TOYC_CACHE="off").state()[:2] == (Condition.DISABLED, "TOYC_CACHE=off")
+    assert several.about.portability is not None
+    assert several.about.portability.facts(several.environment) == {"toyc": None}
+    module.Toyc.switch = module.SeveralValues.switch._replace(value=None)
+    assert "no value that matches it" in str(layer("Toyc").abilities()[Ability.DISABLE])
 
 
 class TestToyc(LayerConformance):
@@ -17,10 +51,7 @@ class TestToyc(LayerConformance):
 
     @pytest.fixture(autouse=True, params=["", "in subfolders"])
     def _listed(self, request: pytest.FixtureRequest) -> None:
-        module = types.ModuleType("toyc_cachectl")
-        vars(module)["__file__"] = str(PAGE)
-        for caption in filter(None, ("toyc_cachectl.py", request.param)):
-            exec(compile(listing(caption), caption, "exec"), vars(module))  # noqa: S102 - our own page
+        module = page(request.param)
         store = {"store": module.store} if request.param else {}
         self.folder, self.layer = "gpu0" if request.param else "", type("Toyc", (module.Toyc,), store)
 
@@ -29,7 +60,7 @@ class TestToyc(LayerConformance):
         return layer
 
     def seed(self, environment: Environment) -> None:
-        folder = environment.home / ".cache/toyc" / self.folder
+        folder = environment.home_folder / ".cache/toyc" / self.folder
         folder.mkdir(parents=True)
         for number, kernel in enumerate((b"axpy", b"mul")):
             (folder / f"{number:016x}.toyc").write_bytes(b"TOYC " + kernel + b"\n" + bytes(100))

@@ -45,11 +45,15 @@ class LayerConformance(ABC):
         """Fill the cache of the environment with at least two entries."""
 
     def environment(self, home: Path) -> Environment:
-        """Describe an environment whose every root lies under ``home``; override to set more variables."""
+        """Describe an environment whose every root lies under ``home``; override to set more variables.
+
+        The home of the account is another folder: a layer uses ``environment.home_folder``, as its library does.
+        """
         variables = {"HOME": str(home), "PATH": os.defpath}
+        account = home.with_name(f"{home.name}-of-the-account")
         # No process shows: nothing runs in a fresh home.
         return Environment(
-            variables, home=home, cwd=home, temporary=home / "tmp", processes=nobody(home.parent / "processes")
+            variables, home=account, cwd=home, temporary=home / "tmp", processes=nobody(home.parent / "processes")
         )
 
     def empty(self, tmp_path: Path) -> Layer:

@@ -136,8 +136,13 @@ class EnvSwitch(NamedTuple):
     disables: bool = False
     #: A switch that says only when the library reads the variable.
     read: facts.Switch = at_once()
-    #: The value that switches the layer off, if not the pattern itself.
+    #: A value that switches the layer off; it can be left out if ``off`` is one value and no pattern.
     value: str | None = None
+
+    @property
+    def off_value(self) -> str:
+        """A value that switches the layer off."""
+        return self.off if self.value is None else self.value
 
     def is_off(self, value: str | None) -> bool:
         """Return whether a value switches off on purpose."""
@@ -148,7 +153,10 @@ class EnvSwitch(NamedTuple):
         return re.fullmatch(self.fine, value, re.IGNORECASE | re.ASCII | re.DOTALL) is not None
 
     def change(self, layer: str, *, on: bool) -> facts.Switch:
-        """Return how to turn the cache on or off."""
+        """Return how to turn the cache on or off. Raises :class:`Refused` for a pattern without a value."""
         if on:
             return self.read._replace(layer=layer, unset=frozenset({self.variable}))
-        return self.read._replace(layer=layer, set={self.variable: self.off if self.value is None else self.value})
+        if not self.is_off(self.off_value):
+            message = f"cannot disable: its switch has the pattern {self.off!r} and no value that matches it"
+            raise Refused(layer, message)
+        return self.read._replace(layer=layer, set={self.variable: self.off_value})

@@ -60,7 +60,7 @@ class Layer:
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         if self.switch.is_off(value):
             return core.State(core.DISABLED, f"{variable}={value}")
-        return core.State(core.ENABLED, f"on unless {variable}={self.switch.off}")
+        return core.State(core.ENABLED, f"on unless {variable}={self.switch.off_value}")
 
     def disable(self) -> core.Switch:
         """Return how to turn the layer off; changes nothing.

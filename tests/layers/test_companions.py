@@ -55,7 +55,7 @@ class TestNumba(LayerConformance):
         return Numba(environment)
 
     def seed(self, environment: core.Environment) -> None:
-        folder = environment.home / ".cache/numba" / FOLDER
+        folder = environment.home_folder / ".cache/numba" / FOLDER
         folder.mkdir(parents=True)
         for name, signatures in (("k.f-2.py311", 2), ("k.g-9.py311", 1), ("k.f-2.py312", 0)):
             (folder / f"{name}.nbi").write_bytes(b"\x80\x04" + name.encode())
