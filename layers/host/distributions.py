@@ -56,18 +56,13 @@ def _listing(folder: str, beginnings: tuple[str, ...], changed: int) -> tuple[st
 
 def version_of(distribution: str) -> str | None:
     """Return the version of an installed distribution, ``None`` if it is not installed."""
-    versions = (_version_in(folder, normal(distribution)) for folder in sys.path)
+    return version_in(sys.path, distribution)
+
+
+def version_in(folders: Iterable[str], distribution: str) -> str | None:
+    """Return the version of a distribution in the first folder of packages that has it, ``None`` if none has."""
+    versions = (_version_in(folder, normal(distribution)) for folder in folders)
     return next(filter(None, versions), None)
-
-
-def versions_in(folders: Iterable[str]) -> dict[str, str]:
-    """Return the versions of all distributions in folders of packages, by normal names; an earlier folder counts."""
-    versions: dict[str, str] = {}
-    for folder in folders:
-        for name in _metadata(names_in(folder)):
-            if name not in versions and (version := _version_in(folder, name)) is not None:
-                versions[name] = version
-    return versions
 
 
 def _version_in(folder: str, distribution: str) -> str | None:
