@@ -65,6 +65,16 @@ def version_in(folders: Iterable[str], distribution: str) -> str | None:
     return next(filter(None, versions), None)
 
 
+def versions_in(folders: Iterable[str]) -> dict[str, str]:
+    """Return the versions of all distributions in folders of packages, by normal names; an earlier folder counts."""
+    versions: dict[str, str] = {}
+    for folder in folders:
+        for name in _metadata(names_in(folder)):
+            if name not in versions and (version := _version_in(folder, name)) is not None:
+                versions[name] = version
+    return versions
+
+
 def _version_in(folder: str, distribution: str) -> str | None:
     names = _metadata(names_in(folder)).get(distribution, ())
     for name in names:

@@ -183,13 +183,16 @@ def look(path: Path, environment: core.Environment) -> Python | None:
         return next((Python(path, seen.version, lambda _: None, "is not mounted here") for seen in before), None)
     version = ""
     try:
+        if plain.read_plain(path, limit=2, follow=True) == b"#!":
+            raise ValueError("it is a script, which may start any Python")
         parts = _parts_of(path)
         _require_own(path, *parts.decisive)
         version = _version_of(parts, environment)
         folders = tuple(dict.fromkeys(map(str, _package_folders(parts, environment))))
         _require_own(*map(Path, folders))
     except (OSError, ValueError) as error:
-        return Python(path, version, lambda _: None, core.reason_of(error))
+        reason = core.reason_of(error) if isinstance(error, OSError) else str(error)
+        return Python(path, version, lambda _: None, reason)
     return Python(path, version, lambda name: distributions.version_in(folders, name))
 
 
@@ -204,6 +207,8 @@ def _parts_of(path: Path) -> _Parts:
     program, file = Path(os.path.realpath(path)), _configuration_file(path)
     virtual, match = None if file is None else file.parent, _RELEASE.fullmatch(program.name)
     if match is None:
+        if _PROGRAM.fullmatch(program.name) is None:
+            raise ValueError(f"{program} is no Python by its name")
         # The program of a virtual environment made of copies may have any of its names.
         modules = sorted(folder.name for folder in (virtual or program.parent.parent).glob("lib/*/"))
         matches = list(filter(None, map(_RELEASE.fullmatch, modules)))
@@ -249,10 +254,7 @@ def _version_of(parts: _Parts, environment: core.Environment) -> str:
     else:
         if version := _version_in(parts.program, parts.minor, environment):
             return version
-        content = _map(parts.program)
-        if content[:2] == b"#!":
-            raise ValueError("it is a script, which may start any Python")
-        library = re.search(rb"lib%b[a-z]*\.(so[.\d]*|dylib)" % re.escape(parts.name.encode()), content)
+        library = re.search(rb"lib%b[a-z]*\.(so[.\d]*|dylib)" % re.escape(parts.name.encode()), _map(parts.program))
         patterns = [f"{folder}/{library[0].decode()}" for folder in _LIBRARIES] if library else []
         files = [file for pattern in patterns for file in parts.base.glob(pattern)]
     versions = {_version_in(file, parts.minor, environment) for file in files}
