@@ -180,7 +180,7 @@ def look(path: Path, environment: core.Environment) -> Python | None:
     if not os.path.exists(path):
         sightings = record_of(environment).here(PRODUCT)
         before = (sighting for sighting in sightings if sighting.path == str(path) and sighting.gone is None)
-        return next((Python(path, seen.version, lambda _: None, "is not mounted here") for seen in before), None)
+        return next((Python(path, seen.version, lambda _: None, "it is not mounted here") for seen in before), None)
     version = ""
     try:
         if plain.read_plain(path, limit=2, follow=True) == b"#!":

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from cachectl.layers.host.record import record_of
 from cachectl.stack import Stack
 
 VERSION = ".".join(map(str, sys.version_info))
+SITE = "lib/python3.11/site-packages"
 PACKAGES = {"loopy": "2024.1", "pytools": "2026.1.1", "islpy": "2024.2", "cgen": "2020.1"}
 #: Prints the version of an interpreter, and those of all distributions that it imports.
 ASK = """
@@ -232,7 +232,6 @@ def test_no_interpreter_is_started(home: Home, tmp_path: Path, monkeypatch: pyte
 
 #: What is below the folder of a Python and of a virtual environment of it.
 PARTS = ("", "bin", "base/bin", "base/bin/python3.11", "base/lib", "base/lib/libpython3.11.so.1.0", "pyvenv.cfg")
-SITE = "lib/python3.11/site-packages"
 
 
 @pytest.mark.parametrize("planted", [None, pytest.param("link", marks=as_root), *PARTS, SITE, f"{SITE}/x.pth", "extra"])
@@ -252,8 +251,8 @@ def test_what_others_can_replace_is_unknown(home: Home, planted: str | None, var
         program.symlink_to(folder / "middle")
         (folder / "middle").symlink_to(folder / "base/bin/python3.11")
         for above, folders, _ in os.walk(folder):
-            for path in (above, *(os.path.join(above, inner) for inner in folders)):
-                os.chmod(path, 0o755)
+            for path in (Path(above), *(Path(above, inner) for inner in folders)):
+                path.chmod(0o755)
         if planted == "link":
             os.lchown(folder / "middle", NOBODY, NOBODY)
         elif planted is not None:
@@ -286,86 +285,64 @@ def test_shims_stand_for_the_interpreters_behind_them(home: Home, tmp_path: Path
 # ---------------------------------------------------------------------- stale by what was seen
 
 
-def replace_package(prefix: Path, home: Home) -> None:
-    install(prefix / "lib/python3.11/site-packages", **PACKAGES | {"loopy": "2025.2"})
+def carry_out(change: str, prefix: Path, home: Home) -> None:
+    """Carry out a change of a Python that was seen at a prefix, or of what was seen of it."""
+    record = {"unmounted": {"places": ["0", "0"]}, "seen elsewhere": {"system": "node7 2"}}.get(change)
+    if record is not None:
+        file = record_of(user(home)).file
+        document = json.loads(file.read_text())
+        for sighting in document["sightings"]:
+            if sighting["path"].startswith(str(prefix)):
+                sighting.update(record)
+        file.write_text(json.dumps(document))
+    if change == "package replaced":
+        install(prefix / SITE, **PACKAGES | {"loopy": "2025.2"})
+    elif change == "upgraded":
+        interpreter(prefix, b"\x7fELF\0003.11.15\0")
+    elif change != "nothing":
+        shutil.rmtree(prefix)
+    if change == "used":
+        for path in (home.path / ".cache/pytools").iterdir():
+            os.utime(path)
+    elif change == "second":
+        interpreter(prefix.parent / "second")
+    elif change == "script":
+        write(prefix.parent / "second/bin/python3", "#!/bin/sh\n").chmod(0o755)
 
 
-def upgrade(prefix: Path, home: Home) -> None:
-    interpreter(prefix, b"\x7fELF\0003.11.15\0")
-
-
-def remove(prefix: Path, home: Home) -> None:
-    shutil.rmtree(prefix)
-
-
-def use(prefix: Path, home: Home) -> None:
-    shutil.rmtree(prefix)
-    for path in (home.path / ".cache/pytools").iterdir():
-        os.utime(path)
-
-
-def add_second(prefix: Path, home: Home) -> None:
-    interpreter(prefix.parent / "second")
-    shutil.rmtree(prefix)
-
-
-def add_script(prefix: Path, home: Home) -> None:
-    write(prefix.parent / "second/bin/python3", "#!/bin/sh\n").chmod(0o755)
-    shutil.rmtree(prefix)
-
-
-def change_record(prefix: Path, home: Home, **changes: object) -> None:
-    """Change the sightings of the Python at a prefix, as if something else had been seen."""
-    file = record_of(user(home)).file
-    document = json.loads(file.read_text())
-    for sighting in document["sightings"]:
-        if sighting["path"].startswith(str(prefix)):
-            sighting.update(changes)
-    file.write_text(json.dumps(document))
-
-
-def unmount(prefix: Path, home: Home) -> None:
-    shutil.rmtree(prefix)
-    change_record(prefix, home, places=["0", "0"])
-
-
-def see_elsewhere(prefix: Path, home: Home) -> None:
-    shutil.rmtree(prefix)
-    change_record(prefix, home, system="node7 2")
-
-
-#: What happens to a Python that was seen, and whether its rows are stale then, with words of the reason.
-CHANGES: list[tuple[Callable[[Path, Home], None], bool | None, str]] = [
-    (lambda _prefix, _home: None, False, "None"),
-    (replace_package, True, "with loopy 2024.1, islpy 2024.2, cgen 2020.1, which {} had until 2"),
-    (remove, True, "written by Python 3.11.4 with loopy 2024.1, islpy 2024.2, cgen 2020.1, which {} had until 2"),
-    (upgrade, True, "which {} had until 2"),
-    (use, None, "and used since"),
-    (add_second, False, "None"),
-    (add_script, None, "python3 cannot be examined: it is a script"),
-    (unmount, None, "{} cannot be examined: is not mounted here"),
+MAKER = "written by Python 3.11.4 with loopy 2024.1, islpy 2024.2, cgen 2020.1, "
+#: What happens to a Python that was seen, and whether its rows are stale then, with how the reason begins.
+CHANGES: list[tuple[str, bool | None, str]] = [
+    ("nothing", False, "None"),
+    *((change, True, f"{MAKER}which {{}} had until 2") for change in ("package replaced", "removed", "upgraded")),
+    ("used", None, f"unknown: {MAKER}which {{}} had until 2"),
+    ("second", False, "None"),
+    ("script", None, f"unknown: {MAKER}and {{second}} cannot be examined: it is a script"),
+    ("unmounted", None, f"unknown: {MAKER}and {{}} cannot be examined: it is not mounted here"),
     # Machines with one home may each have a Python of one path and version, with packages of their own.
-    (see_elsewhere, None, "which node7 has at {}"),
+    ("seen elsewhere", None, f"unknown: {MAKER}which node7 has at {{}}"),
 ]
 
 
 @pytest.mark.parametrize(("change", "stale", "because"), CHANGES)
 def test_rows_are_stale_only_if_a_python_that_was_seen_had_what_they_need(
-    home: Home, tmp_path: Path, change: Callable[[Path, Home], None], stale: bool | None, because: str
+    home: Home, tmp_path: Path, change: str, stale: bool | None, because: str
 ) -> None:
     """The Python is remembered, and need not be on PATH again."""
-    program = interpreter(tmp_path / "first")
+    program, second = interpreter(tmp_path / "first"), tmp_path / "second/bin"
     row(home)
     # Nobody has seen this version of loopy.
     row(home, "2023.1")
     before = staleness(user(home, program.parent))
     assert {loopy: is_stale for loopy, (is_stale, _) in before.items()} == {"2024.1": False, "2023.1": None}
     assert "was never seen on this host" in str(before["2023.1"][1])
-    change(tmp_path / "first", home)
-    for environment in (user(home, tmp_path / "second/bin"), user(home, tmp_path / "second/bin")):
+    carry_out(change, tmp_path / "first", home)
+    # What the first command sees of the change, the second one reads in the record.
+    for environment in (user(home, second), user(home, second)):
         after = staleness(environment)
         assert {loopy: is_stale for loopy, (is_stale, _) in after.items()} == {"2024.1": stale, "2023.1": None}
-        assert because.format(program) in str(after["2024.1"][1])
+        assert str(after["2024.1"][1]).startswith(because.format(program, second=second / "python3"))
+        assert (change == "used") == str(after["2024.1"][1]).endswith("and used since")
     # Where other Pythons are not looked for, nothing is.
     assert not any(is_stale for is_stale, _ in staleness(user(home)._replace(searches_pythons=False)).values())
 
@@ -388,7 +365,11 @@ def test_a_name_that_is_no_python_is_refused(home: Home, tmp_path: Path) -> None
     environment = user(home, tmp_path)
     script = write(tmp_path / "python3", "#!/bin/sh\n")
     script.chmod(0o755)
-    for name, words in (("python3", "it is a script"), ("/nowhere/python", "no such file"), ("/bin/true", "is no Python")):
+    for name, words in (
+        ("python3", "it is a script"),
+        ("/nowhere/python", "no such file"),
+        ("/bin/true", "is no Python"),
+    ):
         with pytest.raises(BadRequest, match=words):
             named_pythons(environment, [name])
     program = interpreter(tmp_path / "first")
