@@ -50,13 +50,15 @@ _LARGEST, _LONGEST, _NESTED = 1 << 29, 1 << 16, 10
 class Python(NamedTuple):
     """One interpreter: its five-part ``version``, and what returns the version of a distribution that it imports.
 
-    ``reason`` says why it, or its packages, cannot be read now; ``version`` is empty if that is unknown too.
+    ``reason`` says why it, or its packages, cannot be read now; ``version`` is empty if that is unknown too. Unless it
+    is ``complete``, it may have other packages in the next run.
     """
 
     path: Path
     version: str
     installed: Callable[[str], str | None]
     reason: str | None = None
+    complete: bool = True
 
     @property
     def present(self) -> bool | None:
@@ -96,17 +98,19 @@ def pythons_of(environment: core.Environment) -> tuple[Python, ...]:
         return (own_python(environment),)
     if "pythons" not in environment.memo:
         own, record = own_python(environment), record_of(environment)
-        pythons: dict[tuple[str, str], Python | None] = {identity(own.path): own}
+        pythons: dict[tuple[str, str], Python | None] = {}
         earlier = [Path(sighting.path) for sighting in record.here(PRODUCT) if sighting.gone is None]
         paths = (own.path, *environment.python_paths, *candidates(environment.variables), *earlier)
         for path in dict.fromkeys(paths):
             key = identity(path)
             if key not in pythons:
                 pythons[key] = look(path, environment)
-            if (python := pythons[key]) is not None and python.present:
-                _note(environment, python._replace(path=path))
+            _note(environment, path, pythons[key])
         record.save()
-        environment.memo["pythons"] = tuple(filter(None, pythons.values()))
+        # It stands for itself with what variables add to its packages, and by its files for a run without them.
+        is_own = identity(own.path)
+        others = (python for key, python in pythons.items() if python and (python.present or key != is_own))
+        environment.memo["pythons"] = (own, *others)
     known: tuple[Python, ...] = environment.memo["pythons"]
     return known
 
@@ -115,13 +119,15 @@ def note_own(environment: core.Environment) -> None:
     """Record the environment's own interpreter and its packages."""
     if environment.searches_pythons and not environment.memo.setdefault("noted", False):
         environment.memo["noted"] = True
-        _note(environment, own_python(environment))
+        _note(environment, environment.executable, look(environment.executable, environment))
         record_of(environment).save()
 
 
-def _note(environment: core.Environment, python: Python) -> None:
-    packages = {name: version for name in NOTED if (version := python.installed(name)) is not None}
-    record_of(environment).note(PRODUCT, python.path, python.version, packages)
+def _note(environment: core.Environment, path: Path, python: Python | None) -> None:
+    if python is not None and python.present:
+        versions = ((name, python.installed(name)) for name in NOTED)
+        packages = {name: version for name, version in versions if version is not None}
+        record_of(environment).note(PRODUCT, path, python.version, packages if python.complete else None)
 
 
 def named_pythons(environment: core.Environment, names: Iterable[str]) -> tuple[Path, ...]:
@@ -189,11 +195,12 @@ def look(path: Path, environment: core.Environment) -> Python | None:
         _require_own(path, *parts.decisive)
         version = _version_of(parts, environment)
         folders = tuple(dict.fromkeys(map(str, _package_folders(parts, environment))))
-        _require_own(*map(Path, folders))
+        _require_own(*(Path(folder) for folder in folders if os.path.isdir(folder)))
     except (OSError, ValueError) as error:
         reason = core.reason_of(error) if isinstance(error, OSError) else str(error)
         return Python(path, version, lambda _: None, reason)
-    return Python(path, version, lambda name: distributions.version_in(folders, name))
+    complete = all(map(os.path.isdir, folders)) and not environment.get("PYTHONUSERBASE")
+    return Python(path, version, lambda name: distributions.version_in(folders, name), complete=complete)
 
 
 def _require_own(*paths: Path) -> None:
@@ -235,7 +242,7 @@ def _configuration_file(program: Path) -> Path | None:
 
 
 def _configuration(file: Path) -> dict[str, str]:
-    lines = plain.read_plain(file, limit=_LONGEST, follow=True).decode(errors="replace").splitlines()
+    lines = plain.read_plain(file, most=_LONGEST, follow=True).decode(errors="replace").splitlines()
     pairs = (line.partition("=") for line in lines)
     return {key.strip().lower(): value.strip() for key, _, value in pairs}
 
@@ -244,19 +251,19 @@ def _configuration(file: Path) -> dict[str, str]:
 
 
 def _version_of(parts: _Parts, environment: core.Environment) -> str:
-    """Return the five-part version in the bytes of a program, or of the library that it names.
+    """Return the five-part version in the bytes of a program or, if it names one, of its library.
 
     Raises :class:`OSError`, and :class:`ValueError` with the reason if it is not known.
     """
+    files = [parts.program]
     if parts.name.startswith("pypy"):
         # PyPy has it as text in its header only.
         files = [parts.base / "include" / parts.name / "patchlevel.h"]
-    else:
-        if version := _version_in(parts.program, parts.minor, environment):
-            return version
+    elif record_of(environment).version_at(_LIBRARY, parts.program) is None:
         library = re.search(rb"lib%b[a-z]*\.(so[.\d]*|dylib)" % re.escape(parts.name.encode()), _map(parts.program))
-        patterns = [f"{folder}/{library[0].decode()}" for folder in _LIBRARIES] if library else []
-        files = [file for pattern in patterns for file in parts.base.glob(pattern)]
+        if library is not None:
+            patterns = (f"{folder}/{library[0].decode()}" for folder in _LIBRARIES)
+            files = [file for pattern in patterns for file in parts.base.glob(pattern)]
     versions = {_version_in(file, parts.minor, environment) for file in files}
     if len(versions) != 1 or (version := versions.pop()) is None:
         raise ValueError("its bytes do not say its version")
@@ -294,7 +301,10 @@ def _map(file: Path) -> mmap.mmap:
 
 
 def _package_folders(parts: _Parts, environment: core.Environment) -> Iterator[Path]:
-    """Yield the folders of packages that an interpreter searches, in its order. Raises :class:`OSError`."""
+    """Yield the folders of packages that an interpreter searches, in its order.
+
+    Those that a file ``.pth`` names are yielded also if they are not there. Raises :class:`OSError`.
+    """
     sites = [] if parts.virtual is None else list(_sites_of(parts.virtual, parts.name))
     includes = "true" if parts.virtual is None else _configuration(parts.decisive[0]).get(_INCLUDES, "")
     if includes.lower() == "true":
@@ -307,21 +317,25 @@ def _package_folders(parts: _Parts, environment: core.Environment) -> Iterator[P
         for name in sorted(os.listdir(site)):
             if name.endswith(".pth") and not name.startswith("."):
                 _require_own(site / name)
-                text = plain.read_plain(site / name, limit=_LONGEST, follow=True).decode(errors="replace")
+                text = plain.read_plain(site / name, most=_LONGEST, follow=True).decode(errors="replace")
                 lines = (line.strip() for line in text.splitlines() if not line.startswith(_NO_FOLDER))
-                yield from (site / line for line in lines if line and os.path.isdir(site / line))
+                yield from (
+                    site / line for line in lines if line and (os.path.isabs(line) or os.path.isdir(site / line))
+                )
 
 
 def _sites_of(prefix: Path, name: str) -> Iterator[Path]:
     """Yield the folders in which installers put packages, whether or not they exist.
 
-    Debian has folders of other names, and Fedora two more in ``local``.
+    Debian has folders of other names, in place of which other programs may have made the usual one, and Fedora has two
+    more in ``local``.
     """
+    debian = prefix / "lib/python3/dist-packages"
+    if debian.is_dir():
+        yield from (prefix / "local/lib" / name / "dist-packages", debian, prefix / "lib" / name / "dist-packages")
+        return
     wide, site = (prefix / folder / name / "site-packages" for folder in ("lib64", "lib"))
     if wide.is_dir() and not os.path.islink(prefix / "lib64"):
         yield from (prefix / "local" / folder / name / "site-packages" for folder in ("lib64", "lib"))
         yield wide
     yield site
-    if not site.is_dir():
-        yield from (prefix / "local/lib" / name / "dist-packages", prefix / "lib/python3/dist-packages")
-        yield prefix / "lib" / name / "dist-packages"

@@ -135,7 +135,8 @@ def test_a_version_is_read_from_bytes_or_is_unknown(
     base = tmp_path / "base"
     program = interpreter(base, strings, loopy="2024.1")
     if layout == "shared":
-        program.write_bytes(b"\x7fELF\0libpython3.11.so.1.0\0")
+        # The names of folders in which it was made are not its version.
+        program.write_bytes(b"\x7fELF\0libpython3.11.so.1.0\0/src/Python-3.11.8\0")
         (base / "lib/libpython3.11.so.1.0").write_bytes(strings)
         # Another one, which it does not load.
         (base / "lib/libpython3.11d.so.1.0").write_bytes(b"\0003.11.9\0")
@@ -382,12 +383,36 @@ def test_a_name_that_is_no_python_is_refused(home: Home, tmp_path: Path) -> None
     assert named_pythons(user(home), [str(program)]) == (program,)
 
 
-def test_the_packages_of_cachectls_own_python_are_seen(home: Home) -> None:
-    row(home, version=VERSION)
-    own = user(home)
-    assert staleness(own._replace(installed=PACKAGES.get)) == {"2024.1": (False, None)}
-    ((stale, because),) = staleness(own._replace(installed={**PACKAGES, "loopy": "2025.2"}.get)).values()
-    assert (stale, f"which {own.executable} had until" in str(because)) == (True, True)
+def test_the_packages_of_cachectls_own_python_are_seen(home: Home, tmp_path: Path) -> None:
+    """Those that a variable adds only in this run are no witness later."""
+    row(home)
+    row(home, "2023.1")
+    program = interpreter(tmp_path / "first")
+    own = user(home)._replace(executable=program, python="3.11.4.final.0", installed=PACKAGES.get)
+    by_path = own._replace(installed={**PACKAGES, "loopy": "2023.1"}.get)
+    assert [stale for stale, _ in staleness(own).values()] == [None, False]
+    # Without the variable it still has the other.
+    assert [stale for stale, _ in staleness(by_path).values()] == [False, False]
+    assert [stale for stale, _ in staleness(own).values()] == [None, False]
+    install(tmp_path / "first" / SITE, **PACKAGES | {"loopy": "2025.2"})
+    (_, (stale, because)) = staleness(own._replace(installed={**PACKAGES, "loopy": "2025.2"}.get)).values()
+    assert (stale, f"which {program} had until" in str(because)) == (True, True)
+
+
+@pytest.mark.parametrize("cause", ["variable", "editable"])
+def test_packages_that_may_come_back_are_no_witness(home: Home, tmp_path: Path, cause: str) -> None:
+    """A variable places the user's own packages, or an editable package is on a disk that may not be mounted."""
+    row(home)
+    program, variables = interpreter(tmp_path / "first"), {"PYTHONUSERBASE": str(tmp_path / "user")}
+    install(tmp_path / "first" / SITE)
+    install(tmp_path / "user" / SITE, **PACKAGES)
+    if cause == "editable":
+        write(tmp_path / "first" / SITE / "easy-install.pth", f"{tmp_path}/user/{SITE}\n")
+        variables = {}
+    assert staleness(user(home, program.parent, **variables)) == {"2024.1": (False, None)}
+    shutil.rmtree(tmp_path / "user")
+    ((stale, because),) = staleness(user(home, program.parent)).values()
+    assert (stale, str(because).startswith("unknown: ")) == (None, True)
 
 
 def test_programs_of_pyopencl_are_stale_with_their_python(home: Home, tmp_path: Path) -> None:
