@@ -10,12 +10,12 @@ which Debian and Fedora change.
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,7 +44,7 @@ _LIBRARIES = ("lib", "lib64", "lib/*-linux-gnu*")
 #: How the lines of a file ``.pth`` begin that name no folder.
 _NO_FOLDER = ("#", "import ", "import\t")
 #: Limits: the bytes of a program or library, those of a text, and virtual environments made from others.
-_LARGEST, _LONGEST, _NESTED = 1 << 29, 1 << 16, 10
+_LARGEST, _LONGEST, _NESTED = 1 << 28, 1 << 16, 10
 
 
 class Python(NamedTuple):
@@ -116,11 +116,16 @@ def pythons_of(environment: core.Environment) -> tuple[Python, ...]:
 
 
 def note_own(environment: core.Environment) -> None:
-    """Record the environment's own interpreter and its packages."""
-    if environment.searches_pythons and not environment.memo.setdefault("noted", False):
-        environment.memo["noted"] = True
-        _note(environment, environment.executable, look(environment.executable, environment))
-        record_of(environment).save()
+    """Record the environment's own interpreter and its packages if its folders of packages have changed."""
+    if not environment.searches_pythons or "noted" in environment.memo:
+        return
+    environment.memo["noted"], path, record = True, environment.executable, record_of(environment)
+    folders, product = environment.site or (path.parent,), f"folders of {path}"
+    if any(record.version_at(product, folder) != environment.python for folder in folders):
+        _note(environment, path, look(path, environment))
+        for folder in folders:
+            record.note(product, folder, environment.python)
+        record.save()
 
 
 def _note(environment: core.Environment, path: Path, python: Python | None) -> None:
@@ -192,10 +197,10 @@ def look(path: Path, environment: core.Environment) -> Python | None:
         if plain.read_plain(path, limit=2, follow=True) == b"#!":
             raise ValueError("it is a script, which may start any Python")
         parts = _parts_of(path)
-        _require_own(path, *parts.decisive)
+        _require_own(environment, path, *parts.decisive)
         version = _version_of(parts, environment)
         folders = tuple(dict.fromkeys(map(str, _package_folders(parts, environment))))
-        _require_own(*(Path(folder) for folder in folders if os.path.isdir(folder)))
+        _require_own(environment, *(Path(folder) for folder in folders if os.path.isdir(folder)))
     except (OSError, ValueError) as error:
         reason = core.reason_of(error) if isinstance(error, OSError) else str(error)
         return Python(path, version, lambda _: None, reason)
@@ -203,10 +208,14 @@ def look(path: Path, environment: core.Environment) -> Python | None:
     return Python(path, version, lambda name: distributions.version_in(folders, name), complete=complete)
 
 
-def _require_own(*paths: Path) -> None:
+def _require_own(environment: core.Environment, *paths: Path) -> None:
     """Raise :class:`ValueError` with the reason if another user could change what is at one of these paths."""
-    if reason := next(filter(None, map(shared_because, paths)), None):
-        raise ValueError(reason)
+    reasons = environment.memo.setdefault("paths open to others", {})
+    for path in paths:
+        if path not in reasons:
+            reasons[path] = shared_because(path)
+        if reasons[path] is not None:
+            raise ValueError(reasons[path])
 
 
 def _parts_of(path: Path) -> _Parts:
@@ -260,7 +269,8 @@ def _version_of(parts: _Parts, environment: core.Environment) -> str:
         # PyPy has it as text in its header only.
         files = [parts.base / "include" / parts.name / "patchlevel.h"]
     elif record_of(environment).version_at(_LIBRARY, parts.program) is None:
-        library = re.search(rb"lib%b[a-z]*\.(so[.\d]*|dylib)" % re.escape(parts.name.encode()), _map(parts.program))
+        content = plain.read_plain(parts.program, most=_LARGEST, follow=True)
+        library = re.search(rb"lib%b[a-z]*\.(so[.\d]*|dylib)" % re.escape(parts.name.encode()), content)
         if library is not None:
             patterns = (f"{folder}/{library[0].decode()}" for folder in _LIBRARIES)
             files = [file for pattern in patterns for file in parts.base.glob(pattern)]
@@ -272,32 +282,23 @@ def _version_of(parts: _Parts, environment: core.Environment) -> str:
 
 def _version_in(file: Path, minor: str, environment: core.Environment) -> str | None:
     """Return the version in the bytes of a file, which the record keeps; ``None`` if they do not say it."""
-    _require_own(file)
+    _require_own(environment, file)
     record = record_of(environment)
     if (known := record.version_at(_LIBRARY, file)) is not None:
         return known
-    content, start, versions = _map(file), f"{minor}.".encode(), dict[str, bool]()
-    at = content.find(start)
-    while at >= 0:
-        match, before = _PATCH.match(content, at + len(start)), content[at - 1 : at]
-        if match is not None and not before.isdigit() and before != b".":
+    versions: dict[str, bool] = {}
+    pieces = plain.read_plain(file, most=_LARGEST, follow=True).split(f"{minor}.".encode())
+    for before, after in pairwise(pieces):
+        match, last = _PATCH.match(after), before[-1:]
+        if match is not None and not last.isdigit() and last != b".":
             version = f"{minor}.{match[1].decode()}.{_LEVELS[match[2]]}.{int(match[3] or 0)}"
-            versions[version] = versions.get(version, False) or before == b"\0"
-        at = content.find(start, at + 1)
+            versions[version] = versions.get(version, False) or last == b"\0"
     # Where a path ends in another version, such as that of the installation, the string stands for itself.
     single = [version for version in versions if versions[version] or len(versions) == 1]
     if len(single) != 1:
         return None
     record.note(_LIBRARY, file, single[0])
     return single[0]
-
-
-def _map(file: Path) -> mmap.mmap:
-    """Return the bytes of a file, read where they are used. Raises :class:`OSError`, :class:`ValueError`."""
-    with open(plain.open_plain(file, follow=True), "rb") as opened:
-        if os.fstat(opened.fileno()).st_size > _LARGEST:
-            raise ValueError(f"{file} is too large to be looked at")
-        return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _package_folders(parts: _Parts, environment: core.Environment) -> Iterator[Path]:
@@ -316,7 +317,7 @@ def _package_folders(parts: _Parts, environment: core.Environment) -> Iterator[P
         yield site
         for name in sorted(os.listdir(site)):
             if name.endswith(".pth") and not name.startswith("."):
-                _require_own(site / name)
+                _require_own(environment, site / name)
                 text = plain.read_plain(site / name, most=_LONGEST, follow=True).decode(errors="replace")
                 lines = (line.strip() for line in text.splitlines() if not line.startswith(_NO_FOLDER))
                 yield from (
