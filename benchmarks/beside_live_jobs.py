@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from benchmarks import commands
 
 JOB = Path(__file__).with_name("compiling_job.py")
 #: The program, and how many kernels of it the full comparison compiles.
@@ -37,8 +38,6 @@ WAYS: dict[str, tuple[Sequence[str], ...]] = {
     "two at once": (PURGE, PURGE),
     "rm -rf": (REMOVE,),
 }
-#: Variables that would move or switch a cache which is compared.
-_SWITCHES = ("POCL_", "PYOPENCL_NO", "PYOPENCL_CACHE", "LOOPY_", "CG_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +99,7 @@ def beside(program: str, way: str, jobs: int, kernels: int, pause: float, *, unt
     With ``until_failure`` the first program that fails settles it: the others are stopped.
     """
     with tempfile.TemporaryDirectory(prefix="cachectl-bench-") as folder:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(_SWITCHES)}
-        variables = {**kept, "HOME": folder, "XDG_CACHE_HOME": f"{folder}/cache", "TMPDIR": folder}
+        variables = commands.variables(Path(folder), XDG_CACHE_HOME=f"{folder}/cache", TMPDIR=folder)
         purges = _Purges(WAYS[way], variables)
         started = time.perf_counter()
         running = [_start(program, job * kernels, kernels, variables) for job in range(jobs)]

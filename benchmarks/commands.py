@@ -11,13 +11,16 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 #: Beginnings of variables that would move or switch a cache which is measured.
-_SWITCHES = (
+SWITCHES = (
     *("POCL_", "PYOPENCL_", "LOOPY_", "CG_", "SUMPY_", "CUDA_CACHE", "MIOPEN_", "ROCM_", "XDG_", "NEO_", "MESA_"),
     *("AMD_COMGR_", "HF_", "UV_", "CCACHE_", "PIP_"),
 )
+#: Stands for the home of a child in what is the same for all of them.
+_ANY = Path("/nonexistent/home")
 #: The option of ``prctl`` by which a process adopts what its children leave behind (``linux/prctl.h``).
 _CHILD_SUBREAPER = 36
 #: How much of what a failed command said is worth showing, in characters.
@@ -58,9 +61,29 @@ def variables(home: Path, **more: str) -> dict[str, str]:
     Of those of Python only the path is kept: a ``PYTHONDONTWRITEBYTECODE`` in a developer's shell would have every
     start compile cachectl again, which no installed command does.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith((*_SWITCHES, "PYTHON"))}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith((*SWITCHES, "PYTHON"))}
     path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
-    return {**kept, **path, "HOME": str(home), **more}
+    return {**kept, **path, **at_home(home), **more}
+
+
+def at_home(home: Path) -> dict[str, str]:
+    """Return the variables that bring the caches of a user into a home, where they are by default if that is possible.
+
+    Some are elsewhere whatever ``HOME`` says, as in the home of the account. The rules are the layers' own.
+    """
+    return {"HOME": str(home), **{name: value.replace(str(_ANY), str(home)) for name, value in _moved().items()}}
+
+
+@cache
+def _moved() -> dict[str, str]:
+    from cachectl.layers.core import Environment, Scope
+    from cachectl.stack import Stack
+
+    moved: dict[str, str] = {}
+    for layer in Stack(Environment.here()._replace(variables={"HOME": str(_ANY)}, temporary=_ANY / "tmp")):
+        if any(root.scope is Scope.USER and _ANY not in root.path.parents for root in layer.roots()):
+            moved.update(layer.relocate(_ANY / ".cache").set)
+    return moved
 
 
 def spend(command: Sequence[str], environment: Mapping[str, str], statuses: tuple[int, ...] = (0,)) -> Used:

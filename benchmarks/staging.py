@@ -7,7 +7,6 @@ result, imports left out.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import statistics
@@ -16,6 +15,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks import commands
 
 PROGRAM = Path(__file__).parents[1] / "tests" / "programs" / "thirteen.py"
 
@@ -28,7 +29,7 @@ def job(folder: Path, nodes: int, ranks: int, *options: str) -> tuple[float, lis
     for node in range(nodes):
         words += [*([":"] if node else []), "-n", str(ranks), "env", f"CACHECTL_NODE={node}", *stage]
         words += ["--", sys.executable, str(PROGRAM), "8", "0"]
-    variables = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder)}
+    variables = commands.variables(folder, TMPDIR=str(folder))
     started = time.perf_counter()
     done = subprocess.run(words, env=variables, cwd=folder, capture_output=True, text=True, check=True)
     seconds = time.perf_counter() - started

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -17,6 +16,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from benchmarks import commands
 
 PROGRAM = (sys.executable, str(Path(__file__).parents[1] / "tests" / "programs" / "thirteen.py"))
 TRACE = (sys.executable, "-m", "cachectl", "trace", "--force", "--timeline")
@@ -35,7 +36,7 @@ sys.exit(status)
 def run(command: Sequence[str], home: Path) -> float:
     """Return the wall seconds of a command in a home."""
     started = time.perf_counter()
-    environment = {**os.environ, "HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}
+    environment = commands.variables(home, XDG_CACHE_HOME=str(home / ".cache"))
     subprocess.run(command, env=environment, check=True, capture_output=True)
     return time.perf_counter() - started
 

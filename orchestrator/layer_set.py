@@ -94,7 +94,7 @@ class LayerSet:
 def in_each_root(
     layers: Iterable[core.Layer],
     look: Callable[[core.Layer, core.Root], Iterable[T]],
-    roots: Callable[[core.Layer], Iterable[core.Root]] = lambda layer: layer.roots(),
+    roots: Callable[[core.Layer], Iterable[core.Root]] = core.every_root,
 ) -> Iterator[tuple[core.Layer, core.Root | None, T | Exception]]:
     """Yield each layer and root with what a function finds there, or the error; then the other roots go on.
 

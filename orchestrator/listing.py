@@ -93,9 +93,11 @@ def listed(
     notice: Callable[[Trouble], None] = _warn_of_failures,
     *,
     contents: bool = True,
+    roots: Callable[[core.Layer], Iterable[core.Root]] = core.every_root,
 ) -> Iterator[core.Entry]:
-    """Yield the selected entries of every root. A root that fails is given to ``notice``, and the others go on.
+    """Yield the selected entries of every root, or of some ``roots``.
 
+    A root that fails is given to ``notice``, and the others go on.
     ``notice`` gets what could not be listed, and what looks damaged; by default it warns of the first. Without
     ``contents`` entries are not opened, as in :meth:`Store.scan`.
     """
@@ -103,7 +105,7 @@ def listed(
     def scan(layer: core.Layer, root: core.Root) -> Iterator[core.Found]:
         return layer.store.scan(root, selection, contents=contents)
 
-    for layer, root, thing in layer_set.in_each_root(layers, scan):
+    for layer, root, thing in layer_set.in_each_root(layers, scan, roots):
         if isinstance(thing, core.Entry):
             if thing.is_listed and selection.matches(thing):
                 yield thing

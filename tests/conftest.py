@@ -15,6 +15,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import guard
 import pytest
 import tiers
 from homes import ICD_FILES, Driver, Home, OtherMpi, made_once, make_home, unpack_compute_cache, working_pocl
@@ -80,8 +81,26 @@ def pytest_configure(config: pytest.Config) -> None:
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("cachectl")
+    is_distributing = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if not is_distributing:
+        named = config.getoption("basetemp")
+        guard.install(Path(tempfile.gettempdir()), *([Path(named)] if named else []))
     # The suite that plug-ins run too damages 40 files of a layer; a few show the same sooner.
     LayerConformance.damaged_files = tiers.amount(2, 40)
+
+
+def pytest_unconfigure() -> None:
+    """Remove the guard's folder."""
+    for folder in guard.installed:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(autouse=True)
+def _within_temporary_folders() -> Iterator[None]:
+    """Fail a test that would have changed something elsewhere, also in a Python that it has started."""
+    yield
+    if touched := guard.take_touched():
+        pytest.fail("outside of temporary folders: " + "; ".join(touched))
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 from documents import validate_output
 
+from benchmarks.commands import at_home
 from cachectl.cli.main import main
 from cachectl.layers.core import Environment
 from cachectl.layers.core.conformance import nobody
@@ -73,7 +74,7 @@ def run_command(
 def run_in(home: Path, *arguments: str, by: Sequence[str] = (), **changes: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a home with few variables: inside this process, or as a process that ``by`` starts."""
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
-    variables = {**kept, "HOME": str(home), "TMPDIR": str(home), **changes}
+    variables = {**kept, **at_home(home), "TMPDIR": str(home), **changes}
     if by:
         done = Home(home, variables).run(*by, *CACHECTL, *arguments, check=False)
     else:
@@ -283,8 +284,10 @@ def make_home(path: Path) -> Home:
     path.mkdir(parents=True, exist_ok=True)
     tester = {name: value for name, value in os.environ.items() if not name.startswith("CACHECTL_")}
     kept = {name: value for name, value in tester.items() if not name.startswith(SWITCHES)}
-    # Older releases of Mesa go by the account, whatever HOME says: without its variable they would use the tester's.
-    return Home(path, {**pocl_driver(), **kept, "HOME": str(path), "MESA_SHADER_CACHE_DIR": str(path / ".cache")})
+    # MIOpen has its locks, and without a usable home its databases, in the temporary folder.
+    temporary = path.with_name(f"{path.name}-tmp")
+    temporary.mkdir(mode=0o700, exist_ok=True)
+    return Home(path, {**pocl_driver(), **kept, **at_home(path), "TMPDIR": str(temporary)})
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, fill: Callable[[Path], object]) -> Path:

@@ -120,7 +120,7 @@ def _mesa_index(data: bytes) -> None:
                 path.write_bytes(data)
             with contextlib.suppress(CachectlError):
                 for blob in pair.blobs():
-                    assert blob.begin + pair.frame.size + blob.length <= len(data)
+                    assert blob.end <= len(data)
                     assert len(pair.write_record(blob)) <= len(data)
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar, final
 
@@ -113,7 +114,7 @@ class Layer:
     @final
     def entries(self, selection: core.Selection = core.ALL) -> Iterator[core.Entry]:
         """Yield the selected entries of every root."""
-        for root in self.roots():
+        for root in every_root(self):
             for thing in self.store.scan(root, selection):
                 if isinstance(thing, core.Entry) and thing.is_listed and selection.matches(thing):
                     yield thing
@@ -198,9 +199,30 @@ def _switched(layer: Layer, *, on: bool) -> core.Switch:
 # ---------------------------------------------------------------------- roots
 
 
+def roots_of(layer: Layer) -> Iterator[core.Root]:
+    """Yield the roots of a layer, each once: several paths may lead to one folder."""
+    return _each_once(layer.roots())
+
+
 def every_root(layer: Layer) -> Iterator[core.Root]:
-    """Yield the roots of a layer, and those that it has in the own roots of ``cachectl run --base``."""
-    yield from layer.roots()
+    """Yield the roots of a layer, and those that it has in the own roots of ``cachectl run --base``, each once."""
+    return _each_once(chain(layer.roots(), _in_own_roots(layer)))
+
+
+def _each_once(roots: Iterable[core.Root]) -> Iterator[core.Root]:
+    """Yield the first of all roots that are the same folder."""
+    met = set[object]()
+    for root in roots:
+        place: object = root.path
+        with suppress(OSError):
+            status = os.stat(root.path)
+            place = status.st_dev, status.st_ino
+        if place not in met:
+            met.add(place)
+            yield root
+
+
+def _in_own_roots(layer: Layer) -> Iterator[core.Root]:
     folder, owned = core.own_roots_folder(layer.environment), list[Path]()
     # A folder of own roots that this user cannot open, or has not, must not keep the other roots from being used.
     with suppress(OSError):
@@ -243,7 +265,7 @@ def _owner_reason(layer: Layer, root: Path, key: str) -> str | None:
 
 def _whole_key(layer: Layer, short: str) -> str | None:
     """Return the key of an entry with this short form; ``None`` if there is none."""
-    things = (thing for root in layer.roots() for thing in layer.store.scan(root, contents=False))
+    things = (thing for root in every_root(layer) for thing in layer.store.scan(root, contents=False))
     keys = (thing.key for thing in things if isinstance(thing, core.Entry) and thing.is_listed)
     return next((key for key in keys if core.short_key(key) == short), None)
 
@@ -255,7 +277,7 @@ def get_many(layer: Layer, keys: Sequence[str]) -> dict[str, core.Artifact | Exc
     """
     _require(layer, core.Ability.GET)
     artifacts: dict[str, core.Artifact | Exception] = {}
-    for root in layer.roots():
+    for root in every_root(layer):
         artifacts.update(layer.store.read(root, [key for key in keys if key not in artifacts]))
     return artifacts
 
@@ -355,7 +377,7 @@ def _plan_root(layer: Layer, root: core.Root, selection: core.Selection) -> core
         # They have the name of an entry but are none, or hold a foreign file.
         skipped += [problem.note for problem in problems if problem.code == "unrecognised"]
     # Entries hidden by such a problem may match the selection.
-    failed = tuple(problem.note for problem in problems if problem.hides)
+    failed = tuple(problem.note for problem in problems if problem.hides or problem.code == "unknown")
     return plan._replace(skipped=tuple(skipped), failed=failed)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from cachectl.layers import core, cuda
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.formats import details, opencl_source
-from cachectl.layers.host import drivers, hardware, processes
+from cachectl.layers.host import hardware, processes, record
 from cachectl.layers.stores import files
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
@@ -42,6 +42,8 @@ _INDEX_RECORD = struct.Struct("<QQ")
 _OFFSET_BASIS = 0xCBF29CE484222325
 _PRIME = 0x100000001B3
 _MASK = 0xFFFFFFFFFFFFFFFF
+#: Its driver in the record of what was seen.
+_PRODUCT = "NVIDIA"
 
 _DEVICE = core.regex(rb"\bsm_\d+[a-z]?")
 _PTX_ENTRY = core.regex(rb"\.entry\s+([\w$]+)")
@@ -63,15 +65,15 @@ class ComputeCache(files.Files):
 
     def leaves(self, root: core.Root) -> Iterator[Leaf | core.Problem]:
         """Leave alone what has the name of an entry, but not its format; add the heads of entries, and a bad index."""
+        _note_driver(self.environment)
         index = b""
         try:
             index = _read_index(root)
         except OSError as error:
             yield core.unreadable(root.path / INDEX, error)
-        records = read_index(index)
-        if records is None:
+        if not is_whole(index):
             yield core.Problem(root.path / INDEX, "index", "is not whole")
-        listed = dict(records or ())
+        listed = dict(split_index(index)[0])
         for leaf in self.tree_of(root).scan(head=HEADER.size):
             # Without a header that is known, only the index shows that a file belongs to the cache.
             if (
@@ -89,7 +91,8 @@ class ComputeCache(files.Files):
     def described(self, tree: Tree, leaf: Leaf, selection: core.Selection, *, contents: bool) -> Iterator[core.Found]:
         """Describe an entry by its key; one of another format version is opaque."""
         entry, size = leaf.entry, stated_size(leaf.head)
-        is_older = drivers.is_older(entry, self.environment, "NVIDIA")
+        seen = record.record_of(self.environment)
+        is_older = (entry.modified or 0.0) < seen.last_gone(_PRODUCT)
         if not (contents or is_older) or (size is None and len(leaf.head) == HEADER.size):
             yield entry._replace(detail={"format": "unknown"}) if contents else entry
             return
@@ -102,10 +105,12 @@ class ComputeCache(files.Files):
         if key is not None:
             detail = {"half": half(key)}
             entry = entry._replace(kernels=kernels(key), device=device(key), versions=driver(key), detail=detail)
-            version, here = entry.versions.get("driver"), hardware.nvidia_driver(self.environment)
-            # A newer one than the kernel's is that of a compatibility package.
-            if is_older and here and version and (core.release_of(version) or ()) < (core.release_of(here) or ()):
-                entry = drivers.replaced(entry, f"driver {version}", f"driver {here}", self.environment, "NVIDIA")
+            version = entry.versions.get("driver")
+            if is_older and version is not None:
+                stale, because = seen.judge(
+                    _PRODUCT, entry, f"compiled by driver {version}", version.__eq__, version.__eq__
+                )
+                entry = entry._replace(stale=stale, stale_because=because)
         yield entry
 
     def describe(self, data: bytes) -> details.Details:
@@ -139,8 +144,8 @@ class ComputeCache(files.Files):
 
         The index is also written if the change fails. Raises :class:`Unsettled` where only the writing fails. Listed
         entries keep their order, which is the order of eviction; others follow by age. The file is overwritten in
-        place, then shortened: the driver accepts one that is too long meanwhile. An index of another version is left
-        alone. Yields whether no process has a driver loaded.
+        place, then shortened: the driver accepts one that is too long meanwhile. Bytes behind the counted records stay
+        behind them. An index of another version is left alone. Yields whether no process has a driver loaded.
         """
         with ExitStack() as stack:
             folder, handle = stack.enter_context(handles.opened_root(root.path)), None
@@ -163,7 +168,8 @@ class ComputeCache(files.Files):
                 return
             old = os.pread(handle, min(os.fstat(handle).st_size, _LARGEST_INDEX), 0)
             if not old or is_index(old):
-                new = write_index(self._records(root, dict(read_index(old) or ()), folder))
+                records, rest = split_index(old)
+                new = write_index(self._records(root, dict(records), folder)) + rest
                 if new != old:
                     atomic.overwrite(handle, old, new)
 
@@ -195,7 +201,7 @@ class ComputeCache(files.Files):
         """Compare the index with the entries."""
         try:
             data = _read_index(root)
-            index = read_index(data) if data else None
+            index = split_index(data)[0] if data and is_whole(data) else None
         except OSError as error:
             yield core.finding_of(self, root, core.unreadable(root.path / INDEX, error))
             return
@@ -203,7 +209,7 @@ class ComputeCache(files.Files):
         if index is None and (records or data):
             state = "is not whole" if data else "is empty or missing"
             complaint = f"the index {state}: the driver drops every entry when it next stores one"
-        elif index is not None and dict(records) != dict(index):
+        elif index is not None and (dict(records) != dict(index) or not data.startswith(write_index(index))):
             complaint = "the index does not list the entries that are there"
         else:
             return
@@ -316,13 +322,34 @@ SizeIndex = tuple[tuple[int, int], ...]
 
 
 def read_index(data: bytes) -> SizeIndex | None:
-    """Read an index; ``None`` where it is incomplete, or of another version. An empty file is an empty index."""
+    """Read an index; ``None`` where it is not exactly one, or of another version. An empty file is an empty index."""
     if not data:
         return ()
-    if _version_of(data) != VERSION:
-        return None
-    records = tuple(_INDEX_RECORD.iter_unpack(data[_INDEX_HEADER.size :]))
-    return records if sum(size for _, size in records) == _INDEX_HEADER.unpack_from(data)[2] else None
+    records = split_index(data)[0]
+    return records if _version_of(data) == VERSION and data == write_index(records) else None
+
+
+def split_index(data: bytes) -> tuple[SizeIndex, bytes]:
+    """Return the records that an index counts, as far as it has them, and the bytes behind those.
+
+    Driver 580 reads an index with a wrong total, with records that name no file, or with more bytes than it counts,
+    and cuts those off when it next stores; with fewer it drops every entry (seen on a H100).
+    """
+    if not is_index(data):
+        return (), b""
+    end = _counted_size(data)
+    whole = (min(end, len(data)) - _INDEX_HEADER.size) // _INDEX_RECORD.size
+    records = data[_INDEX_HEADER.size : _INDEX_HEADER.size + whole * _INDEX_RECORD.size]
+    return tuple(_INDEX_RECORD.iter_unpack(records)), data[end:]
+
+
+def is_whole(data: bytes) -> bool:
+    """Return whether an index is empty, or is of the known version and has all the records that it counts."""
+    return not data or (is_index(data) and _counted_size(data) <= len(data))
+
+
+def _counted_size(index: bytes) -> int:
+    return _INDEX_HEADER.size + int(_INDEX_HEADER.unpack_from(index)[1]) * _INDEX_RECORD.size
 
 
 def is_index(data: bytes) -> bool:
@@ -334,8 +361,7 @@ def _version_of(index: bytes) -> int:
     """Return the version of an index that has all the records that it counts; -1 for any other."""
     if len(index) < _INDEX_HEADER.size:
         return -1
-    version, count, _ = _INDEX_HEADER.unpack_from(index)
-    return int(version) if len(index) == _INDEX_HEADER.size + count * _INDEX_RECORD.size else -1
+    return int(_INDEX_HEADER.unpack_from(index)[0]) if len(index) == _counted_size(index) else -1
 
 
 def has_version_of(index: bytes, entry: bytes) -> bool:
@@ -349,3 +375,11 @@ def write_index(records: Sequence[tuple[int, int]]) -> bytes:
     return _INDEX_HEADER.pack(VERSION, len(records), total) + b"".join(
         _INDEX_RECORD.pack(*record) for record in records
     )
+
+
+def _note_driver(environment: core.Environment) -> None:
+    """Note the driver that the kernel has loaded, which the user's libraries have to match."""
+    if version := hardware.nvidia_driver(environment):
+        seen = record.record_of(environment)
+        seen.note(_PRODUCT, environment.processes / hardware.NVIDIA_VERSION, version)
+        seen.save()

@@ -1,8 +1,9 @@
 """Temporary folders of cachectl, with a record of their owner, so that a later command removes abandoned ones.
 
 Beside the folder ``cachectl-1f…`` lies the file ``cachectl-1f….lock``. The owner holds ``flock`` on it as long as it
-lives, and records itself in it. A folder is abandoned if that lock is free, the owner has ended, and no running process
-was started with the folder's path in its environment or has a file in it open.
+lives, and records itself in it. A folder is abandoned if that lock is free and has such a record, the owner has ended,
+and no running process was started with the folder's path in its environment or has a file in it open. Without a record
+nothing shows that a folder of such a name is cachectl's, so it stays.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from cachectl.layers import core
 from cachectl.layers.disk import atomic, handles, plain, trust
@@ -24,6 +26,14 @@ _LOCK = ".lock"
 _KILLED = "a temporary folder left by a cachectl that was killed"
 #: Limit on the size of a record, in bytes.
 _LARGEST = 16 << 20
+
+
+class _Owner(NamedTuple):
+    """Who made a folder: the name of the machine, the process, and its start (clock ticks) if the system shows that."""
+
+    host: str
+    pid: int
+    start: int | None
 
 
 @contextmanager
@@ -43,9 +53,9 @@ def owned_folder(parent: Path, prefix: str, environment: core.Environment) -> It
             break
         # A sweep of another process took the lock first, and removes the file.
         os.close(lock)
-    record = {"host": core.node(), "pid": owner, "start": processes.start_of(owner, processes=environment.processes)}
+    record = _Owner(core.node(), owner, processes.start_of(owner, processes=environment.processes))
     try:
-        atomic.write_all(lock, (json.dumps(record).encode(),))
+        atomic.write_all(lock, (json.dumps(record._asdict()).encode(),))
         os.mkdir(folder, 0o700)
         yield folder
     finally:
@@ -97,24 +107,16 @@ def _abandoned_in(parent: Path, environment: core.Environment) -> Iterator[Path]
         names = {own for name in os.listdir(parent) if _NAME.fullmatch(own := name.removesuffix(_LOCK))}
     is_shared = bool(names) and processes.network_file_system(environment, parent) is not None
     for folder in map(parent.joinpath, sorted(names)):
-        with _taken(_lock_of(folder)) as is_taken:
-            if is_taken and not _may_be_used(folder, environment, is_shared=is_shared):
+        with _taken(_lock_of(folder)) as record:
+            if record is not None and not _may_be_used(folder, record, environment, is_shared=is_shared):
                 yield folder
 
 
-def _may_be_used(folder: Path, environment: core.Environment, *, is_shared: bool) -> bool:
+def _may_be_used(folder: Path, record: _Owner, environment: core.Environment, *, is_shared: bool) -> bool:
     """Return whether the owner of a folder lives, here or on another machine, or a process was given its path."""
-    import json
-
-    record = {}
-    # There is no record if the owner was killed before it used the folder.
-    with suppress(OSError, ValueError, RecursionError):
-        record = json.loads(plain.read_plain(_lock_of(folder), limit=_LARGEST))
-    record = record if isinstance(record, dict) else {}
-    if is_shared and record.get("host") != core.node():
+    if is_shared and record.host != core.node():
         return True
-    pid, start = record.get("pid"), record.get("start")
-    if isinstance(pid, int) and start is not None and processes.start_of(pid, processes=environment.processes) == start:
+    if record.start is not None and processes.start_of(record.pid, processes=environment.processes) == record.start:
         return True
     return processes.mentioning(folder, processes=environment.processes) is not False
 
@@ -151,20 +153,18 @@ def _measured(folder: Path) -> core.Entry:
 
 
 @contextmanager
-def _taken(lock: Path) -> Iterator[bool]:
-    """Take a lock for a block; yield whether no other process holds it."""
-    handle = None
-    try:
-        handle = plain.open_plain(lock, flags=os.O_RDWR | os.O_CLOEXEC)
-        is_taken = bool(handles.take_flock(handle)) and handles.is_same_file(lock, handle)
-    except OSError as error:
-        # A program that outlived its command has recreated the folder.
-        is_taken = isinstance(error, FileNotFoundError)
-    try:
-        yield is_taken
-    finally:
-        if handle is not None:
-            os.close(handle)
+def _taken(lock: Path) -> Iterator[_Owner | None]:
+    """Take a lock for a block; yield its record, ``None`` if another process holds it, or no cachectl has made it."""
+    import json
+
+    with ExitStack() as stack:
+        owner = None
+        with suppress(OSError, ValueError, TypeError, RecursionError):
+            handle = plain.open_plain(lock, flags=os.O_RDWR | os.O_CLOEXEC)
+            stack.callback(os.close, handle)
+            if handles.take_flock(handle) and handles.is_same_file(lock, handle):
+                owner = _Owner(**json.loads(plain.read_plain(lock, limit=_LARGEST)))
+        yield owner if owner is None or isinstance(owner.pid, int) else None
 
 
 def _lock_of(folder: Path) -> Path:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from mmap import mmap
 
 
 class Details(NamedTuple):
@@ -27,23 +30,23 @@ class Details(NamedTuple):
 class Cut(ValueError):
     """Some bytes end before what they state."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes | mmap) -> None:
         super().__init__(f"is cut short at {len(data)} bytes")
 
 
-def require(data: bytes, begin: int, length: int) -> None:
+def require(data: bytes | mmap, begin: int, length: int) -> None:
     """Raise :class:`Cut` if a part of some bytes is not all there."""
     if length and begin + length > len(data):
         raise Cut(data)
 
 
-def part(data: bytes, begin: int, length: int) -> bytes:
+def part(data: bytes | mmap, begin: int, length: int) -> bytes:
     """Return a part of some bytes. Raises :class:`Cut` if it is not all there."""
     require(data, begin, length)
     return data[begin : begin + length]
 
 
-def fields(layout: struct.Struct, data: bytes, at: int = 0) -> tuple[Any, ...]:
+def fields(layout: struct.Struct, data: bytes | mmap, at: int = 0) -> tuple[Any, ...]:
     """Return the fields at an offset. Raises :class:`Cut` if they are not all there."""
     return layout.unpack(part(data, at, layout.size))
 

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 
 from cachectl.layers.formats import bitcode, details, elf
 
-#: Drivers that return only known kinds, as :mod:`cachectl.layers.host.drivers` names them.
-KNOWN_DRIVERS = frozenset({"Intel CPU"})
 SPIRV = b"\x03\x02\x23\x07"
 _HEADER = 20
 _ENTRY_POINT = 15

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachectl.layers.formats.details import Cut, fields, require
+
+if TYPE_CHECKING:
+    from mmap import mmap
 
 MAGIC = b"\x7fELF"
 #: From this number on, types of files belong to an operating system or a driver.
@@ -28,6 +31,8 @@ RPATH = 15
 RUN_PATH = 29
 _TAGS = (NEEDED, RPATH, RUN_PATH)
 _NOTE = "III"
+#: The type of a library, and that of a segment which is mapped.
+_LIBRARY, _LOADED = 3, 1
 # By class, 32 or 64 bits: the header behind the first 16 bytes; a section; a segment; a symbol; a dynamic entry.
 _LAYOUTS = {
     1: ("HHIIIIIHHHHHH", "IIIIIIIIII", "IIIIIIII", "IIIBBH", "II"),
@@ -50,7 +55,7 @@ class Section(NamedTuple):
 class Elf(NamedTuple):
     """A file whose sections all lie within it."""
 
-    data: bytes
+    data: bytes | mmap
     kind: int
     machine: int
     width: int
@@ -97,6 +102,32 @@ class Elf(NamedTuple):
                     yield names, row
 
 
+def linking_complaint(data: bytes) -> str | None:
+    """Return as :func:`complaint` what is wrong with a file that the dynamic linker or the linker reads.
+
+    The dynamic linker maps the segments of a library, and reads no section (``elf/dl-load.c`` of glibc). What was cut
+    or emptied behind them is not missed.
+    """
+    wrong = complaint(data)
+    try:
+        end = _mapped_end(data) if wrong is not None else 0
+    except Cut:
+        return wrong
+    return None if end and len(data.rstrip(b"\0")) >= end else wrong
+
+
+def _mapped_end(data: bytes) -> int:
+    """Return where the part of a library ends that is mapped; 0 for other files. Raises :class:`Cut`."""
+    width, order = data[4:5], {b"\1": "<", b"\2": ">"}.get(data[5:6])
+    if data[:4] != MAGIC or width not in (b"\1", b"\2") or order is None:
+        return 0
+    head, _, segment, *_ = (struct.Struct(order + layout) for layout in _LAYOUTS[width[0]])
+    kind, _, _, _, at, _, _, _, each, count, *_ = fields(head, data, 16)
+    place, length = _EXTENTS[width[0]]
+    rows = _headers(data, segment, at, each, count) if kind == _LIBRARY else []
+    return max((row[place] + row[length] for row in rows if row[0] == _LOADED), default=0)
+
+
 def complaint(data: bytes) -> str | None:
     """Return how an ELF file was cut or emptied; ``None`` if headers, bounds and tables of strings are whole.
 
@@ -119,10 +150,13 @@ def complaint(data: bytes) -> str | None:
     return None
 
 
-def read_elf(data: bytes) -> Elf | None:
-    """Read the sections of an ELF file; ``None`` for other bytes, and where a part lies outside the file."""
+def read_elf(data: bytes | mmap) -> Elf | None:
+    """Read the sections of an ELF file, which may be a map of a large one.
+
+    ``None`` for other bytes, and where a part lies outside the file.
+    """
     width, order = data[4:5], {b"\1": "<", b"\2": ">"}.get(data[5:6])
-    if not data.startswith(MAGIC) or width not in (b"\1", b"\2") or order is None:
+    if data[:4] != MAGIC or width not in (b"\1", b"\2") or order is None:
         return None
     try:
         return _read(data, width[0], order)
@@ -130,7 +164,7 @@ def read_elf(data: bytes) -> Elf | None:
         return None
 
 
-def _read(data: bytes, width: int, order: str) -> Elf:
+def _read(data: bytes | mmap, width: int, order: str) -> Elf:
     head, section, segment, *_ = (struct.Struct(order + layout) for layout in _LAYOUTS[width])
     kind, machine, _, _, load_at, offset, _, _, each_load, loads, each, count, names_at = fields(head, data, 16)
     headers = _headers(data, section, offset, each, count)
@@ -150,7 +184,7 @@ def _read(data: bytes, width: int, order: str) -> Elf:
     return Elf(data, kind, machine, width, order, sections, loads, names_at)
 
 
-def _headers(data: bytes, layout: struct.Struct, begin: int, each: int, count: int) -> list[tuple[Any, ...]]:
+def _headers(data: bytes | mmap, layout: struct.Struct, begin: int, each: int, count: int) -> list[tuple[Any, ...]]:
     if count and each < layout.size:
         raise Cut(data)
     return [fields(layout, data, begin + each * number) for number in range(count)]

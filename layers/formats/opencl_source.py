@@ -32,12 +32,12 @@ def kernel_names(source: bytes) -> tuple[str, ...] | None:
 def source_info(info: bytes) -> dict[str, object] | None:
     """Return the attributes of the ``_SourceInfo``; ``None`` where the bytes are none."""
     try:
-        top, length = pickles.walk(info)
+        top, _ = pickles.walk(info)
     except ValueError:
         return None
     match top:
         case pickles.Thing("object", [pickles.Thing("global", [*_, str(name)]), *_]) if name.endswith("_SourceInfo"):
-            return pickles.attributes(top) if length == len(info) else None
+            return pickles.attributes(top)
     return None
 
 

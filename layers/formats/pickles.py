@@ -72,10 +72,14 @@ def is_framed(data: bytes) -> bool:
     return position == len(data) and data.endswith(_STOP)
 
 
+class TooLong(ValueError):
+    """A pickle has more opcodes than are read."""
+
+
 def walk(data: bytes) -> tuple[object, int]:
     """Read one pickle; return its structure and the number of bytes it took.
 
-    Raises :class:`ValueError` where the opcodes, or the stack they work on, do not hold together.
+    Raises :class:`ValueError` where the opcodes, or the stack they work on, do not hold together, and :class:`TooLong`.
     """
     import pickletools
 
@@ -83,27 +87,32 @@ def walk(data: bytes) -> tuple[object, int]:
     try:
         for count, (opcode, argument, position) in enumerate(pickletools.genops(data)):
             if count > _MOST:
-                raise ValueError(f"more than {_MOST} opcodes")
+                raise TooLong(f"more than {_MOST:,} opcodes")
             if opcode.name == "STOP":
                 return machine.take(1)[0], (position or 0) + 1
             machine.step(opcode.name, argument)
+    except TooLong:
+        raise
     except (ValueError, IndexError, KeyError, UnicodeError, OverflowError) as error:
         raise ValueError(f"broken pickle: {error}") from error
     raise ValueError("broken pickle: no end")
 
 
 def complaint(data: bytes) -> str | None:
-    """Return what is wrong with bytes that should be exactly one pickle, ``None`` where nothing is.
+    """Return why bytes cannot be unpickled, ``None`` where nothing is wrong, and for more opcodes than are read.
 
     If the frames reach from the beginning to the end, and nothing in them is zero-filled, the opcodes are not walked.
+    What follows the end of a pickle is never read (``pickle.loads``).
     """
     if is_framed(data) and bytes(_ZEROS) not in data:
         return None
     try:
-        _, length = walk(data)
+        walk(data)
+    except TooLong:
+        return None
     except ValueError as error:
         return str(error)
-    return None if length == len(data) else f"{len(data) - length} bytes follow the end of the pickle"
+    return None
 
 
 def is_foreign(data: bytes) -> bool:

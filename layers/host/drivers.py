@@ -14,7 +14,6 @@ import os
 import re
 import shlex
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -113,42 +112,10 @@ def driver_libraries(environment: core.Environment, maker: str) -> tuple[str, ..
     return tuple(libraries.values())
 
 
-def installed_since(environment: core.Environment, maker: str, root: Path) -> float:
-    """Return when the newest driver of a maker was installed (epoch seconds): its library changed last.
-
-    It is 0 without a driver, and for a root on a network or on another file system than the driver: that may be shared
-    with machines or containers that have other drivers.
-    """
-    name = f"{maker} since, for {root}"
-    if name not in environment.memo:
-        from cachectl.layers.host import processes
-
-        since = 0.0
-        with suppress(OSError):
-            found = [os.stat(library) for library in driver_libraries(environment, maker)]
-            if processes.network_file_system(environment, root) is None:
-                own = {os.stat(root).st_dev} == {status.st_dev for status in found}
-                since = max(status.st_ctime for status in found) if own else 0.0
-        environment.memo[name] = since
-    moment: float = environment.memo[name]
-    return moment
-
-
-def is_older(entry: core.Entry, environment: core.Environment, maker: str) -> bool:
-    """Return whether an entry was last changed before the newest driver of a maker was installed."""
-    return entry.modified is not None and entry.modified < installed_since(environment, maker, entry.root)
-
-
 def names_missing(environment: core.Environment) -> bool:
     """Return whether an ICD file names a library that is not there, as on a file system that is not mounted."""
     named = ((name, one) for one in find_loaders(environment) for name, _ in _registered(one, environment))
     return any(name and find_library(name, environment, loader.linked) is None for name, loader in named)
-
-
-def replaced(entry: core.Entry, by: str, here: str, environment: core.Environment, maker: str) -> core.Entry:
-    """Return an older entry as stale: ``by`` is what compiled it, and ``here`` what is installed."""
-    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(installed_since(environment, maker, entry.root)))
-    return entry._replace(stale=True, stale_because=f"compiled by {by}, before {here} was installed ({day})")
 
 
 def _found_by(loader: Loader, environment: core.Environment) -> Iterator[Driver]:

@@ -18,6 +18,8 @@ _DECIMAL = 64
 _COUNT = core.regex(r"[1-9][0-9]{0,11}")
 #: A property, whose number has a limited length.
 _PROPERTY = core.regex(r"(?m)^(\w+) ([0-9]{1,12})$")
+#: Where NVIDIA's kernel module states its version, below ``/proc``.
+NVIDIA_VERSION = "driver/nvidia/version"
 _NVIDIA = core.regex(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
 _VERSION = core.regex(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})")
 
@@ -51,7 +53,7 @@ def _seen_by_miopen(environment: core.Environment, version: int, units: int) -> 
 
 def nvidia_driver(environment: core.Environment) -> str | None:
     """Return the version of NVIDIA's driver that the kernel has loaded."""
-    match = _NVIDIA.search(_text(environment.processes / "driver" / "nvidia" / "version"))
+    match = _NVIDIA.search(_text(environment.processes / NVIDIA_VERSION))
     return None if match is None else match[1]
 
 

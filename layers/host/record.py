@@ -32,6 +32,8 @@ _MOST = 500
 #: File systems of disks. A root folder on any other kind, such as a container's, may be another one in the next run.
 _DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "apfs"})
 
+#: The version of a file that does not say one, so that it is not read again.
+UNREADABLE = ""
 #: Whether no known program can hit an entry, with the reason; ``None`` is unknown.
 Staleness = tuple[bool | None, str | None]
 
@@ -182,19 +184,19 @@ def _read(file: Path) -> dict[tuple[str, str, str, str], Sighting]:
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         if shared_because(file.parent, (file.name,)) is None:
             document = json.loads(plain.read_plain(file, limit=_LARGEST))
-            sightings = (Sighting(**known) for known in document["sightings"])
-            known = (sighting._replace(places=tuple(sighting.places)) for sighting in sightings)
-            return {sighting[:4]: sighting for sighting in known if _is_well_formed(sighting)}
+            sightings = [Sighting(**values) for values in document["sightings"]]
+            return {sighting[:4]: sighting for sighting in map(_checked, sightings)}
     return {}
 
 
-def _is_well_formed(sighting: Sighting) -> bool:
-    """Return whether the values of a sighting have their types."""
-    texts = (*sighting[:5], *sighting.places)
+def _checked(sighting: Sighting) -> Sighting:
+    """Return a sighting that was read. Raises :class:`TypeError` or :class:`ValueError` if a value has another type."""
+    place, target_place = sighting.places
     moments = (sighting.gone, *(moment for seen in sighting.packages.values() for moment in seen.values()))
-    return all(isinstance(text, str) for text in texts) and all(
-        moment is None or isinstance(moment, int | float) for moment in moments
-    )
+    are_texts = all(isinstance(text, str) for text in (*sighting[:5], place, target_place))
+    if not are_texts or not all(moment is None or isinstance(moment, int | float) for moment in moments):
+        raise TypeError(FILE)
+    return sighting._replace(places=(place, target_place))
 
 
 def _system(environment: core.Environment) -> str:
@@ -211,12 +213,10 @@ def _system(environment: core.Environment) -> str:
 def _has_gone(sighting: Sighting) -> bool:
     """Return whether the path of a sighting, or what it led to, is not there although its file system is."""
     for path, place in zip((sighting.path, sighting.target), sighting.places, strict=True):
-        try:
+        # Whether it is there cannot be known otherwise.
+        with suppress(OSError):
             if plain.status_at(path) is None:
                 return _place(Path(path)) == place
-        except OSError:
-            # Whether it is there cannot be known.
-            return False
     return False
 
 

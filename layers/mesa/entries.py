@@ -5,7 +5,7 @@ stored by one build of one library, and Rusticl is a library of its own. So if o
 OpenCL's.
 
 A header names the driver and the device, and a checksum covers the payload, which is packed with zstd. Sources:
-``src/util/disk_cache.c`` (the keys at the beginning), ``src/util/disk_cache_os.c``
+``src/util/disk_cache.h`` (``CACHE_KEY_SIZE``) and ``disk_cache.c`` (the driver's keys), ``src/util/disk_cache_os.c``
 (``create_cache_item_header_and_blob``, ``parse_and_validate_cache_item``), ``src/util/crc32.c``. Payloads:
 ``src/gallium/frontends/rusticl/core/program.rs``, ``src/compiler/spirv/spirv_to_nir.c``
 (``vtn_emit_kernel_entry_point_wrapper``).
@@ -17,6 +17,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from cachectl.layers import core
@@ -37,10 +38,13 @@ _FOREIGN = core.regex(rb"[^\0\x01]" + _NAMES, re.DOTALL)
 _HEAD = core.regex(rb"\x01" + _NAMES + rb"[\x04\x08].{8}([\0\x01])\0{3}", re.DOTALL)
 _COUNT = struct.Struct("<I")
 _CHECKED = struct.Struct("<II")
-_KEY = 20
+#: The length of each key in GL's headers, which since Mesa 26 are a BLAKE3.
+_KEY_SIZES = (20, 32)
 #: More than any program needs, in bytes.
 _LARGEST = 1 << 26
 _ZSTD = b"\x28\xb5\x2f\xfd"
+#: How packed bytes begin: those of zstd, and of each level of zlib.
+_PACKED = (_ZSTD, b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 #: Only an OpenCL kernel gets such a function around it.
 _WRAPPED = core.regex(rb"__wrapped_([A-Za-z_]\w{0,254})\0", re.ASCII)
 
@@ -56,7 +60,8 @@ NEVER = "Mesa compiles it again in every run, and never replaces it"
 class Header(NamedTuple):
     """The owner of an entry: driver (a hash of its build), device, and whether GL's compiler made it.
 
-    ``payload`` is the offset of the packed bytes, ``None`` where more must be read to know it.
+    ``payload`` is the offset of the packed bytes, ``None`` where more must be read to know it, or where no known length
+    of GL's keys explains the entry: ``is_known`` is false then.
     """
 
     driver: str
@@ -65,6 +70,7 @@ class Header(NamedTuple):
     payload: int | None
     checksum: int = 0
     inflated: int = 0
+    is_known: bool = True
 
 
 def read_header(data: bytes) -> Header | None:
@@ -73,13 +79,20 @@ def read_header(data: bytes) -> Header | None:
     if head is None:
         return None
     driver, device, kind = (part.decode("ascii") for part in head.groups())
-    at, graphics = head.end(), kind == "\1"
-    try:
-        if graphics:
-            at += _COUNT.size + details.fields(_COUNT, data, at)[0] * _KEY
-        return Header(driver, device, graphics, at + _CHECKED.size, *details.fields(_CHECKED, data, at))
-    except details.Cut:
-        return Header(driver, device, graphics, None)
+    is_graphics, headers = kind == "\1", set[Header]()
+    for size in _KEY_SIZES if is_graphics else (0,):
+        with suppress(details.Cut):
+            keys = _COUNT.size + details.fields(_COUNT, data, head.end())[0] * size if is_graphics else 0
+            begin = head.end() + keys
+            fields = details.fields(_CHECKED, data, begin)
+            headers.add(Header(driver, device, is_graphics, begin + _CHECKED.size, *fields))
+    if is_graphics and headers:
+        # Only the payload shows how long GL's keys are: its checksum, or in a damaged entry its beginning.
+        fitting = {header for header in headers if checksum(data[header.payload :]) == header.checksum}
+        headers = fitting or {header for header in headers if data[header.payload :].startswith(_PACKED)}
+        if len(headers) != 1:
+            return Header(driver, device, is_graphics, None, is_known=False)
+    return headers.pop() if headers else Header(driver, device, is_graphics, None)
 
 
 def checksum(data: bytes) -> int:
@@ -90,6 +103,8 @@ def checksum(data: bytes) -> int:
 def complaint(data: bytes, whole: int = 0) -> str | None:
     """Return why Mesa would not use an entry; ``None`` where it would. ``whole`` is its checksum in a larger file."""
     header = read_header(data)
+    if is_foreign(data):
+        return FOREIGN
     if header is None or header.payload is None:
         return "has no whole header"
     is_same = checksum(data[header.payload :]) == header.checksum and whole in (0, checksum(data))
@@ -97,8 +112,9 @@ def complaint(data: bytes, whole: int = 0) -> str | None:
 
 
 def is_foreign(data: bytes) -> bool:
-    """Return whether an entry has the names of a header, but an unknown version before them."""
-    return _FOREIGN.match(data) is not None
+    """Return whether an entry has the names of a header, but an unknown version before them, or unknown keys behind."""
+    header = read_header(data)
+    return _FOREIGN.match(data) is not None or (header is not None and not header.is_known)
 
 
 def inflate(data: bytes) -> bytes:
@@ -137,9 +153,9 @@ def kernels(content: bytes) -> tuple[str, ...] | None:
 
 
 def with_header(entry: core.Entry, head: bytes) -> core.Entry:
-    """Add what the first bytes of an entry say of its maker; nothing if they are no header."""
+    """Add what the first bytes of an entry say of its maker; of one of an unknown version, only that."""
     if (header := read_header(head)) is None:
-        return entry
+        return entry._replace(versions={"format": "unknown"}) if is_foreign(head) else entry
     detail = {"of": _GL} if header.graphics else {}
     return entry._replace(device=header.device, versions={"driver": header.driver}, detail=detail)
 
@@ -176,7 +192,8 @@ def owned(
         for entry in group:
             if entry.device is None:
                 path = entry.root / entry.key
-                problems[entry.key] = core.Problem(path, "damaged", f"has no header of an entry: {NEVER}")
+                unknown, damaged = ("unknown", FOREIGN), ("damaged", f"has no header of an entry: {NEVER}")
+                problems[entry.key] = core.Problem(path, *(unknown if entry.versions else damaged))
             kernels = kernels_of(entry) if contents and guest is None else None
             detail = {"of": {None: "OpenCL", _GRAPHICS: _GL}.get(guest, "unknown")}
             yield entry._replace(kernels=kernels, detail=detail, guest=guest)

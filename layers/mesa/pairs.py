@@ -4,7 +4,13 @@ They are changed under the locks of Mesa's writers. A program that has a single 
 so a new pair of files is renamed over the old one, which the program continues to use. A database is changed in place,
 as Mesa does: its number is zero meanwhile and new afterwards, so every program reads the index again.
 
-Sources: ``src/util/fossilize_db.c`` and ``.h`` (single file), ``src/util/mesa_cache_db.c`` (database).
+Since Mesa 26 the keys of a database have 32 bytes instead of 20, under the same version, and both kinds of frames
+follow each other in a database that was there before an upgrade. The names of a single file kept 40 digits: the first
+20 bytes of a key. A removal cuts out exactly the bytes of entries; all others are carried over. A file whose index
+lists what no known format explains is not changed.
+
+Sources: ``src/util/fossilize_db.c`` and ``.h`` (single file), ``src/util/mesa_cache_db.c`` (database),
+``src/util/disk_cache.h`` (``CACHE_KEY_SIZE``).
 """
 
 from __future__ import annotations
@@ -36,25 +42,58 @@ _DB_MAGIC = b"MESA_DB\0"
 _DB_VERSION = 1
 #: Magic, version, and a number that is equal in files that belong together, and 0 while they are changed.
 _DB_HEAD = struct.Struct("<8sIQ")
-#: Key, checksum, length.
-_DB_FRAME = struct.Struct("<20sII")
+#: Behind the key in a frame: checksum, length.
+_DB_TAIL = struct.Struct("<II")
+#: Keys are a SHA-1, or since Mesa 26 a BLAKE3.
+_KEY_SIZES = (20, 32)
 #: The key's beginning, length, nanoseconds of the last use since the machine started, place.
 _DB_PLACED = struct.Struct("<QIQQ")
+#: The end of a record in every index.
+_END_OF_RECORD = struct.Struct("<Q")
+_UNKNOWN = "its index lists entries in a format that this cachectl does not know; left alone"
+_MIXED = "the database has keys of another length, and Mesa drops every entry of one with both; move it elsewhere first"
 
 
 class Blob(NamedTuple):
-    """An entry in a data file: ``begin`` is the place of its frame, which its own bytes follow."""
+    """An entry in a data file: ``begin`` is the place of its frame, which its own bytes follow.
+
+    ``frame`` is the length of the frame, ``record`` the entry's record in the index.
+    """
 
     name: str
     begin: int
     length: int
-    checksum: int
+    checksum: int = 0
     used: int = 0
+    frame: int = 0
+    record: bytes = b""
+
+    @property
+    def end(self) -> int:
+        """Return the place behind the entry."""
+        return self.begin + self.frame + self.length
 
     @property
     def row(self) -> rows.Row:
         """Length and checksum identify the content; places change when another entry is removed."""
         return rows.Row(self.checksum, (self.name,), self.length)
+
+
+class Index(NamedTuple):
+    """The entries that an index lists, in the order of their places, which is that of the index.
+
+    ``lost`` counts the listed entries of which the data file has a part or only zeros, whatever the length of their
+    keys; ``unknown`` those that no known format explains.
+    """
+
+    blobs: list[Blob]
+    lost: int
+    unknown: int
+
+    @property
+    def by_name(self) -> dict[str, Blob]:
+        """Return the entries by name: a later one replaces an earlier one, as in Mesa's table."""
+        return {blob.name: blob for blob in self.blobs}
 
 
 class Pair(rows.RowFile):
@@ -67,14 +106,16 @@ class Pair(rows.RowFile):
     index_name: str
     #: The length of the head of a file.
     head: int
-    #: What stands before an entry, and a record of the index.
-    frame: struct.Struct
+    #: The possible lengths of what stands before an entry, and a record of the index.
+    frames: tuple[int, ...]
     placed: struct.Struct
     #: The descriptors of both files, while they are open, of their folder and of the root, where files are staged.
     data: int
     index: int
     folder: int
     top: int
+    #: Whether a file may list a name twice, of which Mesa reads the last.
+    lists_twice = True
     #: The number of entries after a removal, once the new files are in their places.
     left: int | None = None
 
@@ -112,13 +153,13 @@ class Pair(rows.RowFile):
         """Return the record of an entry in the index."""
 
     @abstractmethod
-    def keep(self, kept: list[Blob]) -> None:
-        """Reduce both files, which are open, to some entries."""
+    def keep(self, blobs: list[Blob], kept: frozenset[Blob]) -> None:
+        """Remove all entries but some from both files, which are open."""
 
     def blobs(self) -> list[Blob]:
         """Return the entries. Raises :class:`LayerError` if Mesa would not use the files."""
         with self._opened() as is_there:
-            return [*self._listed()[0].values()] if is_there else []
+            return [*self._listed().by_name.values()] if is_there else []
 
     def content(self, blob: Blob, limit: int = core.LARGEST_ENTRY) -> bytes:
         """Read an entry, or its first ``limit`` bytes; nothing if the files are missing."""
@@ -128,13 +169,16 @@ class Pair(rows.RowFile):
     def read_many(self, keys: Sequence[Sequence[str]]) -> list[rows.Values | None]:
         """Return the bytes of entries, ``None`` for each that is not there."""
         with self._opened() as is_there:
-            listed = self._listed()[0] if is_there else {}
+            listed = self._listed().by_name if is_there else {}
             return [(self._content(listed[name]),) if name in listed else None for (name,) in keys]
 
     def require_sound(self) -> bool:
-        """Return whether the files are there. Raises :class:`Damaged` if the index is not that of the data file."""
+        """Return whether the files are there.
+
+        Raises :class:`Damaged` if the index is not that of the data file, and :class:`Refused` if it is not understood.
+        """
         with self._opened() as is_there:
-            if is_there and (lost := self._listed()[1]):
+            if is_there and (lost := self._understood().lost):
                 message = f"its index lists {lost} entries that the data file lacks"
                 raise core.Damaged(self.layer, message, self.path)
             return is_there
@@ -143,34 +187,65 @@ class Pair(rows.RowFile):
         if blob.length > limit == core.LARGEST_ENTRY:
             message = f"an entry {core.too_large(blob.length, limit)}"
             raise core.Unreachable(self.layer, message, self.path)
-        return os.pread(self.data, min(limit, blob.length), blob.begin + self.frame.size)
+        return os.pread(self.data, min(limit, blob.length), blob.begin + blob.frame)
 
-    def _listed(self) -> tuple[dict[str, Blob], int]:
-        """Return the entries by name, and the number of those that only the index has.
+    def _understood(self) -> Index:
+        """Return the index as :meth:`_listed` does. Raises :class:`Refused` if a part of it is not understood."""
+        index = self._listed()
+        if index.unknown:
+            raise core.Refused(self.layer, _UNKNOWN, self.path)
+        return index
 
-        A later entry replaces an earlier one of the same name, as in Mesa's table. Raises :class:`LayerError` if Mesa
-        would not use the files.
-        """
+    def _listed(self) -> Index:
+        """Read the index, and the frame of each entry. Raises :class:`LayerError` if Mesa would not use the files."""
         if (why := self.complaint(*(os.pread(handle, self.head, 0) for handle in (self.data, self.index)))) is not None:
             raise (core.Refused if why == entries.FOREIGN else core.Damaged)(self.layer, why, self.path)
-        end, size = self._sizes()
+        _, size = self._sizes()
         if size > core.LARGEST_INDEX:
             raise core.Unreachable(self.layer, f"the index {core.too_large(size, core.LARGEST_INDEX)}", self.path)
-        found: dict[str, Blob] = {}
-        names = set()
-        index = os.pread(self.index, size, self.head)
-        for at in range(0, len(index) - self.placed.size + 1, self.placed.size):
-            # Mesa ends at such a record, too.
-            if (stated := self.read_record(self.placed.unpack_from(index, at))) is None:
-                break
-            names.add(stated.name[:16])
-            frame = os.pread(self.data, self.frame.size, stated.begin) if 0 <= stated.begin <= end else b""
-            if len(frame) == self.frame.size:
-                blob = self.read_frame(frame)._replace(begin=stated.begin, used=stated.used)
-                is_same = blob.name.startswith(stated.name) and stated.length in (0, blob.length)
-                if is_same and blob.begin + self.frame.size + blob.length <= end:
-                    found[blob.name] = blob
-        return found, max(0, len(names) - len(found))
+        content = os.pread(self.index, size, self.head)
+        # Programs write an entry before its record.
+        end, _ = self._sizes()
+        blobs: list[Blob] = []
+        lost, unknown, behind, following = 0, 0, self.head, [self.head]
+        for at in range(0, len(content), self.placed.size):
+            record = content[at : at + self.placed.size]
+            stated = self.read_record(self.placed.unpack(record)) if len(record) == self.placed.size else None
+            if stated is None or stated.begin < behind:
+                # Zeros are what a power failure leaves.
+                lost, unknown = (lost, unknown + 1) if any(record) else (lost + 1, unknown)
+                continue
+            blob, is_cut = self._placed(stated, record, end)
+            if blob is not None:
+                blobs.append(blob)
+                behind = blob.end
+            elif is_cut and (not stated.length or stated.begin in following):
+                lost += 1
+            else:
+                unknown += 1
+            following = [stated.begin + frame + stated.length for frame in self.frames]
+        return Index(blobs, lost, unknown)
+
+    def _placed(self, stated: Blob, record: bytes, end: int) -> tuple[Blob | None, bool]:
+        """Return the entry that a record of the index states, and where there is none, whether it was cut or zeroed.
+
+        The length of its key is the one with which name and length agree with the record; of two, the one with which
+        the checksum fits.
+        """
+        head = os.pread(self.data, max(self.frames), stated.begin) if stated.begin <= end else b""
+        same: list[Blob] = []
+        for size in self.frames:
+            if size <= len(head):
+                blob = self.read_frame(head[:size])
+                if blob.name.startswith(stated.name) and stated.length in (0, blob.length):
+                    same.append(blob._replace(begin=stated.begin, frame=size, record=record))
+        whole = [blob for blob in same if blob.end <= end]
+        fitting = [blob for blob in whole if len(whole) == 1 or self._fits(blob)]
+        is_cut = bool(same) or stated.begin + min(self.frames) + stated.length > end or not any(head)
+        return (fitting[0], False) if len(fitting) == 1 else (None, is_cut and not whole)
+
+    def _fits(self, blob: Blob) -> bool:
+        return entries.checksum(self._content(blob)) == blob.checksum
 
     def _sizes(self) -> tuple[int, int]:
         return os.fstat(self.data).st_size, os.fstat(self.index).st_size
@@ -196,17 +271,18 @@ class Pair(rows.RowFile):
         """Remove entries, each only if it has not changed; return those."""
         planned = frozenset(rows)
         with self._changing() as is_there:
-            listed = [*self._listed()[0].values()] if is_there else []
+            index = self._understood() if is_there else Index([], 0, 0)
+            listed = [*index.by_name.values()]
             self.before = len(listed)
-            kept = [blob for blob in listed if blob.row not in planned]
+            kept = frozenset(blob for blob in listed if blob.row not in planned)
             if len(kept) < len(listed):
-                self.keep(kept)
+                self.keep(index.blobs, kept)
             return planned.intersection(blob.row for blob in listed)
 
     def insert(
         self, added: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
     ) -> list[bool | core.LayerError]:
-        """Add entries, as :meth:`RowFile.insert` does. Mesa reads the last entry of a name."""
+        """Add entries, as :meth:`RowFile.insert` does."""
         # Files that are locked or closed to this user need no change then.
         if self.read_many([key for key, _ in added]) == [values for _, values in added]:
             return [False for _ in added]
@@ -214,8 +290,11 @@ class Pair(rows.RowFile):
         with self._changing(make=True):
             if not any(self._sizes()):
                 self.write_heads(self.new_head())
-            listed, _ = self._listed()
+            listed = self._understood().by_name
             for (name,), (entry, *_) in added:
+                if listed and all(len(name) != len(standing) for standing in listed):
+                    results.append(core.Refused(self.layer, _MIXED, self.path))
+                    continue
                 standing = self._content(listed[name]) if name in listed else None
                 if standing not in (None, entry) and not replace:
                     results.append(core.EntryExists(self.layer, self.path))
@@ -223,6 +302,10 @@ class Pair(rows.RowFile):
                 try:
                     if standing != entry:
                         with self._translated("change"):
+                            if standing is not None and not self.lists_twice:
+                                blobs = self._understood().blobs
+                                self.keep(blobs, frozenset(blob for blob in blobs if blob.name != name))
+                                listed = self._understood().by_name
                             self._append(name, rows.as_bytes(entry))
                 except core.LayerError as error:
                     # Those before it are in place, and a smaller one may have room.
@@ -267,18 +350,23 @@ class Pair(rows.RowFile):
                 atomic.remove_file(path.name, self.folder)
         return None
 
-    def copy(self, kept: list[Blob], data: int, index: int) -> None:
-        """Write some entries one after the other behind the head of a data file, and their records into its index."""
-        at = self.head
+    def copy(self, blobs: list[Blob], kept: frozenset[Blob], data: int, index: int) -> None:
+        """Write the data file without the entries that are not kept, and the index with the records of the others.
+
+        All other bytes of the data file stay, whatever they are.
+        """
+        source = target = self.head
         records = b""
-        for blob in sorted(kept, key=lambda blob: blob.begin):
-            size = self.frame.size + blob.length
-            for begin in range(0, size, _CHUNK) if at != blob.begin or data != self.data else ():
-                piece = os.pread(self.data, min(_CHUNK, size - begin), blob.begin + begin)
-                atomic.write_all(data, (piece,), at + begin)
-            records += self.write_record(blob._replace(begin=at))
-            at += size
-        atomic.cut(data, at)
+        for blob in (*blobs, Blob("", self._sizes()[0], 0)):
+            if blob in kept:
+                (place,) = _END_OF_RECORD.unpack(blob.record[-_END_OF_RECORD.size :])
+                records += blob.record[: -_END_OF_RECORD.size] + _END_OF_RECORD.pack(place - source + target)
+                continue
+            for begin in range(source, blob.begin, _CHUNK) if source != target or data != self.data else ():
+                piece = os.pread(self.data, min(_CHUNK, blob.begin - begin), begin)
+                atomic.write_all(data, (piece,), begin - source + target)
+            source, target = blob.end, target + blob.begin - source
+        atomic.cut(data, target)
         atomic.write_all(index, (records,), self.head)
         atomic.cut(index, self.head + len(records))
         for handle in (data, index):
@@ -342,7 +430,7 @@ class Fossilize(Pair):
     """The single-file store of one driver and device (``MESA_DISK_CACHE_SINGLE_FILE``)."""
 
     data_name, index_name = "foz_cache.foz", "foz_cache_idx.foz"
-    head, frame, placed = len(_MAGIC), _FRAME, _PLACED
+    head, frames, placed = len(_MAGIC), (_FRAME.size,), _PLACED
 
     def new_head(self) -> bytes:
         """Return magic number and version."""
@@ -360,7 +448,7 @@ class Fossilize(Pair):
         name, size, *_, place = record
         if not isinstance(name, bytes) or size != _PLACE_SIZE or not _NAME.fullmatch(name):
             return None
-        return Blob(name.decode(), int(place) - len(name), 0, 0)
+        return Blob(name.decode(), int(place) - len(name), 0)
 
     def read_frame(self, frame: bytes) -> Blob:
         """Return name, length and checksum."""
@@ -376,7 +464,7 @@ class Fossilize(Pair):
         """Return name, header and place."""
         return _PLACED.pack(blob.name.encode(), _PLACE_SIZE, _PLAIN, 0, _PLACE_SIZE, blob.begin + len(blob.name))
 
-    def keep(self, kept: list[Blob]) -> None:
+    def keep(self, blobs: list[Blob], kept: frozenset[Blob]) -> None:
         """Rename new files over the old ones; between the steps programs find nothing, instead of wrong bytes."""
         with ExitStack() as stack:
             stage = stack.enter_context(atomic.own_folder(self.top, plain.STAGE))
@@ -385,7 +473,7 @@ class Fossilize(Pair):
                 staged.append(atomic.create(name, stage, mode))
                 stack.callback(os.close, staged[-1])
                 atomic.write_all(staged[-1], (self.new_head(),), 0)
-            self.copy(kept, *staged[1:])
+            self.copy(blobs, kept, *staged[1:])
             os.fsync(staged[0])
             for name, place in (("empty", self.index_name), ("data", self.data_name), ("index", self.index_name)):
                 atomic.move_in(name, stage, place, self.folder)
@@ -397,7 +485,10 @@ class Database(Pair):
     """One part of Mesa's database (``MESA_DISK_CACHE_DATABASE``)."""
 
     data_name, index_name = "mesa_cache.db", "mesa_cache.idx"
-    head, frame, placed = _DB_HEAD.size, _DB_FRAME, _DB_PLACED
+    head, placed = _DB_HEAD.size, _DB_PLACED
+    # Mesa would drop every entry when it next makes room: it expects one frame behind the other.
+    lists_twice = False
+    frames = tuple(size + _DB_TAIL.size for size in _KEY_SIZES)
 
     def new_head(self) -> bytes:
         """Return a head with a new number as Mesa makes it, never zero."""
@@ -414,28 +505,28 @@ class Database(Pair):
         return "the two files do not belong together: the next program drops every entry"
 
     def read_record(self, record: tuple[int | bytes, ...]) -> Blob | None:
-        """Return the beginning of the name, length, last use and place."""
-        beginning, length, used, begin = map(int, record)
+        """Return the beginning of the name, length and place."""
+        beginning, length, _, begin = map(int, record)
         if not (beginning and length and self.head <= begin < 1 << 63):
             return None
-        return Blob(beginning.to_bytes(8, "little").hex(), begin, length, 0, used)
+        return Blob(beginning.to_bytes(8, "little").hex(), begin, length)
 
     def read_frame(self, frame: bytes) -> Blob:
         """Return name, length and checksum."""
-        key, checksum, length = _DB_FRAME.unpack(frame)
-        return Blob(key.hex(), 0, length, checksum)
+        checksum, length = _DB_TAIL.unpack(frame[-_DB_TAIL.size :])
+        return Blob(frame[: -_DB_TAIL.size].hex(), 0, length, checksum)
 
     def write_frame(self, name: str, content: bytes) -> bytes:
         """Return key, checksum and length."""
-        return _DB_FRAME.pack(bytes.fromhex(name), entries.checksum(content), len(content))
+        return bytes.fromhex(name) + _DB_TAIL.pack(entries.checksum(content), len(content))
 
     def write_record(self, blob: Blob) -> bytes:
         """Return the beginning of the key, length, last use and place."""
         beginning = int.from_bytes(bytes.fromhex(blob.name)[:8], "little")
         return _DB_PLACED.pack(beginning, blob.length, blob.used, blob.begin)
 
-    def keep(self, kept: list[Blob]) -> None:
+    def keep(self, blobs: list[Blob], kept: frozenset[Blob]) -> None:
         """Change the files in place. After an interruption the number is zero, and Mesa empties both."""
         self.write_heads(self.new_head()[:-8] + bytes(8))
-        self.copy(kept, self.data, self.index)
+        self.copy(blobs, kept, self.data, self.index)
         self.write_heads(self.new_head())

@@ -20,15 +20,19 @@ from cachectl.layers.mesa import cache, entries, pairs
 from cachectl.layers.stores import row_store
 from cachectl.layers.stores import tree as trees
 
-_ENTRIES = trees.Shape((core.regex("[0-9a-f]{2}"), core.regex("[0-9a-f]{38}")), mode=0o644)
+_FOLDER = core.regex("[0-9a-f]{2}")
+#: Keys are a SHA-1, or since Mesa 26 a BLAKE3.
+_ENTRIES = trees.Shape((_FOLDER, core.regex("[0-9a-f]{38}(?:[0-9a-f]{24})?")), mode=0o644)
 _TEMPORARIES = trees.Shape(
-    (core.regex("[0-9a-f]{2}"), core.regex(r"[0-9a-f]{38}\.tmp")), because="a program that was never stored whole"
+    (_FOLDER, core.regex(r"[0-9a-f]{38}(?:[0-9a-f]{24})?\.tmp")), because="a program that was never stored whole"
 )
+#: Names of which Mesa has made none yet, where it would make them.
+_UNKNOWN = trees.Shape((_FOLDER, core.regex("[0-9a-f]{16,}")), sums=True)
 _OWN = trees.Shape((core.regex("index|marker"),), sums=True)
 _NAME = core.regex(r"[^./][^/]*")
 _FLAT = trees.Shape((core.regex(r"mesa_cache\.(?:db|idx)"),), sums=True)
 _SHAPES: Mapping[str, tuple[trees.Shape, ...]] = {
-    cache.MULTI_FILE: (_ENTRIES, _TEMPORARIES, _OWN),
+    cache.MULTI_FILE: (_ENTRIES, _TEMPORARIES, _UNKNOWN, _OWN),
     cache.SINGLE_FILE: (
         trees.Shape((_NAME, _NAME, core.regex(r"foz_cache(?:_idx)?\.foz")), sums=True),
         trees.Shape((_NAME, _NAME, *_OWN.levels), sums=True),
@@ -38,10 +42,14 @@ _SHAPES: Mapping[str, tuple[trees.Shape, ...]] = {
 #: The format of the larger files of a root, and the keys of their entries.
 _FORMATS: Mapping[str, tuple[type[pairs.Pair], re.Pattern[str]]] = {
     cache.SINGLE_FILE: (pairs.Fossilize, core.regex(r"(?:[^./][^/]*/){2}foz_cache\.foz(?:::[0-9a-f]{40})?")),
-    cache.DATABASE: (pairs.Database, core.regex(r"(?:part\d{1,3}/)?mesa_cache\.db(?:::[0-9a-f]{40})?")),
+    cache.DATABASE: (
+        pairs.Database,
+        core.regex(r"(?:part\d{1,3}/)?mesa_cache\.db(?:::[0-9a-f]{40}(?:[0-9a-f]{24})?)?"),
+    ),
 }
 _INDEX = struct.Struct("<Q")
-_INDEX_SIZE = _INDEX.size + 65536 * 20
+#: By the length of keys. Mesa lengthens an index, and never shortens one.
+_INDEX_SIZES = tuple(_INDEX.size + 65536 * size for size in (20, 32))
 
 _DROPS = "Mesa then drops every entry of the file"
 
@@ -100,29 +108,33 @@ class ShaderCache(row_store.Rows):
         """Yield the entries of a data file; Mesa itself finds none in one that it cannot use."""
         pair = self.opened(root, file)
         try:
-            blobs = pair.blobs()
+            for blob in pair.blobs():
+                yield entries.with_header(self.entry_of(template, blob.row), pair.content(blob, entries.HEAD))
+            pair.require_sound()
         except (core.Damaged, core.Refused) as error:
-            yield core.Problem(pair.path, "damaged" if isinstance(error, core.Damaged) else "foreign", error.message)
-            return
-        for blob in blobs:
-            yield entries.with_header(self.entry_of(template, blob.row), pair.content(blob, entries.HEAD))
+            yield core.Problem(pair.path, "damaged" if isinstance(error, core.Damaged) else "unknown", error.message)
 
     def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
         """Check header and both checksums of every entry of any driver: Mesa repairs none of them."""
         pair, template = self.opened(root, file), core.Entry(self.name, file, root.path, 0, 0)
-        pair.require_sound()
         effect = _DROPS if root.role == cache.DATABASE else entries.NEVER
         for blob in pair.blobs():
             data = pair.content(blob)
             if (complaint := entries.complaint(data, blob.checksum)) is not None:
                 damages = [core.Damage(core.RECOMPILES, f"{complaint}: {effect}")]
                 yield from self.judged(root, self.entry_of(template, blob.row), {"": data}, damages)
+        pair.require_sound()
 
     def leaves(self, root: core.Root) -> Iterator[trees.Leaf | core.Problem]:
-        """Yield entries with their headers, and all but the data files."""
+        """Yield entries with their headers, all but the data files, and a problem for names of an unknown length."""
+        unknown = 0
         for leaf in self.tree_of(root).scan(head=entries.HEAD):
             if isinstance(leaf, core.Problem) or not self.is_database(leaf.entry.key):
                 yield leaf
+            unknown += isinstance(leaf, trees.Leaf) and leaf.shape is _UNKNOWN
+        if unknown:
+            message = f"{unknown} files in a format that this cachectl does not know; left alone"
+            yield core.Problem(root.path, "unknown", message)
 
     def described(
         self, tree: trees.Tree, leaf: trees.Leaf, selection: core.Selection, *, contents: bool
@@ -195,8 +207,9 @@ class ShaderCache(row_store.Rows):
                 return
             raise
         try:
-            if os.fstat(handle).st_size == _INDEX_SIZE:
-                sizes = (leaf.entry.bytes for leaf in self.tree_of(root).leaves() if leaf.entry.is_listed)
+            if os.fstat(handle).st_size in _INDEX_SIZES:
+                counted = (_ENTRIES, _UNKNOWN)
+                sizes = (leaf.entry.bytes for leaf in self.tree_of(root).leaves() if leaf.shape in counted)
                 os.pwrite(handle, _INDEX.pack(sum(sizes)), 0)
         finally:
             os.close(handle)

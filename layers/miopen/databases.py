@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, NamedTuple
 
 from cachectl.layers import core, miopen
 from cachectl.layers.disk import plain
+from cachectl.layers.host import record
+from cachectl.layers.miopen import releases
 from cachectl.layers.stores import database, row_store, tree
 
 #: Separates the parts of a key: file, kernel name and arguments; or file and record.
@@ -239,16 +242,13 @@ class MIOpenDatabases(row_store.Rows):
     def scan(
         self, root: core.Root, selection: core.Selection = core.ALL, *, contents: bool = True
     ) -> Iterator[core.Found]:
-        """Yield the entries of each database; an entry of a version that no installed MIOpen opens is stale."""
-        # Of several MIOpens that are installed, each has files of its own version.
-        has_several = len({library.parent for library in miopen.libraries(self.environment)}) > 1
-        try:
-            latest = None if has_several else self.newest(root)
-        except OSError as error:
-            yield row_store.unlisted(root.path, error)
-            return
+        """Yield the entries of each database; one is stale if the record shows that its MIOpen has gone from here."""
+        seen = releases.note_here(self.environment, reads=contents)
+        moment = seen.last_gone(releases.PRODUCT)
+        judge = partial(_judged, seen=seen, are_known=releases.all_are_known(self.environment, seen))
         for thing in super().scan(root, selection, contents=contents):
-            yield thing if isinstance(thing, core.Problem) else _aged(thing, latest)
+            is_older = isinstance(thing, core.Entry) and (thing.latest or 0.0) < moment
+            yield judge(thing) if isinstance(thing, core.Entry) and is_older else thing
 
     def with_name(self, entry: core.Entry) -> core.Entry:
         """Add device, version and the other facts."""
@@ -276,12 +276,20 @@ class MIOpenDatabases(row_store.Rows):
         return super().write_rows(root, file, artifacts, replace=replace)
 
 
-def _aged(entry: core.Entry, latest: str | None) -> core.Entry:
-    """Return an entry as stale if its version is older than the latest known one."""
+def _judged(entry: core.Entry, seen: record.Record, *, are_known: bool) -> core.Entry:
+    """Return an entry with whether the record shows that no MIOpen can hit it: each opens files of its own version."""
     version = entry.versions.get("miopen")
-    if latest is None or version is None or version_numbers(version) >= version_numbers(latest):
+    if version is None:
         return entry
-    return entry._replace(stale=True, stale_because=f"a newer MIOpen ({latest}) has its own files")
+    numbers, by = version_numbers(version), f"stored by MIOpen {version}"
+    if not are_known:
+        return entry._replace(stale_because=f"unknown: {by}, and not every MIOpen here can be read")
+    stale, because = seen.judge(
+        *(releases.PRODUCT, entry, by),
+        made=lambda known: known == version,
+        hits=lambda known: version_numbers(known) == numbers,
+    )
+    return entry._replace(stale=stale, stale_because=because)
 
 
 def _is_link(path: Path) -> bool:

@@ -6,6 +6,7 @@ The latter is that of old versions, and of builds without sqlite. Sources: ``src
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -49,6 +50,7 @@ SCHEMA = rows.Schema(
 )
 #: More than any kernel has, in bytes: larger blobs are bombs.
 _LARGEST = 1 << 30
+_INTEGER = core.regex(rb"\s*[+-]?\d{1,30}", re.ASCII)
 #: The first bytes of code objects: an ELF file, or a bundle of several.
 CODE = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
 
@@ -99,9 +101,11 @@ class KernelDatabases(databases.MIOpenDatabases):
 
     def packed(self, artifact: core.Artifact) -> rows.Values:
         """Pack a kernel as MIOpen does, under a name as MIOpen makes it."""
-        name, _ = self.key_of(artifact.key)
+        name, args = self.key_of(artifact.key)
         if not name.endswith((".o", ".obj")):
             raise core.Damaged(self.name, f"the kernel name {name!r} does not end in .o", artifact.key)
+        if (complaint := key_complaint(name, args)) is not None:
+            raise core.Damaged(self.name, complaint, artifact.key)
         if artifact.detail.get("md5") not in (None, digest(artifact.data)):
             message = "the kernel does not have the md5 that the artifact states"
             raise core.Damaged(self.name, message, artifact.key)
@@ -123,7 +127,8 @@ class KernelDatabases(databases.MIOpenDatabases):
                 yield core.Finding(*place, core.FAILS, "wal", message, fix)
         yield from super().check_rows(root, file)
         seen: set[tuple[str, ...]] = set()
-        for row in self.opened(root, file).rows():
+        # MIOpen makes no index in a file of a package: the first row answers there.
+        for row in () if self.asked_first else self.opened(root, file).rows():
             if row.key in seen:
                 damage = core.Damage(core.FAILS, "a second row has this key: MIOpen cannot make its index, and throws")
                 yield self.damaged(self.entry_of(core.Entry(self.name, file, root.path, 0, 0), row), damage)
@@ -150,14 +155,11 @@ class KernelDatabases(databases.MIOpenDatabases):
 
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
         """Yield that MIOpen could not use a kernel, or that an object file is no code."""
-        complaint = None
-        if databases.SEPARATOR in key:
-            name, args = self.key_of(key)
-            complaint = key_complaint(name, args) if files[""] else "the kernel is empty"
-        elif not files[""].startswith(CODE):
-            complaint = "is no code object"
-        if complaint is not None:
-            yield core.Damage(core.FAILS if databases.SEPARATOR in key else core.HARMLESS, complaint)
+        if databases.SEPARATOR not in key:
+            if not files[""].startswith(CODE):
+                yield core.Damage(core.HARMLESS, "is no code object")
+        elif not files[""]:
+            yield core.Damage(core.HEALS, "the kernel is empty, which MIOpen takes for a miss")
 
     def foreign(self, files: Mapping[str, bytes]) -> str | None:
         """Return that a file without code may be of another program."""
@@ -215,30 +217,39 @@ def decode(values: rows.Values) -> bytes:
     Raises :class:`ValueError` with the reason if MIOpen could not use the row.
     """
     blob, proof, stated = values
-    data = rows.as_bytes(blob)
-    size = int(stated) if isinstance(stated, (int, str)) else -1
-    data = _unpacked(data, size) if size else data
+    data, size = rows.as_bytes(blob), _as_integer(stated)
+    # The function that unpacks takes the size as 32 bits without a sign.
+    data = _unpacked(data, size & 0xFFFFFFFF) if size else data
     if digest(data).encode() != rows.as_bytes(proof):
         raise ValueError(f"the md5 of the kernel is {digest(data)}, its row says {proof!r}")
-    if not data:
-        raise ValueError("the kernel is empty, which MIOpen takes for a miss")
     return data
 
 
+def _as_integer(value: object) -> int:
+    """Return a value of a row as ``sqlite3_column_int64`` does (``sqlite.org/c3ref/column_blob.html``)."""
+    if isinstance(value, (int, float)):
+        return int(max(-(1 << 63), min(value, (1 << 63) - 1)))
+    match = _INTEGER.match(b"" if value is None else rows.as_bytes(value))
+    return 0 if match is None else _as_integer(int(match[0]))
+
+
 def _unpacked(blob: bytes, size: int) -> bytes:
-    """Unpack the first bz2 stream of a blob, which is all that MIOpen reads, to at most ``size`` bytes or 1 GiB."""
+    """Unpack the first bz2 stream of a blob, which is all that MIOpen reads, to at most ``size`` bytes.
+
+    Raises :class:`Unreachable` for more than any kernel has.
+    """
     import bz2
 
     most = min(size, _LARGEST)
-    if most <= 0:
-        raise ValueError(f"a size of {size} bytes, which is no size")
     decompressor = bz2.BZ2Decompressor()
     try:
         data = decompressor.decompress(blob, most + 1)
     except OSError as error:
         raise ValueError(f"the blob is not a bz2 stream: {error}") from error
+    if len(data) > size:
+        raise ValueError(f"the kernel is larger than the {size} bytes that its row states")
     if len(data) > most:
-        raise ValueError(f"the kernel is larger than the {most} bytes that are allowed")
+        raise core.Unreachable("miopen", f"a kernel of more than {most:,} bytes, the limit of what is read")
     if not decompressor.eof:
         raise ValueError("the bz2 stream is cut short")
     return data

@@ -18,7 +18,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from cachectl.layers import core, pocl
-from cachectl.layers.host import drivers, processes
+from cachectl.layers.host import processes, record
 from cachectl.layers.pocl import releases
 from cachectl.layers.stores import files
 from cachectl.layers.stores import tree as trees
@@ -159,19 +159,27 @@ class Programs(files.Files):
             yield core.unreadable(tree.root / entry.key / path, error)
 
     def leaves(self, root: core.Root) -> Iterator[trees.Leaf | core.Problem]:
-        """Read the beginning of programs that are older than the PoCL here."""
-        return self.tree_of(root).scan(head=_HEAD, before=drivers.installed_since(self.environment, "PoCL", root.path))
+        """Read the beginning of programs that are older than the last PoCL that has gone from here."""
+        before = releases.note_here(self.environment).last_gone(releases.PRODUCT)
+        return self.tree_of(root).scan(head=_HEAD, before=before)
 
     def _judged(self, entry: core.Entry, compiler: str) -> core.Entry:
-        """Return an entry that is older than the PoCL here, as stale if no known PoCL has the LLVM that compiled it.
+        """Return an entry as stale if the record shows that its PoCL has gone, and no other here has its LLVM.
 
-        PoCL hashes its version and LLVM's into every key. An entry of one of these LLVMs may be hit; a shared LLVM may
-        have been updated without PoCL, so only the first number counts.
+        PoCL hashes its version and LLVM's into every key. A shared LLVM may have been updated without PoCL, so an entry
+        of the same first number may be hit.
         """
-        here, by = releases.all_known(self.environment), compiler.replace("LLVM", "LLVM ")
-        if not here or any(f"{by.partition('.')[0]}." in release for release in here):
-            return entry
-        return drivers.replaced(entry, by, f"PoCL {', PoCL '.join(here)}", self.environment, "PoCL")
+        version, by = compiler.removeprefix("LLVM"), compiler.replace("LLVM", "LLVM ")
+        if not releases.note_all(self.environment):
+            return entry._replace(stale_because=f"unknown: compiled by {by}, and not every PoCL here can be read")
+        stale, because = record.record_of(self.environment).judge(
+            releases.PRODUCT,
+            entry,
+            f"compiled by {by}",
+            made=lambda release: release.endswith(f" LLVM {version}"),
+            hits=lambda release: f" LLVM {version.partition('.')[0]}." in release,
+        )
+        return entry._replace(stale=stale, stale_because=because)
 
     def is_carried(self, path: str) -> bool:
         """Leave temporaries and logs behind. A finished kernel may have a name that ends like a temporary's."""
@@ -196,7 +204,7 @@ class Programs(files.Files):
         from cachectl.layers.formats import bitcode, elf
 
         for path in filter(self.is_checked, files):
-            message = (bitcode.complaint if path == BITCODE else elf.complaint)(files[path])
+            message = (bitcode.complaint if path == BITCODE else elf.linking_complaint)(files[path])
             if message is not None and path.endswith(OBJECT):
                 yield core.Damage(core.HEALS, f"{path}: {message}; PoCL compiles the kernel again")
             elif message is not None:

@@ -10,7 +10,9 @@ from contextlib import suppress
 
 from cachectl.layers import core
 from cachectl.layers.disk import plain
-from cachectl.layers.host import drivers
+from cachectl.layers.host import drivers, record
+
+PRODUCT = "PoCL"
 
 _BEFORE = b" PoCL "
 _TEXT = core.regex(rb"OpenCL [\d.]+ PoCL (\S+)[^\0]*? LLVM (\d+\.\d+\.\d+)")
@@ -31,20 +33,37 @@ def read_release(library: str) -> str | None:
     return None
 
 
-def all_known(environment: core.Environment) -> tuple[str, ...]:
-    """Return the releases that this environment and other known Pythons find; none if one may be missing."""
+def note_here(environment: core.Environment) -> record.Record:
+    """Note the PoCLs that programs of this environment find, and return the record; a library is read once."""
+    seen = record.record_of(environment)
+    for library in drivers.driver_libraries(environment, PRODUCT) if environment.searches_pythons else ():
+        _note(seen, library)
+    seen.save()
+    return seen
+
+
+def note_all(environment: core.Environment) -> bool:
+    """Note also the PoCLs that other known Pythons find; return whether that can be all there are here."""
     if "PoCL releases" not in environment.memo:
         from cachectl.layers.host import pythons
 
-        known = pythons.pythons_of(environment)
+        seen, known = record.record_of(environment), pythons.pythons_of(environment)
         wider = environment._replace(python_paths=tuple(python.path for python in known))
         # Other programs find what a variable hides here.
         everywhere = wider, wider.with_variables({}, unset=drivers.VARIABLES)
-        found = [driver for one in everywhere for driver in drivers.find_drivers(one)]
-        read = dict.fromkeys(read_release(library) for maker, library, _ in found if maker == "PoCL")
+        listed = {driver[:2] for view in everywhere for driver in drivers.find_drivers(view)}
+        unread = [library for maker, library in listed if maker == PRODUCT and not _note(seen, library)]
+        seen.save()
         # What is on a file system that is not mounted may be another.
         away = any(python.present is None for python in known) or any(map(drivers.names_missing, everywhere))
-        unknown = None in read or away
-        environment.memo["PoCL releases"] = () if unknown else tuple(read)
-    releases: tuple[str, ...] = environment.memo["PoCL releases"]
-    return releases
+        environment.memo["PoCL releases"] = not unread and not away
+    are_all: bool = environment.memo["PoCL releases"]
+    return are_all
+
+
+def _note(seen: record.Record, library: str) -> bool:
+    """Note the release of a library, unless that was done; return whether its bytes say it."""
+    if (release := seen.version_at(PRODUCT, library)) is None:
+        release = read_release(library) or record.UNREADABLE
+        seen.note(PRODUCT, library, release)
+    return release != record.UNREADABLE

@@ -14,10 +14,10 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from cachectl.layers import core, pyopencl
+from cachectl.layers import core
 from cachectl.layers.disk import handles, locks, plain
-from cachectl.layers.formats import opencl_source
-from cachectl.layers.host import drivers, processes
+from cachectl.layers.formats import opencl_source, pickles
+from cachectl.layers.host import processes
 from cachectl.layers.pytools import dictionaries
 from cachectl.layers.stores import files
 from cachectl.layers.stores import tree as trees
@@ -123,23 +123,17 @@ class ProgramFolders(files.Files):
         return path != "source.cl"
 
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
-        """Yield damage of the binary, if its kind is known, and an info that PyOpenCL has not stored."""
+        """Yield damage of the binary, if its kind is known, and of the pickle in info."""
         from cachectl.layers.formats import device_binaries
 
         binary, info = files.get("binary"), files.get("info")
         wrong = device_binaries.complaint(binary) if binary else "is missing or empty"
-        if binary and wrong is None and not device_binaries.is_known(binary):
-            bypassed = pyopencl.bypassed_on(self.environment)
-            used = [driver for driver in drivers.opencl_drivers(self.environment) if driver not in bypassed]
-            # Every driver here returns known formats, so none of them made this.
-            if used and set(used) <= device_binaries.KNOWN_DRIVERS:
-                wrong = f"is no program of {' or '.join(used)}"
         if wrong is not None:
             yield core.Damage(core.FAILS, f"binary: {wrong}")
         if not info:
             yield core.Damage(core.HEALS, "info is missing or empty: PyOpenCL builds the program again")
-        elif opencl_source.source_info(info) is None:
-            yield core.Damage(core.FAILS, "info is not the pickle that PyOpenCL stores")
+        elif (complaint := pickles.complaint(info)) is not None:
+            yield core.Damage(core.FAILS, f"info: {complaint}")
 
     def guarded(self, root: core.Root, keys: Iterable[str]) -> Iterator[tuple[str, trees.Guard, list[str]]]:
         """Yield the programs of each Python, and its lock."""

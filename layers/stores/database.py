@@ -82,6 +82,19 @@ def is_wal(header: bytes) -> bool:
     return header[18:20] == _WAL_MODE
 
 
+def stated_size(path: Path) -> int:
+    """Return the bytes that the header of a database says it has; 0 if it does not say that.
+
+    The number of pages counts only if the last change was made by a sqlite that wrote it, and a log may hold more.
+    Source: ``sqlite.org/fileformat2.html``, 1.3.8.
+    """
+    header = plain.read_locked(path, limit=_HEADER)
+    if len(header) < _HEADER or header[24:28] != header[92:96]:
+        return 0
+    page = int.from_bytes(header[16:18], "big")
+    return (1 << 16 if page == 1 else page) * int.from_bytes(header[28:32], "big")
+
+
 def size_of(path: Path) -> int | None:
     """Return the size of a plain file; ``None`` for anything else."""
     with suppress(OSError):

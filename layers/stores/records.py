@@ -3,7 +3,7 @@
 The reading rules are those of MIOpen (``src/db_record.cpp``, ``src/ramdb.cpp``): the first of equal keys, or of equal
 ids in a record, counts; an item without ``:`` is skipped and the others count; a line without a key, or without a valid
 item, is never hit. A rewrite is staged next to the file and renamed over it, under a lock that the caller supplies. It
-keeps every other line byte for byte.
+keeps every other line byte for byte, a last one without an end too.
 """
 
 from __future__ import annotations
@@ -71,10 +71,11 @@ class RecordFile(RowFile):
             return results
         try:
             with self._translated("write"), self.lock():
-                standing = split_lines(self._content())
+                content = self._content()
+                standing = split_lines(content)
                 results = self._inserted(lines, standing, replace=replace)
                 if True in results:
-                    self._rewrite(standing)
+                    self._rewrite(content, standing)
         except core.LayerError as error:
             # The record may be in the file already: a retry would find it and take it for an older one.
             return [error if result is True else result for result in results]
@@ -107,13 +108,14 @@ class RecordFile(RowFile):
         Later lines with such a key are deleted too, because they would be hit from then on. An empty file is unlinked.
         """
         with self._translated("write"), self.lock():
-            lines = split_lines(self._content())
+            content = self._content()
+            lines = split_lines(content)
             # Filled from the end, so that the first of equal keys wins.
             first = {_key(line): _row(line) for line in reversed(lines)}
             gone = frozenset(planned) & frozenset(first.values())
             if gone:
                 keys = {row.key for row in gone}
-                self._rewrite([line for line in lines if (_key(line),) not in keys])
+                self._rewrite(content, [line for line in lines if (_key(line),) not in keys])
         return gone
 
     def vacuum(self) -> None:
@@ -126,9 +128,11 @@ class RecordFile(RowFile):
         """Return why the file stays: other lines of it can be read."""
         return CHANGED
 
-    def _rewrite(self, lines: Sequence[bytes]) -> None:
+    def _rewrite(self, old: bytes, lines: Sequence[bytes]) -> None:
         if any(lines):
-            atomic.replace_file(self.path, [b"".join(line + b"\n" for line in lines)])
+            keeps_last = lines[-1:] == split_lines(old)[-1:]
+            end = b"" if keeps_last and not old.endswith(b"\n") else b"\n"
+            atomic.replace_file(self.path, [b"\n".join(lines) + end])
         else:
             atomic.remove_file(self.path)
 

@@ -70,6 +70,9 @@ class Rows(files.Files):
                 damages = list(self.damages(entry.key, contents))
             except ValueError as error:
                 damages = [core.Damage(core.FAILS, str(error))]
+            except core.Unreachable as error:
+                yield core.finding_of(self, root, core.unreadable(opened.path, error))
+                continue
             yield from self.judged(root, entry, contents, damages)
 
     def entry_of(self, template: core.Entry, row: rows.Row) -> core.Entry:

@@ -140,10 +140,10 @@ class RowFile:
     def require_sound(self) -> bool:
         """Return whether a file has the table. Raises :class:`Damaged` if sqlite's own check complains about it."""
         with self._reading() as connection:
-            (page_size,) = connection.execute("pragma page_size").fetchone()
-            # Sqlite fills the rest of the last page with zeros.
-            if (size := self.path.stat().st_size) % page_size:
-                message = f"{size} bytes are no whole number of pages: the file was cut"
+            stated, size = database.stated_size(self.path), self.path.stat().st_size
+            # Sqlite fills the rest of the last page with zeros, and ignores what follows it.
+            if size < stated:
+                message = f"{size:,} bytes are fewer than the {stated:,} of its pages: the file was cut"
                 raise core.Damaged(self.layer, message, self.path)
             (verdict,) = connection.execute("pragma quick_check(1)").fetchone()
             has_table = not _is_new(connection)

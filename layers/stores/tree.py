@@ -399,8 +399,8 @@ class Tree:
     def _unreadable(self, key: str, error: OSError, path: str = "") -> core.LayerError:
         file = core.printable(path)
         if error.errno == errno.EFBIG:
-            message = f"has more than {core.LARGEST_ENTRY:,} bytes, the limit of an entry"
-            return core.Damaged(self.layer, f"{file}: {message}" if path else message, self.root / key)
+            message = f"has more than {core.LARGEST_ENTRY:,} bytes, the limit of what is read"
+            return core.Unreachable(self.layer, f"{file}: {message}" if path else message, self.root / key)
         return self._unreachable(f"cannot read {file}".rstrip(), f"{key}/{path}" if path else key, error)
 
     def _unreachable(self, verb: str, path: str, error: OSError) -> core.Unreachable:

@@ -114,7 +114,9 @@ def batches(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T
 
 def keys_of(layer: core.Layer) -> frozenset[str]:
     """Return the keys of all entries of a layer; what cannot be listed is left out."""
-    return frozenset(entry.key for entry in listing.listed((layer,), core.ALL, lambda _: None, contents=False))
+    return frozenset(
+        entry.key for entry in listing.listed((layer,), core.ALL, lambda _: None, contents=False, roots=core.roots_of)
+    )
 
 
 class LayerCollection:
@@ -150,7 +152,7 @@ class LayerCollection:
         layer = self.layers[key.layer]
         reads = selection.needs_contents or (are_new and self._describes)
         self._described |= {layer.name} if reads else set()
-        for entry in listing.listed((layer,), selection, note, contents=reads):
+        for entry in listing.listed((layer,), selection, note, contents=reads, roots=core.roots_of):
             is_inside = self._below is None or entry.root.is_relative_to(self._below)
             is_own = entry.guest is None or selection.key is not None
             if is_inside and is_own and entry.key.startswith(self._prefix):
@@ -193,7 +195,7 @@ def _described(layer: core.Layer, entries: Sequence[core.Entry], done: transfer.
     troubles: list[listing.Trouble] = []
     described: dict[tuple[Path, str], core.Entry] = {}
     wanted = {(entry.root, entry.key): entry for entry in entries}
-    for entry in listing.listed((layer,), core.ALL, troubles.append):
+    for entry in listing.listed((layer,), core.ALL, troubles.append, roots=core.roots_of):
         if (place := (entry.root, entry.key)) in wanted:
             described[place] = entry
     failed = dict.fromkeys(core.Note(str(trouble.path), trouble.message) for trouble in troubles if trouble.failed)

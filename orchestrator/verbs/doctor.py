@@ -104,7 +104,7 @@ def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Fin
 def _held(layer: core.Layer) -> Iterator[_Held]:
     """Yield the roots of a layer; one that cannot be asked whether it exists is read, which reports the error."""
     with suppress(*core.FAILURES):
-        for number, root in enumerate(layer.roots()):
+        for number, root in enumerate(core.every_root(layer)):
             exists, usage, failure = True, core.UNCOUNTED, None
             with suppress(OSError):
                 exists = root.exists
@@ -147,7 +147,7 @@ def _of_roots(layer: core.Layer, roots: Iterable[_Held]) -> Iterator[Placed]:
         # The library will make its first root at its first use.
         if held.in_use:
             yield from _guarded(layer, path, _of_surroundings(held))
-        if held.exists and held.clearable:
+        if held.exists and held.clearable and not layer.about.precious:
             yield from _of_waste(held)
     # The error that kept them from being listed.
     layer.roots()

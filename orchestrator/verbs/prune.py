@@ -49,11 +49,15 @@ def prune(
             message = f"name a limit: --stale, --older-than or --max-size, or write a limit below [prune] in {file}"
             raise core.BadRequest(message)
     chosen = stack.chosen(layers)
-    return removal.carry_out(stack, chosen, lambda: plan_prune(chosen, limits), notice, dry_run=dry_run)
+    return removal.carry_out(stack, chosen, lambda: plan_prune(chosen, limits, notice), notice, dry_run=dry_run)
 
 
-def plan_prune(layers: Iterable[core.Layer], limits: config.Limits) -> removal.Removal:
+def plan_prune(
+    layers: Iterable[core.Layer], limits: config.Limits, notice: Callable[[str], None] = layer_set.warn_user
+) -> removal.Removal:
     """Plan the removals that the limits require; changes nothing.
+
+    If only stale entries are to go and none is known to be stale, ``notice`` gets what would free space.
 
     The longest unused goes first, by time of use, else of change, else by a bound on it. Where a trace has measured
     what misses take, it is what is long unused, large and cheap to make again: what has the greatest product of seconds
@@ -66,7 +70,7 @@ def plan_prune(layers: Iterable[core.Layer], limits: config.Limits) -> removal.R
         environment = next(iter(going)).environment
         known, now = ledger.readable(environment), environment.clock()
     aged: list[tuple[float, core.Layer, core.Entry]] = []
-    total = 0
+    total, unknown = 0, [0, 0]
     for layer, thing in _things(unread, contents=limits.stale or bool(known.kernels)):
         latest = thing.latest
         is_old = limits.before is not None and latest is not None and latest < limits.before
@@ -77,25 +81,41 @@ def plan_prune(layers: Iterable[core.Layer], limits: config.Limits) -> removal.R
             going[layer].append(thing)
         else:
             total += thing.bytes
+            if thing.stale is None:
+                unknown = [unknown[0] + 1, unknown[1] + thing.bytes]
             if latest is not None:
                 aged.append((latest, layer, thing))
-    worth = known.worth([thing for _, _, thing in aged])
-    ranks: list[float] = [latest for latest, _, _ in aged]
-    if worth:
-        # Less than a nanosecond is no measurement.
-        pairs = zip(aged, worth, strict=True)
-        ranks = [(latest - now) * thing.bytes / max(seconds, 1e-9) for (latest, _, thing), seconds in pairs]
-    for _, (_, layer, thing) in sorted(zip(ranks, aged, strict=True), key=lambda one: one[0]):
-        if limits.bytes is None or total <= limits.bytes:
-            break
-        going[layer].append(thing)
-        total -= thing.bytes
+    only_orphans = all(entry.is_orphan for entries in going.values() for entry in entries)
+    if limits == config.Limits(stale=True) and unknown[0] and only_orphans:
+        held = f"{core.plural(unknown[0], 'entry', 'entries')} ({verbs.size(unknown[1])})"
+        advice = "--older-than 30d or --max-size 1G frees space"
+        notice(f"no entry is known to be stale, of {held} that is unknown: {advice}")
+    excess = 0 if limits.bytes is None else total - limits.bytes
+    for layer, entry in _longest_unused(aged, known, now, excess):
+        going[layer].append(entry)
 
     def plan(layer: core.Layer) -> core.Plan:
         plan = core.plan_removal(layer, going[layer])
         return plan._replace(failed=(*plan.failed, *unread[layer]))
 
     return removal.planned(going, plan)
+
+
+def _longest_unused(
+    aged: Sequence[tuple[float, core.Layer, core.Entry]], known: ledger.Ledger, now: float, excess: int
+) -> Iterator[tuple[core.Layer, core.Entry]]:
+    """Yield what goes first, until it holds ``excess`` bytes; each entry is given with the time of its last use."""
+    worth = known.worth([entry for _, _, entry in aged])
+    ranks: list[float] = [latest for latest, _, _ in aged]
+    if worth:
+        # Less than a nanosecond is no measurement.
+        pairs = zip(aged, worth, strict=True)
+        ranks = [(latest - now) * entry.bytes / max(seconds, 1e-9) for (latest, _, entry), seconds in pairs]
+    for _, (_, layer, entry) in sorted(zip(ranks, aged, strict=True), key=lambda pair: pair[0]):
+        if excess <= 0:
+            return
+        yield layer, entry
+        excess -= entry.bytes
 
 
 def _things(unread: Mapping[core.Layer, list[core.Note]], *, contents: bool) -> Iterator[tuple[core.Layer, core.Entry]]:

@@ -230,7 +230,7 @@ def _traced(environment: core.Environment, since: float) -> ledger.Sums:
 def _layer_report(layer: core.Layer) -> LayerReport:
     failures: dict[str, None] = {}
     roots, about = list[RootReport](), layer.about
-    for _, root, found in layer_set.in_each_root([layer], _count, core.every_root):
+    for _, root, found in layer_set.in_each_root([layer], _count):
         if isinstance(found, RootReport):
             roots.append(found)
         elif root is None:
@@ -506,24 +506,31 @@ def summary(whole: Report) -> str:
     """Format the sums: what there is, and what could go."""
     total, entries = whole.total, core.plural(whole.total.entries or 0, "entry", "entries")
     held = f"{_cells(total)[2]} in {entries}{'' if total.complete else '+'}"
-    sums = {"stale": total.stale_bytes or 0, "orphans": total.orphan_bytes or 0}
+    clearable = [layer.total for layer in whole.layers if not layer.precious]
+    sums = {
+        "stale": sum(layer.stale_bytes or 0 for layer in clearable),
+        "orphans": sum(layer.orphan_bytes or 0 for layer in clearable),
+    }
     if removable := ", ".join(f"{what} {verbs.size(amount)}" for what, amount in sums.items() if amount):
         return f"{held}; {verbs.size(sum(sums.values()))} could go ({removable})"
     return held
 
 
 def _outdated(layer: LayerReport) -> Iterator[str]:
-    """Yield how many entries no program hits any more, and for most of them why, as after an update of a driver."""
+    """Yield how many entries are stale, and for most of them why, as after an update of a driver.
+
+    Nothing advises to remove entries of a precious layer.
+    """
     reasons: dict[str, int] = {}
     for root in layer.roots:
         for reason, count in root.usage.stale_because.items():
             reasons[reason] = reasons.get(reason, 0) + count
-    if reasons:
+    if reasons and not layer.precious:
         total, took = layer.total, layer.stale_seconds
         lost = f"{total.stale_entries:,} of {core.plural(total.entries or 0, 'entry', 'entries')}"
         measured = "" if took is None else f"; they took about {took:.1f} s to compile (measured)"
         why = f"{max(reasons, key=reasons.__getitem__)}{measured}; cachectl prune --stale {layer.layer} frees them"
-        yield f"{layer.layer}: {lost} ({verbs.size(total.stale_bytes)}), no known program hits: {why}"
+        yield f"{layer.layer}: {lost} ({verbs.size(total.stale_bytes)}) are stale: {why}"
 
 
 def _details(layer: LayerReport, home: str) -> Iterator[str]:

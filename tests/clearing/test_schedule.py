@@ -9,6 +9,7 @@ import pytest
 from homes import CACHECTL, Home
 from support.doctor import leak
 
+from benchmarks.commands import at_home
 from cachectl.layers.core.conformance import snapshot
 
 #: Runs a command beside a user manager of systemd that has its own processes, cgroups and /run.
@@ -73,7 +74,7 @@ def test_the_line_of_cron_prunes(home: Home) -> None:
     line = home.cachectl("schedule cron", **moved(home)).stdout
     # cron gives a command this variable, and takes \% for %.
     command = line.splitlines()[-1].split(" ", 5)[5].replace("\\%", "%")
-    own = {"HOME": str(home.path)}
+    own = at_home(home.path)
     done = subprocess.run(["/bin/sh", "-c", command], env=own, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert not leaked.exists()

@@ -1,5 +1,6 @@
 """``run --base``: warm from a folder that nobody may write, new entries in a root of one's own."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -203,3 +204,24 @@ def test_an_own_root_that_another_user_made_is_refused(home: Home, tmp_path: Pat
     if planted == "folder":
         assert home.cachectl(run).stdout == "it-runs\n"
         assert os.listdir(own) == ["cachectl-0"]
+
+
+@real
+def test_the_own_root_of_a_base_is_one_place_for_every_verb(home: Home, base: Path) -> None:
+    """Within a run the switched root is the own root that commands look for: it was counted, and limited, twice."""
+    run = f"run --base {base} --layer pocl --"
+    home.cachectl(run, "true")
+    held = home.json("report pocl")["total"]
+    assert held["entries"] == FILLED
+
+    def inside(line: str) -> Any:  # noqa: ANN401 - JSON
+        return json.loads(home.cachectl(run, *CACHECTL, *line.split(), "--json").stdout)
+
+    report = inside("report pocl")
+    assert (report["total"]["entries"], report["total"]["bytes"]) == (FILLED, held["bytes"])
+    for listed in (inside("ls pocl"), home.json("ls pocl")):
+        assert len({entry["key"] for entry in listed["entries"]}) == len(listed["entries"]) == FILLED
+    assert inside(f"prune pocl --max-size {held['bytes']}B --dry-run")["total"]["removed"] == 0
+    assert inside("purge pocl --dry-run")["total"]["removed"] == FILLED
+    key = home.json("ls pocl")["entries"][0]["key"]
+    assert home.cachectl("get pocl", key, "-o", str(home.path / "one")).returncode == 0

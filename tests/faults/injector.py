@@ -97,7 +97,11 @@ class Injector:
         """Run a cachectl command in a home; the fault meets calls on paths below that home."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        request = {"arguments": arguments, "home": str(home), "variables": dict(variables or {}), **vars(fault)}
+        # The server does without the benchmarks.
+        from benchmarks.commands import at_home
+
+        own = {**at_home(home), **(variables or {})}
+        request = {"arguments": arguments, "home": str(home), "variables": own, **vars(fault)}
         print(json.dumps(request), file=self._server.stdin, flush=True)
         answer = json.loads(self._server.stdout.readline())
         stdout, stderr = ((self._folder / name).read_text(errors="replace") for name in ("stdout", "stderr"))
@@ -143,7 +147,7 @@ def _child(shim: ctypes.CDLL, request: Mapping[str, Any], folder: Path) -> None:
         home = request["home"]
         kept = {name: os.environ[name] for name in ("PATH", "LD_PRELOAD", "PYTHONPATH") if name in os.environ}
         os.environ.clear()
-        os.environ.update({**kept, "HOME": home, **request["variables"]})
+        os.environ.update({**kept, **request["variables"]})
         os.chdir("/")
         shim.fault_arm(os.fsencode(home), request["kinds"], request["nth"], request["error"], int(request["sticky"]))
         status = _status(request["arguments"])

@@ -25,6 +25,7 @@ from support.doctor import (
 from support.layers import register_driver
 from tiers import AS_NOBODY, NOBODY, as_root, thorough
 
+from benchmarks.commands import at_home
 from cachectl.layers.core import Severity, user_name
 from cachectl.verbs.doctor import job_of
 
@@ -183,7 +184,7 @@ def nobody() -> Iterator[tuple[str, ...]]:
 def asked(home: Path, cachectl: tuple[str, ...], *words: str, **variables: str) -> list[dict[str, str]]:
     """Ask as a user whom the modes of files bind."""
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-    own, command = {**kept, "HOME": str(home), **variables}, (*cachectl, *words, "--json")
+    own, command = {**kept, **at_home(home), **variables}, (*cachectl, *words, "--json")
     done = subprocess.run(command, env=own, cwd="/", capture_output=True, text=True, check=False)
     assert done.stderr == ""
     found: list[dict[str, str]] = json.loads(done.stdout)["findings"]

@@ -1,4 +1,4 @@
-"""After a driver is replaced, entries that no known driver can hit are stale, and ``report`` says so first."""
+"""After a driver that was seen here has gone, its entries are stale, and ``report`` says so first."""
 
 import os
 import sys
@@ -11,6 +11,7 @@ from tiers import real
 
 from cachectl import Limits, Stack
 from cachectl.layers.core import Environment
+from cachectl.layers.host.record import record_of
 from cachectl.verbs.report import lines
 
 #: So much of a library that the linker of this Python takes it for one.
@@ -22,37 +23,55 @@ def stack_of(home: Path, library: Path) -> Stack:
     """Return the layers of a home in which this is the only driver, and no Python is known."""
     write(home / "vendors/one.icd", f"{library}\n")
     environment = Environment({"HOME": str(home), "OCL_ICD_VENDORS": str(home / "vendors")}, home=home)
-    return Stack(environment._replace(executable=home / "bin/python", processes=home / "proc"))
+    there = environment._replace(executable=home / "bin/python", processes=home / "proc", searches_pythons=True)
+    return Stack(there)
 
 
 def said(stack: Stack, *layers: str) -> list[str]:
-    return [
-        line for line in lines(stack.report(layers), "/") if isinstance(line, str) and "no known program hits" in line
-    ]
+    return [line for line in lines(stack.report(layers), "/") if isinstance(line, str) and " are stale: " in line]
+
+
+def stale_in(stack: Stack, layer: str) -> int | None:
+    count: int | None = stack.report([layer]).total.stale_entries
+    return count
 
 
 @real
-def test_programs_of_another_llvm_are_stale_unless_they_are_newer_than_pocl(warm: Home) -> None:
-    """PoCL's own entries, and a library that was installed after they were built."""
-    kept = write(warm.path / "same/libpocl.so", LIBRARY + POCL % (b"3.1", b"14.0.6"))
-    assert said(stack_of(warm.path, kept), "pocl") == []
-    assert stack_of(warm.path, kept).report(["pocl"]).total.stale_entries is None
-    stack = stack_of(warm.path, write(warm.path / "libpocl.so", LIBRARY + POCL % (b"99.1+x", b"99.0.1")))
+def test_programs_of_a_pocl_that_was_seen_here_and_has_gone_are_stale(warm: Home) -> None:
+    """PoCL's own entries. Another PoCL alone, however new, proves nothing: programs may find theirs by its path."""
+    newer = write(warm.path / "new/libpocl.so", LIBRARY + POCL % (b"99.1+x", b"99.0.1"))
+    stack = stack_of(warm.path, newer)
+    assert stale_in(stack, "pocl") is None
+    messages: list[str] = []
+    removal = stack.prune(Limits(stale=True), layers=["pocl"], notice=messages.append)
+    assert (removal.total.removed, removal.failed) == (0, False)
+    (message,) = messages
+    assert message.startswith("no entry is known to be stale, of ")
+    assert message.endswith("that is unknown: --older-than 30d or --max-size 1G frees space")
+
+    own = write(warm.path / "own/libpocl.so", LIBRARY + POCL % (b"3.0", b"14.0.6"))
+    assert stale_in(stack_of(warm.path, own), "pocl") is None
+    own.unlink()
+    stack = stack_of(warm.path, newer)
     total = stack.report(["pocl"]).total
     assert total.entries is not None
     assert total.stale_entries == total.entries > 5
     (line,) = said(stack, "pocl")
     assert line.startswith(f"pocl: {total.entries} of {total.entries} entries (")
-    # The system's PoCL is known too, whatever variable hides it.
-    assert "compiled by LLVM 14.0.6, before PoCL 99.1+x with LLVM 99.0.1" in line
+    assert f"compiled by LLVM 14.0.6; {own} had PoCL 3.0 with LLVM 14.0.6 until 20" in line
     assert line.endswith("; cachectl prune --stale pocl frees them")
     first = next(warm.path.rglob("program.bc"))
     os.utime(first)
-    assert stack.report(["pocl"]).total.stale_entries == total.entries - 1, "somebody builds with LLVM 14 still"
+    assert stale_in(stack, "pocl") == total.entries - 1, "somebody builds with LLVM 14 still"
     away = write(warm.path / "vendors/two.icd", "/not/mounted/libpocl.so\n")
-    assert stack_of(warm.path, warm.path / "libpocl.so").report(["pocl"]).total.stale_entries is None
+    assert stale_in(stack_of(warm.path, newer), "pocl") is None
     away.unlink()
-    assert stack.prune(Limits(stale=True), layers=["pocl"]).total.removed == total.entries - 1
+    write(own, LIBRARY + POCL % (b"3.1", b"14.0.6"))
+    write(warm.path / "vendors/two.icd", f"{own}\n")
+    assert stale_in(stack_of(warm.path, newer), "pocl") is None, "another release with the same LLVM"
+    own.unlink()
+    (warm.path / "vendors/two.icd").unlink()
+    assert stack_of(warm.path, newer).prune(Limits(stale=True), layers=["pocl"]).total.removed == total.entries - 1
     assert [*warm.path.rglob("program.bc")] == [first]
 
 
@@ -64,18 +83,24 @@ def test_real_drivers_say_which_llvm_they_have(warm: Home, driver: str, request:
     library = Path(found["OCL_ICD_VENDORS"]).read_text().strip()
     for path in (warm.path / ".cache/pocl").rglob("*"):
         os.utime(path, (1e9, 1e9))
-    (line,) = said(stack_of(warm.path, Path(library)), "pocl")
-    assert "compiled by LLVM 14.0.6, before PoCL " in line
+    assert stale_in(stack_of(warm.path, Path(library)), "pocl") is None
+    assert [sighting.path for sighting in record_of(stack_of(warm.path, Path(library)).environment).here("PoCL")] == [
+        library
+    ]
 
 
 def test_entries_of_an_earlier_driver_of_nvidia_are_stale(tmp_path: Path) -> None:
     """Those of the front end name the driver in their keys, those of the back end do not."""
     unpack_compute_cache(tmp_path / ".nv/ComputeCache")
-    stack = stack_of(tmp_path, write(tmp_path / "libnvidia-opencl.so.1", LIBRARY))
+    library = write(tmp_path / "libnvidia-opencl.so.1", LIBRARY)
     version = tmp_path / "proc/driver/nvidia/version"
-    for here, stale in (("580.159.04", None), ("590.48.01", 20)):
-        write(version, f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {here}  Release Build\n")
-        assert stack_of(tmp_path, tmp_path / "libnvidia-opencl.so.1").report(["cuda"]).total.stale_entries == stale
-    (line,) = said(stack, "cuda")
+    text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build\n"
+    write(version, text.format("590.48.01"))
+    assert stale_in(stack_of(tmp_path, library), "cuda") is None, "a newer driver alone proves nothing"
+    for number, stale in (("580.159.04", None), ("590.48.01", 20), ("580.159.04", None)):
+        write(version, text.format(number))
+        assert stale_in(stack_of(tmp_path, library), "cuda") == stale
+    write(version, text.format("590.48.01"))
+    (line,) = said(stack_of(tmp_path, library), "cuda")
     assert line.startswith("cuda: 20 of 40 entries (")
-    assert "compiled by driver 580.159.04, before driver 590.48.01 was installed (20" in line
+    assert f"compiled by driver 580.159.04; {version} had NVIDIA 580.159.04 until 20" in line

@@ -102,6 +102,41 @@ def test_an_index_that_is_not_whole_is_named_and_made_anew(layer: Layer, content
     assert verified(layer) == []
 
 
+@pytest.mark.parametrize("behind", [b"strange", bytes(16), b"a later version's own bytes, 32.."])
+def test_bytes_behind_the_counted_records_stay_behind_them(layer: Layer, behind: bytes) -> None:
+    """A driver 580 hits then, and keeps all entries when it stores one."""
+    path = root_of(layer) / "index"
+    path.write_bytes(path.read_bytes() + behind)
+    order = [number for number, _ in form.split_index(path.read_bytes())[0]]
+    assert (verified(layer), problems(layer)) == ([], [])
+    gone = {form.identifier_of(entry.key) for entry in layer.entries() if entry.kernels == ("ka3",)}
+    assert clear(layer, kernel="ka3").removed == 2
+    records, rest = form.split_index(path.read_bytes())
+    assert ([number for number, _ in records], rest) == ([number for number in order if number not in gone], behind)
+
+
+@pytest.mark.parametrize("total", [0, 1 << 40])
+def test_a_wrong_total_is_named_and_the_order_of_the_records_stays(layer: Layer, total: int) -> None:
+    path = root_of(layer) / "index"
+    data, before = path.read_bytes(), index(layer)
+    path.write_bytes(data[:8] + struct.pack("<Q", total) + data[16:])
+    assert [(finding.code, finding.thing) for finding in verified(layer)] == [("index", None)]
+    key = form.key_from(before[-1][0])
+    artifact = got(layer, key)
+    assert clear(layer, key=key).removed == 1
+    layer.put(key, artifact)
+    assert (index(layer), verified(layer)) == (before, [])
+
+
+def test_an_index_with_fewer_records_than_it_counts_keeps_their_order(layer: Layer) -> None:
+    path, before = root_of(layer) / "index", index(layer)
+    path.write_bytes(path.read_bytes()[:-20])
+    assert ["drops every entry" in finding.message for finding in verified(layer)] == [True]
+    clear(layer, key=form.key_from(before[0][0]))
+    assert index(layer)[:37] == before[1:38]
+    assert sorted(index(layer)) == sorted(before[1:])
+
+
 def test_a_text_called_index_stays_when_the_entries_beside_it_go(layer: Layer) -> None:
     """CUDA's own index is rewritten then."""
     file = write(root_of(layer) / "index", "years of work, and no cache at all\n" * 3)

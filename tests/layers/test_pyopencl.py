@@ -112,7 +112,7 @@ def test_a_missing_half_is_a_problem_and_a_cut_one_is_found(layer: PyOpenCLBinar
     info = cut.root / cut.key / "info"
     info.write_bytes(info.read_bytes()[:-5])
     assert [problem.message for problem in usage_of(layer).problems] == ["binary is missing"]
-    broken = {finding.key: "info is not the pickle" in finding.message for finding in verified(layer)}
+    broken = {finding.key: "info: broken pickle" in finding.message for finding in verified(layer)}
     assert broken == {missing.key: False, cut.key: True}
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from homes import pocl_driver
 
+from benchmarks.commands import at_home
 from cachectl.layers.core import Environment, Finding
 from cachectl.layers.core.conformance import nobody
 from cachectl.stack import Stack
@@ -51,7 +52,7 @@ def shell(home: Path, script: str, **variables: str) -> subprocess.CompletedProc
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     return subprocess.run(
         ["sh", "-ec", command + script],
-        env={**kept, **pocl_driver(), "HOME": str(home), **variables},
+        env={**kept, **pocl_driver(), **at_home(home), **variables},
         cwd=home,
         capture_output=True,
         text=True,

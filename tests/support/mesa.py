@@ -24,6 +24,7 @@ STORES = {
     "single-file": {"MESA_DISK_CACHE_SINGLE_FILE": "1"},
     "database": {"MESA_DISK_CACHE_DATABASE": "true"},
 }
+DB_FILES = ("mesa_cache.db", "mesa_cache.idx")
 FOLDERS = {"multi-file": "mesa_shader_cache", "single-file": "mesa_shader_cache_sf", "database": "mesa_shader_cache_db"}
 
 
@@ -41,33 +42,43 @@ def kernel(name: str) -> bytes:
     return bytes(60) + b"\x0d\0\0\0" + f"__wrapped_{name}".encode() + bytes(80)
 
 
-def key(text: str) -> str:
-    digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+def key(text: str, width: int = 20) -> str:
+    """Return the name of a file; since Mesa 26 its keys have 32 bytes."""
+    sha1 = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    digest = sha1 if width == 20 else hashlib.blake2b(text.encode(), digest_size=width).hexdigest()
     return f"{digest[:2]}/{digest[2:]}"
 
 
-def key_in(store: str, text: str) -> str:
+def key_in(store: str, text: str, width: int = 20) -> str:
     """Return the key of one of the entries below in a store."""
-    name = key(text)
+    name = key(text, width)
     if store == "multi-file":
         return name
     file = "mesa_cache.db" if store == "database" else f"{GL if text in 'gh' else OPENCL}/llvmpipe/foz_cache.foz"
     return f"{file}::{name.replace('/', '')}"
 
 
-def contents() -> dict[str, bytes]:
+def contents(width: int = 20) -> dict[str, bytes]:
     """Return two kernels and their machine code, which is larger."""
     code = random.Random(5).randbytes(700)  # noqa: S311 - repeatable
     return {
-        key("a"): entry(kernel("rk0")),
-        key("b"): entry(b"\x7fELF" + code[:500]),
-        key("c"): entry(kernel("rk1")),
-        key("d"): entry(b"\x7fELF" + code),
+        key("a", width): entry(kernel("rk0")),
+        key("b", width): entry(b"\x7fELF" + code[:500]),
+        key("c", width): entry(kernel("rk1")),
+        key("d", width): entry(b"\x7fELF" + code),
     }
 
 
-def graphics() -> dict[str, bytes]:
-    return {key("g"): GLSL, key("h"): entry(b"\x7fELF" + bytes(90), GL)}
+def graphics(width: int = 20) -> dict[str, bytes]:
+    return {key("g", width): glsl(width), key("h", width): entry(b"\x7fELF" + bytes(90), GL)}
+
+
+def glsl(width: int) -> bytes:
+    """Return what GL stored, as a Mesa with keys of another length would have: they are listed in its header."""
+    at = GLSL.index(b"\0\0\0\0\0\0\0\0\1\0\0\0") + 12
+    (count,) = struct.unpack_from("<I", GLSL, at)
+    keys = [GLSL[at + 4 + number * 20 :][:20] for number in range(count)]
+    return GLSL[: at + 4] + b"".join((one * 2)[:width] for one in keys) + GLSL[at + 4 + count * 20 :]
 
 
 def fill(base: Path, store: str, entries: dict[str, bytes], *, part: str = "") -> Path:
@@ -87,7 +98,7 @@ def fill_tree(root: Path, entries: dict[str, bytes]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     blocks = sum(path.stat().st_blocks * 512 for path in root.glob("??/*"))
-    (root / "index").write_bytes(struct.pack("<Q", blocks) + bytes(65536 * 20))
+    (root / "index").write_bytes(struct.pack("<Q", blocks) + bytes(65536 * (max(map(len, entries)) // 2)))
 
 
 def fill_foz(root: Path, entries: dict[str, bytes]) -> None:
@@ -113,13 +124,14 @@ def fill_foz(root: Path, entries: dict[str, bytes]) -> None:
 def fill_db(folder: Path, entries: dict[str, bytes]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     head = struct.pack("<8sIQ", b"MESA_DB\0", 1, 77 << 32)
-    store, index = head, head
+    # As a Mesa of another width does, which adds to what is there.
+    store, index = (path.read_bytes() if path.exists() else head for path in map(folder.joinpath, DB_FILES))
     for name, data in entries.items():
         digest = bytes.fromhex(name.replace("/", ""))
         index += struct.pack("<8sIQQ", digest[:8], len(data), 123456789, len(store))
-        store += struct.pack("<20sII", digest, crc(data), len(data)) + data
-    (folder / "mesa_cache.db").write_bytes(store)
-    (folder / "mesa_cache.idx").write_bytes(index)
+        store += digest + struct.pack("<II", crc(data), len(data)) + data
+    for name, content in zip(DB_FILES, (store, index), strict=True):
+        (folder / name).write_bytes(content)
 
 
 def layer_of(home: Path, store: str, **variables: str) -> MesaShaderCache:

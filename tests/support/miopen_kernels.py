@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import hashlib
 import sqlite3
+import struct
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -87,3 +88,18 @@ def kernels_in(home: Home) -> dict[str, bytes]:
     layer = home.stack["miopen"]
     found = get_many(layer, [entry.key for entry in layer.entries()])
     return {key: one.data for key, one in found.items() if isinstance(one, Artifact)}
+
+
+def library_bytes(version: str) -> bytes:
+    """Return so much of a libMIOpen as states its version: a 64-bit ELF file with constants."""
+    constants = f"\0HIP.\0HIP.{version.replace('.', '_', 3)}\0.ufdb.txt\0".encode()
+    names = b"\0.rodata\0.shstrtab\0"
+    head = b"\x7fELF\2\1\1".ljust(16, b"\0")
+    at = 64 + len(constants) + len(names)
+    header = head + struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, at, 0, 64, 0, 0, 64, 3, 2)
+    sections = [
+        (0,) * 10,
+        (1, 1, 2, 0, 64, len(constants), 0, 0, 1, 0),
+        (9, 3, 0, 0, 64 + len(constants), len(names), 0, 0, 1, 0),
+    ]
+    return header + constants + names + b"".join(struct.pack("<IIQQQQIIQQ", *row) for row in sections)

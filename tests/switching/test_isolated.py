@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from homes import CACHECTL, Home
+from support.layers import write
 
 from cachectl.layers.disk.temporaries import abandoned_temporaries, remove_abandoned
 from cachectl.layers.host import processes
@@ -158,13 +159,11 @@ def test_a_program_that_is_just_being_executed_keeps_its_folder(
 
 
 @pytest.mark.parametrize("next_one", ["trace -- true", "bench -n 1 -- true", "purge --all"])
-def test_each_command_clears_away_what_is_left_also_if_its_record_cannot_be_read(
-    home: Home, temporary: Path, next_one: str
-) -> None:
+def test_each_command_clears_away_what_is_left(home: Home, temporary: Path, next_one: str) -> None:
     folder = temporary / "cachectl-0123456789abcdef"
     (folder / "deep").mkdir(parents=True)
     (folder / "deep/file").write_bytes(b"12345")
-    folder.with_name(f"{folder.name}.lock").write_text('{"host": [], "pid": "x", "start": [1]}')
+    folder.with_name(f"{folder.name}.lock").write_text('{"host": [], "pid": 1, "start": [1]}')
     (found,) = abandoned_temporaries(home.environment())
     assert (found.files, found.bytes) == (1, 5)
     done = home.cachectl(next_one, TMPDIR=str(temporary))
@@ -195,11 +194,20 @@ def test_the_folder_of_a_living_process_stays(home: Home, temporary: Path) -> No
     assert os.listdir(temporary) == []
 
 
-def test_a_folder_that_a_program_made_again_goes(home: Home, temporary: Path) -> None:
-    with child.isolated_root(home.environment()) as root:
-        pass
-    (root / "xdg/pytools").mkdir(parents=True)
-    assert (remove_abandoned(home.environment()), os.listdir(temporary)) == (1, [])
+@pytest.mark.parametrize(
+    "record", [None, "", "{}", "[]", "notes", '{"host": "x", "pid": "x", "start": 1}', '{"host": "x", "pid": 1}']
+)
+def test_a_folder_without_a_record_of_its_owner_stays(home: Home, temporary: Path, record: str | None) -> None:
+    """Its name alone does not show that cachectl has made it."""
+    folder = temporary / "cachectl-0123456789abcdef"
+    write(folder / "results", b"12345")
+    if record is not None:
+        folder.with_name(f"{folder.name}.lock").write_text(record)
+    names = set(os.listdir(temporary))
+    assert abandoned_temporaries(home.environment()) == ()
+    assert home.cachectl("purge --all", TMPDIR=str(temporary)).stderr == ""
+    assert (remove_abandoned(home.environment()), set(os.listdir(temporary))) == (0, names)
+    assert (folder / "results").read_bytes() == b"12345"
 
 
 def test_other_things_in_the_folder_are_left(home: Home, temporary: Path) -> None:

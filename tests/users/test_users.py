@@ -19,6 +19,7 @@ from support.accounts import account, install_for_all
 from support.hostile import PYTHON, database, hash_tree, link
 from tiers import real
 
+from benchmarks.commands import at_home
 from cachectl.cli import users
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
@@ -103,7 +104,7 @@ class People(NamedTuple):
 
     def cachectl(self, line: str) -> subprocess.CompletedProcess[str]:
         """Run a command as root, in a system whose only people are these, without root's power over files."""
-        variables = {"HOME": str(self.base / "root"), "PATH": os.environ["PATH"]}
+        variables = {**at_home(self.base / "root"), "PATH": os.environ["PATH"]}
         command = [*self.command, *self.ann.cachectl, *line.split()]
         return subprocess.run(command, env=variables, cwd="/", capture_output=True, text=True, check=False, timeout=600)
 

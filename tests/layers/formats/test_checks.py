@@ -1,5 +1,8 @@
 """Every check of bytes, on what real compilers and drivers wrote: it finds every truncation."""
 
+import _struct
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from functools import cache
@@ -17,7 +20,7 @@ TESTS = Path(__file__).parents[2]
 #: A kind of file, its check, and where samples are: seeds of the fuzzer by their beginning, members of archives.
 CHECKS: dict[str, tuple[Callable[[bytes], object], list[str]]] = {
     "bitcode of clang": (bitcode.complaint, ["12-clang", "amdgpu-llvm14:axpy.bc"]),
-    "native code of PoCL": (elf.complaint, ["9-pocl-so", "9-pocl-object"]),
+    "native code": (elf.complaint, ["9-pocl-so", "9-pocl-object"]),
     "AMD's code objects": (elf.complaint, ["amdgpu-llvm14:axpy-gfx906.o", "amdgpu-llvm14:axpy-gfx90a.o"]),
     "binaries of Intel's CPU driver": (device_binaries.complaint, ["9-intel"]),
     "programs of ocloc": (NeoPrograms().check, ["neo-ocloc-22.43:"]),
@@ -57,12 +60,31 @@ def test_every_truncation_is_found(kind: str) -> None:
 
 
 #: Ends of zeros that each check finds; sections of native code may end in fewer.
-@pytest.mark.parametrize(("kind", "ends"), [("bitcode of clang", (16, 512)), ("native code of PoCL", (512, 4096))])
+@pytest.mark.parametrize(("kind", "ends"), [("bitcode of clang", (16, 512)), ("native code", (512, 4096))])
 def test_zeros_of_a_power_loss_are_found(kind: str, ends: tuple[int, ...]) -> None:
     """And in bitcode a block that claims more than there is."""
     check, data = CHECKS[kind][0], samples(kind)[0]
     longer = [data[:8] + b"\xff" * 8 + data[16:]] if "bitcode" in kind else []
     assert all(check(wrong) for wrong in (b"", bytes(len(data)), *(data[:-end] + bytes(end) for end in ends), *longer))
+
+
+#: Exits with a status that is not 0 if the dynamic linker cannot load a library, whose calls must be there.
+LOAD = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], mode=os.RTLD_LAZY); os._exit(0)"
+
+
+def test_a_library_is_damaged_where_the_dynamic_linker_fails(tmp_path: Path) -> None:
+    """It reads no section: what was cut or emptied behind the segments is not missed."""
+    # One of Python's own, whose references this process has.
+    whole = Path(_struct.__file__).read_bytes()
+    library, judged = tmp_path / "library.so", set()
+    for missing in (0, 1, 64, 500, 1000, 4000, 8000, len(whole) * 2 // 3, len(whole) - 64):
+        for filled in (b"", bytes(missing)):
+            library.write_bytes(whole[: len(whole) - missing] + filled)
+            status = subprocess.run([sys.executable, "-c", LOAD, library], check=False, capture_output=True).returncode
+            is_damaged = elf.linking_complaint(library.read_bytes()) is not None
+            assert is_damaged is bool(status), (missing, bool(filled), status)
+            judged.add(is_damaged)
+    assert judged == {False, True}
 
 
 def test_a_list_longer_than_its_block_is_not_read() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachectl.layers.formats import opencl_source, pdict
+from cachectl.layers.formats import opencl_source, pdict, pickles
 from cachectl.layers.formats.pickles import Thing, is_framed, things, walk
 
 VALUES = st.recursive(
@@ -100,3 +100,15 @@ def test_kernels_are_found_whatever_is_said_about_them() -> None:
     void not_a_kernel(int a) {}
     """
     assert opencl_source.kernel_names(source) == ("hinted", "plain", "scanned", "sized")
+
+
+def test_what_python_unpickles_is_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never reads what follows the end; a pickle that is too long to be read here is not damaged either."""
+    for data in (b"\x80\x04N.trailing", b"\x80\x04N." + bytes(300)):
+        assert pickle.loads(data) is None  # noqa: S301 - made here
+        assert pickles.complaint(data) is None
+    monkeypatch.setattr(pickles, "_MOST", 100)
+    long = pickle.dumps([bytes(300), *map(str, range(100))])
+    assert pickles.complaint(long) is None
+    with pytest.raises(pickles.TooLong):
+        pickles.walk(long)

@@ -19,6 +19,7 @@ from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.formats import zstd
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.cache import MesaShaderCache, read_limit
+from cachectl.stack import Stack
 from cachectl.verbs.prune import plan_prune
 
 CONTENTS = contents()
@@ -57,6 +58,19 @@ def test_a_cache_that_is_nearly_full_is_reported(tmp_path: Path) -> None:
     root = fill(tmp_path / "home/.cache", "multi-file", CONTENTS)
     (root / "index").write_bytes(struct.pack("<Q", 1000 << 20) + bytes(65536 * 20))
     assert [finding.code for finding in MesaShaderCache(environment_of(tmp_path / "home")).diagnose()] == ["cap"]
+
+
+def test_two_paths_to_one_folder_are_one_place(tmp_path: Path) -> None:
+    """``HOME`` is a link to the account's home, where releases before 2025 look."""
+    root = fill(tmp_path / "home/.cache", "multi-file", CONTENTS)
+    (tmp_path / "link").symlink_to("home")
+    environment = environment_of(tmp_path / "home")
+    layer = MesaShaderCache(environment.with_variables({"HOME": str(tmp_path / "link")}))
+    assert len(listed(layer)) == len([*layer.entries()]) == 4
+    usage = Stack(layer.environment).report(["mesa"]).total
+    assert (usage.entries, usage.bytes) == (4, on_disk(*root.rglob("*")))
+    held = usage.bytes
+    assert plan_prune([layer], Limits(bytes=held)).plans[0].entries == ()
 
 
 # ---------------------------------------------------------------------- whose entries
@@ -180,10 +194,9 @@ def test_an_unknown_version_is_not_removed_as_damaged(store: str, tmp_path: Path
         ("foreign", Severity.HARMLESS, None)
     }
     if store != "multi-file":
-        # Mesa finds nothing there either, so a purge of the rest has not failed.
         usage = usage_of(layer)
-        assert (usage.entries, {problem.code for problem in usage.problems}) == (0, {"foreign"})
-        assert clear(layer).failed == ()
+        assert {problem.code for problem in usage.problems} == {"unknown"}
+        assert {note.because for note in clear(layer).failed} == {mesa_entries.FOREIGN}
     clear_damaged(layer)
     assert snapshot(root) == before
 

@@ -38,6 +38,7 @@ from support.miopen_kernels import (
     packed,
     store,
     stored,
+    stored_whole,
     user_file,
 )
 from support.products import OBJECT, OTHER, fill_tuning
@@ -47,7 +48,7 @@ from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.core.errors import Damaged, EntryExists, LayerError, Refused
 from cachectl.layers.core.facts import Artifact, Entry, Severity
 from cachectl.layers.core.layer import Layer, put_many
-from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenTuning
+from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenTuning, kernels
 from cachectl.layers.miopen.kernels import encode, escaped, split_kernel_key
 from cachectl.stack import Stack
 
@@ -67,10 +68,9 @@ def test_both_generations_are_listed(tmp_path: Path, layer: MIOpenKernels) -> No
     assert (new.stale, new.modified) == (None, None)
     assert (new.kernels, new.versions) == (("MIOpenConvUni.cl", "MIOpenConvUni"), {"miopen": VERSION})
     assert new.written_before == user_file(tmp_path).stat().st_mtime
-    because = f"a newer MIOpen ({VERSION}) has its own files"
     for key, files in ((old, 0), (OBJECT, 1)):
         entry = entries[key]
-        assert (entry.length, entry.files, entry.stale, entry.stale_because) == (len(CODE), files, True, because)
+        assert (entry.length, entry.files, entry.stale) == (len(CODE), files, None)
     assert entries[OBJECT].kernels == ("MIOpenPooling.cl", "MIOpenPooling")
     read = got(layer, KEY)
     assert (read.form, read.data) == ("miopen-kernel/1", CODE)
@@ -147,6 +147,15 @@ ACCEPTED = {
     "plain": (CODE, MD5, 0),
     "a size as text": (BLOB, MD5, str(SIZE)),
     "a size too large": (BLOB, MD5, SIZE + 7),
+    "a real size": (BLOB, MD5, float(SIZE)),
+    "a fractional size": (BLOB, MD5, SIZE + 0.5),
+    "a negative size": (BLOB, MD5, -1),
+    "a size beyond 32 bits": (BLOB, MD5, (1 << 32) + SIZE),
+    "a real size beyond 64 bits": (BLOB, MD5, 1e300),
+    "a text that begins with a size": (BLOB, MD5, f" {SIZE}.9 bytes"),
+    "a size in a blob": (BLOB, MD5, str(SIZE).encode()),
+    "less than one": (CODE, MD5, 0.9),
+    "a text without a number": (CODE, MD5, "unknown"),
     "bytes after the stream": (BLOB + b"junk", MD5, SIZE),
     "the md5 of the first stream": (HALVES, packed(CODE[:100])[1], 100),
     "an md5 in a blob": (BLOB, MD5.encode(), SIZE),
@@ -157,11 +166,11 @@ REJECTED = {
     "bad md5": (BLOB, "0" * 32, SIZE),
     "more after the md5": (BLOB, f"{MD5} ", SIZE),
     "size too small": (BLOB, MD5, SIZE - 1),
-    "a text without a number": (BLOB, MD5, "unknown"),
+    "packed, with a text without a number": (BLOB, MD5, "unknown"),
+    "a size of 32 bits that is 0": (BLOB, MD5, 1 << 32),
     "no bz2": (CODE, MD5, SIZE),
     "joined streams": (HALVES, MD5, SIZE),
     "cut short": (BLOB[:-10], MD5, SIZE),
-    "empty": (b"", packed(b"")[1], 0),
     "a bomb": (bz2.compress(bytes(50_000_000)), MD5, SIZE),
 }
 
@@ -195,6 +204,21 @@ def test_rows_that_miopen_rejects_are_damaged(tmp_path: Path, layer: MIOpenKerne
         layer.put(KEY, artifact(KEY))
     layer.put(KEY, artifact(KEY), replace=True)
     assert findings(layer) == []
+
+
+def test_an_empty_kernel_is_a_miss(tmp_path: Path, layer: MIOpenKernels) -> None:
+    store(user_file(tmp_path), {(NAME, ARGS): stored_whole(b"")})
+    assert findings(layer) == [("damaged", Severity.HEALS)]
+
+
+def test_a_kernel_that_is_too_large_to_read_is_not_damaged(
+    tmp_path: Path, layer: MIOpenKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "_LARGEST", len(CODE) - 1)
+    store(user_file(tmp_path), {(NAME, ARGS): GOOD})
+    assert [finding.code for finding in verified(layer)] == ["unreadable"]
+    assert clear_damaged(layer).removed == 0
+    assert keys_of(layer) == [KEY]
 
 
 NAMES = ("ns::name.cl.o", "ns", "a:b%3A.s.o", "::", ":", "100%.cl.o", "%25", "colon:", "plain.cl.o")
@@ -256,25 +280,23 @@ def test_what_stands_in_the_place_of_a_database_is_named_and_moved(
         assert verified(layer) == []
 
 
-def test_rows_that_break_statements_or_the_index_are_found(tmp_path: Path, layer: MIOpenKernels) -> None:
-    path = store(user_file(tmp_path), {("it's.cl.o", ""): GOOD, (NAME, ARGS): GOOD})
-    assert len(keys_of(layer)) == 2
-    assert findings(layer) == [("damaged", Severity.FAILS)]
-    assert clear(layer, key=key_of(name="it's.cl.o", args="")).removed == 1
-    assert findings(layer) == []
+def test_rows_that_break_the_index_are_found(tmp_path: Path, layer: MIOpenKernels) -> None:
+    path = store(user_file(tmp_path), {(NAME, ARGS): GOOD})
     sql(path, f"DROP INDEX idx_kern_db; INSERT INTO kern_db({COLUMNS}) SELECT {COLUMNS} FROM kern_db")
     assert findings(layer) == [("damaged", Severity.FAILS)]
 
 
-def test_a_row_is_damaged_by_its_key_and_checksum_alone(tmp_path: Path, layer: MIOpenKernels) -> None:
-    """Whatever its contents, a row is MIOpen's own; one that no lookup can name is not damaged."""
+def test_a_row_is_damaged_by_its_checksum_alone(tmp_path: Path, layer: MIOpenKernels) -> None:
+    """Whatever its contents, a row is MIOpen's own; one that no lookup can name is not damaged, nor put."""
     other = packed(b"not a format that is known")
     store(
         user_file(tmp_path, "gfx9061e"), {("a'b.o", ARGS): other, ("raw.o", ARGS): other, ("name", ARGS): packed(CODE)}
     )
-    assert [(finding.code, finding.severity) for finding in verified(layer)] == [("damaged", Severity.FAILS)]
-    before = len(keys_of(layer))
-    assert (clear_damaged(layer).removed, len(keys_of(layer))) == (1, before - 1)
+    assert verified(layer) == []
+    quoted = key_of(f"{VERSION}/gfx9061e.ukdb", "a'b.o")
+    with pytest.raises(Damaged, match="a quote in"):
+        layer.put(quoted, got(layer, quoted)._replace(data=CODE), replace=True)
+    assert clear(layer, key=quoted).removed == 1
 
 
 def test_an_empty_database_is_housekeeping(tmp_path: Path, layer: MIOpenKernels) -> None:

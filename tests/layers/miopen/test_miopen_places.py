@@ -1,9 +1,11 @@
 """MIOpen's libraries, the state of its layers without one, and what the names of its files say."""
 
+import os
 from pathlib import Path
 
 import pytest
 from support.layers import write
+from support.miopen_kernels import library_bytes
 
 from cachectl.layers.core import Condition, Environment, Scope
 from cachectl.layers.miopen import (
@@ -12,6 +14,7 @@ from cachectl.layers.miopen import (
     MIOpenSystemTuning,
     MIOpenTuning,
     libraries,
+    releases,
 )
 from cachectl.layers.miopen.databases import parse_name, program_names, version_numbers
 
@@ -43,14 +46,47 @@ def test_system_folders_are_found_beside_every_library(tmp_path: Path) -> None:
         assert roots[0].source == f"next to {rocm}"
 
 
-def test_old_versions_are_not_stale_where_several_miopens_are_installed(tmp_path: Path) -> None:
-    library(tmp_path / "rocm")
-    library(tmp_path / "site/torch")
-    for version in ("2.2.1", "3.3.0.x"):
-        write(tmp_path / ".cache/miopen" / version / ("a" * 32) / "k.s.o", b"\x7fELF code")
+@no_miopen
+def test_entries_are_stale_only_if_their_miopen_was_seen_here_and_has_gone(tmp_path: Path) -> None:
+    """Another version, in the home or installed, proves nothing: another environment may have the older one."""
     variables = {"HOME": str(tmp_path), "ROCM_PATH": str(tmp_path / "rocm")}
-    environment = Environment(variables, home=tmp_path, site=(tmp_path / "site",), temporary=tmp_path / "tmp")
-    assert [entry.stale for entry in MIOpenKernels(environment).entries()] == [None, None]
+    rocm = write(tmp_path / "rocm/lib/libMIOpen.so.1.0", library_bytes("3.1.0.b"))
+    for version in ("3.1.0.b", "3.3.0.a"):
+        kernel = write(tmp_path / ".cache/miopen" / version / ("a" * 32) / "k.s.o", b"\x7fELF code")
+        os.utime(kernel, (1e9, 1e9))
+
+    def stale(*others: Path) -> dict[str, bool | None]:
+        environment = Environment(variables, home=tmp_path, site=others, temporary=tmp_path / "tmp")
+        layer = MIOpenKernels(environment._replace(searches_pythons=True))
+        return {entry.versions["miopen"]: entry.stale for entry in layer.entries()}
+
+    assert stale() == {"3.1.0.b": None, "3.3.0.a": None}
+    rocm.unlink()
+    new = write(tmp_path / "rocm/lib/libMIOpen.so.1.0", library_bytes("3.3.0.a"))
+    assert stale() == {"3.1.0.b": True, "3.3.0.a": None}
+    write(tmp_path / "site/torch/lib/libMIOpen.so", library_bytes("3.1.0.c"))
+    assert stale(tmp_path / "site") == {"3.1.0.b": None, "3.3.0.a": None}, "another build of the release"
+    write(tmp_path / "site/torch/lib/libMIOpen.so", b"cannot be read")
+    assert stale(tmp_path / "site") == {"3.1.0.b": None, "3.3.0.a": None}
+    (tmp_path / "site/torch/lib/libMIOpen.so").unlink()
+    assert stale() == {"3.1.0.b": True, "3.3.0.a": None}
+    os.utime(next((tmp_path / ".cache/miopen/3.1.0.b").rglob("k.s.o")))
+    assert stale() == {"3.1.0.b": None, "3.3.0.a": None}, "used since"
+    assert new.exists()
+
+
+def test_a_report_reads_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "rocm/lib/libMIOpen.so.1.0", library_bytes("3.1.0.b"))
+    write(tmp_path / ".cache/miopen/3.1.0.b" / ("a" * 32) / "k.s.o", b"\x7fELF code")
+    variables = {"HOME": str(tmp_path), "ROCM_PATH": str(tmp_path / "rocm")}
+    layer = MIOpenKernels(Environment(variables, home=tmp_path, temporary=tmp_path, searches_pythons=True))
+    read: list[str] = []
+    monkeypatch.setattr(releases, "read_version", read.append)
+    for root in layer.roots():
+        layer.store.usage(root)
+    assert read == []
+    assert [entry.stale for entry in layer.entries()] == [None]
+    assert [Path(path).name for path in read] == ["libMIOpen.so.1.0"]
 
 
 @pytest.mark.parametrize("value", ["Enabled", "YES", "on", "TRUE"])

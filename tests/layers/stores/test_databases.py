@@ -103,6 +103,19 @@ def test_every_truncation_is_found_and_none_ends_in_an_error(home: Home) -> None
         assert (outcome.skipped, outcome.failed, path.exists()) == ((), (), False)
 
 
+def test_what_follows_the_pages_of_a_database_is_no_damage(home: Home) -> None:
+    """Sqlite never reads it, as where a program was killed while it extended the file."""
+    path = dictionary(home.path / ".cache/pytools" / FILE, equal_rows(60))
+    keys = keys_of(home.stack["pytools"])
+    with path.open("ab") as file:
+        file.write(bytes(100))
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("pragma integrity_check").fetchone() == ("ok",)
+    assert verified(home.stack["pytools"]) == []
+    assert clear_damaged(home.stack["pytools"]).removed == 0
+    assert keys_of(home.stack["pytools"]) == keys
+
+
 def test_a_damaged_file_goes_only_whole_unchanged_and_used_by_nobody(tmp_path: Path) -> None:
     path = dictionary(tmp_path / FILE)
     stamp = file_stamp(path)

@@ -150,6 +150,25 @@ def test_a_record_is_deleted_as_it_was_planned(path: Path) -> None:
     assert path.read_bytes() == b"b=S:1\nc=S:2\n"
 
 
+STRANGE = b"\xff\xfe=S:1;\x80\r\n\r\n# a comment\n=nothing before\nb=S:1\r\nb=S:2\n\0\n\x0b\x0c\x85\nlast=S:1;T:2"
+
+
+def test_every_other_line_stays_byte_for_byte(path: Path) -> None:
+    for end in (b"", b"\n", b"\r\n", b"\n\n"):
+        path.write_bytes(b"a=S:1\n" + STRANGE + end)
+        assert store(path).delete([row_of("a", b"a=S:1")])
+        assert path.read_bytes() == STRANGE + end
+        path.write_bytes(STRANGE + b"\na=S:1" + end)
+        planned = [row for row in store(path).rows() if row.key == ("a",)]
+        assert store(path).delete(planned) == set(planned)
+        assert path.read_bytes() == STRANGE + b"\n" + end.removeprefix(b"\r").removeprefix(b"\n")
+        path.write_bytes(b"a=S:1\n" + STRANGE + end)
+        put(path, b"a=S:9", replace=True)
+        assert path.read_bytes() == b"a=S:9\n" + STRANGE + end
+        put(path, b"c=S:1")
+        assert path.read_bytes() == b"a=S:9\n" + STRANGE + (end or b"\n") + b"c=S:1\n"
+
+
 def test_a_link_is_neither_read_nor_written_through(path: Path) -> None:
     target = path.with_name("elsewhere.txt")
     target.write_bytes(b"a=S:1\n")

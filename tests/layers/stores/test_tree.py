@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.layers import on_disk, python, running, write
 from tiers import amount
 
-from cachectl.layers.core import Damaged, Entry, EntryExists, LayerError, Outcome, Problem, Unreachable
+from cachectl.layers.core import Entry, EntryExists, LayerError, Outcome, Problem, Unreachable
 from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree
@@ -190,7 +190,7 @@ def test_special_files_are_neither_read_nor_waited_for(tmp_path: Path) -> None:
     os.truncate(os.open(tmp_path / "ef", os.O_CREAT | os.O_WRONLY), 1 << 41)
     assert keys(files) == ["ef"]
     assert (files.read_members("ab"), files.read_members("cd")) == (None, None)
-    with pytest.raises(Damaged, match="has more than 1,073,741,824 bytes"):
+    with pytest.raises(Unreachable, match="has more than 1,073,741,824 bytes"):
         files.read_members("ef")
 
 

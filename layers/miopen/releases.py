@@ -1,0 +1,54 @@
+"""Which MIOpen is installed: the version of a library, as it stands in the names of its files.
+
+MIOpen is not loaded for that. The text stands in the constants of the library. Source: ``src/db_path.cpp.in``
+(``GetUserDbSuffix``).
+"""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+
+from cachectl.layers import core, miopen
+from cachectl.layers.disk import plain
+from cachectl.layers.formats import elf
+from cachectl.layers.host import record
+
+PRODUCT = "MIOpen"
+_CONSTANTS = ".rodata"
+#: Backend, version, and the id of the build, which is empty if it was built without git.
+_TEXT = core.regex(rb"(?<=\0)(?:HIPNOGPU|HIP|OpenCL)\.(\d{1,3})_(\d{1,3})_(\d{1,3})_([0-9A-Za-z-]{0,64})(?=\0)")
+
+
+def read_version(library: str) -> str | None:
+    """Return the version of a library, such as ``3.3.0.a85ca8a54``; ``None`` if its constants do not say one."""
+    with suppress(OSError, ValueError), open(plain.open_plain(library, follow=True), "rb") as file:
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        read = elf.read_elf(content)
+        versions = set[str]()
+        for section in read.sections if read is not None else ():
+            if section.name == _CONSTANTS:
+                matches = _TEXT.finditer(content, section.offset, section.offset + section.size)
+                versions.update(b".".join(match.groups()).decode() for match in matches)
+        if len(versions) == 1:
+            return versions.pop()
+    return None
+
+
+def note_here(environment: core.Environment, *, reads: bool) -> record.Record:
+    """Note the MIOpens that programs of this environment find, and return the record.
+
+    Their libraries have hundreds of MiB, so that of a new one is only read if ``reads`` allows it.
+    """
+    seen = record.record_of(environment)
+    for library in miopen.libraries(environment) if environment.searches_pythons and reads else ():
+        if seen.version_at(PRODUCT, library) is None:
+            seen.note(PRODUCT, library, read_version(str(library)) or record.UNREADABLE)
+    seen.save()
+    return seen
+
+
+def all_are_known(environment: core.Environment, seen: record.Record) -> bool:
+    """Return whether the version of every MIOpen here is known."""
+    versions = (seen.version_at(PRODUCT, library) for library in miopen.libraries(environment))
+    return all(version not in (None, record.UNREADABLE) for version in versions)

@@ -1,0 +1,138 @@
+"""The record of what was seen on this host: the one witness that something has gone."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from support.layers import write
+from tiers import NOBODY, as_root
+
+from cachectl.layers.core import Entry, Environment, user_state_folder
+from cachectl.layers.host import record
+from cachectl.layers.host.record import FILE, Record, Staleness
+
+NOW = 2_000_000_000.0
+
+
+def environment_of(home: Path) -> Environment:
+    return Environment({"HOME": str(home)}, home, searches_pythons=True, clock=lambda: NOW)
+
+
+def seen_again(home: Path) -> Record:
+    """Return the record as the next command reads it."""
+    return Record(environment_of(home))
+
+
+def noted(home: Path, path: Path, version: str) -> Record:
+    seen = seen_again(home)
+    seen.note("PoCL", write(path, version.encode()), version)
+    seen.save()
+    return seen
+
+
+def judged(seen: Record, version: str, used: float | None = 1e9) -> Staleness:
+    entry = Entry("pocl", "key", Path("/"), 1, 1, modified=used)
+    return seen.judge("PoCL", entry, f"compiled by {version}", version.__eq__, version.__eq__)
+
+
+def test_a_version_that_was_replaced_or_removed_is_stale(tmp_path: Path) -> None:
+    library = tmp_path / "lib/libpocl.so"
+    assert judged(noted(tmp_path, library, "3.0"), "3.0") == (None, None), "it is there"
+    seen = noted(tmp_path, library, "3.1")
+    stale, because = judged(seen, "3.0")
+    assert stale is True
+    assert because is not None
+    assert because.startswith(f"compiled by 3.0; {library} had PoCL 3.0 until ")
+    library.unlink()
+    assert judged(seen_again(tmp_path), "3.1")[0] is True
+    noted(tmp_path, library, "3.0")
+    assert judged(seen_again(tmp_path), "3.0") == (None, None), "it came back"
+
+
+def test_another_path_with_the_version_or_a_use_since_leaves_it_unknown(tmp_path: Path) -> None:
+    first, second = tmp_path / "one/libpocl.so", tmp_path / "two/libpocl.so"
+    for path in (first, second):
+        noted(tmp_path, path, "3.0")
+    first.unlink()
+    assert judged(seen_again(tmp_path), "3.0") == (None, None)
+    second.unlink()
+    seen = seen_again(tmp_path)
+    assert judged(seen, "3.0")[0] is True
+    for used in (NOW, None):
+        stale, because = judged(seen, "3.0", used)
+        assert stale is None
+        assert because is not None
+        assert "used since" in because
+    assert judged(seen, "2.9") == (None, "unknown: compiled by 2.9, which was never seen on this host")
+
+
+def test_another_host_or_container_over_the_home_keeps_its_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same path has another version there, as /opt/rocm in two images."""
+    library = tmp_path / "lib/libpocl.so"
+    with monkeypatch.context() as patched:
+        patched.setattr(record, "_system", lambda _: "other 1 2 3")
+        noted(tmp_path, library, "3.0")
+    seen = noted(tmp_path, library, "3.1")
+    assert judged(seen, "3.0") == (None, f"unknown: compiled by 3.0, which other has at {library}")
+    library.unlink()
+    assert judged(seen_again(tmp_path), "3.0")[0] is None
+
+
+def test_a_container_is_not_its_host(tmp_path: Path) -> None:
+    """Apptainer keeps the name of the host; only the root folder differs."""
+    systems = {
+        kind: Record(environment_of(tmp_path)._replace(mounts=write(tmp_path / kind, f"1 0 0:1 / / rw - {kind} x\n")))
+        for kind in ("ext4", "overlay")
+    }
+    assert systems["ext4"].system != systems["overlay"].system
+
+
+def test_a_path_on_a_file_system_that_is_not_mounted_has_not_gone(tmp_path: Path) -> None:
+    library = tmp_path / "lib/libpocl.so"
+    noted(tmp_path, library, "3.0")
+    file = user_state_folder(environment_of(tmp_path)) / FILE
+    document = json.loads(file.read_text())
+    document["sightings"][0]["places"] = ["nfs:server:/export"] * 2
+    file.write_text(json.dumps(document))
+    library.unlink()
+    assert judged(seen_again(tmp_path), "3.0") == (None, None)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"sightings": [{}]}', '{"sightings": [[1]]}', "[" * 100_000])
+def test_a_damaged_record_has_no_witness(tmp_path: Path, content: str) -> None:
+    write(user_state_folder(environment_of(tmp_path)) / FILE, content.encode())
+    assert seen_again(tmp_path).sightings == {}
+
+
+@pytest.mark.parametrize(("field", "value"), [("gone", "yesterday"), ("path", 1), ("places", ["a"]), ("packages", [])])
+def test_a_value_of_another_type_makes_it_damaged(tmp_path: Path, field: str, value: object) -> None:
+    noted(tmp_path, tmp_path / "libpocl.so", "3.0")
+    file = user_state_folder(environment_of(tmp_path)) / FILE
+    document = json.loads(file.read_text())
+    document["sightings"][0][field] = value
+    file.write_text(json.dumps(document))
+    assert seen_again(tmp_path).sightings == {}
+
+
+@as_root
+def test_a_record_of_another_user_is_not_read(tmp_path: Path) -> None:
+    noted(tmp_path, tmp_path / "libpocl.so", "3.0")
+    os.chown(user_state_folder(environment_of(tmp_path)) / FILE, NOBODY, NOBODY)
+    assert seen_again(tmp_path).sightings == {}
+
+
+def test_a_record_that_cannot_be_written_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path / ".local/state", b"no folder")
+    seen = noted(tmp_path, tmp_path / "libpocl.so", "3.0")
+    assert [sighting.version for sighting in seen.here("PoCL")] == ["3.0"]
+
+
+def test_a_library_is_not_read_again_unless_it_changed(tmp_path: Path) -> None:
+    library = tmp_path / "libpocl.so"
+    noted(tmp_path, library, "3.0")
+    assert seen_again(tmp_path).version_at("PoCL", library) == "3.0"
+    os.utime(library, (1, 1))
+    assert seen_again(tmp_path).version_at("PoCL", library) is None
