@@ -227,7 +227,9 @@ def test_no_interpreter_is_started(home: Home, tmp_path: Path, monkeypatch: pyte
     assert started.exists()
     started.unlink()
     monkeypatch.setattr(subprocess, "Popen", None)
-    home.cachectl(arguments.format(tmp_path / "venv/bin/python"), PATH=f"{tmp_path}/venv/bin:{script.parent}")
+    home.cachectl(
+        arguments.format(tmp_path / "venv/bin/python"), check=False, PATH=f"{tmp_path}/venv/bin:{script.parent}"
+    )
     assert not started.exists()
 
 
@@ -286,16 +288,22 @@ def test_shims_stand_for_the_interpreters_behind_them(home: Home, tmp_path: Path
 # ---------------------------------------------------------------------- stale by what was seen
 
 
+def change_record(prefix: Path, home: Home, **changes: object) -> None:
+    """Change the sightings of what is below a prefix."""
+    file = record_of(user(home)).file
+    document = json.loads(file.read_text())
+    for sighting in document["sightings"]:
+        if sighting["path"].startswith(str(prefix)):
+            sighting.update(changes)
+    file.write_text(json.dumps(document))
+
+
 def carry_out(change: str, prefix: Path, home: Home) -> None:
     """Carry out a change of a Python that was seen at a prefix, or of what was seen of it."""
-    record = {"unmounted": {"places": ["0", "0"]}, "seen elsewhere": {"system": "node7 2"}}.get(change)
-    if record is not None:
-        file = record_of(user(home)).file
-        document = json.loads(file.read_text())
-        for sighting in document["sightings"]:
-            if sighting["path"].startswith(str(prefix)):
-                sighting.update(record)
-        file.write_text(json.dumps(document))
+    if change == "unmounted":
+        change_record(prefix, home, places=["0", "0"])
+    elif change == "seen elsewhere":
+        change_record(prefix, home, system="node7 2")
     if change == "package replaced":
         install(prefix / SITE, **PACKAGES | {"loopy": "2025.2"})
     elif change == "upgraded":
