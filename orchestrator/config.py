@@ -88,7 +88,7 @@ def _settings(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from error
             yield key, value
-    except (ValueError, RecursionError) as error:
+    except core.PARSE_ERRORS as error:
         raise core.BadRequest(f"{core.printable(path)}: {error}") from error
 
 

@@ -67,8 +67,11 @@ class Findings(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Return whether anything is damaged, or worse than harmless."""
-        return any(finding.thing or finding.severity is not core.HARMLESS for finding in self.findings)
+        """Return whether anything is damaged, of an unknown format in the place of an entry, or worse than harmless."""
+        return any(
+            finding.thing or finding.severity is not core.HARMLESS or finding.code == "unknown"
+            for finding in self.findings
+        )
 
 
 def _warn_of_failures(trouble: Trouble) -> None:

@@ -88,19 +88,19 @@ class NodeRoot:
         self.usable = True
         self.notes: list[str] = []
         self._known: frozenset[Name] = frozenset()
+        layers = LayerSet(environment).clearable()
+        child.say_left_alone(layers, (), self.notes.append, off=False)
         try:
-            parent = temporaries.private_folder(environment.temporary, make=True)
-            temporaries.remove_abandoned(environment, (parent,))
-            folder = temporaries.owned_folder(parent, "cachectl-stage-", environment)
-            self.root = self._folders.enter_context(folder)
-            handles.probe_room(self.root, _ROOM)
-            layers = LayerSet(environment).clearable()
-            child.link_cache_home(environment, layers, self.root)
-            self.variables = child.variables_isolated(layers, self.root)
+            with child.needed(environment.temporary):
+                parent = temporaries.private_folder(environment.temporary, make=True)
+                temporaries.remove_abandoned(environment, (parent,))
+                folder = temporaries.owned_folder(parent, "cachectl-stage-", environment)
+                self.root = self._folders.enter_context(folder)
+                handles.probe_room(self.root, _ROOM)
+                child.link_cache_home(environment, layers, self.root)
+                self.variables = child.variables_isolated(layers, self.root)
         except core.CachectlError as error:
             self._give_up(str(error))
-        except OSError as error:
-            self._give_up(f"{environment.temporary}: {_reason(error)}")
 
     def _give_up(self, why: str) -> None:
         self.notes.append(f"not staged, so programs run cold or with the caches they have anyway: {why}")
@@ -119,7 +119,7 @@ class NodeRoot:
         stack = self.stack()
         try:
             done = push_pull.pull(stack, source, trust)
-        except (OSError, core.CachectlError) as error:
+        except core.FAILURES as error:
             self.usable = isinstance(error, place.Missing)
             self.notes.append(f"starts cold: {_reason(error)}")
             return
@@ -155,7 +155,7 @@ class NodeRoot:
         file = self.root / "new.zip"
         try:
             push_pull.push(self.stack(), file, besides=besides)
-        except (OSError, core.CachectlError) as error:
+        except core.FAILURES as error:
             self.notes.append(f"new entries are lost: {_reason(error)}")
         return file if file.exists() else None
 
@@ -330,7 +330,7 @@ class Ranks:
         received = [self._received(leaders, source, here) for source in range(1, leaders.size)]
         try:
             self._push(here, received)
-        except (OSError, core.CachectlError) as error:
+        except core.FAILURES as error:
             self.notice(f"new entries are lost: {self._out}: {_reason(error)}")
 
     def _received(self, leaders: Intracomm, source: int, here: NodeRoot) -> StoreCollection | None:
@@ -341,7 +341,7 @@ class Ranks:
             shown = "what a node has sent"
             file = bundle.spooled(environment, chunks, shown, spared=0)
             return StoreCollection(bundle.BundlePlace(None, environment, shown=shown, file=file), environment)
-        except (OSError, core.CachectlError) as error:
+        except core.FAILURES as error:
             deque(chunks, maxlen=0)
             self.notice(f"the new entries of a node are lost: {_reason(error)}")
             return None
@@ -384,7 +384,7 @@ class Ranks:
             self._here.remove()
 
 
-def _reason(error: OSError | core.CachectlError) -> str:
+def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, core.CachectlError) else core.reason_of(error)
 
 

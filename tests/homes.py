@@ -28,6 +28,7 @@ from cachectl.cli.main import main
 from cachectl.layers.core import Environment
 from cachectl.layers.core.conformance import nobody
 from cachectl.stack import Stack
+from cachectl.switching.child import FAULT
 
 #: Another OpenCL driver than the wheel's PoCL: the variables that make PyOpenCL load it alone.
 Driver = dict[str, Any]
@@ -254,6 +255,8 @@ class Home:
 def _checked(done: subprocess.CompletedProcess[str], *, check: bool) -> subprocess.CompletedProcess[str]:
     if check and done.returncode:
         pytest.fail(f"{done.args} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    # On a terminal this is one line like others, and the command goes on: a test must see it.
+    assert FAULT not in done.stderr, done.stderr
     validate_output(done.stdout)
     return done
 

@@ -62,6 +62,10 @@ class Refused(LayerError, PermissionError):
     """The layer cannot, or must not, do this here; the message says why."""
 
 
+class UnknownFormat(Refused):
+    """Something in the place of an entry is in a format that this cachectl does not know: it is left as it is."""
+
+
 class Busy(LayerError, TimeoutError):
     """A lock could not be taken before the timeout."""
 
@@ -90,7 +94,9 @@ class Unsettled(LayerError, OSError):
 
 
 #: What one root or layer may raise without stopping the others: layers of other people raise anything.
-FAILURES = (Exception,)
+FAILURES: tuple[type[Exception], ...] = (Exception, SystemExit)  # type: ignore[assignment]
+#: What parsing the content of a file may raise, in the parser or where a field has another type, length or size.
+PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

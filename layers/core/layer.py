@@ -104,10 +104,14 @@ class Layer:
             reasons.update(self.store.refusals)
             for ability, change in changes:
                 try:
-                    change()
+                    if not isinstance(change(), core.Switch):
+                        raise TypeError("no Switch")
                 except core.Refused as error:  # noqa: PERF203 - one must not end the rest
                     reasons[ability] = error.message.removeprefix(f"cannot {ability.value}: ")
-        except core.FAILURES as error:
+        except KeyboardInterrupt:
+            raise
+        # As of the class itself, when the registry makes the layer.
+        except BaseException as error:  # noqa: BLE001
             return dict.fromkeys(core.Ability, f"the layer failed: {core.reason_of(error)}")
         return reasons
 

@@ -42,7 +42,7 @@ def owned_folder(parent: Path, prefix: str, environment: core.Environment) -> It
 
     A forked child leaves that to the process that made the folder.
     """
-    import json
+    from cachectl.layers.core.documents import encode_json
 
     owner = os.getpid()
     while True:
@@ -55,7 +55,7 @@ def owned_folder(parent: Path, prefix: str, environment: core.Environment) -> It
         os.close(lock)
     record = _Owner(core.node(), owner, processes.start_of(owner, processes=environment.processes))
     try:
-        atomic.write_all(lock, (json.dumps(record._asdict()).encode(),))
+        atomic.write_all(lock, (encode_json(record._asdict()),))
         os.mkdir(folder, 0o700)
         yield folder
     finally:
@@ -155,15 +155,15 @@ def _measured(folder: Path) -> core.Entry:
 @contextmanager
 def _taken(lock: Path) -> Iterator[_Owner | None]:
     """Take a lock for a block; yield its record, ``None`` if another process holds it, or no cachectl has made it."""
-    import json
+    from cachectl.layers.core.documents import parse_json
 
     with ExitStack() as stack:
         owner = None
-        with suppress(OSError, ValueError, TypeError, RecursionError):
+        with suppress(OSError, *core.PARSE_ERRORS):
             handle = plain.open_plain(lock, flags=os.O_RDWR | os.O_CLOEXEC)
             stack.callback(os.close, handle)
             if handles.take_flock(handle) and handles.is_same_file(lock, handle):
-                owner = _Owner(**json.loads(plain.read_plain(lock, limit=_LARGEST)))
+                owner = _Owner(**parse_json(plain.read_plain(lock, limit=_LARGEST)))
         yield owner if owner is None or isinstance(owner.pid, int) else None
 
 

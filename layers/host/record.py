@@ -11,7 +11,6 @@ fails: then there is no witness.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cachectl.layers import core
+from cachectl.layers.core import documents
 from cachectl.layers.disk import atomic, plain
 from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.host import processes
@@ -159,7 +159,7 @@ class Record:
         document = {"sightings": [sighting._asdict() for sighting in kept]}
         with suppress(OSError, ValueError):
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            atomic.replace_file(self.file, [json.dumps(document, indent=1, allow_nan=False).encode()])
+            atomic.replace_file(self.file, [documents.encode_json(document, indent=1)])
             self._written = dict(self.sightings)
 
     def _moment(self, path: Path) -> float:
@@ -181,9 +181,9 @@ def record_of(environment: core.Environment) -> Record:
 
 def _read(file: Path) -> dict[tuple[str, str, str, str], Sighting]:
     """Return the sightings in a file; none if it is missing, damaged, or open to other users."""
-    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    with suppress(OSError, *core.PARSE_ERRORS):
         if shared_because(file.parent, (file.name,)) is None:
-            document = json.loads(plain.read_plain(file, limit=_LARGEST))
+            document = documents.parse_json(plain.read_plain(file, limit=_LARGEST))
             sightings = [Sighting(**values) for values in document["sightings"]]
             return {sighting[:4]: sighting for sighting in map(_checked, sightings)}
     return {}

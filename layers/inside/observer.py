@@ -23,7 +23,7 @@ TABLE = "cachectl_watches.json"
 #: Variables in which launchers of MPI jobs pass on the rank.
 _RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 #: An encoder is not made for each event.
-_encode = json.JSONEncoder(default=str).encode
+_encode = json.JSONEncoder(default=str, allow_nan=False).encode
 #: Shorter work is not noted, in nanoseconds.
 _SHORTEST = 20_000
 #: The program may put a pipe or a link in the place of a file of ours.

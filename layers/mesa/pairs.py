@@ -193,13 +193,13 @@ class Pair(rows.RowFile):
         """Return the index as :meth:`_listed` does. Raises :class:`Refused` if a part of it is not understood."""
         index = self._listed()
         if index.unknown:
-            raise core.Refused(self.layer, _UNKNOWN, self.path)
+            raise core.UnknownFormat(self.layer, _UNKNOWN, self.path)
         return index
 
     def _listed(self) -> Index:
         """Read the index, and the frame of each entry. Raises :class:`LayerError` if Mesa would not use the files."""
         if (why := self.complaint(*(os.pread(handle, self.head, 0) for handle in (self.data, self.index)))) is not None:
-            raise (core.Refused if why == entries.FOREIGN else core.Damaged)(self.layer, why, self.path)
+            raise (core.UnknownFormat if why == entries.FOREIGN else core.Damaged)(self.layer, why, self.path)
         _, size = self._sizes()
         if size > core.LARGEST_INDEX:
             raise core.Unreachable(self.layer, f"the index {core.too_large(size, core.LARGEST_INDEX)}", self.path)

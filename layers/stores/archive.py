@@ -56,7 +56,7 @@ def unpack(data: bytes) -> dict[str, bytes]:
             # tarfile takes a truncated or damaged header for the end, except for the first.
             if data[tar.offset : tar.offset + tarfile.BLOCKSIZE] != bytes(tarfile.BLOCKSIZE):
                 raise ValueError("not a tar: it ends before its last block, or is damaged")
-    except (tarfile.TarError, EOFError, RecursionError, OverflowError, UnicodeError) as error:
+    except (tarfile.TarError, EOFError, *core.PARSE_ERRORS) as error:
         raise ValueError(f"not a tar: {error}") from error
     return members
 
@@ -64,7 +64,8 @@ def unpack(data: bytes) -> dict[str, bytes]:
 def artifact_to_bytes(artifact: core.Artifact) -> bytes:
     """Return an artifact as the file that ``cachectl get`` writes: a tar of ``artifact.json`` and ``data``."""
     import hashlib
-    import json
+
+    from cachectl.layers.core.documents import encode_json
 
     header = {
         "schema": _SCHEMA,
@@ -74,7 +75,7 @@ def artifact_to_bytes(artifact: core.Artifact) -> bytes:
         "detail": dict(artifact.detail),
         "sha256": hashlib.sha256(artifact.data).hexdigest(),
     }
-    text = json.dumps(header, indent=1, sort_keys=True).encode()
+    text = encode_json(header, indent=1, sort_keys=True)
     return pack({_HEADER: text, _DATA: artifact.data})
 
 
@@ -86,17 +87,18 @@ def is_artifact_file(head: bytes) -> bool:
 def artifact_from_bytes(data: bytes) -> core.Artifact:
     """Read a file of ``cachectl get``. Raises :class:`CachectlError` for another file or a wrong checksum."""
     import hashlib
-    import json
+
+    from cachectl.layers.core.documents import parse_json
 
     try:
         members = unpack(data)
-        header = json.loads(members[_HEADER])
+        header = parse_json(members[_HEADER])
         content = members[_DATA]
         if header["schema"] != _SCHEMA:
             raise ValueError(f"unknown schema {header['schema']!r}")
         layer, key, form, digest = (str(header[name]) for name in ("layer", "key", "form", "sha256"))
         detail = {str(name): str(value) for name, value in header["detail"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except core.PARSE_ERRORS as error:
         raise core.CachectlError(f"not an artifact file of cachectl get: {error}") from error
     if hashlib.sha256(content).hexdigest() != digest:
         raise core.CachectlError("the artifact file is damaged: wrong checksum")

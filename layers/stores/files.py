@@ -309,7 +309,7 @@ class Files(core.Store):
         """Yield the findings of the damages of an entry, or that it is of an unknown version."""
         for damage in damages:
             if files is not None and (why := self.foreign(files)) is not None:
-                yield core.finding_of(self, root, core.Problem(root.path / entry.key, "foreign", why))
+                yield core.finding_of(self, root, core.Problem(root.path / entry.key, "unknown", why))
                 return
             yield self.damaged(entry, damage)
 

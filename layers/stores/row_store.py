@@ -218,7 +218,8 @@ class Rows(files.Files):
         severity, code, fix = core.HARMLESS, "unreadable", "nothing: try again when no program is writing"
         thing = None
         if isinstance(error, core.Refused):
-            code, fix = "foreign", "nothing: cachectl does not use it"
+            code = "unknown" if isinstance(error, core.UnknownFormat) else "foreign"
+            fix = "nothing: cachectl does not use it"
         elif isinstance(error, core.Damaged):
             severity, code = self.when_damaged, "damaged"
             fix = f"end every program that has it open, then: cachectl purge --damaged {self.name}"

@@ -11,7 +11,7 @@ import gc
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from cachectl import __version__
@@ -70,11 +70,17 @@ _WITHOUT_VERB = ("-h", "--help", "--version")
 _OBJECTS = 50_000
 
 
-def main(arguments: Sequence[str] | None = None, *, environment: core.Environment | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None,
+    *,
+    environment: core.Environment | None = None,
+    show_json: Callable[[object], None] = output.show_json,
+) -> int:
     """Run the command line and return the exit status.
 
     ``arguments`` are the words after ``cachectl``, by default this process's. ``environment`` says where the caches
     are, by default as this process sees them; relative file names always mean the working folder of this process.
+    ``show_json`` prints a result if ``--json`` was typed.
     Raises :class:`SystemExit` for wrong usage (status 2), ``--help`` and ``--version``.
     """
     try:
@@ -86,7 +92,8 @@ def main(arguments: Sequence[str] | None = None, *, environment: core.Environmen
             build_parser(()).print_help()
             return 2
         request, verb = _parsed(words, environment)
-        return _shown(verb.run(request), verb, request)
+        with output.warnings_as_lines():
+            return _shown(verb.run(request), verb, request, show_json)
     except KeyboardInterrupt:
         # Also while modules are loaded, and the line is parsed.
         return 130
@@ -122,18 +129,24 @@ def _parsed(words: list[str], environment: core.Environment | None) -> tuple[ver
     return request, verb_module(options.verb)
 
 
-def _shown(result: Any, verb: Any, request: verbs.Request) -> int:  # noqa: ANN401 - of any verb
+def _shown(result: Any, verb: Any, request: verbs.Request, show_json: Callable[[object], None]) -> int:  # noqa: ANN401 - of any verb
     """Print what a verb returned, in the form that was asked for, and return the exit status."""
     if isinstance(result, int):
         pass
     elif request.form == "json":
-        output.show_json(result)
+        show_json(result)
     elif request.form == "csv":
         output.show_csv(verb.table(result, request))
     else:
         output.say(verb.show(result, request))
-    output.show_bytes(b"")
-    return result if isinstance(result, int) else int(bool(getattr(result, "failed", False)))
+    status = result if isinstance(result, int) else int(bool(getattr(result, "failed", False)))
+    try:
+        output.show_bytes(b"")
+    except OSError:
+        # What has failed counts more, such as the command of a trace.
+        if not status:
+            raise
+    return status
 
 
 def _open_streams() -> None:

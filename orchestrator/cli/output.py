@@ -6,6 +6,7 @@ JSON follows from the class of a fact (:mod:`cachectl.layers.core.facts`). The f
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,15 +42,16 @@ _MANY = 3
 
 def json_bytes(fact: object) -> bytes:
     """Return a fact as the JSON document of a file."""
-    import json
+    from cachectl.layers.core.documents import encode_json
 
-    return json.dumps(_plain(fact), indent=2).encode() + b"\n"
+    return encode_json(_plain(fact), indent=2) + b"\n"
 
 
 def _plain(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and what JSON has
     """Return what JSON has for a fact: its keys, with what JSON has for their values."""
     if fact is None or isinstance(fact, (str, int, float)):
-        return fact
+        # What no number of JSON can say is unknown.
+        return None if isinstance(fact, float) and not math.isfinite(fact) else fact
     if isinstance(fact, Enum):
         return fact.value
     if isinstance(fact, os.PathLike):
@@ -74,6 +76,18 @@ def _plain(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and what JS
 def show_json(fact: object) -> None:
     """Print a fact as a JSON document."""
     _write(json_bytes(fact).decode())
+
+
+def show_rows(fact: object) -> None:
+    """Print a fact as one JSON document a line: what it has beside lists, and how long these are, then each item."""
+    from cachectl.layers.core.documents import encode_json
+
+    document = _plain(fact)
+    lists = {name: value for name, value in document.items() if isinstance(value, list)}
+    head = {name: value for name, value in document.items() if name not in lists}
+    rows = [{name: item} for name, items in lists.items() for item in items]
+    counts = {name: len(items) for name, items in lists.items()}
+    _write("".join(f"{encode_json(row).decode()}\n" for row in ({**head, "rows": counts}, *rows)))
 
 
 # ---------------------------------------------------------------------- lines
@@ -160,6 +174,18 @@ def say_on_stderr(parts: Iterable[Any]) -> None:
 def warn(line: str, speaker: str = "cachectl") -> None:
     """Print one line on standard error."""
     say_on_stderr([f"{speaker}: {line}"])
+
+
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Print each warning that Python code of a block issues as one line."""
+    import warnings
+
+    with warnings.catch_warnings():
+        # Each once, whatever the user has set for programs.
+        warnings.simplefilter("default", RuntimeWarning)
+        warnings.showwarning = lambda message, *_: warn(str(message))
+        yield
 
 
 def warn_notes(about: str, notes: Sequence[core.Note]) -> None:

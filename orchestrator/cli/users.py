@@ -1,13 +1,12 @@
 """``--user`` and ``--all-users``: the verb in a child for each user, and one table of all answers.
 
-A child becomes the user before Python starts, and is isolated (``-I``). Its user may stop it and write in its name: the
-parent reads a bounded answer for a bounded time, and takes only numbers and escaped texts from it.
+A child becomes the user before Python starts, and is isolated (``-I``). It runs this file, and writes one row a line.
+Its user may stop it and write in its name: the parent reads a bounded answer for a bounded time, and takes only numbers
+and escaped texts from it.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
 import select
@@ -22,12 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 from cachectl import verbs
 from cachectl.layers import core
+from cachectl.layers.core.documents import parse_json
 
 if TYPE_CHECKING:
     import pwd
 
-#: Bytes that a child may write, seconds that it may take, and lines of its standard error that are shown.
-_MOST_OUTPUT = 32 << 20
+#: Bytes of an answer and of a row that are read, seconds that a child may take, and lines of its standard error that
+#: are shown.
+_LARGEST_ANSWER = 2 << 20
+_LARGEST_ROW = 64 << 10
 _SECONDS = 60
 _MOST_NOTES = 3
 #: How deep an answer may be nested, and how long a text in a table may be.
@@ -173,16 +175,33 @@ def _ask(user: pwd.struct_passwd, words: list[str]) -> _Answer:
             error += "; install cachectl where every user can read it"
     elif error is None:
         try:
-            document = _escaped(json.loads(data), _DEEPEST)
+            document, cut = _read(data)
             # A TypeError means that it is not a list of objects.
             document[_SHOWN[words[0]][0]] = [{**item} for item in document[_SHOWN[words[0]][0]]]
-        except (ValueError, RecursionError, KeyError, TypeError):
+        except core.PARSE_ERRORS:
             document, error = {}, f"wrote no valid document of {words[0]}"
+        else:
+            limits = f"a row has at most {_LARGEST_ROW >> 10} KiB, an answer {_LARGEST_ANSWER >> 20} MiB"
+            error = f"{core.plural(cut, 'row')} cut: {limits}; select fewer entries" if cut else None
     return {**document, "user": user.pw_name, "error": error}, status, [] if error else notes[:_MOST_NOTES]
 
 
+def _read(data: bytes) -> tuple[dict[str, Any], int]:
+    """Return the document of an answer, and how many of its rows are missing. Raises :class:`ValueError` and others."""
+    # What follows the last line end was cut.
+    head, *lines = data.split(b"\n")[:-1]
+    document = dict(_escaped(parse_json(head), _DEEPEST))
+    counts = {name: int(count) for name, count in document.pop("rows").items()}
+    document.update((name, []) for name in counts)
+    for line in lines:
+        if len(line) <= _LARGEST_ROW:
+            ((name, item),) = _escaped(parse_json(line), _DEEPEST).items()
+            document[name].append(item)
+    return document, max(0, sum(count - len(document[name]) for name, count in counts.items()))
+
+
 def _escaped(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
-    if not depth or (isinstance(value, float) and not math.isfinite(value)):
+    if not depth:
         raise ValueError(value)
     if isinstance(value, str):
         return core.printable(value)
@@ -198,7 +217,7 @@ def _run(user: pwd.struct_passwd, words: list[str]) -> tuple[int, bytes, bytes, 
     own = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
     try:
         child = subprocess.Popen(  # noqa: S603 - our own program
-            (sys.executable, "-I", "-X", "utf8", "-m", "cachectl", *words),
+            (sys.executable, "-I", "-X", "utf8", "-m", __name__, *words),
             env={**own, "PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
             cwd="/",
             stdin=subprocess.DEVNULL,
@@ -214,19 +233,20 @@ def _run(user: pwd.struct_passwd, words: list[str]) -> tuple[int, bytes, bytes, 
         return -1, b"", b"", f"cannot start {core.printable(sys.executable)} as that user: {error.strerror}"
     streams = {stream: bytearray() for stream in (child.stdout, child.stderr) if stream is not None}
     written, problem, deadline = [*streams.values()], None, time.monotonic() + _SECONDS
+    is_full = False
     try:
-        while streams and problem is None:
+        # It prints when its work is done. Of the rest of an answer the number of rows is known.
+        while streams and problem is None and not is_full:
             for stream in select.select([*streams], (), (), 1)[0]:
                 piece = os.read(stream.fileno(), 1 << 16)
                 streams[stream] += piece
-                if len(streams[stream]) > _MOST_OUTPUT:
-                    problem = f"wrote more than {_MOST_OUTPUT >> 20} MiB; select fewer entries"
+                is_full = is_full or len(streams[stream]) > _LARGEST_ANSWER
                 if not piece:
                     del streams[stream]
                     stream.close()
             if time.monotonic() > deadline:
                 problem = f"took longer than {_SECONDS} s"
-        _wait(child, 0 if problem else 5)
+        _wait(child, 0 if problem or is_full else 5)
     finally:
         if child.returncode is None:
             with suppress(OSError):
@@ -234,10 +254,17 @@ def _run(user: pwd.struct_passwd, words: list[str]) -> tuple[int, bytes, bytes, 
             _wait(child, 5)
         for stream in streams:
             stream.close()
-    return child.returncode or 0, bytes(written[0]), bytes(written[1]), problem
+    status = 1 if is_full else child.returncode or 0
+    return status, bytes(written[0]), bytes(written[1]), problem
 
 
 def _wait(child: subprocess.Popen[bytes], seconds: float) -> None:
     """Wait for a child; a file system of the user may keep it from ending."""
     with suppress(subprocess.TimeoutExpired):
         child.wait(seconds)
+
+
+if __name__ == "__main__":
+    from cachectl.cli import main, output
+
+    raise SystemExit(main.main(show_json=output.show_rows))

@@ -380,15 +380,13 @@ def start_from(
 ) -> None:
     """Copy what an own root lacks from a base, of the named layers or of all.
 
-    ``notice`` gets a line for each layer that the base has entries of, for each kind of failure, for a base without
-    entries, and if other users can write to it. Raises :class:`BadRequest` if one folder is in the other, and
+    ``notice`` gets a line for each layer that the base has entries of, for each kind of failure, and for a base without
+    entries. Raises :class:`BadRequest` if one folder is in the other, and
     :class:`OSError` if the own root cannot be made.
     """
     _require_apart(base, root)
     here = root.resolve()
     here.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if (place := next(trust.open_to_others(base), None)) is not None:
-        notice(f"base: other users can write to {place}, and programs run what is in a base")
     source, own = LayerSet(child.environment_of(environment, base)), LayerSet(child.environment_of(environment, here))
     result, whole, part = transfer.Transfer(str(base)), LayerCollection(source), LayerCollection(own)
     needs = {core.Ability.RELOCATE, core.Ability.PUT}

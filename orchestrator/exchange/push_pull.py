@@ -383,7 +383,10 @@ def shared_around(
     def say(transfer: Callable[..., Transfer], verb: str, failed: str) -> bool:
         try:
             done = transfer(layers=layers, besides=besides, deadline=time.monotonic() + place.PATIENCE)
-        except Exception as error:  # noqa: BLE001 - whatever a server answers, the command runs
+        except Exception as error:
+            # Whatever a server answers, the command runs, but not with a wrong option.
+            if verb == "pulled" and isinstance(error, core.BadRequest):
+                raise
             # The push will make the store.
             if writes and verb == "pulled" and isinstance(error, place.Missing):
                 return True

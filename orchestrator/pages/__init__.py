@@ -8,12 +8,12 @@ browser runs nothing that a name in the data could bring in, and connects to not
 from __future__ import annotations
 
 import hashlib
-import json
 from base64 import b64encode
 from collections import defaultdict
 from importlib.resources import files
 
 from cachectl import __version__
+from cachectl.layers.core.documents import encode_json
 
 #: How each page begins: a page that cachectl wrote may be replaced by another.
 BEGINNING = """\
@@ -75,7 +75,7 @@ def embeddable(data: object) -> str:
     Only ``<`` can end the element or begin a comment in it. All that is not ASCII is escaped too, undecodable bytes of
     file names among it.
     """
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return encode_json(data, separators=(",", ":")).decode().replace("<", "\\u003c")
 
 
 def _read(name: str) -> str:

@@ -17,13 +17,18 @@ import signal
 import stat
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from cachectl import layer_set
 from cachectl.layers import core
-from cachectl.layers.disk import atomic, temporaries
+from cachectl.layers.disk import atomic, temporaries, trust
+
+T = TypeVar("T")
+
+#: The end of a line about an error that neither the system nor a user's request explains.
+FAULT = "a fault of cachectl, please report it"
 
 #: Variables that move several layers, and caches of other programs.
 _SHARED = frozenset({"XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"})
@@ -41,7 +46,52 @@ _ENDING = _TYPED | _signals("SIGTERM", "SIGHUP")
 _FORWARDED = _ENDING | _signals("SIGUSR1", "SIGUSR2")
 
 
+# ---------------------------------------------------------------------- extras and requests
+
+
+def try_extra(what: str, step: Callable[[], T], notice: Callable[[str], None]) -> T | None:
+    """Do a step that the command does not need; return its result.
+
+    If it raises anything, ``notice`` gets one line that begins with ``what``, and the result is ``None``.
+    """
+    try:
+        return step()
+    except KeyboardInterrupt:
+        raise
+    # As for plug-ins, whose layers take part in these steps.
+    except BaseException as error:  # noqa: BLE001
+        notice(f"{what}: {_reason(error)}")
+        return None
+
+
+@contextmanager
+def needed(place: Path, *, kept: Path | None = None) -> Iterator[None]:
+    """Do in a folder what the command cannot do without: an error names the folder, and how to use another one.
+
+    ``kept`` is a root that the user has named. Raises :class:`CachectlError`.
+    """
+    try:
+        yield
+    except core.CachectlError:
+        raise
+    except Exception as error:
+        instead = _ANOTHER_TEMPORARY if kept is None else _ANOTHER_ROOT
+        raise core.CachectlError(f"{_reason(error, place)}; {instead}") from error
+
+
+def _reason(error: BaseException, place: Path | None = None) -> str:
+    """Return an error in one line, with the path that it is about, else the place."""
+    if isinstance(error, core.CachectlError):
+        return str(error)
+    path = getattr(error, "filename", None) or place
+    where = "" if path is None else f"{core.printable(os.fsdecode(path))}: "
+    return f"{where}{core.reason_of(error)}{'' if isinstance(error, (OSError, MemoryError)) else f'; {FAULT}'}"
+
+
 # ---------------------------------------------------------------------- isolated roots
+
+_ANOTHER_TEMPORARY = "TMPDIR names another folder: TMPDIR=/var/tmp cachectl …"
+_ANOTHER_ROOT = "--isolated=DIR names another folder"
 
 
 def make_kept_root(folder: Path, mode: int = 0o777) -> None:
@@ -49,10 +99,15 @@ def make_kept_root(folder: Path, mode: int = 0o777) -> None:
     try:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as error:
-        message = (
-            f"cannot make the root {core.printable(folder)}: {error.strerror}; --isolated=DIR names another folder"
-        )
+        message = f"cannot make the root {core.printable(folder)}: {error.strerror}; {_ANOTHER_ROOT}"
         raise core.CachectlError(message) from error
+
+
+def say_shared(folder: Path, what: str, notice: Callable[[str], None]) -> None:
+    """Give a line if another user could write to a folder that exists, and whose content programs run."""
+    if (reason := trust.shared_because(folder)) is not None:
+        shown = core.printable(folder)
+        notice(f"{what} {shown}: another user can write it ({reason}), and programs run what is in it")
 
 
 @contextmanager
@@ -62,15 +117,18 @@ def isolated_root(
     """Yield ``folder``, created if missing, or an empty temporary one that is removed when the block ends.
 
     What killed commands left next to it is removed first. A forked child removes nothing. ``notice`` gets a line for
-    each problem. Raises :class:`CachectlError` if there is no private folder, :class:`OSError` if nothing can be made
-    in it.
+    each problem. Raises :class:`CachectlError` if there is no private folder, or nothing can be made in it.
     """
     if folder is not None:
         make_kept_root(folder)
+        say_shared(folder, "--isolated", notice)
         yield folder.resolve()
         return
-    temporaries.remove_abandoned(environment)
-    with temporaries.temporary_folder(environment, notice) as root:
+    left = "temporary folders of killed commands stay"
+    try_extra(left, lambda: temporaries.remove_abandoned(environment), notice)
+    with ExitStack() as block:
+        with needed(environment.temporary):
+            root = block.enter_context(temporaries.temporary_folder(environment, notice))
         yield root
 
 
@@ -122,7 +180,9 @@ def link_cache_home(environment: core.Environment, layers: Iterable[core.Layer],
     for layer in layers:
         # A layer with a variable of its own needs no hiding.
         if layer.name in moved and _SHARED & moved[layer.name].set.keys():
-            hidden.update(root.path.relative_to(real).parts[0] for root in layer.roots() if real in root.path.parents)
+            with suppress(*core.FAILURES):
+                paths = [root.path for root in layer.roots()]
+                hidden.update(path.relative_to(real).parts[0] for path in paths if real in path.parents)
     for name in _names(links):
         # Links of an earlier run that are broken or now hidden.
         is_ours = os.path.islink(links / name) and os.readlink(links / name) == str(real / name)
@@ -211,20 +271,30 @@ def switches_on(layers: Iterable[core.Layer], root: Path) -> list[core.Switch]:
     return [*enabled, *relocations(layers, root).values()]
 
 
-def left_alone(layers: Iterable[core.Layer], *, off: bool) -> dict[str, str]:
-    """Return the layers that can be neither moved nor, if ``off``, switched off; each with the reason.
-
-    A child uses them unchanged.
-    """
+def unable(layers: Iterable[core.Layer], *abilities: core.Ability) -> dict[str, str]:
+    """Return the layers that have none of some abilities, each with the reason why it has not the last."""
     reasons = {}
     for layer in layers:
-        abilities = layer.abilities()
-        reason = abilities[core.Ability.RELOCATE]
-        if off and reason is not None:
-            reason = abilities[core.Ability.DISABLE]
-        if reason is not None:
-            reasons[layer.name] = reason
+        refusals = list(filter(None, map(layer.abilities().get, abilities)))
+        if len(refusals) == len(abilities):
+            reasons[layer.name] = refusals[-1]
     return reasons
+
+
+def say_left_alone(
+    layers: Sequence[core.Layer], named: Iterable[str], notice: Callable[[str], None], *, off: bool
+) -> frozenset[str]:
+    """Return the names of the layers that can be neither moved nor, if ``off``, switched off: a child uses them so.
+
+    Gives a line for each of the user's. Raises :class:`Refused` for one that was named.
+    """
+    staying = unable(layers, core.Ability.RELOCATE, *([core.Ability.DISABLE] if off else []))
+    for layer in layers:
+        if layer.name in staying and layer.about.scope is core.Scope.USER:
+            if layer.name in named:
+                raise core.Refused(layer.name, f"stays as it is: {staying[layer.name]}")
+            notice(f"{layer.name} stays as it is: {staying[layer.name]}")
+    return frozenset(staying)
 
 
 # ---------------------------------------------------------------------- the command

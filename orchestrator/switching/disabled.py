@@ -7,7 +7,7 @@ import importlib.util
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,17 +66,22 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
     would be without it. Compiled kernels that the program already holds are not compiled again.
 
     :param layers: names; none means all
-    :param strict: ``False`` warns of a layer that stays on
+    :param strict: ``False`` warns of a layer that stays on; one that nothing switches off is always left out so, unless
+        it is named
     :returns: a context, which gives the status of each layer; one whose driver has started is salted
     :raises StillOn: before anything is changed, if a layer can be neither switched nor salted
     """
     stack = LayerSet()
-    chosen = [layer for layer in stack.named(layers) if child.can_switch(layer)]
+    lacking = child.unable(stack.named(layers), core.Ability.DISABLE)
+    chosen = [layer for layer in stack.named(layers) if layer.name not in lacking]
     maps = processes.read("self", "maps")
     off = {layer.name: layer.disable() for layer in chosen}
     held = {layer.name: _judge(layer, off[layer.name], maps) for layer in chosen}
-    still_on = {name: hold.why for name, hold in held.items() if hold.status == "on"}
-    _report(still_on, "switch off", _INSTEAD_OF_DISABLED, strict=strict)
+    late = {name: hold.why for name, hold in held.items() if hold.status == "on"}
+    still_on = late | lacking
+    demanded = still_on if layers else late
+    _report(demanded, still_on, "switch off", _INSTEAD_OF_DISABLED, strict=strict)
+    held.update({name: Held("on", reason) for name, reason in lacking.items()})
     # A salted layer's variables still switch it off in children.
     switches = [switch for name, switch in off.items() if name not in still_on]
     held.update(_switched_along(stack, switches))
@@ -110,7 +115,8 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
     :param folder: a root, which is kept
     :param strict: ``False`` warns of a library that has already opened its cache elsewhere
     :returns: a context, which gives the root
-    :raises StillOn: before anything is changed, if a library has already opened its cache elsewhere
+    :raises StillOn: before anything is changed, if a library has already opened its cache elsewhere; a layer that
+        nothing moves is a warning
     """
     stack = LayerSet()
     with ExitStack() as block:
@@ -118,11 +124,14 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
             root = block.enter_context(child.isolated_root(stack.environment))
         else:
             root = Path(folder).absolute()
-        _report(too_late(stack, root), "move", _INSTEAD_OF_ISOLATED, strict=strict)
-        root.mkdir(parents=True, exist_ok=True)
-        switches = child.switches_on(stack, root)
-        child.make_folders(switches)
-        child.link_cache_home(stack.environment, stack, root)
+        late, users = too_late(stack, root), [layer for layer in stack if layer.about.scope is core.Scope.USER]
+        staying = late | child.unable(users, core.Ability.RELOCATE)
+        _report(late, staying, "move", _INSTEAD_OF_ISOLATED, strict=strict)
+        with child.needed(root, kept=None if folder is None else root):
+            root.mkdir(parents=True, exist_ok=True)
+            switches = child.switches_on(stack, root)
+            child.make_folders(switches)
+            child.link_cache_home(stack.environment, stack, root)
         try:
             with overlay.applied(_settings(switches), _flags_left_behind(stack)):
                 yield root
@@ -194,7 +203,9 @@ def _is_off(layer: core.Layer, off: core.Switch) -> bool:
     """Return whether variables have switched a layer off; asks the layer itself, which reads the disk, only then."""
     variables = layer.environment.variables
     touched = any(name in variables for name in off.set.keys() | layer.enable().unset)
-    return touched and layer.state().condition is core.DISABLED
+    with suppress(*core.FAILURES):
+        return touched and layer.state().condition is core.DISABLED
+    return False
 
 
 def _began(layer: core.Layer) -> core.Layer | None:
@@ -241,9 +252,10 @@ def _latched(switch: core.Switch, maps: bytes | None) -> str | None:
     return "its driver has started, and reads its variables only then" if started else None
 
 
-def _report(still_on: Mapping[str, str], act: str, instead: str, *, strict: bool) -> None:
-    if still_on and strict:
-        raise StillOn(still_on, act, instead)
+def _report(demanded: Mapping[str, str], still_on: Mapping[str, str], act: str, instead: str, *, strict: bool) -> None:
+    """Warn of the layers that stay on; if it is strict, raise :class:`StillOn` for those that must not."""
+    if demanded and strict:
+        raise StillOn(demanded, act, instead)
     for name, why in still_on.items():
         warnings.warn(f"{name} stays as it is: {why}", RuntimeWarning, stacklevel=4)
 
@@ -269,7 +281,7 @@ def _flags(switch: core.Switch) -> dict[overlay.Slot, object]:
 def _flags_left_behind(layers: Iterable[core.Layer]) -> dict[overlay.Slot, object]:
     """Return the flags that modules imported in the block would have without it."""
     left: dict[overlay.Slot, object] = {}
-    for layer in layers:
+    for layer in filter(child.can_switch, layers):
         if (off := layer.disable()).flags:
             left.update(_flags(off if _is_off(layer, off) else layer.enable()))
     return left

@@ -18,7 +18,7 @@ import uuid
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +77,9 @@ class Salting:
             if not self._built and not self._blocks:
                 self._since = now - _SLACK
             for layer in layers:
-                for root in layer.roots():
-                    self._roots.setdefault((layer.name, root.path), (layer, root))
+                with suppress(*core.FAILURES):
+                    for root in layer.roots():
+                        self._roots.setdefault((layer.name, root.path), (layer, root))
             self._blocks.append(platforms)
         try:
             yield

@@ -189,15 +189,17 @@ def bench(
         if off.layer is not None:
             by_round = tuple(cold - hot for cold, hot in zip(off.seconds, warm.seconds, strict=True))
             saved.append(Saved(off.layer, off.median - warm.median, by_round, entries[off.layer]))
-    return Bench(tuple(command), tuple(settings), tuple(saved), unused, machine(environment))
+    described = child.try_extra("the machine is not described", lambda: machine(environment), notice)
+    unknown = Machine(None, None, (), platform.system(), ())
+    return Bench(tuple(command), tuple(settings), tuple(saved), unused, described or unknown)
 
 
 def _settings(
     stack: layer_set.LayerSet, layers: Iterable[core.Layer], entries: Mapping[str, int]
 ) -> tuple[list[BenchSetting], dict[str, str]]:
     """Return the settings, one for each layer that the command filled, and the layers that cannot be turned off."""
-    left_alone = child.left_alone((layer for layer in stack if layer.about.scope is core.Scope.USER), off=False)
-    unused = {name: f"stays as it is: {why}" for name, why in left_alone.items()}
+    users = (layer for layer in stack if layer.about.scope is core.Scope.USER)
+    unused = {name: f"stays as it is: {why}" for name, why in child.unable(users, core.Ability.RELOCATE).items()}
     used: dict[core.Layer, set[str]] = {}
     for layer in layers:
         if entries.get(layer.name):

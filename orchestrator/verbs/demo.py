@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -10,8 +9,9 @@ from importlib.util import find_spec
 
 from cachectl import verbs
 from cachectl.layers import core
+from cachectl.layers.core.documents import parse_json
 from cachectl.stack import Stack
-from cachectl.switching.child import isolated_root, variables_isolated, variables_off
+from cachectl.switching.child import isolated_root, say_left_alone, variables_isolated, variables_off
 
 EXAMPLE = "cachectl demo"
 OPTIONS = ()
@@ -28,6 +28,7 @@ def run(request: verbs.Request) -> int:
         )
     here = request.environment
     rows: list[tuple[str, str, int, str]] = []
+    say_left_alone(tuple(Stack(here)), (), request.notice, off=True)
     with isolated_root(here, notice=request.notice) as root:
         stack = Stack(here.with_variables(variables_isolated(Stack(here), root)))
         off = here.with_variables(variables_off(Stack(here), Stack(here), root / "off"))
@@ -69,4 +70,7 @@ def _run(what: str, environment: core.Environment) -> float:
     if child.returncode:
         reason = (child.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise core.CachectlError(f"the demo program failed ({what}): {reason}")
-    return float(sum(json.loads(child.stdout).values()))
+    try:
+        return float(sum(parse_json(child.stdout).values()))
+    except core.PARSE_ERRORS as error:
+        raise core.CachectlError(f"the demo program printed something else than its times ({what})") from error

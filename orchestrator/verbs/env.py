@@ -37,8 +37,9 @@ def env(
 ) -> tuple[Mapping[str, str | None], list[str]]:
     """Return the variables that switch layers off, on (``enable``) or move them to a folder; ``None`` unsets one.
 
-    The second value has a line for each layer that variables cannot switch or move. Raises :class:`BadRequest` if
-    ``root`` is not a directory. Makes the folders below ``root`` that a library would not make itself.
+    The second value has a line for each layer that variables cannot switch or move. Raises :class:`Refused` if such a
+    layer is named, and :class:`BadRequest` if ``root`` is not a directory. Makes the folders below ``root`` that a
+    library would not make itself.
     """
     folder = None if root is None else stack.environment.expand(root)
     if folder is not None and (not root or (folder.exists() and not folder.is_dir())):
@@ -46,8 +47,11 @@ def env(
     notes: list[str] = []
     switches: list[core.Switch] = []
     ability = core.Ability.DISABLE if folder is None else core.Ability.RELOCATE
-    for layer in stack.named(layers):
+    named = tuple(layers)
+    for layer in stack.named(named):
         reason = layer.abilities()[ability]
+        if reason is not None and named:
+            raise core.Refused(layer.name, f"cannot {ability.value}: {reason}")
         if reason is not None:
             notes.append(f"{layer.name} cannot {ability.value}: {reason}")
             continue

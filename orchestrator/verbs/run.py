@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,12 +95,13 @@ def run_with(
     """
     here, chosen = stack.environment, stack.named(layers)
     with ExitStack() as block:
-        place = kept = None
+        place = kept = folder = None
         besides: Mapping[str, frozenset[str]] = {}
         if base is not None:
             from cachectl.exchange import copying
 
             place = copying.base_at(here, base, isolated)
+            child.say_shared(place, "--base", notice)
             isolated = isolated or copying.make_own_root(here, place)
             besides = copying.base_keys(here, place, layers) if store else {}
         if store is not None:
@@ -109,57 +112,54 @@ def run_with(
             around = push_pull.shared_around(
                 kept, store, trust, notice, layers, besides=besides, writes=writes, sign=sign
             )
-            block.enter_context(around)
-        staying = child.left_alone(chosen, off=no_cache) if no_cache or isolated else {}
-        for name in (name for name in staying if stack[name].about.scope is core.Scope.USER):
-            if name in layers:
-                raise core.Refused(name, f"stays as it is: {staying[name]}")
-            notice(f"{name} stays as it is: {staying[name]}")
+            scratch = partial(block.enter_context, child.isolated_root(here, notice=notice))
+            folder = child.try_extra("nothing is pulled or pushed, and no verdict", scratch, notice)
+            block.enter_context(nullcontext() if folder is None else around)
+        staying = frozenset[str]()
+        if no_cache or isolated:
+            staying = child.say_left_alone(chosen, layers, notice, off=no_cache)
         signals = block.enter_context(child.signals_held())
         changes: dict[str, str | None] = {}
         if no_cache or isolated:
-            root = block.enter_context(
-                child.isolated_root(here, isolated if isinstance(isolated, Path) else None, notice)
-            )
+            kept_root = isolated if isinstance(isolated, Path) else None
+            root = block.enter_context(child.isolated_root(here, kept_root, notice))
             moved = chosen
-            if no_cache:
-                changes = child.variables_off(chosen, stack, root)
-            else:
-                along = child.companions(chosen, stack, root)
-                for name in along:
-                    notice(f"{name} keeps its entries in the same folder, so it is isolated too")
-                moved = (*chosen, *(stack[name] for name in along))
-                changes = child.variables_isolated(chosen, root)
-            if place is not None:
-                names = tuple(layer.name for layer in moved)
-                copying.start_from(here, place, root, notice, names)
-            child.link_cache_home(here, moved, root)
+            with child.needed(root, kept=kept_root):
+                if no_cache:
+                    changes = child.variables_off(chosen, stack, root)
+                else:
+                    along = child.companions(chosen, stack, root)
+                    for name in along:
+                        notice(f"{name} keeps its entries in the same folder, so it is isolated too")
+                    moved = (*chosen, *(stack[name] for name in along))
+                    changes = child.variables_isolated(chosen, root)
+                if place is not None:
+                    names = tuple(layer.name for layer in moved)
+                    copying.start_from(here, place, root, notice, names)
+                child.link_cache_home(here, moved, root)
         if not prove:
-            changes.update(block.enter_context(_judged(kept, command, notice)))
+            if kept is not None and folder is not None:
+                changes.update(block.enter_context(_judged(kept, folder, notice)))
             return child.run(command, changes, here, signals), None
         from cachectl.watching import proof as proving
 
-        proof = proving.Proof(stack, chosen, left_out=frozenset(staying))
+        proof = proving.Proof(stack, chosen, left_out=staying)
         return child.run(command, changes, here, signals), proof.end()
 
 
 @contextmanager
-def _judged(
-    stack: layer_set.LayerSet | None, command: Sequence[str], notice: Callable[[str], None]
-) -> Iterator[Mapping[str, str]]:
+def _judged(stack: layer_set.LayerSet, folder: Path, notice: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
     """Watch a run as ``trace`` does; yield the variables for that, and give the verdict to ``notice`` at its end."""
-    if stack is None:
-        yield {}
-        return
     from cachectl.watching.trace import tracing
 
-    with child.isolated_root(stack.environment, notice=notice) as folder:
-        with tracing(stack, folder, notice) as (traced, variables):
-            traced.command = tuple(command)
-            yield variables
-        # A command without Python cannot be watched.
-        if traced.processes:
-            notice(traced.verdict)
+    watched, watching = ExitStack(), tracing(stack, folder, notice)
+    entered = child.try_extra("no verdict", partial(watched.enter_context, watching), notice)
+    traced, variables = entered or (None, {})
+    with watched:
+        yield variables
+    # A command without Python cannot be watched.
+    if traced is not None and traced.processes and traced.verdict:
+        notice(traced.verdict)
 
 
 def _kept_below(stack: layer_set.LayerSet, root: Path | bool) -> layer_set.LayerSet:
@@ -196,6 +196,10 @@ def run(request: verbs.Request) -> int:
         from cachectl.exchange.trust import UNTRUSTED
 
         request.misuse(UNTRUSTED)
+    if options.sign is not None and not any(map(os.path.lexists, (options.sign, f"{options.sign}.pub"))):
+        raise core.BadRequest(f"--sign {core.printable(options.sign)}: this key does not exist")
+    if options.allowed_signers is not None and not os.path.isfile(options.allowed_signers):
+        raise core.BadRequest(f"--allowed-signers {core.printable(options.allowed_signers)}: there is no such file")
     request.demand_command()
     status, proof = run_with(
         request.stack,

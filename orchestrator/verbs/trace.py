@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 
 from cachectl import layer_set, output_files, verbs
 from cachectl.layers import core
@@ -46,11 +48,12 @@ def trace(
     :param notice: gets a line for each library that could not be watched
     :raises CannotStart: if the command cannot be started
     """
-    with (
-        child.signals_held() as signals,
-        child.isolated_root(stack.environment, notice=notice) as folder,
-        tracing(stack, folder, notice, explain=explain, remembers=remembers) as (traced, variables),
-    ):
+    with ExitStack() as block:
+        signals = block.enter_context(child.signals_held())
+        folder = block.enter_context(child.isolated_root(stack.environment, notice=notice))
+        with child.needed(folder):
+            watching = tracing(stack, folder, notice, explain=explain, remembers=remembers)
+            traced, variables = block.enter_context(watching)
         traced.command = tuple(command)
         traced.exit_status = child.run(command, variables, stack.environment, signals)
     return traced
@@ -70,15 +73,21 @@ def run(request: verbs.Request) -> int:
     document, drawn = request.outputs((options.json, kind), (options.timeline, timeline.TIMELINE))
     chosen = {"explain": options.explain, "remembers": not options.no_ledger}
     traced = trace(request.stack, request.command, notice=request.notice, **chosen)
-    request.write_json(traced, document)
     # Standard output belongs to the command.
-    request.output.say_on_stderr(show(traced, explain=options.explain))
-    if drawn is not None and not traced.processes:
-        request.notice(f"no process of the run could be watched, so {drawn.name} was not written")
-        return traced.exit_status or 1
-    if drawn is not None:
-        drawn.write((timeline.encode(traced, drawn.name),))
-    return traced.exit_status or 0
+    say = partial(request.output.say_on_stderr, show(traced, explain=options.explain))
+
+    def write() -> bool:
+        request.write_json(traced, document)
+        if drawn is not None and not traced.processes:
+            raise core.CachectlError(f"no process of the run could be watched, so {drawn.name} was not written")
+        if drawn is not None:
+            drawn.write((timeline.encode(traced, drawn.name),))
+        return True
+
+    child.try_extra("the run is not shown", say, request.notice)
+    written = child.try_extra("a file is missing", write, request.notice)
+    # The command's own status counts first.
+    return traced.exit_status or int(written is None)
 
 
 def show(traced: timeline.Trace, *, explain: bool = False) -> Iterator[bytes | str | verbs.Table]:

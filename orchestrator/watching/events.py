@@ -208,12 +208,11 @@ def places_of(layers: Iterable[core.Layer]) -> tuple[list[WatchedPlace], dict[st
         for folder in map(os.path.realpath, (here.home, here.home_folder, here.temporary)):
             common |= {Path(folder), *Path(folder).parents}
         try:
-            roots = layer.roots()
+            roots = [(Path(os.path.realpath(root.path)), root) for root in layer.roots()]
         except core.FAILURES as error:
             unknown[layer.name] = f"its roots are not known: {core.reason_of(error)}"
             continue
-        for root in roots:
-            path = Path(os.path.realpath(root.path))
+        for path, root in roots:
             places.setdefault(path, WatchedPlace(path)).claims.append((layer, root))
     for path, place in places.items():
         inside = (other for other in places.values() if path in other.path.parents)

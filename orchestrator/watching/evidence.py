@@ -79,6 +79,9 @@ class Evidence:
         self.layer = layer
         self._off = off
         self.part = layer.about.lookups or core.Lookups()
+        files = {*self.part.watchers.values(), *self.part.listeners.values()}
+        #: The files that are loaded into programs, with their content.
+        self.watchers = {file: file.read_bytes() for file in files}
         self.used: list[EntryTrace] | None = None
         self.doubts: dict[str, None] = {}
         self._events: Sequence[Event] = ()

@@ -7,16 +7,18 @@ damaged, or of a newer cachectl, is never written to.
 
 from __future__ import annotations
 
-import json
 import os
+import warnings
 import zlib
 from base64 import b85decode, b85encode
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cachectl.layers import core
+from cachectl.layers.core.documents import encode_json, parse_json
 from cachectl.layers.disk import atomic, handles, plain, temporaries
 
 SCHEMA = "cachectl/ledger/1"
@@ -30,6 +32,8 @@ _MOST_BUILDS, _MOST_KEYS, _MOST_ASKED = 16, 8, 64
 _MOST_RUNS = 2000
 #: Seconds to wait for another trace that writes the file.
 _WAIT = 2.0
+#: No time, count or seconds are larger.
+_LARGEST_NUMBER = 1 << 62
 
 
 class Build(NamedTuple):
@@ -50,8 +54,12 @@ class Build(NamedTuple):
 
     @property
     def text(self) -> str | None:
-        """Return the source; ``None`` if it was not kept. Raises :class:`ValueError` or :class:`zlib.error`."""
-        return zlib.decompress(b85decode(self.packed)).decode() if self.packed else None
+        """Return the source; ``None`` if it was not kept, or cannot be unpacked."""
+        with suppress(ValueError, zlib.error):
+            unpacking = zlib.decompressobj()
+            source = unpacking.decompress(b85decode(self.packed), _LARGEST)
+            return source.decode() if unpacking.eof else None
+        return None
 
 
 class Known(NamedTuple):
@@ -134,22 +142,24 @@ def read(environment: core.Environment) -> Ledger:
     if not os.path.lexists(path):
         return Ledger({}, [])
     try:
-        document = json.loads(plain.read_plain(path, most=2 * _LARGEST))
+        document = parse_json(plain.read_plain(path, most=2 * _LARGEST))
         if document["schema"] != SCHEMA:
             raise core.CachectlError(f"{path}: not a ledger of this cachectl; {FORGET} removes it")
         kernels = {name: _known(fields) for name, fields in document["kernels"].items()}
-        return Ledger(kernels, [Run(float(at), int(hits), *map(float, rest)) for at, hits, *rest in document["runs"]])
+        return Ledger(kernels, [Run(*map(_number, run)) for run in document["runs"]])
     except OSError as error:
         raise core.CachectlError(f"{path}: {core.reason_of(error)}; nothing is remembered of runs") from error
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except core.PARSE_ERRORS as error:
         raise core.CachectlError(f"{path}: damaged; {FORGET} removes it") from error
 
 
 def readable(environment: core.Environment) -> Ledger:
-    """Return the ledger; an empty one if it cannot be used, of which the next trace tells."""
+    """Return the ledger; an empty one, with a :class:`RuntimeWarning`, if it cannot be used."""
     try:
         return read(environment)
-    except core.CachectlError:
+    except core.CachectlError as error:
+        # With the line of this module it is given once, however often a verb reads the ledger.
+        warnings.warn(str(error), RuntimeWarning, stacklevel=1)
         return Ledger({}, [])
 
 
@@ -193,12 +203,19 @@ def _file(environment: core.Environment) -> Path:
     return (temporaries.private_folder(place) if os.path.lexists(place) else place) / _FILE
 
 
+def _number(value: Any) -> Any:  # noqa: ANN401 - JSON
+    """Return a number, which no sum of those that fit makes infinite. Raises :class:`ValueError` for anything else."""
+    if type(value) not in (int, float) or not 0 <= value <= _LARGEST_NUMBER:
+        raise ValueError("no number, or one that is out of range")
+    return value
+
+
 def _known(fields: Any) -> Known:  # noqa: ANN401 - JSON
     builds = tuple(_build(one) for one in fields["builds"])
     layers, packages = ({str(k): str(v) for k, v in fields[name].items()} for name in ("layers", "packages"))
     keys, asked = (tuple(map(str, fields.get(name, ()))) for name in ("keys", "asked"))
-    seconds = {str(layer): float(number) for layer, number in fields["seconds"].items()}
-    return Known(float(fields["at"]), builds, layers, str(fields["python"]), packages, keys, seconds, asked)
+    seconds = {str(layer): _number(number) for layer, number in fields["seconds"].items()}
+    return Known(_number(fields["at"]), builds, layers, str(fields["python"]), packages, keys, seconds, asked)
 
 
 def _build(fields: Any) -> Build:  # noqa: ANN401 - JSON
@@ -215,9 +232,9 @@ def _encode(ledger: Ledger) -> bytes:
         builds = [build._asdict() for build in known.builds[:_MOST_BUILDS]]
         last = {"keys": known.keys[-_MOST_KEYS:], "asked": known.asked[-_MOST_ASKED:]}
         fields = {**known._asdict(), "builds": builds, **last}
-        left -= len(json.dumps(fields))
+        left -= len(encode_json(fields))
         if left < 0:
             break
         kernels[name] = fields
     runs = [list(run) for run in ledger.runs[-_MOST_RUNS:]]
-    return json.dumps({"schema": SCHEMA, "kernels": kernels, "runs": runs}).encode()
+    return encode_json({"schema": SCHEMA, "kernels": kernels, "runs": runs})

@@ -11,7 +11,6 @@ nothing either.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import threading
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cachectl.layers import core
+from cachectl.layers.core.documents import parse_json
 from cachectl.layers.disk.plain import open_plain
 from cachectl.layers.host import processes
 
@@ -116,9 +116,9 @@ def _read(path: Path, start: int, most: int) -> tuple[bytes, bool]:
 def _event(line: bytes) -> Event | None:
     """Return an event in which every field is valid; ``None`` if the line holds none."""
     try:
-        event: Event = json.loads(line)
+        event: Event = parse_json(line)
         needed = ("pid", *_FIELDS[event["event"]])
-    except (ValueError, RecursionError, LookupError, TypeError):
+    except core.PARSE_ERRORS:
         return None
     if any(event.get(name) is None for name in needed):
         return None

@@ -10,7 +10,6 @@ Format" (Google, 2016): complete events (``ph`` ``X``, with ``ts`` and ``dur`` i
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import time
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 
 from cachectl import output_files
 from cachectl.layers import core
+from cachectl.layers.core.documents import encode_json
 from cachectl.watching import evidence
 from cachectl.watching.programs import Event
 
@@ -363,7 +363,7 @@ def encode(trace: Trace, name: str) -> bytes:
         "displayTimeUnit": "ms",
         "traceEvents": [*_metadata(trace), *map(_complete, trace.spans)],
     }
-    return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+    return encode_json(document, separators=(",", ":")) + b"\n"
 
 
 def _metadata(trace: Trace) -> Iterator[dict[str, object]]:

@@ -7,23 +7,25 @@ Programs of the run note events (:mod:`cachectl.layers.inside.observer`), the ke
 
 from __future__ import annotations
 
-import json
 import os
 import py_compile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers import core
+from cachectl.layers.core.documents import encode_json
 from cachectl.layers.inside import observer
 from cachectl.switching import child, disabled, overlay
 from cachectl.watching import evidence, ledger, programs, timeline, verdict
 from cachectl.watching.events import EntryEvents
 
 _FOLDER = "CACHECTL_TRACE"
+_LEDGER = "the ledger of traces is not used"
 _SITE = """
 import os, sys
 
@@ -67,44 +69,24 @@ def tracing(
     variables say, with the reasons.
     """
     site, notes = folder / "site", folder / "events"
-    layers = {layer.name: evidence.Evidence(layer, off=off.get(layer.name)) for layer in stack}
+    site.mkdir()
+    notes.mkdir()
+    layers: dict[str, evidence.Evidence] = {}
+    for layer in stack:
+        watch = partial(evidence.Evidence, layer, off=off.get(layer.name))
+        if (watched := child.try_extra(f"{layer.name} is not traced", watch, notice)) is not None:
+            layers[layer.name] = watched
     parts = {name: layer.part for name, layer in layers.items()}
     files = EntryEvents(seen.layer for seen in layers.values() if seen.part.files)
     processes = programs.Processes(notes, parts)
-    notes.mkdir()
-    _make_site(site, parts)
+    _make_site(site, parts, {file: text for layer in layers.values() for file, text in layer.watchers.items()})
     paths = os.pathsep.join(filter(None, [str(site), stack.environment.get("PYTHONPATH")]))
     variables = {_FOLDER: str(notes), "PYTHONPATH": paths}
     trace = timeline.Trace()
-    # Before the run: another one that ends meanwhile is no earlier one.
-    known = _remembered(stack.environment, notice) if remembers else None
-    began = timeline.clocks()
-    try:
-        with files.watching(), processes.watching():
-            # Preparations are no part of the timeline.
-            began = timeline.clocks()
-            try:
-                yield trace, variables
-            finally:
-                trace.wall_seconds = (timeline.clocks()[0] - began[0]) / 1e9
-    finally:
-        unwatched = processes.unwatched()
-        events, unread = programs.read_events(notes)
-        for name, layer in layers.items():
-            if name in files.doubts and files.why_not is None:
-                layer.take(files.uses_of(name), files.doubts[name])
-            if others := ", ".join(sorted(processes.strangers.get(name, ()))):
-                layer.doubts[f"another program that may use the cache ran meanwhile: {others}"] = None
-        trace.entries = tuple(entry for layer in layers.values() for entry in layer.used or ())
-        evidence.complete_builds(events, trace.entries)
-        trace.layers = tuple(
-            layer.trace(events, [program for program, names in unwatched.items() if name in names], unread)
-            for name, layer in layers.items()
-        )
-        trace.kernels = tuple(_kernel(event) for event in events if event["event"] == "build")
-        trace.unwatched = tuple(
-            {"command": program, "layers": tuple(sorted(names))} for program, names in unwatched.items()
-        )
+
+    def complete() -> None:
+        watching.close()
+        events = _count(trace, layers, files, processes, notes)
         # The process ended in the build, and so did not pass it on itself.
         for heard in programs.messages_after(notes, events):
             other = heard
@@ -119,34 +101,59 @@ def tracing(
         trace.missed = judge.missed(known or {}, explain=explain)
         trace.verdict = judge.verdict(trace.missed)
         if known is not None:
-            with _told(notice):
-                ledger.change(stack.environment, judge.remember)
+            child.try_extra(_LEDGER, lambda: ledger.change(stack.environment, judge.remember), notice)
         for line in evidence.misfits(events).values():
             notice(f"{line}, and was left alone")
 
-
-def _remembered(environment: core.Environment, notice: Callable[[str], None]) -> Mapping[str, ledger.Known] | None:
-    """Return the kernels of earlier runs; ``None`` if the ledger cannot be used, of which ``notice`` gets a line."""
-    with _told(notice):
-        return ledger.read(environment).kernels
-    return None
-
-
-@contextmanager
-def _told(notice: Callable[[str], None]) -> Iterator[None]:
+    # Before the run: another one that ends meanwhile is no earlier one.
+    known = child.try_extra(_LEDGER, lambda: ledger.read(stack.environment).kernels, notice) if remembers else None
+    with ExitStack() as block:
+        block.enter_context(files.watching())
+        block.enter_context(processes.watching())
+        watching = block.pop_all()
+    # Preparations are no part of the timeline.
+    began = timeline.clocks()
     try:
-        yield
-    except core.CachectlError as error:
-        notice(str(error))
+        yield trace, variables
+    finally:
+        trace.wall_seconds = (timeline.clocks()[0] - began[0]) / 1e9
+        child.try_extra("no verdict", complete, notice)
 
 
-def _make_site(site: Path, parts: Mapping[str, core.Lookups]) -> None:
+def _count(
+    trace: timeline.Trace,
+    layers: Mapping[str, evidence.Evidence],
+    files: EntryEvents,
+    processes: programs.Processes,
+    notes: Path,
+) -> list[programs.Event]:
+    """Complete what a trace says of each layer, entry and kernel; return the events of the programs."""
+    unwatched = processes.unwatched()
+    events, unread = programs.read_events(notes)
+    for name, layer in layers.items():
+        if name in files.doubts and files.why_not is None:
+            layer.take(files.uses_of(name), files.doubts[name])
+        if others := ", ".join(sorted(processes.strangers.get(name, ()))):
+            layer.doubts[f"another program that may use the cache ran meanwhile: {others}"] = None
+    trace.entries = tuple(entry for layer in layers.values() for entry in layer.used or ())
+    evidence.complete_builds(events, trace.entries)
+    trace.layers = tuple(
+        layer.trace(events, [program for program, names in unwatched.items() if name in names], unread)
+        for name, layer in layers.items()
+    )
+    trace.kernels = tuple(_kernel(event) for event in events if event["event"] == "build")
+    trace.unwatched = tuple(
+        {"command": program, "layers": tuple(sorted(names))} for program, names in unwatched.items()
+    )
+    return events
+
+
+def _make_site(site: Path, parts: Mapping[str, core.Lookups], files: Mapping[Path, bytes]) -> None:
     """Make the folder of the modules that each Python of the run finds first, and the observer's table in it."""
-    site.mkdir()
-    files = {file for part in parts.values() for file in (*part.watchers.values(), *part.listeners.values())}
     copies = {file: f"cachectl_watch_{number}.py" for number, file in enumerate(sorted(files))}
-    for file, copy in (*copies.items(), (Path(observer.__file__), "cachectl_observer.py")):
-        (site / copy).write_bytes(file.read_bytes())
+    for file, copy in copies.items():
+        (site / copy).write_bytes(files[file])
+    (site / "cachectl_observer.py").write_bytes(Path(observer.__file__).read_bytes())
     (site / "sitecustomize.py").write_text(_SITE)
     # Each process of the run would compile them.
     for path in site.glob("*.py"):
@@ -159,7 +166,7 @@ def _make_site(site: Path, parts: Mapping[str, core.Lookups]) -> None:
         listeners.update({platform: (name, copies[file]) for platform, file in part.listeners.items()})
     imports = sorted({package for part in parts.values() for package in part.imports})
     table = {"watchers": sorted(watchers), "imports": imports, "listeners": listeners}
-    (site / observer.TABLE).write_text(json.dumps(table))
+    (site / observer.TABLE).write_bytes(encode_json(table))
 
 
 def _kernel(event: programs.Event) -> timeline.KernelTrace:
@@ -175,11 +182,6 @@ def _kernel(event: programs.Event) -> timeline.KernelTrace:
 _ONE = threading.Lock()
 
 
-def _warn(line: str) -> None:
-    # The line of the user's block is behind two context managers.
-    warnings.warn(f"trace: {line}", RuntimeWarning, stacklevel=6)
-
-
 @contextmanager
 def traced() -> Iterator[timeline.Trace]:
     """Count the cache lookups of a block, in this process and the children it starts.
@@ -189,17 +191,23 @@ def traced() -> Iterator[timeline.Trace]:
     """
     if not _ONE.acquire(blocking=False):
         raise core.BadRequest("another block of this process is being traced")
+    lines: list[str] = []
     try:
         stack = LayerSet()
-        with (
-            child.isolated_root(stack.environment) as folder,
-            tracing(stack, folder, _warn, off=disabled.STAY_OFF) as (trace, variables),
-            overlay.applied(overlay.variables(variables)),
-        ):
-            recorder = observer.observe(variables[_FOLDER], str(folder / "site"))
-            try:
-                yield trace
-            finally:
-                recorder.stop()
+        try:
+            with (
+                child.isolated_root(stack.environment, notice=lines.append) as folder,
+                tracing(stack, folder, lines.append, off=disabled.STAY_OFF) as (trace, variables),
+                overlay.applied(overlay.variables(variables)),
+            ):
+                recorder = observer.observe(variables[_FOLDER], str(folder / "site"))
+                try:
+                    yield trace
+                finally:
+                    recorder.stop()
+        finally:
+            for line in lines:
+                # The line of the user's block is behind its context manager.
+                warnings.warn(f"trace: {line}", RuntimeWarning, stacklevel=3)
     finally:
         _ONE.release()

@@ -217,8 +217,8 @@ def test_a_broken_pickle_is_found_and_not_put(home: Home, data: bytes) -> None:
     """One of a later protocol is not removed as damaged."""
     later = bytes([0x80, pickle.HIGHEST_PROTOCOL + 1]) + b"\xfe."
     layer, path = mine(home, {"a" * 16: later, "x'; touch pwned; '": data})
-    foreign, damaged = verified(layer)
-    assert (foreign.code, damaged.code) == ("foreign", "damaged")
+    unknown, damaged = verified(layer)
+    assert (unknown.code, damaged.code) == ("unknown", "damaged")
     assert damaged.fix == "cachectl purge --damaged pytools"
     assert [entry.key for entry in layer.plan_clear(damaged=True).entries] == [damaged.key]
     key = f"{path.name}/{'b' * 16}"

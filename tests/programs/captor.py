@@ -14,7 +14,7 @@ def child():
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{name}/cmdline", "rb") as file:
-                if b"-m\0cachectl\0" in file.read() and os.stat(f"/proc/{name}").st_uid == os.getuid():
+                if b"-m\0cachectl." in file.read() and os.stat(f"/proc/{name}").st_uid == os.getuid():
                     return int(name)
         except OSError:
             pass

@@ -41,24 +41,33 @@ def test_a_child_gets_the_words_of_the_verb_and_its_answer_is_summed_and_escaped
         assert (users._number(item, "bytes"), item["layer"]) == (number, r"\x1b]0;\x07\n\u202e")
 
 
-def document(**layer: object) -> bytes:
-    return json.dumps({"schema": "cachectl/report/1", "layers": [{"layer": "pocl", **layer}]}).encode()
+def document(*layers: object, count: object = None) -> bytes:
+    """Return the rows that a child writes: what is beside lists, and how long these are; then an item a line."""
+    head = {"schema": "cachectl/report/1", "rows": {"layers": len(layers) if count is None else count}}
+    return "".join(f"{json.dumps(row)}\n" for row in (head, *({"layers": layer} for layer in layers))).encode()
+
+
+POCL = {"layer": "pocl", "bytes": 1}
 
 
 @pytest.mark.parametrize(
     ("status", "written", "errors", "error"),
     [
-        (0, document(), b"", None),
+        (0, document(POCL), b"", None),
         (0, b"", b"", "ended with status 0 and no answer"),
         (2, b"", b"noise\ncachectl report: name the \x1b[31mlayers\n", r"name the \x1b[31mlayers"),
         (-9, b"", b"", "was ended by signal 9"),
         *(
             (0, data, b"", "wrote no valid document of report")
             for data in (
-                b'{"layers": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-                b'{"layers": [1]}',
-                b'{"layers": [{"bytes": NaN}]}',
-                b'{"layers": ' + b"9" * 1_000_000 + b"}",
+                b'{"rows": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n",
+                document(1),
+                document({"bytes": float("nan")}),
+                document(count="many"),
+                document(count=float("inf")),
+                document(POCL).replace(b'"rows"', b'"row"'),
+                document(POCL).replace(b'{"layers": {', b'{"other": {'),
+                b" " * (2 << 20),
                 "\udcff".encode("utf-16", "surrogatepass"),
             )
         ),
@@ -70,6 +79,24 @@ def test_an_answer_is_a_document(
     monkeypatch.setattr(users, "_run", lambda *_: (status, written, errors, None))
     document, _, _ = users._ask(pwd.getpwnam(ME), ["report", "--json"])
     assert (document["error"], "layers" in document) == (error, error is None)
+
+
+@pytest.mark.parametrize(
+    ("written", "kept", "cut"),
+    [
+        (document(POCL, POCL), 2, 0),
+        (document(POCL, {"layer": "x" * (64 << 10)}, POCL), 2, 1),
+        (document(POCL, count=1000), 1, 999),
+        (document(*[POCL] * 50)[:-5], 49, 1),
+    ],
+)
+def test_rows_beyond_the_limits_are_counted(
+    written: bytes, kept: int, cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(users, "_run", lambda *_: (0, written, b"", None))
+    document, _, _ = users._ask(pwd.getpwnam(ME), ["report", "--json"])
+    said = f"{cut} row{'s' * (cut > 1)} cut: a row has at most 64 KiB, an answer 2 MiB; select fewer entries"
+    assert (len(document["layers"]), document["error"]) == (kept, said if cut else None)
 
 
 class Person(NamedTuple):
@@ -265,7 +292,9 @@ def test_each_user_has_settings_of_his_own(people: People) -> None:
 
 @real
 @pytest.mark.environment
-@pytest.mark.parametrize(("flood", "because"), [((), "took longer than 60 s"), (("80",), "wrote more than 32 MiB")])
+@pytest.mark.parametrize(
+    ("flood", "because"), [((), "took longer than 60 s"), (("80",), "wrote no valid document of report")]
+)
 def test_a_child_that_its_user_has_taken_over_fails_alone(flood: Sequence[str], because: str, people: People) -> None:
     program = people.base / "captor.py"
     shutil.copy(PROGRAMS / "captor.py", program)

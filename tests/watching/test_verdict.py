@@ -4,6 +4,8 @@ import os
 import shutil
 import stat
 import sys
+import zlib
+from base64 import b85encode
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +15,9 @@ import pytest
 from homes import CACHECTL, PROGRAMS, Driver, Home
 from support.tracing import trace
 from tiers import real, thorough
+
+from cachectl.layers import core
+from cachectl.watching import ledger
 
 SOURCE = """#include "common.h"
 #define FACTOR 3
@@ -220,7 +225,8 @@ def test_the_ledger_is_private_and_can_be_left_and_removed(seeded: Home) -> None
         ("{", "damaged; cachectl trace --forget removes it"),
         ('{"schema": "cachectl/ledger/2"}', "not a ledger of this cachectl; cachectl trace --forget removes it"),
         ('{"schema": "cachectl/ledger/1", "kernels": {"k": {}}, "runs": []}', "damaged"),
-        ('{"schema": "cachectl/ledger/1", "kernels": [], "runs": [[1, 2]]}', "damaged"),
+        ('{"schema": "cachectl/ledger/1", "kernels": {}, "runs": [[1, 1e999, 1, 1, 1]]}', "damaged"),
+        *thorough(('{"schema": "cachectl/ledger/1", "kernels": [], "runs": [[1, 2]]}', "damaged")),
     ],
 )
 def test_a_ledger_that_cannot_be_used_is_left_alone(home: Home, content: str, says: str) -> None:
@@ -231,6 +237,39 @@ def test_a_ledger_that_cannot_be_used_is_left_alone(home: Home, content: str, sa
     done = home.cachectl("trace --", sys.executable, "-c", "import pytools.persistent_dict")
     (line,) = [line for line in done.stderr.splitlines() if str(file) in line]
     assert (says in line, file.read_text()) == (True, content)
+
+
+def with_runs(*runs: str) -> str:
+    return f'{{"schema": "cachectl/ledger/1", "kernels": {{}}, "runs": [{", ".join(runs)}]}}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("[]", "null", "3", '"text"', "[" * 100_000, "\x00", "\ufeff{}", "", "{} {}"),
+        *map(with_runs, ("[1, 1e999, 1, 1, 1]", "[NaN, 1, 1, 1, 1]", "[1, -Infinity, 1, 1, 1]", "[-1, 1, 1, 1, 1]")),
+        *map(with_runs, (f"[1, 1, 1{'0' * 400}, 1, 1]", f"[1{'0' * 5000}, 1, 1, 1, 1]", "[1, 1, 1e300, 1, 1]")),
+        *map(with_runs, ('["1", 1, 1, 1, 1]', "[true, 1, 1, 1, 1]", "[1, 1]", "{}", "[[], 1, 1, 1, 1]")),
+        '{"schema": "cachectl/ledger/1", "kernels": {"k": []}, "runs": []}',
+        '{"schema": "cachectl/ledger/1", "kernels": [["k", {}]], "runs": []}',
+        '{"schema": "cachectl/ledger/1", "schema": [], "kernels": {}, "runs": []}',
+    ],
+)
+def test_a_ledger_of_another_form_is_said_once_by_each_verb_that_reads_it(home: Home, content: str) -> None:
+    file = ledger_of(home)
+    file.parent.mkdir(parents=True, mode=0o700)
+    file.write_bytes(content.encode())
+    with pytest.raises(core.CachectlError, match="trace --forget removes it"):
+        ledger.read(home.environment())
+    done = home.cachectl("report --since 1d")
+    assert (done.stderr.count("\n"), str(file) in done.stderr) == (1, True)
+
+
+def test_a_source_that_cannot_be_unpacked_is_unknown() -> None:
+    bomb = b85encode(zlib.compress(bytes(64 << 20))).decode()
+    for packed in (bomb, "!", "\x00", ledger.pack("text")[:-2], b85encode(zlib.compress(b"\xff")).decode()):
+        assert ledger.Build(packed=packed).text is None
+    assert ledger.Build(packed=ledger.pack("text")).text == "text"
 
 
 def test_a_ledger_that_cannot_be_written_is_said(home: Home) -> None:

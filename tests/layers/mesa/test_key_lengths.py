@@ -18,6 +18,7 @@ from cachectl.layers.core import Artifact, LayerError, Refused, Severity, put_ma
 from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.cache import MesaShaderCache
+from cachectl.listing import Findings
 from cachectl.verbs.prune import plan_prune
 
 DATABASE = "database"
@@ -231,7 +232,8 @@ def require_refused(layer: MesaShaderCache, folder: Path, new: str) -> None:
     before = snapshot(folder)
     assert [problem.code for problem in usage_of(layer).problems] == ["unknown"]
     findings = verified(layer)
-    assert [(found.code, found.severity, found.thing) for found in findings] == [("foreign", Severity.HARMLESS, None)]
+    assert [(found.code, found.severity, found.thing) for found in findings] == [("unknown", Severity.HARMLESS, None)]
+    assert Findings(tuple(findings)).failed, "verify ends with 1"
     with pytest.raises(Refused, match="does not know"):
         layer.put(new, Artifact("mesa", new, "mesa-entry/1", entry(kernel("new"))))
     known = listed(layer)
@@ -311,7 +313,7 @@ def test_gl_s_keys_of_an_unknown_length_are_not_damage(store: str, tmp_path: Pat
     name = key("g", 32)
     root = fill(tmp_path / "home/.cache", store, {name: graphics(24)[key("g", 24)]})
     layer, before = layer_of(tmp_path / "home", store), snapshot(root)
-    assert [(found.code, found.thing) for found in verified(layer)] == [("foreign", None)]
+    assert [(found.code, found.thing) for found in verified(layer)] == [("unknown", None)]
     clear_damaged(layer)
     assert snapshot(root) == before
     with pytest.raises(LayerError, match="does not know"):

@@ -191,7 +191,7 @@ def test_an_unknown_version_is_not_removed_as_damaged(store: str, tmp_path: Path
             path.write_bytes(data[:place] + b"\x09" + data[place + 1 :])
     before = snapshot(root)
     assert {(found.code, found.severity, found.thing) for found in verified(layer)} == {
-        ("foreign", Severity.HARMLESS, None)
+        ("unknown", Severity.HARMLESS, None)
     }
     if store != "multi-file":
         usage = usage_of(layer)
