@@ -56,7 +56,12 @@ def _listing(folder: str, beginnings: tuple[str, ...], changed: int) -> tuple[st
 
 def version_of(distribution: str) -> str | None:
     """Return the version of an installed distribution, ``None`` if it is not installed."""
-    versions = (_version_in(folder, normal(distribution)) for folder in sys.path)
+    return version_in(sys.path, distribution)
+
+
+def version_in(folders: Iterable[str], distribution: str) -> str | None:
+    """Return the version of a distribution in the first folder of packages that has it, ``None`` if none has."""
+    versions = (_version_in(folder, normal(distribution)) for folder in folders)
     return next(filter(None, versions), None)
 
 

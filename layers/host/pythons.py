@@ -1,345 +1,342 @@
 """The Python interpreters of a user: which of them could have written an entry, and could still hit it.
 
-An interpreter is asked once, in an isolated child, for its version and its folders of packages. The answer is kept with
-path, size and time of the interpreter's file, together with every version of a package ever seen there. So the entries
-of an interpreter that was removed, or of a package that was replaced, can be recognised later.
+No interpreter is started, because that may run code of others. The version is in the bytes of the program or of its
+library, and metadata in the folders of packages names the packages. What another user could change, and what cannot be
+read, is unknown. The record of this host keeps what was seen.
+
+Sources: ``Modules/getpath.py`` (the base of a virtual environment), ``Lib/site.py`` (folders of packages, ``.pth``),
+which Debian and Fedora change.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from cachectl.layers import core
-from cachectl.layers.disk import atomic
+from cachectl.layers.disk import plain
 from cachectl.layers.disk.trust import shared_because
-from cachectl.layers.host import distributions, processes
+from cachectl.layers.host import distributions
+from cachectl.layers.host.record import record_of
 
-#: The name of the file with the answers, in cachectl's folder for its own state.
-RECORD = "pythons.json"
-_NAME = core.regex(r"(?:python|pypy)(?:3(?:\.\d+)?)?(?:\.exe)?")
+#: What the record calls interpreters, and files whose bytes have the version of one.
+PRODUCT, _LIBRARY = "Python", "Python library"
+#: The packages on which the names of dictionaries depend: the record keeps their versions.
+NOTED = ("pytools", "loopy", "islpy", "cgen")
+_PROGRAM = core.regex(r"(?:python|pypy)(?:[23](?:\.\d+)?t?)?(?:\.exe)?")
+#: The name of a real program, or of a folder of modules: free-threaded builds have a ``t``, old ones other letters.
+_RELEASE = core.regex(r"(?P<name>(?:python|pypy)(?P<minor>[23]\.\d+)t?)[a-z]*")
+#: What follows the minor version in C's ``PY_VERSION``. A linker may store it as the end of a longer string.
+_PATCH = core.regex(rb'(\d+)(?:(a|b|rc)(\d+))?\+?(?:\0|"\r?\n)')
+_LEVELS = {None: "final", b"a": "alpha", b"b": "beta", b"rc": "candidate"}
 _BIN = "Scripts" if sys.platform == "win32" else "bin"
-#: Limits on an answer.
-_SECONDS = 10.0
-_BYTES = 1 << 20
-_VERSION = core.regex(r"\d+\.\d+\.\d+\.[a-z]+\.\d+")
-# Asked without ``site``, which runs what any package has written into a file ``.pth``: the folders that it would add,
-# those that such a file only names included. Others may have made a pipe or a device of it. An isolated interpreter
-# ignores the user's own packages, but programs that it runs later do not. Source: ``Lib/site.py`` (``venv``,
-# ``addpackage``), which Debian changes.
-_QUESTION = """
-import json, os, site, sys
-PACKAGES = ("site-packages", "dist-packages")
-folders, alone, here = [], False, os.path.dirname(os.path.abspath(sys.executable))
-for place in here, os.path.dirname(here):
-    if os.path.isfile(os.path.join(place, "pyvenv.cfg")):
-        with open(os.path.join(place, "pyvenv.cfg"), errors="replace") as file:
-            named = [line.partition("=")[2].strip().lower() for line in file if line.startswith("include-system")]
-        alone = "true" not in named
-        sys.prefix = sys.exec_prefix = os.path.dirname(here)
-        folders += site.getsitepackages([sys.prefix])
-        break
-if not alone:
-    folders += [site.getusersitepackages(), *site.getsitepackages([sys.base_prefix, sys.base_exec_prefix])]
-found = []
-for folder in filter(lambda folder: folder.endswith(PACKAGES), folders):
-    found.append(folder)
-    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-        path = os.path.join(folder, name)
-        if name.endswith(".pth") and not name.startswith(".") and os.path.isfile(path):
-            with open(path, errors="replace") as file:
-                lines = file.read(1 << 16).split("\\n")
-            texts = [line.strip() for line in lines if not line.startswith(("#", "import ", "import\\t"))]
-            found += [os.path.join(folder, text) for text in texts if text.endswith(PACKAGES)]
-print(json.dumps({"version": ".".join(map(str, sys.version_info)), "folders": list(dict.fromkeys(found))}))
-"""
+_CONFIGURATION, _INCLUDES = "pyvenv.cfg", "include-system-site-packages"
+#: Where pyenv, and where asdf and mise, have their installations, next to a folder of shims.
+_BEHIND_SHIMS = ("versions/*/bin", "installs/python/*/bin")
+#: Where an installation has its library.
+_LIBRARIES = ("lib", "lib64", "lib/*-linux-gnu*")
+#: How the lines of a file ``.pth`` begin that name no folder.
+_NO_FOLDER = ("#", "import ", "import\t")
+#: Limits: the bytes of a program or library, those of a text, and virtual environments made from others.
+_LARGEST, _LONGEST, _NESTED = 1 << 28, 1 << 16, 10
 
 
 class Python(NamedTuple):
     """One interpreter: its five-part ``version``, and what returns the version of a distribution that it imports.
 
-    ``seen`` has every version of each package seen there so far, by normal names. ``present`` is ``False`` if the
-    interpreter has been removed, and ``None`` if that cannot be known: it is on a file system that is not mounted or on
-    another machine, or it does not answer now.
+    ``reason`` says why it, or its packages, cannot be read now; ``version`` is empty if that is unknown too. Unless it
+    is ``complete``, it may have other packages in the next run.
     """
 
     path: Path
     version: str
     installed: Callable[[str], str | None]
-    seen: Mapping[str, Sequence[str]] = {}
-    present: bool | None = True
+    reason: str | None = None
+    complete: bool = True
 
-    def has_had(self, distribution: str, version: str) -> bool:
-        """Return whether a version of a distribution was ever seen there."""
-        return version in self.seen.get(distributions.normal(distribution), ())
+    @property
+    def present(self) -> bool | None:
+        """Return ``True`` if it can be read; ``None`` if not: other programs may be able to start it."""
+        return True if self.reason is None else None
 
 
-class PythonRecord(NamedTuple):
-    """What is kept of one interpreter; ``version`` is empty for a program that did not answer as Python 3.
+class _Parts(NamedTuple):
+    """The files of an interpreter: its real ``program``, and the folders of its base and of its virtual environment.
 
-    ``size`` and ``time`` (in nanoseconds of the epoch) are those of its file. ``places`` are the file systems of its
-    folder and of the folder that it is a link into, by :func:`_places`. ``seen`` has the versions of its packages.
+    ``name`` is that of its folder of modules. ``decisive`` are the files that say where the others are.
     """
 
-    version: str
-    folders: Sequence[str]
-    size: int
-    time: int
-    places: Sequence[str]
-    seen: Mapping[str, Sequence[str]]
-
-
-_NEVER_ASKED = PythonRecord("", (), -1, -1, (), {})
+    program: Path
+    name: str
+    minor: str
+    base: Path
+    virtual: Path | None
+    decisive: tuple[Path, ...]
 
 
 # ---------------------------------------------------------------------- which interpreters
 
 
 def own_python(environment: core.Environment) -> Python:
-    """Return the interpreter of the environment, without a look at its record."""
+    """Return the interpreter of the environment, without a look at its files."""
     return Python(environment.executable, environment.python, environment.installed)
 
 
 def pythons_of(environment: core.Environment) -> tuple[Python, ...]:
-    """Return the known interpreters, that of the environment first; an interpreter that does not answer is left out.
+    """Return the known interpreters, that of the environment first, also those that cannot be read.
 
     Known are those that ``environment`` names and, if it is that of a real user, those of :func:`candidates` and those
-    that were known before. The answer is kept as long as the environment.
+    that were seen before and have not gone. The answer is kept as long as the environment.
     """
     if not environment.searches_pythons:
         return (own_python(environment),)
     if "pythons" not in environment.memo:
-        with _records_of(environment) as records:
-            own, named = _noted(environment, records), environment.python_paths
-            known = {identity(own.path): own}
-            places: tuple[Iterable[str | Path], ...] = (named, candidates(environment.variables), records)
-            # Looking at one may add to the records.
-            for path in (Path(place) for group in places for place in tuple(group)):
-                key = identity(path)
-                if key not in known and (python := look(path, records, named=path in named)) is not None:
-                    known[key] = python
-        environment.memo["pythons"] = tuple(known.values())
-    pythons: tuple[Python, ...] = environment.memo["pythons"]
-    return pythons
+        own, record = own_python(environment), record_of(environment)
+        pythons: dict[tuple[str, str], Python | None] = {}
+        earlier = [Path(sighting.path) for sighting in record.here(PRODUCT) if sighting.gone is None]
+        paths = (own.path, *environment.python_paths, *candidates(environment.variables), *earlier)
+        for path in dict.fromkeys(paths):
+            key = identity(path)
+            if key not in pythons:
+                pythons[key] = look(path, environment)
+            _note(environment, path, pythons[key])
+        record.save()
+        # It stands for itself with what variables add to its packages, and by its files for a run without them.
+        is_own = identity(own.path)
+        others = (python for key, python in pythons.items() if python and (python.present or key != is_own))
+        environment.memo["pythons"] = (own, *others)
+    known: tuple[Python, ...] = environment.memo["pythons"]
+    return known
 
 
 def note_own(environment: core.Environment) -> None:
-    """Record the packages of the environment's own interpreter if they have changed since the record was written."""
-    if environment.searches_pythons and not environment.memo.setdefault("noted", False):
-        environment.memo["noted"] = True
-        newest = max(map(_time, environment.site), default=0)
-        if _time(core.user_state_folder(environment) / RECORD) < newest:
-            with _records_of(environment) as records:
-                _noted(environment, records)
+    """Record the environment's own interpreter and its packages if its folders of packages have changed."""
+    if not environment.searches_pythons or "noted" in environment.memo:
+        return
+    environment.memo["noted"], path, record = True, environment.executable, record_of(environment)
+    folders, product = environment.site or (path.parent,), f"folders of {path}"
+    if any(record.version_at(product, folder) != environment.python for folder in folders):
+        _note(environment, path, look(path, environment))
+        for folder in folders:
+            record.note(product, folder, environment.python)
+        record.save()
 
 
-def _time(path: Path) -> int:
-    with suppress(OSError):
-        return path.stat().st_mtime_ns
-    return 0
-
-
-def _noted(environment: core.Environment, records: dict[str, PythonRecord]) -> Python:
-    own, folders = own_python(environment), [str(folder) for folder in environment.site]
-    with suppress(OSError):
-        before, packages = records.get(str(own.path), _NEVER_ASKED), distributions.versions_in(folders)
-        record = records[str(own.path)] = _updated(own.path, own.version, folders, packages, before)
-        return own._replace(seen=record.seen)
-    return own
+def _note(environment: core.Environment, path: Path, python: Python | None) -> None:
+    if python is not None and python.present:
+        versions = ((name, python.installed(name)) for name in NOTED)
+        packages = {name: version for name, version in versions if version is not None}
+        record_of(environment).note(PRODUCT, path, python.version, packages if python.complete else None)
 
 
 def named_pythons(environment: core.Environment, names: Iterable[str]) -> tuple[Path, ...]:
     """Return the paths of interpreters that a user named, by path or by a name on ``PATH``.
 
-    Raises :class:`BadRequest` for one that neither answers nor answered before.
+    Raises :class:`BadRequest` for one that cannot be read and was not seen before.
     """
     from shutil import which
 
-    paths = []
-    with _records_of(environment) as records:
-        for name in names:
-            found = which(name, path=environment.get("PATH")) if os.path.basename(name) == name else None
-            path = Path(os.path.abspath(environment.expand(found or name)))
-            if look(path, records, named=True) is None:
-                message = f"--python {name}: {path} did not answer as Python 3; name an interpreter, such as bin/python"
-                raise core.BadRequest(message)
-            paths.append(path)
+    paths, seen = [], {sighting.path for sighting in record_of(environment).here(PRODUCT)}
+    for name in names:
+        command = which(name, path=environment.get("PATH")) if os.path.basename(name) == name else None
+        path = Path(os.path.abspath(environment.expand(command or name)))
+        python = look(path, environment)
+        if (python is None or not python.present) and str(path) not in seen:
+            reason = "no such file" if python is None else python.reason
+            raise core.BadRequest(f"--python {name}: {path}: {reason}; name an interpreter, such as bin/python")
+        paths.append(path)
     return tuple(paths)
 
 
 def candidates(variables: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the interpreters of the activated environments and those on ``PATH``.
+    """Yield the interpreters of the activated environments and those on ``PATH``, and not only those that can be read.
 
-    A script is left out, because what it starts may change without it. So is a program that another user could
-    replace: looking for interpreters must not run somebody else's program.
+    In place of the shims of pyenv, asdf or mise it yields the interpreters that they start.
     """
     prefixes = (variables.get(name) for name in ("VIRTUAL_ENV", "CONDA_PREFIX"))
     folders = [Path(prefix, _BIN) for prefix in prefixes if prefix]
-    folders += map(Path, variables.get("PATH", "").split(os.pathsep))
+    for folder in map(Path, variables.get("PATH", "").split(os.pathsep)):
+        behind: list[Path] = []
+        with suppress(OSError):
+            if folder.name == "shims" and not shared_because(folder):
+                behind = [path for place in _BEHIND_SHIMS for path in sorted(folder.parent.glob(place))]
+        folders += behind or [folder]
     met = set()
     for folder in folders:
         with suppress(OSError):
-            names = filter(_NAME.fullmatch, os.listdir(folder) if folder.is_absolute() else ())
+            names = filter(_PROGRAM.fullmatch, os.listdir(folder) if folder.is_absolute() else ())
             for path in map(folder.joinpath, sorted(names)):
-                if (key := identity(path)) not in met and _is_safe(path):
+                if (key := identity(path)) not in met and os.path.isfile(path) and os.access(path, os.X_OK):
                     met.add(key)
                     yield path
 
 
-def _is_safe(path: Path) -> bool:
-    """Return whether a path is a program, no script, that no other user could replace or give other modules."""
-    real = Path(os.path.realpath(path))
-    # What it loads before it can answer: its standard library, which the file of a virtual environment places.
-    loaded = (real.parent.parent / folder / real.name for folder in ("lib", "lib64"))
-    decisive = (*loaded, *(folder / "pyvenv.cfg" for folder in (path.parent, path.parent.parent)))
-    with suppress(OSError):
-        if real.is_file() and os.access(real, os.X_OK):
-            with open(real, "rb") as file:
-                is_script = file.read(2) == b"#!"
-            # Another user may own a link in the middle of the way.
-            return not is_script and not any(map(shared_because, (path, *filter(os.path.exists, decisive))))
-    return False
-
-
 def identity(path: Path) -> tuple[str, str]:
     """Return what makes two paths one interpreter: the real program, and the virtual environment that it starts in."""
-    folders = (folder for folder in (path.parent, path.parent.parent) if (folder / "pyvenv.cfg").is_file())
-    return os.path.realpath(path), next(map(os.path.realpath, folders), "")
+    file = _configuration_file(path)
+    return os.path.realpath(path), "" if file is None else os.path.realpath(file.parent)
 
 
 # ---------------------------------------------------------------------- one interpreter
 
 
-def look(path: Path, records: dict[str, PythonRecord], *, named: bool = False) -> Python | None:
-    """Return the interpreter of a path, asked unless its record is fresh; ``None`` if it does not answer.
-
-    Only an interpreter that the user ``named`` may be a script, or a program that another user could replace.
-    """
-    record = records.get(str(path), _NEVER_ASKED)
-    # It answered once, if it cannot be asked now.
-    away = Python(path, record.version, lambda _: None, record.seen, None) if record.version else None
+def look(path: Path, environment: core.Environment) -> Python | None:
+    """Return the interpreter of a path from what its files say; ``None`` if there is none."""
+    if not os.path.exists(path):
+        sightings = record_of(environment).here(PRODUCT)
+        before = (sighting for sighting in sightings if sighting.path == str(path) and sighting.gone is None)
+        return next((Python(path, seen.version, lambda _: None, "it is not mounted here") for seen in before), None)
+    version = ""
     try:
-        status = path.stat()
-        is_fresh = (record.size, record.time) == (status.st_size, status.st_mtime_ns)
-        if is_fresh and (record.version or not named):
-            version, folders = record.version, record.folders
-        elif named or _is_safe(path):
-            version, folders = _ask(path)
-        else:
-            return away
-        if record.version not in ("", version):
-            if not version:
-                # It may be slow today.
-                return away
-            # What an earlier Python at this path wrote is known too. Another machine may still have it.
-            here = record.places == _places(path)
-            places = [record.places[0]] * 2 if here else record.places
-            records[f"{path} {record.version}"] = record._replace(places=places)
-        packages = distributions.versions_in(folders)
-        updated = records[str(path)] = _updated(path, version, folders, packages, record)
-    except OSError:
-        # It was removed if the file systems that had it are still mounted, on this machine.
-        return away._replace(present=False) if away is not None and _places(path) == record.places else away
-    if not version:
+        if plain.read_plain(path, limit=2, follow=True) == b"#!":
+            raise ValueError("it is a script, which may start any Python")
+        parts = _parts_of(path)
+        _require_own(environment, path, *parts.decisive)
+        version = _version_of(parts, environment)
+        folders = tuple(dict.fromkeys(map(str, _package_folders(parts, environment))))
+        _require_own(environment, *(Path(folder) for folder in folders if os.path.isdir(folder)))
+    except (OSError, ValueError) as error:
+        reason = core.reason_of(error) if isinstance(error, OSError) else str(error)
+        return Python(path, version, lambda _: None, reason)
+    complete = all(map(os.path.isdir, folders)) and not environment.get("PYTHONUSERBASE")
+    return Python(path, version, lambda name: distributions.version_in(folders, name), complete=complete)
+
+
+def _require_own(environment: core.Environment, *paths: Path) -> None:
+    """Raise :class:`ValueError` with the reason if another user could change what is at one of these paths."""
+    reasons = environment.memo.setdefault("paths open to others", {})
+    for path in paths:
+        if path not in reasons:
+            reasons[path] = shared_because(path)
+        if reasons[path] is not None:
+            raise ValueError(reasons[path])
+
+
+def _parts_of(path: Path) -> _Parts:
+    """Return where the parts of an interpreter are. Raises :class:`OSError`, and :class:`ValueError` with a reason."""
+    program, file = Path(os.path.realpath(path)), _configuration_file(path)
+    virtual, match = None if file is None else file.parent, _RELEASE.fullmatch(program.name)
+    if match is None:
+        if _PROGRAM.fullmatch(program.name) is None:
+            raise ValueError(f"{program} is no Python by its name")
+        # The program of a virtual environment made of copies may have any of its names.
+        modules = sorted(folder.name for folder in (virtual or program.parent.parent).glob("lib/*/"))
+        matches = list(filter(None, map(_RELEASE.fullmatch, modules)))
+        if len(matches) != 1:
+            raise ValueError("neither its name nor a folder of modules says its version")
+        match = matches[0]
+    base, decisive = program, [] if file is None else [file]
+    # A link leads to the base. A copy lies in a virtual environment whose file names the base's folder.
+    while (inner := _configuration_file(base)) is not None:
+        home = Path(_configuration(inner).get("home", ""))
+        names = (match[0], match["name"], "python3", "python")
+        linked = next(filter(os.path.isfile, map(home.joinpath, names)), None)
+        if linked is None or not home.is_absolute() or len(decisive) > 2 * _NESTED:
+            raise ValueError(f"{inner} does not lead to the base installation")
+        decisive += [inner, linked]
+        base = Path(os.path.realpath(linked))
+    return _Parts(program, match["name"], match["minor"], base.parent.parent, virtual, tuple(decisive))
+
+
+def _configuration_file(program: Path) -> Path | None:
+    """Return the file of the virtual environment that a program is in."""
+    files = (folder / _CONFIGURATION for folder in (program.parent, program.parent.parent))
+    return next(filter(os.path.isfile, files), None)
+
+
+def _configuration(file: Path) -> dict[str, str]:
+    lines = plain.read_plain(file, most=_LONGEST, follow=True).decode(errors="replace").splitlines()
+    pairs = (line.partition("=") for line in lines)
+    return {key.strip().lower(): value.strip() for key, _, value in pairs}
+
+
+# ---------------------------------------------------------------------- its version and its packages
+
+
+def _version_of(parts: _Parts, environment: core.Environment) -> str:
+    """Return the five-part version in the bytes of a program or, if it names one, of its library.
+
+    Raises :class:`OSError`, and :class:`ValueError` with the reason if it is not known.
+    """
+    files = [parts.program]
+    if parts.name.startswith("pypy"):
+        # PyPy has it as text in its header only.
+        files = [parts.base / "include" / parts.name / "patchlevel.h"]
+    elif record_of(environment).version_at(_LIBRARY, parts.program) is None:
+        content = plain.read_plain(parts.program, most=_LARGEST, follow=True)
+        library = re.search(rb"lib%b[a-z]*\.(so[.\d]*|dylib)" % re.escape(parts.name.encode()), content)
+        if library is not None:
+            patterns = (f"{folder}/{library[0].decode()}" for folder in _LIBRARIES)
+            files = [file for pattern in patterns for file in parts.base.glob(pattern)]
+    versions = {_version_in(file, parts.minor, environment) for file in files}
+    if len(versions) != 1 or (version := versions.pop()) is None:
+        raise ValueError("its bytes do not say its version")
+    return version
+
+
+def _version_in(file: Path, minor: str, environment: core.Environment) -> str | None:
+    """Return the version in the bytes of a file, which the record keeps; ``None`` if they do not say it."""
+    _require_own(environment, file)
+    record = record_of(environment)
+    if (known := record.version_at(_LIBRARY, file)) is not None:
+        return known
+    versions: dict[str, bool] = {}
+    pieces = plain.read_plain(file, most=_LARGEST, follow=True).split(f"{minor}.".encode())
+    for before, after in pairwise(pieces):
+        match, last = _PATCH.match(after), before[-1:]
+        if match is not None and not last.isdigit() and last != b".":
+            version = f"{minor}.{match[1].decode()}.{_LEVELS[match[2]]}.{int(match[3] or 0)}"
+            versions[version] = versions.get(version, False) or last == b"\0"
+    # Where a path ends in another version, such as that of the installation, the string stands for itself.
+    single = [version for version in versions if versions[version] or len(versions) == 1]
+    if len(single) != 1:
         return None
-    return Python(path, version, lambda name: packages.get(distributions.normal(name)), updated.seen)
+    record.note(_LIBRARY, file, single[0])
+    return single[0]
 
 
-def _updated(
-    path: Path, version: str, folders: Sequence[str], packages: Mapping[str, str], before: PythonRecord
-) -> PythonRecord:
-    """Return the record of an interpreter with its packages as they are now. Raises :class:`OSError`."""
-    status, places = path.stat(), _places(path)
-    # Another version of Python at the same path reads other dictionaries, and another machine that has the same home
-    # may have another interpreter there.
-    seen = dict(before.seen) if (before.version, before.places) == (version, places) else {}
-    for name, number in packages.items():
-        seen[name] = sorted({*seen.get(name, ()), number})
-    return PythonRecord(version, folders, status.st_size, status.st_mtime_ns, places, seen)
+def _package_folders(parts: _Parts, environment: core.Environment) -> Iterator[Path]:
+    """Yield the folders of packages that an interpreter searches, in its order.
 
-
-def _places(path: Path) -> list[str]:
-    """Return names of the file systems of a path's folder, or the nearest above it, and of that which it leads to.
-
-    Only a file system of the network has the same name on all machines: those that share a home share the record.
+    Those that a file ``.pth`` names are yielded also if they are not there. Raises :class:`OSError`.
     """
-    places = []
-    for place in (path, Path(os.path.realpath(path))):
-        folder = next(filter(os.path.exists, place.parents))
-        device = folder.stat().st_dev
-        # A file system of the network has no major number.
-        kind, source = ("", "") if os.name != "posix" or os.major(device) else processes.mount_of(folder)
-        places.append(source if kind in processes.NETWORK else f"{core.node()}:{device}")
-    return places
+    sites = [] if parts.virtual is None else list(_sites_of(parts.virtual, parts.name))
+    includes = "true" if parts.virtual is None else _configuration(parts.decisive[0]).get(_INCLUDES, "")
+    if includes.lower() == "true":
+        # Programs that run later may have the user's own packages even if this one would not.
+        user = environment.expand(environment.get("PYTHONUSERBASE") or "~/.local")
+        mac = environment.home_folder / "Library" / "Python" / parts.minor / "lib" / "python" / "site-packages"
+        sites += [user / "lib" / parts.name / "site-packages", mac, *_sites_of(parts.base, parts.name)]
+    for site in filter(os.path.isdir, sites):
+        yield site
+        for name in sorted(os.listdir(site)):
+            if name.endswith(".pth") and not name.startswith("."):
+                _require_own(environment, site / name)
+                text = plain.read_plain(site / name, most=_LONGEST, follow=True).decode(errors="replace")
+                lines = (line.strip() for line in text.splitlines() if not line.startswith(_NO_FOLDER))
+                yield from (
+                    site / line for line in lines if line and (os.path.isabs(line) or os.path.isdir(site / line))
+                )
 
 
-def _ask(path: Path) -> tuple[str, list[str]]:
-    """Start an interpreter, isolated from this process's folder and variables and from packages.
+def _sites_of(prefix: Path, name: str) -> Iterator[Path]:
+    """Yield the folders in which installers put packages, whether or not they exist.
 
-    Returns its version and its folders of packages; nothing if it does not answer as Python 3.
+    Debian has folders of other names, in place of which other programs may have made the usual one, and Fedora has two
+    more in ``local``.
     """
-    import signal
-    import subprocess
-    from threading import Timer
-
-    with subprocess.Popen(  # noqa: S603 - looked up by candidates, or named by the user
-        (path, "-I", "-S", "-c", _QUESTION),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        cwd="/" if os.name == "posix" else None,
-        start_new_session=True,
-    ) as child:
-
-        def stop() -> None:
-            """End it and those that it started, which may keep its output open."""
-            if sys.platform == "win32":
-                child.kill()
-                return
-            with suppress(OSError):
-                os.killpg(child.pid, signal.SIGKILL)
-
-        timer = Timer(_SECONDS, stop)
-        timer.start()
-        try:
-            printed = child.stdout.read(_BYTES) if child.stdout else b""
-        finally:
-            timer.cancel()
-            stop()
-    with suppress(ValueError, LookupError, TypeError, RecursionError):
-        # A script that starts it may print before it.
-        answer = json.loads(printed.splitlines()[-1])
-        version, folders = str(answer["version"]), list(map(str, answer["folders"]))
-        if _VERSION.fullmatch(version):
-            return version, folders
-    return "", []
-
-
-# ---------------------------------------------------------------------- the record
-
-
-@contextmanager
-def _records_of(environment: core.Environment) -> Iterator[dict[str, PythonRecord]]:
-    """Yield the recorded interpreters by path; if the block succeeds and has changed them, write them.
-
-    A record that is missing, damaged, or open to other users has none.
-    """
-    file = core.user_state_folder(environment) / RECORD
-    records: dict[str, PythonRecord] = {}
-    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        # What is named there is started.
-        if not shared_because(file.parent, (file.name,)):
-            document = json.loads(file.read_bytes())["pythons"]
-            records = {path: PythonRecord(**record) for path, record in document.items()}
-    before = dict(records)
-    yield records
-    if records != before:
-        document = {path: record._asdict() for path, record in sorted(records.items())}
-        with suppress(OSError):
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            atomic.replace_file(file, [json.dumps({"pythons": document}, indent=1).encode()])
+    debian = prefix / "lib/python3/dist-packages"
+    if debian.is_dir():
+        yield from (prefix / "local/lib" / name / "dist-packages", debian, prefix / "lib" / name / "dist-packages")
+        return
+    wide, site = (prefix / folder / name / "site-packages" for folder in ("lib64", "lib"))
+    if wide.is_dir() and not os.path.islink(prefix / "lib64"):
+        yield from (prefix / "local" / folder / name / "site-packages" for folder in ("lib64", "lib"))
+        yield wide
+    yield site

@@ -96,11 +96,10 @@ class ProgramFolders(files.Files):
                 yield core.Problem(path, "half", f"{half} is {'missing' if status is None else 'empty'}")
         # The key has only the version of Python.
         python, source = _python_of(key), None
-        stale = dictionaries.staleness(self.environment, "built under", python, lambda _: None, lambda _: True)
+        stale = dictionaries.staleness(self.environment, leaf.entry, "built under", dictionaries.Needs(python))
         try:
             if contents:
-                # PyOpenCL rebuilds an entry whose header has changed, under any Python.
-                stale = staleness_by_headers(tree.read_file(key, "info") or b"") or stale
+                stale = stale if stale[0] else staleness_by_headers(tree.read_file(key, "info") or b"") or stale
                 source = tree.read_file(key, "source.cl")
         except core.LayerError as error:
             yield core.unreadable(path, error)
@@ -192,9 +191,11 @@ def _python_of(key: str) -> str:
 
 
 def staleness_by_headers(info: bytes) -> dictionaries.Staleness | None:
-    """Return that an entry is stale if a header is missing or has changed, or unknown if a header cannot be read.
+    """Return that it is unknown whether an entry can be hit if a header is missing, has changed, or cannot be read.
 
-    ``None`` where no header has changed. As ``check_dependencies`` does, it compares times, then md5 of the text.
+    PyOpenCL rebuilds the entry where it finds the header so, but a container, or another machine with the same home,
+    may have the header as it was. ``None`` where no header has changed. As ``check_dependencies`` does, it compares
+    times, then md5 of the text.
     """
     import hashlib
 
@@ -204,11 +205,10 @@ def staleness_by_headers(info: bytes) -> dictionaries.Staleness | None:
                 continue
             data = plain.read_plain(os.path.realpath(path), limit=_HEADER)
         except (OSError, ValueError) as error:
-            if isinstance(error, ValueError) or plain.means_no_file(error):
-                return True, f"includes {path}, which is gone"
-            return None, f"unknown: {path}, which it includes, cannot be read"
+            is_missing = isinstance(error, ValueError) or plain.means_no_file(error)
+            return None, f"unknown: {path}, which it includes, {'is not here' if is_missing else 'cannot be read'}"
         # PyOpenCL reads it as text, with universal newlines.
         text = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if hashlib.md5(text, usedforsecurity=False).hexdigest() != digest:
-            return True, f"includes {path}, which has changed"
+            return None, f"unknown: {path}, which it includes, has changed here"
     return None

@@ -5,12 +5,13 @@ Source: ``pytools/persistent_dict.py``.
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from itertools import chain, starmap
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl.layers import core
 from cachectl.layers.formats import pdict, pickles
@@ -19,6 +20,7 @@ from cachectl.layers.stores import database, files, row_store, rows, tree
 
 if TYPE_CHECKING:
     from cachectl.layers.host.pythons import Python
+    from cachectl.layers.host.record import Sighting
 
 #: The table of a dictionary since pytools 2024.1.4.
 SCHEMA = rows.Schema(
@@ -77,8 +79,8 @@ class Dictionaries(row_store.Rows):
         name = self.named(entry.key)
         if name is None:
             return entry
-        miss = partial(_miss, name, self.environment.searches_pythons)
-        stale, because = staleness(self.environment, "written by", name.python, miss, partial(_has_made, name))
+        needs = Needs(name.python, _packages(name), (name.generation, name.dash))
+        stale, because = staleness(self.environment, entry, "written by", needs)
         versions = {"python": name.python, **pdict.packages_of(name.identifier)}
         detail = {"dictionary": name.identifier}
         return entry._replace(versions=versions, stale=stale, stale_because=because, detail=detail)
@@ -147,65 +149,93 @@ class Dictionaries(row_store.Rows):
         return "is a pickle of a protocol that this Python does not know; left alone" if is_foreign else None
 
 
-def staleness(
-    environment: core.Environment,
-    how: str,
-    version: str,
-    miss: Callable[[Python], str | None],
-    has_made: Callable[[Python], bool],
-) -> Staleness:
-    """Return whether no known Python can hit what a Python of this version made.
+class Needs(NamedTuple):
+    """What a Python must have to open a dictionary: its five-part version, versions of packages, and a pytools.
 
-    ``miss`` returns why a present Python of the version cannot hit it, ``None`` if it can; ``has_made`` returns whether
-    the Python can have made it. It is stale only if its maker is known, or if the user named the Pythons.
+    ``generation`` is that of the dictionaries which this pytools makes, ``None`` if any Python of the version will do.
+    """
+
+    python: str
+    packages: Mapping[str, str] = {}
+    generation: tuple[str, bool] | None = None
+
+    def __str__(self) -> str:
+        """Return them for the middle of a sentence."""
+        packages = ", ".join(f"{name} {version}" for name, version in self.packages.items())
+        return f"Python {'.'.join(self.python.split('.')[:3])}" + (f" with {packages}" if packages else "")
+
+    def tests(self) -> Iterator[tuple[str, Callable[[str], bool]]]:
+        """Yield each package with what tells whether its version will do."""
+        if self.generation is not None:
+            yield "pytools", lambda version: _generation(version) == self.generation
+        for name, version in self.packages.items():
+            yield name, version.__eq__
+
+    def are_met(self, python: Python, *, unsaid: bool = False) -> bool:
+        """Return whether an interpreter meets them; if ``unsaid``, what it does not have installed does not count."""
+        versions = [(python.installed(name), fits) for name, fits in self.tests()]
+        met = all(unsaid if version is None else fits(version) for version, fits in versions)
+        return met and python.version == self.python
+
+    def end_at(self, sighting: Sighting) -> float:
+        """Return when an interpreter that was seen met them no more: never is infinity, and 0 if it never met them."""
+        if sighting.version != self.python:
+            return 0.0
+        ends = [sighting.gone]
+        for name, fits in self.tests():
+            moments = [end for version, end in sighting.packages.get(name, {}).items() if fits(version)]
+            ends.append(None if None in moments else max(filter(None, moments), default=0.0))
+        return min((end for end in ends if end is not None), default=math.inf)
+
+
+def staleness(environment: core.Environment, entry: core.Entry, how: str, needs: Needs) -> Staleness:
+    """Return whether no Python can hit an entry: one that could was seen on this host, and none can since its last use.
+
+    ``how`` says what the Python did to the entry.
     """
     from cachectl.layers.host import pythons
 
-    own = pythons.own_python(environment)
-    if own.version == version and miss(own) is None:
+    if needs.are_met(pythons.own_python(environment), unsaid=not environment.searches_pythons):
         # Most entries are of this Python, and the others need not be looked for.
         pythons.note_own(environment)
         return False, None
-    known = [python for python in pythons.pythons_of(environment) if python.version == version]
-    short = ".".join(version.split(".")[:3])
-    if not known:
-        return None, f"unknown: {how} Python {short}, which was not looked for; --python PATH names it"
-    if None in (reasons := [miss(python) for python in known if python.present]):
+    if (name := f"{how} {needs} {needs.generation}") not in environment.memo:
+        environment.memo[name] = _find_end(environment, needs)
+    moment, reason = environment.memo[name]
+    if moment == math.inf:
         return False, None
-    if away := next((python for python in known if python.present is None), None):
-        return None, f"unknown: {how} Python {short}, and {away.path} is not mounted here, or does not answer"
-    maker = next(filter(has_made, known), None)
-    if maker is not None:
-        reasons = [miss(maker) if maker.present else f"{how} Python {short}, and {maker.path} was removed"]
-    # The environment's own Python, often that of a tool, comes first.
-    because = next(reversed(reasons), f"no Python {short} is left")
-    if maker is not None or environment.python_paths or not environment.searches_pythons:
-        return True, because
-    return None, f"unknown: {because}; --python PATH names another Python"
+    reason = f"{how} {needs}, {reason}"
+    if moment is not None and (entry.latest is None or entry.latest >= moment):
+        moment, reason = None, f"{reason}, and used since"
+    return (None, f"unknown: {reason}") if moment is None else (True, reason)
 
 
-def _miss(name: pdict.DictionaryName, is_real: bool, python: Python) -> str | None:
-    """Return why a Python of the dictionary's version opens another dictionary, ``None`` if it opens this one.
+def _find_end(environment: core.Environment, needs: Needs) -> tuple[float | None, str]:
+    """Return when the last Python that was seen stopped to meet needs (epoch seconds), with words.
 
-    A package that is not installed counts only in an environment that ``is_real``; in others it may be left unsaid.
+    It is infinity if one meets them now, and ``None`` if that is unknown.
     """
-    pytools = python.installed("pytools")
-    current = _generation(pytools)
-    if current is not None and (name.generation, name.dash) != current:
-        return f"pytools {pytools} names and stores its dictionaries differently"
-    packages = _packages(name)
-    for package, version in packages.items():
-        installed = python.installed(package)
-        if installed not in (None, version):
-            return f"written with {package} {version}, {installed} is installed"
-    absent = next((needed for needed in ("pytools", *packages) if python.installed(needed) is None), None)
-    return f"{absent} is not installed for {python.path}" if absent and is_real else None
+    from cachectl.layers.host import pythons
+    from cachectl.layers.host.record import record_of
 
-
-def _has_made(name: pdict.DictionaryName, python: Python) -> bool:
-    """Return whether the versions of packages in a dictionary's name have been seen at a Python."""
-    generations = {_generation(version) for version in python.seen.get("pytools", ())}
-    return (name.generation, name.dash) in generations and all(starmap(python.has_had, _packages(name).items()))
+    known = pythons.pythons_of(environment)
+    if any(python.present and needs.are_met(python) for python in known):
+        return math.inf, ""
+    if not environment.searches_pythons:
+        return None, "and other Pythons were not looked for"
+    for python in known:
+        if not python.present and python.version in ("", needs.python):
+            return None, f"and {python.path} cannot be examined: {python.reason}"
+    record, end, path = record_of(environment), 0.0, ""
+    for sighting in record.of(pythons.PRODUCT):
+        moment = needs.end_at(sighting)
+        if moment == math.inf:
+            return None, f"which {sighting.system.partition(' ')[0]} has at {sighting.path}"
+        if sighting.system == record.system and moment > end:
+            end, path = moment, sighting.path
+    if not path:
+        return None, "which was never seen on this host; --python PATH names it"
+    return end, f"which {path} had until {time.strftime('%Y-%m-%d %H:%M', time.localtime(end))}"
 
 
 def _packages(name: pdict.DictionaryName) -> dict[str, str]:

@@ -163,9 +163,9 @@ class Rows(files.Files):
         path, payload = root.path / file, 0
         modified = (plain.status_at(path), plain.status_at(database.companion(path, "-wal")))
         written = max((status.st_mtime for status in modified if status is not None), default=None)
-        template = core.Entry(self.name, file, root.path, 0, 0)
+        template = core.Entry(self.name, file, root.path, 0, 0, written_before=written)
         try:
-            template = self.with_name(template)._replace(written_before=written)
+            template = self.with_name(template)
             for thing in lister(root, file, template):
                 payload += thing.bytes if isinstance(thing, core.Entry) and thing.files == 0 else 0
                 yield thing

@@ -239,7 +239,7 @@ PLACES = [ROOT, USER, ALL_USERS]
 PYTHON = (
     "--python",
     "PATH",
-    "a Python whose entries are not stale; may be repeated. Without it, Pythons are looked for on PATH",
+    "one more Python whose entries are not stale; may be repeated",
     REPEATED,
 )
 WAIT = ("--wait", "SECONDS", "how long to wait for a lock of another process (default: 5)", {"type": seconds})

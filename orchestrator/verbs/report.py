@@ -303,10 +303,9 @@ def _by_python(layers: Iterable[core.Layer], stack: layer_set.LayerSet) -> tuple
     for versions, entries in groups.items():
         packages = dict(versions)
         python = packages.pop("python")
-        pythons = (other for other in pythons_of(stack.environment) if other.version == python)
-        known = tuple(other.path for other in pythons if other.present is not False)
+        paths = (other.path for other in pythons_of(stack.environment) if other.version == python)
         stale, size = sum(entry.stale is True for entry in entries), sum(entry.bytes for entry in entries)
-        shares.append(PythonShare(python, packages, len(entries), size, stale, known))
+        shares.append(PythonShare(python, packages, len(entries), size, stale, tuple(dict.fromkeys(paths))))
     return tuple(sorted(shares, key=lambda share: -share.bytes))
 
 

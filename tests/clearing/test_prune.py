@@ -1,6 +1,7 @@
 """``cachectl prune``: the dead, the old, and the longest unused until the rest fits."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -37,19 +38,25 @@ def test_the_oldest_go_until_the_rest_fits(home: Home, cuda: Path) -> None:
     assert home.json("prune --max-size 100K")["total"]["removed"] == 0
 
 
-def test_dead_dictionaries_and_orphans_are_stale(home: Home) -> None:
-    alive = home.environment().python
-    # pytools before 2026.1 wrote no dash; whether another Python's dictionary is dead is unknown.
-    for ending in (f"-{alive}", alive, "-3.8.1.final.0"):
+def test_dictionaries_of_a_python_that_was_removed_and_orphans_are_stale(home: Home, tmp_path: Path) -> None:
+    alive, program = home.environment().python, write(tmp_path / "env/bin/python3.8", "\x7fELF\0003.8.1\0")
+    program.chmod(0o755)
+    write(tmp_path / "env/lib/python3.8/site-packages/pytools-2026.1.1.dist-info/METADATA", "Version: 2026.1.1\n")
+    # pytools before 2026.1 wrote no dash; whether that of a Python which was never seen is dead is unknown.
+    for ending in (f"-{alive}", alive, "-3.8.1.final.0", "-3.8.2.final.0"):
         dictionary(home.path, ending)
     leaked = leak(home.path)
-    pruned = home.json("prune --stale --python", sys.executable)["layers"]
+    path = f"{program.parent}:{home.variables['PATH']}"
+    assert home.json("ls pytools --stale", PATH=path)["entries"] == []
+    shutil.rmtree(tmp_path / "env")
+    pruned = home.json("prune --stale --python", sys.executable, PATH=path)["layers"]
     assert [layer["removed"] for layer in pruned if layer["layer"] == "pytools"] == [1]
     assert not leaked.exists()
     left = home.json("ls pytools")["entries"]
     assert {entry["key"].partition("/")[0]: entry["stale"] for entry in left} == {
         f"pdict-v5-mine-{alive}.sqlite": False,
-        "pdict-v5-mine-3.8.1.final.0.sqlite": None,
+        f"pdict-v5-mine{alive}.sqlite": None,
+        "pdict-v5-mine-3.8.2.final.0.sqlite": None,
     }
 
 

@@ -18,7 +18,7 @@ from support.layers import got
 from support.products import PRODUCTS
 
 from cachectl.layers.core import CachectlError, Environment, get_many
-from cachectl.layers.host.pythons import RECORD
+from cachectl.layers.host.record import FILE as RECORD
 from cachectl.stack import Stack
 
 TESTS = Path(__file__).parent.parent

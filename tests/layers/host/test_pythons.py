@@ -1,4 +1,4 @@
-"""The interpreters of a user: each is asked once, remembered, and looked for again after it was removed."""
+"""The interpreters of a user: what their files say of them, and which entries are stale by what was seen of them."""
 
 import json
 import os
@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -15,49 +14,59 @@ from support.dictionaries import NONE, dictionary
 from support.layers import write
 from tiers import NOBODY, as_root, real
 
-from cachectl.layers.core import Environment, user_state_folder
-from cachectl.layers.host.pythons import RECORD, Python, PythonRecord, candidates, look
+from cachectl.layers.core import BadRequest, Environment
+from cachectl.layers.host.pythons import Python, candidates, look, named_pythons
+from cachectl.layers.host.record import record_of
 from cachectl.stack import Stack
 
 VERSION = ".".join(map(str, sys.version_info))
-SITE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
-
-
-def installs(prefix: Path, **packages: str) -> None:
-    """Lay out the metadata of packages in place of all that a prefix has, as pip does."""
-    shutil.rmtree(prefix / SITE)
-    for name, version in packages.items():
-        folder = prefix / SITE / f"{name}-{version}.dist-info"
-        write(folder / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-
-
-#: What is installed where nothing else is said.
+SITE = "lib/python3.11/site-packages"
 PACKAGES = {"loopy": "2024.1", "pytools": "2026.1.1", "islpy": "2024.2", "cgen": "2020.1"}
+#: Prints the version of an interpreter, and those of all distributions that it imports.
+ASK = """
+import json, sys
+from importlib import metadata
+versions = {}
+for found in metadata.distributions():
+    versions.setdefault(found.metadata["Name"], found.version)
+print(json.dumps([".".join(map(str, sys.version_info)), versions]))
+"""
 
 
-@pytest.fixture
-def prefix(tmp_path: Path) -> Path:
-    """Return the folder of a virtual environment of this Python."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
-    installs(tmp_path / "venv", **PACKAGES)
-    return tmp_path / "venv"
+def install(site: Path, **packages: str) -> None:
+    """Lay out the metadata of packages in place of all that a folder has, as pip does."""
+    shutil.rmtree(site, ignore_errors=True)
+    site.mkdir(parents=True)
+    for name, version in packages.items():
+        write(
+            site / f"{name}-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
 
 
-def row(home: Home, loopy: str, version: str = VERSION) -> None:
+def interpreter(prefix: Path, content: bytes = b"\x7fELF\0003.11.4\0", minor: str = "3.11", **packages: str) -> Path:
+    """Lay out an installation as conda has it: a program with this content, and packages; return the program."""
+    program = prefix / f"bin/python{minor}"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_bytes(content)
+    program.chmod(0o755)
+    install(prefix / f"lib/python{minor}/site-packages", **packages or PACKAGES)
+    return program
+
+
+def row(home: Home, loopy: str = "2024.1", version: str = "3.11.4.final.0") -> Path:
     """Make a dictionary with one row, as a loopy of this version names it under a Python of a version."""
     name = f"pdict-v5-loopy-schedule-cache-v4-{loopy}-islpy2024.2-cgen2020.1-v2-{version}.sqlite"
-    dictionary(home.path / ".cache/pytools" / name, {"0" * 16: NONE})
+    return dictionary(home.path / ".cache/pytools" / name, {"0" * 16: NONE})
 
 
 def user(home: Home, *folders: Path, **changes: str) -> Environment:
     """Return the environment of a user whose own Python has no loopy, with these folders on PATH."""
     variables = {"PATH": os.pathsep.join(map(str, folders)), "VIRTUAL_ENV": "", "CONDA_PREFIX": "", **changes}
-    environment = home.environment(**variables)
-    return environment._replace(searches_pythons=True, installed=lambda _: None, site=())
+    return home.environment(**variables)._replace(searches_pythons=True, installed=lambda _: None, site=())
 
 
-def asked(path: Path, records: dict[str, PythonRecord], *, named: bool = True) -> Python:
-    python = look(path, records, named=named)
+def examined(path: Path, home: Home) -> Python:
+    python = look(path, user(home))
     assert python is not None
     return python
 
@@ -68,204 +77,377 @@ def staleness(environment: Environment) -> dict[str, tuple[bool | None, str | No
     return {str(entry.versions["loopy"]): (entry.stale, entry.stale_because) for entry in entries}
 
 
-def test_an_interpreter_is_asked_once_for_its_version_and_packages_and_remembered(prefix: Path) -> None:
-    records: dict[str, PythonRecord] = {}
-    counting = prefix / "bin/counting"
-    counting.write_text(f'#!/bin/sh\necho started >> {prefix}/starts\nexec {prefix}/bin/python "$@"\n')
-    counting.chmod(0o755)
-
-    def starts() -> int:
-        return (prefix / "starts").read_text().count("started")
-
-    for _ in range(2):
-        python = asked(counting, records)
-        assert (python.version, python.installed("loopy"), starts()) == (VERSION, "2024.1", 1)
-    # Packages are read again without it.
-    installs(prefix, loopy="2025.2")
-    python = asked(counting, records)
-    assert (python.installed("loopy"), python.installed("pytools"), starts()) == ("2025.2", None, 1)
-    assert python.has_had("loopy", "2024.1")
-    os.utime(counting, (1, 1))
-    # Without a user who names it, it is a script that another user could replace.
-    assert (asked(counting, records, named=False).present, starts()) == (None, 1)
-    asked(counting, records)
-    assert starts() == 2
-    before = dict(records)
-    counting.write_text("#!/bin/sh\nexit 1\n")
-    python = asked(counting, records)
-    assert (python.present, python.version, records) == (None, VERSION, before)
+# ---------------------------------------------------------------------- what files say
 
 
-def test_code_in_a_folder_of_packages_is_not_run(prefix: Path, tmp_path: Path) -> None:
-    """Others may have written it there, as in an environment that a group shares."""
-    run = tmp_path / "run"
-    for name in ("by.pth", "sitecustomize.py", "usercustomize.py"):
-        (prefix / SITE / name).write_text(f"import os; open({str(run)!r}, 'a').close()\n")
-    (prefix / SITE).chmod(0o777)
-    assert asked(prefix / "bin/python", {}, named=False).installed("loopy") == "2024.1"
-    assert not run.exists()
-    # It is run by whoever starts the interpreter otherwise.
-    subprocess.run([prefix / "bin/python", "-I", "-c", ""], check=True)
-    assert run.exists()
+@pytest.mark.parametrize("base", dict.fromkeys([os.path.realpath(sys.executable), "/usr/bin/python3"]))
+@pytest.mark.parametrize("options", [None, [], ["--system-site-packages"], ["--copies"], ["--copies", "nested"]])
+def test_version_and_packages_are_what_the_interpreter_says(
+    home: Home, tmp_path: Path, base: str, options: list[str] | None
+) -> None:
+    program = Path(base)
+    for number, option in enumerate([] if options is None else options or [""]):
+        folder = tmp_path / f"venv{number}"
+        made = [program, "-m", "venv", "--without-pip", *filter(None, [option.replace("nested", "--copies")]), folder]
+        if not program.exists() or subprocess.run(made, check=False).returncode:
+            pytest.skip(f"needs {base} with its module venv")
+        program = folder / "bin/python"
+        (site,) = folder.glob("lib/python3*/site-packages")
+        for name in ("named", "commented"):
+            install(tmp_path / name, **{name: "1.0"})
+        write(tmp_path / "editable/old.egg-info/PKG-INFO", "Metadata-Version: 1.0\nName: old\nVersion: 3.0\n")
+        lines = f"{tmp_path}/named\n{tmp_path}/not there\n../elsewhere\n\n#{tmp_path}/commented\n{tmp_path}/editable\n"
+        (site / "__editable__.pth").write_text(
+            f"{lines}import sys; sys.path.append({str(tmp_path / 'commented')!r}) if 0 else 0\n"
+        )
+    own = home.path / f".local/lib/{program.resolve().name}/site-packages"
+    install(own, mine="7.0")
+    started = {"HOME": str(home.path), "PATH": ""}
+    version, packages = json.loads(subprocess.check_output([program, "-c", ASK], env=started, cwd="/"))
+    python = examined(program, home)
+    assert (python.version, python.reason) == (version, None)
+    names = {*packages, "named", "commented", "old", "mine", "pytest", "apt"}
+    assert {name: python.installed(name) for name in names} == {name: packages.get(name) for name in names}
+
+
+#: The strings of a program, and the version that it has by them.
+STRINGS: list[tuple[bytes, str]] = [
+    (b"\0003.11.2\0", "3.11.2.final.0"),
+    (b"\0003.11.0rc2+\0", "3.11.0.candidate.2"),
+    (b"\0003.11.0a10\0", "3.11.0.alpha.10"),
+    (b"\0003.11.0b1\0", "3.11.0.beta.1"),
+    # Linkers store a string as the end of a longer one.
+    (b"\0/opt/versions/3.11.7\0", "3.11.7.final.0"),
+    (b"\0/opt/versions/3.11.5\0/src/Python-3.11.6\0003.11.7\0", "3.11.7.final.0"),
+    (b"\0/opt/versions/3.11.5\0/src/Python-3.11.7\0", ""),
+    (b"\0003.11.5\0003.11.7\0", ""),
+    (b"\00013.11.2\0001.3.11.2\0003.11.2.1\0003.12.1\0003.11\0", ""),
+    (b"\0", ""),
+    (b"", ""),
+]
+
+
+@pytest.mark.parametrize(("strings", "version"), STRINGS)
+@pytest.mark.parametrize("layout", ["static", "shared", "copy", "renamed"])
+def test_a_version_is_read_from_bytes_or_is_unknown(
+    home: Home, tmp_path: Path, strings: bytes, version: str, layout: str
+) -> None:
+    base = tmp_path / "base"
+    program = interpreter(base, strings, loopy="2024.1")
+    if layout == "shared":
+        # The names of folders in which it was made are not its version.
+        program.write_bytes(b"\x7fELF\0libpython3.11.so.1.0\0/src/Python-3.11.8\0")
+        (base / "lib/libpython3.11.so.1.0").write_bytes(strings)
+        # Another one, which it does not load.
+        (base / "lib/libpython3.11d.so.1.0").write_bytes(b"\0003.11.9\0")
+    elif layout == "copy":
+        install(tmp_path / "venv/lib/python3.11/site-packages", loopy="2024.1")
+        # The file keeps the version of its creation.
+        write(tmp_path / "venv/pyvenv.cfg", f"home = {base}/bin\nversion = 3.11.0\n")
+        (tmp_path / "venv/bin").mkdir()
+        program = Path(shutil.copy(program, tmp_path / "venv/bin/python"))
+    elif layout == "renamed":
+        program = program.rename(base / "bin/python")
+    python = examined(program, home)
+    assert (python.version, python.present) == (version, True if version else None)
+    assert python.installed("loopy") == ("2024.1" if version else None)
+
+
+def test_bytes_are_read_again_only_if_the_file_changed(home: Home, tmp_path: Path) -> None:
+    environment, program = user(home), interpreter(tmp_path)
+    status = program.stat()
+    assert [python.version for python in (look(program, environment),) if python] == ["3.11.4.final.0"]
+    program.write_bytes(b"\x7fELF\0003.11.5\0")
+    for time, version in ((status.st_mtime_ns, "3.11.4.final.0"), (status.st_mtime_ns + 1, "3.11.5.final.0")):
+        os.utime(program, ns=(0, time))
+        assert [python.version for python in (look(program, environment),) if python] == [version]
+
+
+def test_a_pypy_has_its_version_in_its_header(home: Home, tmp_path: Path) -> None:
+    program = write(tmp_path / "bin/pypy3.10", "\x7fELF\0")
+    install(tmp_path / "lib/pypy3.10/site-packages", loopy="2024.1")
+    assert examined(program, home).version == ""
+    write(tmp_path / "include/pypy3.10/patchlevel.h", '#define PY_VERSION "3.10.13"\n#define PYPY_VERSION "7.3.15"\n')
+    python = examined(program, home)
+    assert (python.version, python.installed("loopy")) == ("3.10.13.final.0", "2024.1")
+
+
+def test_folders_of_fedora_and_debian(home: Home, tmp_path: Path) -> None:
+    """Fedora has two folders of either kind, and a link in place of the second is the first; Debian has others."""
+    for folder in ("usr/lib64/python3.11/site-packages", "usr/local/lib/python3.11/site-packages"):
+        install(tmp_path / "fedora" / folder, **{folder.split("/")[1]: "1.0"})
+    fedora = examined(interpreter(tmp_path / "fedora/usr"), home)
+    assert [fedora.installed(name) for name in ("lib64", "local", "loopy")] == ["1.0", "1.0", "2024.1"]
+    install(tmp_path / "arch/usr/local/lib/python3.11/site-packages", local="1.0")
+    arch = interpreter(tmp_path / "arch/usr")
+    (tmp_path / "arch/usr/lib64").symlink_to("lib")
+    assert [examined(arch, home).installed(name) for name in ("local", "loopy")] == [None, "2024.1"]
+    debian = interpreter(tmp_path / "debian/usr")
+    shutil.rmtree(tmp_path / "debian/usr/lib/python3.11/site-packages")
+    install(tmp_path / "debian/usr/lib/python3/dist-packages", apt="2.0")
+    assert [examined(debian, home).installed(name) for name in ("apt", "loopy")] == ["2.0", None]
 
 
 @pytest.mark.parametrize("where", ["{}.pth", "{}.egg-info", "{}.dist-info/METADATA", "{}.egg-info/PKG-INFO"])
-def test_pipes_and_devices_among_packages_are_unread(prefix: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_pipes_and_devices_among_packages_are_unread(home: Home, tmp_path: Path, where: str) -> None:
     """Others may have put it there; a line of the device has no end."""
-    pipe, device = (prefix / SITE / where.format(name) for name in ("pipe", "device"))
+    program = interpreter(tmp_path)
+    pipe, device = (tmp_path / "lib/python3.11/site-packages" / where.format(name) for name in ("pipe", "device"))
     for path in (pipe, device):
         path.parent.mkdir(exist_ok=True)
     os.mkfifo(pipe)
     device.symlink_to("/dev/zero")
-    monkeypatch.setattr("cachectl.layers.host.pythons._SECONDS", 5.0)
-    assert asked(prefix / "bin/python", {}, named=False).installed("loopy") == "2024.1"
+    python = examined(program, home)
+    # What a file ``.pth`` names cannot be known without it.
+    assert python.installed("loopy") == (None if where == "{}.pth" else "2024.1")
+    assert python.present is (None if where == "{}.pth" else True)
 
 
-@pytest.mark.parametrize("base", dict.fromkeys([os.path.realpath(sys.executable), "/usr/bin/python3"]))
-@pytest.mark.parametrize("options", [None, [], ["--system-site-packages"]])
-def test_folders_of_packages_are_those_on_its_path(tmp_path: Path, base: str, options: list[str] | None) -> None:
-    python = Path(base)
-    if options is not None:
-        made = [base, "-m", "venv", "--without-pip", *options, str(tmp_path / "venv")]
-        if not python.exists() or subprocess.run(made, check=False).returncode:
-            pytest.skip(f"needs {base} with its module venv")
-        python = tmp_path / "venv/bin/python"
-        (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
-        for name in ("named", "commented"):
-            (tmp_path / name / "site-packages").mkdir(parents=True)
-        lines = "{0}/named/site-packages;{0}/not there/site-packages;../elsewhere;;#{0}/commented/site-packages"
-        (site / "parent.pth").write_text(lines.replace(";", "\n").format(tmp_path))
-    records: dict[str, PythonRecord] = {}
-    asked(python, records)
-    folders = [os.path.normpath(folder) for folder in records[str(python)].folders if os.path.isdir(folder)]
-    # Without -I, the user's own packages count.
-    ask = "import json, sys; print(json.dumps(sys.path))"
-    started = {"HOME": os.environ["HOME"], "PATH": ""}
-    path = json.loads(subprocess.check_output([python, "-c", ask], env=started, cwd="/"))
-    assert folders == [os.path.normpath(folder) for folder in path if folder.endswith("-packages")]
-
-
-#: What is below the folder of a Python and of a virtual environment of it.
-PARTS = ("", "bin", "base/bin", "base/lib/python3.11", "base/lib64/python3.11", "pyvenv.cfg")
-
-
-@pytest.mark.parametrize("planted", [None, "script", pytest.param("link", marks=as_root), *PARTS])
-@pytest.mark.parametrize("variable", ["PATH", "VIRTUAL_ENV"])
-def test_what_others_can_replace_is_not_started(planted: str | None, variable: str, tmp_path: Path) -> None:
-    """Nor a program whose modules they can replace, nor one behind a link that they could lead elsewhere."""
-    # Others cannot enter the folder of a test.
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for part in PARTS:
-            (folder / part).mkdir(parents=True, exist_ok=True)
-            (folder / part).chmod(0o755)
-        (folder / "pyvenv.cfg").rmdir()
-        (folder / "pyvenv.cfg").touch()
-        real = Path(shutil.copy(sys.executable, folder / "base/bin/python3.11"))
-        program = folder / "bin/python3.11"
-        program.symlink_to(folder / "middle")
-        (folder / "middle").symlink_to(real)
-        if planted == "script":
-            real.write_text("#!/bin/sh\n")
-        elif planted == "link":
-            os.lchown(folder / "middle", NOBODY, NOBODY)
-        elif planted is not None:
-            (folder / planted).chmod(0o777)
-        named = folder if variable == "VIRTUAL_ENV" else f"relative:{tmp_path}:{program.parent}"
-        assert list(candidates({variable: str(named)})) == ([program] if planted is None else [])
+# ---------------------------------------------------------------------- what others wrote
 
 
 @pytest.mark.parametrize(
-    "script", ["exec yes", "exec head -c 10000000 /dev/zero", "sleep 100 & echo x", "kill -STOP $$", "echo hello"]
+    "arguments", ["report", "ls loopy --python {}", "report --by python", "prune --stale -n", "doctor"]
 )
-def test_a_program_that_is_no_python_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    monkeypatch.setattr("cachectl.layers.host.pythons._SECONDS", 0.3)
-    records, started = dict[str, PythonRecord](), time.monotonic()
-    broken = write(tmp_path / "python3", f"#!/bin/sh\n{script}\n")
-    broken.chmod(0o755)
-    assert look(broken, records, named=True) is None
-    assert time.monotonic() - started < 5
-    # It is not started again.
-    broken.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
-    os.utime(broken, ns=(0, records[str(broken)].time))
-    records[str(broken)] = records[str(broken)]._replace(size=broken.stat().st_size)
-    assert look(broken, records) is None
-    assert not (tmp_path / "started").exists()
-    # Only the user may know that it answers now.
-    monkeypatch.undo()
-    broken.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    assert look(broken, records, named=True) is not None
+def test_no_interpreter_is_started(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str) -> None:
+    """The base of a virtual environment of copies has a standard library that others can write."""
+    row(home)
+    started = tmp_path / "started"
+    base, script = tmp_path / "base", write(tmp_path / "other/python3", f"#!/bin/sh\ntouch {started}\n")
+    script.chmod(0o755)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--copies", tmp_path / "venv"], check=True)
+    modules = base / f"lib/python3.{sys.version_info[1]}"
+    write(modules / "os.py", "")
+    write(modules / "encodings/__init__.py", f"import posix; posix.open({str(started)!r}, posix.O_CREAT)\n")
+    shutil.copytree(tmp_path / "venv/bin", base / "bin")
+    write(tmp_path / "venv/pyvenv.cfg", f"home = {base}/bin\n")
+    (base / "lib").chmod(0o777)
+    # Whoever starts it runs that.
+    subprocess.run([tmp_path / "venv/bin/python", "-c", ""], check=False, stderr=subprocess.DEVNULL)
+    assert started.exists()
+    started.unlink()
+    monkeypatch.setattr(subprocess, "Popen", None)
+    home.cachectl(
+        arguments.format(tmp_path / "venv/bin/python"), check=False, PATH=f"{tmp_path}/venv/bin:{script.parent}"
+    )
+    assert not started.exists()
 
 
-#: What happens to a Python that was looked for, and whether its rows are stale then, with words of the reason.
+#: What is below the folder of a Python and of a virtual environment of it.
+PARTS = ("", "bin", "base/bin", "base/bin/python3.11", "base/lib", "base/lib/libpython3.11.so.1.0", "pyvenv.cfg")
+
+
+@pytest.mark.parametrize("planted", [None, pytest.param("link", marks=as_root), *PARTS, SITE, f"{SITE}/x.pth", "extra"])
+@pytest.mark.parametrize("variable", ["PATH", "VIRTUAL_ENV"])
+def test_what_others_can_replace_is_unknown(home: Home, planted: str | None, variable: str) -> None:
+    # Others cannot enter the folder of a test.
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        interpreter(folder / "base", b"\x7fELF\0libpython3.11.so.1.0\0")
+        (folder / "base/lib/libpython3.11.so.1.0").write_bytes(b"\0003.11.4\0")
+        install(folder / SITE, **PACKAGES)
+        write(folder / "pyvenv.cfg", f"home = {folder}/base/bin\n")
+        (folder / "extra").mkdir()
+        write(folder / SITE / "x.pth", f"{folder}/extra\n")
+        program = write(folder / "bin/python3.11", "")
+        program.unlink()
+        program.symlink_to(folder / "middle")
+        (folder / "middle").symlink_to(folder / "base/bin/python3.11")
+        for above, folders, _ in os.walk(folder):
+            for path in (Path(above), *(Path(above, inner) for inner in folders)):
+                path.chmod(0o755)
+        if planted == "link":
+            os.lchown(folder / "middle", NOBODY, NOBODY)
+        elif planted is not None:
+            (folder / planted).chmod(0o777)
+        on_path = folder if variable == "VIRTUAL_ENV" else f"relative:{program.parent}"
+        environment = user(home, **{variable: str(on_path)})
+        assert list(candidates(environment.variables)) == [program]
+        python = look(program, environment)
+        assert python is not None
+        packages_only = planted in (SITE, f"{SITE}/x.pth", "extra")
+        assert python.version == ("3.11.4.final.0" if planted is None or packages_only else "")
+        assert python.installed("loopy") == ("2024.1" if planted is None else None)
+        words = {None: "None", "link": "belongs to"}.get(planted, "other users can write to")
+        assert words in str(python.reason)
+        if planted is not None:
+            with pytest.raises(BadRequest, match=words):
+                named_pythons(environment, [str(program)])
+
+
+def test_shims_stand_for_the_interpreters_behind_them(home: Home, tmp_path: Path) -> None:
+    shims = write(tmp_path / "pyenv/shims/python3", "#!/bin/sh\n").parent
+    (shims / "python3").chmod(0o755)
+    assert list(candidates(user(home, shims).variables)) == [shims / "python3"]
+    for place in ("versions/3.11.4", "installs/python/3.11.4"):
+        program = interpreter(tmp_path / "pyenv" / place)
+        assert list(candidates(user(home, shims).variables)) == [program]
+        shutil.rmtree(program.parent.parent)
+
+
+# ---------------------------------------------------------------------- stale by what was seen
+
+
+def change_record(prefix: Path, home: Home, **changes: object) -> None:
+    """Change the sightings of what is below a prefix."""
+    file = record_of(user(home)).file
+    document = json.loads(file.read_text())
+    for sighting in document["sightings"]:
+        if sighting["path"].startswith(str(prefix)):
+            sighting.update(changes)
+    file.write_text(json.dumps(document))
+
+
+def carry_out(change: str, prefix: Path, home: Home) -> None:
+    """Carry out a change of a Python that was seen at a prefix, or of what was seen of it."""
+    if change == "unmounted":
+        change_record(prefix, home, places=["0", "0"])
+    elif change == "seen elsewhere":
+        change_record(prefix, home, system="node7 2")
+    if change == "package replaced":
+        install(prefix / SITE, **PACKAGES | {"loopy": "2025.2"})
+    elif change == "upgraded":
+        interpreter(prefix, b"\x7fELF\0003.11.15\0")
+    elif change != "nothing":
+        shutil.rmtree(prefix)
+    if change == "used":
+        for path in (home.path / ".cache/pytools").iterdir():
+            os.utime(path)
+    elif change == "second":
+        interpreter(prefix.parent / "second")
+    elif change == "script":
+        write(prefix.parent / "second/bin/python3", "#!/bin/sh\n").chmod(0o755)
+
+
+MAKER = "written by Python 3.11.4 with loopy 2024.1, islpy 2024.2, cgen 2020.1, "
+#: What happens to a Python that was seen, and whether its rows are stale then, with how the reason begins.
 CHANGES: list[tuple[str, bool | None, str]] = [
     ("nothing", False, "None"),
-    ("package replaced", True, "written with loopy 2024.1, 2025.2 is installed"),
-    ("removed", True, "was removed"),
-    ("upgraded", True, "was removed"),
+    *((change, True, f"{MAKER}which {{}} had until 2") for change in ("package replaced", "removed", "upgraded")),
+    ("used", None, f"unknown: {MAKER}which {{}} had until 2"),
+    ("second", False, "None"),
+    ("script", None, f"unknown: {MAKER}and {{second}} cannot be examined: it is a script"),
+    ("unmounted", None, f"unknown: {MAKER}and {{}} cannot be examined: it is not mounted here"),
     # Machines with one home may each have a Python of one path and version, with packages of their own.
-    ("not mounted", None, "is not mounted"),
-    ("base not mounted", None, "unknown"),
-    ("another machine", None, "unknown"),
+    ("seen elsewhere", None, f"unknown: {MAKER}which node7 has at {{}}"),
 ]
 
 
 @pytest.mark.parametrize(("change", "stale", "because"), CHANGES)
-def test_rows_are_stale_only_if_a_known_python_made_them_and_none_can_hit_them(
-    home: Home, prefix: Path, change: str, stale: bool | None, because: str
+def test_rows_are_stale_only_if_a_python_that_was_seen_had_what_they_need(
+    home: Home, tmp_path: Path, change: str, stale: bool | None, because: str
 ) -> None:
     """The Python is remembered, and need not be on PATH again."""
-    version = "3.11.0.final.0" if change == "upgraded" else VERSION
-    row(home, "2024.1", version)
+    program, second = interpreter(tmp_path / "first"), tmp_path / "second/bin"
+    row(home)
     # Nobody has seen this version of loopy.
-    row(home, "2023.1", version)
-    environment = user(home, prefix / "bin")
-    before = {whether for whether, _ in staleness(environment).values()}
-    assert before == ({None} if change == "upgraded" else {False, None})
-    moved = {"not mounted": [0], "base not mounted": [1], "another machine": [0, 1]}.get(change, [])
-    file = user_state_folder(environment) / RECORD
-    document = json.loads(file.read_text())
-    for record in document["pythons"].values():
-        record["places"] = [f"{place}0" if i in moved else place for i, place in enumerate(record["places"])]
-        if change == "upgraded" and "2024.1" in record["seen"].get("loopy", ()):
-            record.update(version=version, size=1)
-    file.write_text(json.dumps(document))
-    if change in ("removed", "not mounted"):
-        shutil.rmtree(prefix)
-    elif change in ("package replaced", "another machine"):
-        installs(prefix, **PACKAGES | {"loopy": "2025.2"})
-    elif change == "base not mounted":
-        (prefix / "bin/python").unlink()
-        (prefix / "bin/python").symlink_to(prefix.parent / "modules/python")
-    found = staleness(user(home, *[prefix / "bin"] * (change == "upgraded")))
-    assert {name: whether for name, (whether, _) in found.items()} == {"2024.1": stale, "2023.1": None}
-    assert because in str(found["2024.1"][1])
-
-
-def test_named_pythons_are_all_there_are(home: Home, prefix: Path) -> None:
     row(home, "2023.1")
-    named = user(home)._replace(python_paths=(prefix / "bin/python",))
-    assert staleness(named) == {"2023.1": (True, "written with loopy 2023.1, 2024.1 is installed")}
+    before = staleness(user(home, program.parent))
+    assert {loopy: is_stale for loopy, (is_stale, _) in before.items()} == {"2024.1": False, "2023.1": None}
+    assert "was never seen on this host" in str(before["2023.1"][1])
+    carry_out(change, tmp_path / "first", home)
+    # What the first command sees of the change, the second one reads in the record.
+    for environment in (user(home, second), user(home, second)):
+        after = staleness(environment)
+        assert {loopy: is_stale for loopy, (is_stale, _) in after.items()} == {"2024.1": stale, "2023.1": None}
+        assert str(after["2024.1"][1]).startswith(because.format(program, second=second / "python3"))
+        assert (change == "used") == str(after["2024.1"][1]).endswith("and used since")
+    # Where other Pythons are not looked for, nothing is.
+    assert not any(is_stale for is_stale, _ in staleness(user(home)._replace(searches_pythons=False)).values())
 
 
-def test_a_damaged_record_is_written_again(home: Home, prefix: Path) -> None:
-    row(home, "2024.1")
-    file = user_state_folder(home.environment()) / RECORD
-    for content in ("", "{", '{"pythons": {"/x": {"version": 3}}}', '{"pythons": []}', "[]", "\0" * 512):
-        write(file, content)
-        assert staleness(user(home, prefix / "bin")) == {"2024.1": (False, None)}
-        assert str(prefix / "bin/python") in json.loads(file.read_text())["pythons"]
+def test_a_named_python_makes_nothing_stale(home: Home, tmp_path: Path) -> None:
+    """It may be one more that can hit an entry."""
+    program = interpreter(tmp_path / "first")
+    row(home)
+    row(home, "2023.1")
+    assert staleness(user(home)) == {
+        loopy: (None, f"unknown: written by Python 3.11.4 with loopy {loopy}, islpy 2024.2, cgen 2020.1, {words}")
+        for loopy in ("2023.1", "2024.1")
+        for words in ["which was never seen on this host; --python PATH names it"]
+    }
+    after = staleness(user(home)._replace(python_paths=(program,)))
+    assert {loopy: is_stale for loopy, (is_stale, _) in after.items()} == {"2024.1": False, "2023.1": None}
 
 
-def test_the_sums_of_each_python(home: Home, prefix: Path) -> None:
+def test_a_name_that_is_no_python_is_refused(home: Home, tmp_path: Path) -> None:
+    environment = user(home, tmp_path)
+    script = write(tmp_path / "python3", "#!/bin/sh\n")
+    script.chmod(0o755)
+    for name, words in (
+        ("python3", "it is a script"),
+        ("/nowhere/python", "no such file"),
+        ("/bin/true", "is no Python"),
+    ):
+        with pytest.raises(BadRequest, match=words):
+            named_pythons(environment, [name])
+    program = interpreter(tmp_path / "first")
+    assert named_pythons(environment, [str(program)]) == (program,)
+    # One that was seen may have gone: a config file still names it.
+    staleness(user(home, program.parent))
+    row(home)
+    staleness(user(home, program.parent))
+    shutil.rmtree(tmp_path / "first")
+    assert named_pythons(user(home), [str(program)]) == (program,)
+
+
+def test_the_packages_of_cachectls_own_python_are_seen(home: Home, tmp_path: Path) -> None:
+    """Those that a variable adds only in this run are no witness later."""
+    row(home)
+    row(home, "2023.1")
+    program = interpreter(tmp_path / "first")
+    own = user(home)._replace(executable=program, python="3.11.4.final.0", installed=PACKAGES.get)
+    by_path = own._replace(installed={**PACKAGES, "loopy": "2023.1"}.get)
+    assert [stale for stale, _ in staleness(own).values()] == [None, False]
+    # Without the variable it still has the other.
+    assert [stale for stale, _ in staleness(by_path).values()] == [False, False]
+    assert [stale for stale, _ in staleness(own).values()] == [None, False]
+    install(tmp_path / "first" / SITE, **PACKAGES | {"loopy": "2025.2"})
+    (_, (stale, because)) = staleness(own._replace(installed={**PACKAGES, "loopy": "2025.2"}.get)).values()
+    assert (stale, f"which {program} had until" in str(because)) == (True, True)
+
+
+@pytest.mark.parametrize("cause", ["variable", "editable"])
+def test_packages_that_may_come_back_are_no_witness(home: Home, tmp_path: Path, cause: str) -> None:
+    """A variable places the user's own packages, or an editable package is on a disk that may not be mounted."""
+    row(home)
+    program, variables = interpreter(tmp_path / "first"), {"PYTHONUSERBASE": str(tmp_path / "user")}
+    install(tmp_path / "first" / SITE)
+    install(tmp_path / "user" / SITE, **PACKAGES)
+    if cause == "editable":
+        write(tmp_path / "first" / SITE / "easy-install.pth", f"{tmp_path}/user/{SITE}\n")
+        variables = {}
+    assert staleness(user(home, program.parent, **variables)) == {"2024.1": (False, None)}
+    shutil.rmtree(tmp_path / "user")
+    ((stale, because),) = staleness(user(home, program.parent)).values()
+    assert (stale, str(because).startswith("unknown: ")) == (None, True)
+
+
+def test_programs_of_pyopencl_are_stale_with_their_python(home: Home, tmp_path: Path) -> None:
+    program = interpreter(tmp_path / "first")
+    for name in ("info", "binary"):
+        write(home.path / ".cache/pyopencl/pyopencl-compiler-cache-v2-py3.11.4.final.0" / ("0" * 32) / name, "x")
+
+    def judged(*folders: Path) -> tuple[bool | None, str | None]:
+        (entry,) = Stack(user(home, *folders)).ls(layers=["pyopencl"]).entries
+        return entry.stale, entry.stale_because
+
+    assert judged()[0] is None
+    assert judged(program.parent) == (False, None)
+    shutil.rmtree(tmp_path / "first")
+    stale, because = judged()
+    assert (stale, f"built under Python 3.11.4, which {program} had until" in str(because)) == (True, True)
+
+
+def test_the_sums_of_each_python(home: Home, tmp_path: Path) -> None:
+    program = interpreter(tmp_path / "first")
     row(home, "2024.1", "3.99.0.final.0")
-    row(home, "2024.1")
-    shares = Stack(user(home, prefix / "bin")).report(by="python").pythons or ()
-    assert sorted((share.python, share.packages["loopy"], share.entries) for share in shares) == [
-        (VERSION, "2024.1", 1),
-        ("3.99.0.final.0", "2024.1", 1),
+    row(home)
+    shares = Stack(user(home, program.parent)).report(by="python").pythons or ()
+    assert sorted((share.python, share.packages["loopy"], share.entries, share.interpreters) for share in shares) == [
+        ("3.11.4.final.0", "2024.1", 1, (program,)),
+        ("3.99.0.final.0", "2024.1", 1, ()),
     ]
-    assert [prefix / "bin/python" in share.interpreters for share in shares if share.python == VERSION] == [True]
     assert "3.99.0" in home.cachectl("report --by python loopy").stdout
 
 
@@ -277,12 +459,12 @@ def test_an_interpreter_is_listed_once(warm: Home) -> None:
     assert len(places) == len({*places}) > 0
 
 
-def test_a_relative_cache_home_is_where_each_platformdirs_puts_it(home: Home, prefix: Path) -> None:
+def test_a_relative_cache_home_is_where_each_platformdirs_puts_it(home: Home, tmp_path: Path) -> None:
     """Releases until 4.11.7 follow it, later ones do not."""
-    installs(prefix, platformdirs="4.3.6")
-    environment = user(home, prefix / "bin", XDG_CACHE_HOME="relative")._replace(
+    program = interpreter(tmp_path / "first", platformdirs="4.3.6")
+    environment = user(home, program.parent, XDG_CACHE_HOME="relative")._replace(
         installed=lambda name: "4.14.0" if name == "platformdirs" else None,
     )
     roots = {root.path: root.source for root in Stack(environment)["loopy"].roots()}
     assert list(roots) == [home.path / ".cache/pytools", home.path / "relative/pytools"]
-    assert str(prefix / "bin") in list(roots.values())[1]
+    assert str(program) in list(roots.values())[1]
