@@ -17,10 +17,9 @@ import stat
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent import futures
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -31,11 +30,12 @@ _T = TypeVar("_T")
 
 #: Means standard output for a file to write, standard input for a file to read.
 STREAM = "-"
-#: More names than this under ``index/`` are no store.
-MOST_NAMES = 1_000_000
+#: Names that are listed of a folder: more are no store. An answer of S3 counts as :data:`_LEAST_PAGE` at least.
+MOST_NAMES = 250_000
+_LEAST_PAGE = 250
 #: The folders of a store.
 FOLDERS = ("index", "packs")
-#: Seconds that a store may delay a command, and that the push after the command may take.
+#: Seconds that a store may delay a command, and that the push after the command may take, by default.
 PATIENCE = 30.0
 #: A scheme and its slashes, or several schemes chained by fsspec.
 _URL = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGNORECASE)
@@ -50,12 +50,13 @@ _S3 = re.compile("s3a?://", re.IGNORECASE)
 #: How often folders are made again before that is an error.
 _AGAIN = 3
 _MODIFIED = ("LastModified", "mtime", "last_modified", "updated", "modified", "created")
-#: Limit on the silence of a server, in seconds. The whole transfer has no limit.
+#: Limits on the silence of a server and on a connection, in seconds. The whole transfer has no limit.
 SILENCE = 60
-#: Limit on a connection, in seconds, and how often a request is tried: s3fs and botocore together would try for half an
-#: hour.
-_CONNECTING = 15
-_ATTEMPTS = 3
+CONNECTING = 10
+#: Statuses of HTTP after which a request is sent again, and the pauses before that: libraries would try for minutes,
+#: whatever the reason is.
+PASSING = frozenset({408, 429, 500, 502, 503, 504})
+PAUSES = (0.5, 1.5)
 #: Permissions to read a file.
 _READABLE = 0o444
 #: Names of files of a store, and of their stages.
@@ -103,6 +104,8 @@ class StorePlace(ABC):
     is_bundle: bool = False
     #: The class of the errors that :meth:`failure` explains.
     explained: type[Exception] = OSError
+    #: Bytes that :meth:`fetch` has to download before anything else is asked of the place.
+    expected: int = 0
 
     @abstractmethod
     def names(self, folder: str) -> Mapping[str, Written]:
@@ -128,7 +131,7 @@ class StorePlace(ABC):
         """Turn the errors of a disk, a server or a library into one line."""
         try:
             yield
-        except core.CachectlError:
+        except (core.CachectlError, MemoryError):
             raise
         except self.explained as error:
             raise self.failure(verb, name, error) from error
@@ -140,9 +143,17 @@ class StorePlace(ABC):
     def finish(self) -> None:  # noqa: B027 - a hook of bundles
         """Do what is done once after all writing: nothing, where every file is complete."""
 
+    def close(self) -> None:  # noqa: B027 - a hook of places in another process
+        """Give up what the place needs to be reached: nothing."""
+
     def digest(self) -> str | None:
         """Return the SHA-256 of a bundle; ``None`` for other places, which the names of their index pin."""
         return None
+
+    def require_few(self, folder: str, names: int) -> None:
+        """Raise :class:`BadStore` as soon as more names are listed than a folder of a store has."""
+        if names > MOST_NAMES:
+            raise BadStore(f"{self.shown}: {folder} has more than {MOST_NAMES:,} names")
 
     def lacks(self, name: str) -> Gone:
         """Return the error for a name that the store does not have."""
@@ -174,8 +185,7 @@ class FolderPlace(StorePlace):
                     status = entry.stat(follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):
                         files[f"{folder}/{entry.name}"] = status.st_size, status.st_mtime
-                if len(files) > MOST_NAMES:
-                    break
+                self.require_few(folder, len(files))
         return files
 
     def read(self, name: str, most: int) -> bytes:
@@ -284,16 +294,16 @@ class RemotePlace(StorePlace):
         options: dict[str, object] = {}
         is_s3, is_sftp = _S3.match(self._url), _SFTP.match(self._url)
         if is_s3:
-            times = {"connect_timeout": _CONNECTING, "read_timeout": SILENCE}
-            options = {"config_kwargs": {**times, "retries": {"total_max_attempts": _ATTEMPTS}}}
+            times = {"connect_timeout": CONNECTING, "read_timeout": SILENCE}
+            options = {"config_kwargs": {**times, "retries": {"total_max_attempts": 1}}}
         elif is_sftp:
             # It logs every error with a traceback, and raises it too.
             logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
             # A rename works only within one file system, and fsspec would stage in the server's /tmp.
-            options = {"temppath": posixpath.dirname(urlsplit(self._url).path), "timeout": _CONNECTING}
+            options = {"temppath": posixpath.dirname(urlsplit(self._url).path), "timeout": CONNECTING}
         system, path = url_to_fs(self._url, skip_instance_cache=True, **options)
         if is_s3:
-            # Botocore has tried several times already.
+            # What may succeed is tried again here.
             system.retries = 1
         elif is_sftp:
             system.ftp.get_channel().settimeout(SILENCE)
@@ -301,13 +311,48 @@ class RemotePlace(StorePlace):
 
     def names(self, folder: str) -> Mapping[str, Written]:
         """List the plain files in a folder."""
-        listed = []
+        files: dict[str, Written] = {}
         with suppress(Gone), self.reached("list", folder):
             # Another writer may have added to what is known.
             self._system.invalidate_cache()
-            listed = self._system.ls(f"{self._root}/{folder}", detail=True)
-        files = ((posixpath.basename(file["name"]), file) for file in listed if file.get("type") == "file")
-        return {f"{folder}/{name}": (file.get("size"), _moment(file)) for name, file in files if name}
+            for number, file in enumerate(self._listed(folder), 1):
+                self.require_few(folder, number)
+                name = posixpath.basename(file["name"])
+                if file.get("type") == "file" and name:
+                    files[f"{folder}/{name}"] = file.get("size"), _moment(file)
+        return files
+
+    def _listed(self, folder: str) -> Iterator[Mapping[str, Any]]:
+        """Yield what is in a folder while it is read: a hostile server lists names forever."""
+        path = f"{self._root}/{folder}"
+        if _SFTP.match(self._url):
+            for file in self._system.ftp.listdir_iter(path):
+                kind = "file" if stat.S_ISREG(file.st_mode or 0) else ""
+                yield {"name": file.filename, "type": kind, "size": file.st_size, "mtime": file.st_mtime}
+        elif _S3.match(self._url):
+            bucket, key, _ = self._system.split_path(path)
+            request = {"Bucket": bucket, "Prefix": f"{key}/", "Delimiter": "/", **self._system.req_kw}
+            for number in range(MOST_NAMES):
+                self.require_few(folder, number * _LEAST_PAGE)
+                page = self._tried(partial(self._system.call_s3, "list_objects_v2", **request))
+                for file in page.get("Contents", ()):
+                    yield {**file, "name": file["Key"], "type": "file", "size": file["Size"]}
+                if not page.get("IsTruncated"):
+                    return
+                request["ContinuationToken"] = page["NextContinuationToken"]
+        else:
+            yield from self._system.ls(path, detail=True)
+
+    def _tried(self, work: Callable[[], _T]) -> _T:
+        """Return the result of a request, which is sent again if its failure says that it may succeed then."""
+        for pause in PAUSES:
+            try:
+                return work()
+            except Exception as error:
+                if not _may_pass(error):
+                    raise
+            time.sleep(pause)
+        return work()
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
@@ -321,7 +366,7 @@ class RemotePlace(StorePlace):
         path = f"{self._root}/{name}"
         with self.reached("write", name):
             if self._is_atomic:
-                self._system.pipe_file(path, data)
+                self._tried(partial(self._system.pipe_file, path, data))
                 return
             folder = posixpath.dirname(path)
             if folder not in self._made:
@@ -352,17 +397,21 @@ class RemotePlace(StorePlace):
         with self.reached("remove from"):
             paths = [f"{self._root}/{name}" for name in names]
             for at in range(0, len(paths), 1000):
-                atomic.remove_remote(self._system, paths[at : at + 1000], together=self._is_atomic)
+                removal = partial(atomic.remove_remote, self._system, paths[at : at + 1000], together=self._is_atomic)
+                self._tried(removal)
 
     def _read(self, path: str, most: int) -> bytes:
         if self._is_atomic:
             # With a range it is one request, without one that asks for the size.
-            data: bytes = self._system.cat_file(path, start=0, end=most)
+            data: bytes = self._tried(partial(self._system.cat_file, path, start=0, end=most))
             return data
         with self._system.open(path, "rb") as file, io.BytesIO() as held:
             # Otherwise paramiko waits for every 32 KiB. It asks for the size, which not every server says.
             with suppress(AttributeError, OSError):
-                file.prefetch()
+                size = file.stat().st_size or 0
+                # It makes a request for each 32 KiB of this size first.
+                self.require_small(posixpath.basename(path), size, most)
+                file.prefetch(size)
             while held.tell() < most and (piece := file.read(most - held.tell())):
                 held.write(piece)
             return held.getvalue()
@@ -395,6 +444,18 @@ def _moment(info: Mapping[str, Any]) -> float | None:
     return None
 
 
+def _may_pass(error: BaseException | None) -> bool:
+    """Return whether a server, or a connection that it has closed meanwhile, may let a request succeed later."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        if isinstance(response, Mapping):
+            return response.get("ResponseMetadata", {}).get("HTTPStatusCode") in PASSING
+        if type(error).__name__ == "ConnectionClosedError":
+            return True
+        error = error.__cause__
+    return False
+
+
 def lock(path: Path, file: BinaryIO) -> None:
     """Wait until no other push replaces an open file. Raises :class:`Changed` if one has."""
     handles.take_flock(file.fileno(), wait=True)
@@ -405,6 +466,11 @@ def lock(path: Path, file: BinaryIO) -> None:
 def is_url(name: str) -> bool:
     """Return whether a name is a URL."""
     return _URL.match(name) is not None
+
+
+def is_registry(name: str) -> bool:
+    """Return whether a name is the URL of a bundle in a registry."""
+    return name.lower().startswith(("oci://", "oci+http://"))
 
 
 def without_secrets(name: str) -> str:
@@ -433,27 +499,5 @@ def one_line(text: str) -> str:
 def require_time(deadline: float | None) -> None:
     """Raise :class:`TransferFailed` if a deadline, a moment of :func:`time.monotonic`, has passed."""
     if deadline is not None and deadline <= time.monotonic():
-        raise TransferFailed(f"not done within {PATIENCE:g} s; cachectl push and pull have no such limit")
+        raise TransferFailed("not done in time; --store-wait gives it more, and cachectl push and pull have no limit")
 
-
-def in_time(deadline: float | None, work: Callable[[], _T]) -> _T:
-    """Return what some work returns, or raise what it raises; :class:`TransferFailed` after a deadline.
-
-    Timeouts of sockets limit each silence of a server, not a whole transfer. So what depends on a server runs in a
-    thread of its own, which is given up at the deadline: its result, if one comes later, is read by nobody. Everything
-    that writes into caches of this machine runs in the calling thread.
-    """
-    if deadline is None:
-        return work()
-    result: futures.Future[_T] = futures.Future()
-
-    def run() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised again by the calling thread
-            result.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    while not futures.wait([result], max(0.0, deadline - time.monotonic())).done:
-        require_time(deadline)
-    return result.result()

@@ -9,13 +9,14 @@ at most the announced size; a part is parsed only after it is trusted.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import struct
 import types
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cachectl.exchange import place
 from cachectl.layers import core
@@ -43,6 +44,8 @@ _LATEST = 253402300799
 _SKIPPABLE = 0x184D2A50
 _FRAME = struct.Struct("<II")
 _LEVEL = 3
+#: Bytes that are unpacked at once.
+_CHUNK = 1 << 20
 
 _NAME = core.regex("index/(0|[1-9][0-9]{0,11})-[0-9a-f]{16}-[0-9a-f]{64}|index/key-[0-9a-f]{16}|packs/[0-9a-f]{64}")
 _DIGEST = core.regex("[0-9a-f]{64}")
@@ -70,11 +73,7 @@ def key_of(part: str) -> str:
 
 
 def sort_names(listed: Collection[str]) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the index parts among what was listed under ``index/``, the oldest first, and the names of all its files.
-
-    Raises :class:`BadStore` for more names than a store can have.
-    """
-    _require("the index", len(listed) <= place.MOST_NAMES, f"more than {place.MOST_NAMES:,} names")
+    """Return the index parts among what was listed under ``index/``, the oldest first, and the names of all its files."""
     files = frozenset(name.removeprefix(INDEX) for name in listed if name.startswith(INDEX) and is_name(name))
     parts = (name for name in files if not name.startswith("key-"))
     return tuple(sorted(parts, key=lambda part: (made_of(part), part))), files
@@ -150,7 +149,16 @@ def complaint(entry: core.Entry) -> str | None:
 
 def canonical(value: object) -> bytes:
     """Return JSON in one form: sorted keys, no spaces, ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def parsed(document: bytes) -> Any:  # noqa: ANN401 - what the document says
+    """Read a JSON document of a store, in which every number is whole. Raises :class:`ValueError` for any other."""
+    return json.loads(document, parse_float=_refuse_number, parse_constant=_refuse_number)
+
+
+def _refuse_number(text: str) -> None:
+    raise ValueError(f"{text[:40]} is not a whole number")
 
 
 class StoreKey(NamedTuple):
@@ -185,7 +193,7 @@ def parse_key(name: str, document: bytes) -> StoreKey:
     shown = f"key-{name}"
     _require(shown, _sha256(document)[:16] == name, _CHANGED)
     with _parsing(shown):
-        value = json.loads(document)
+        value = parsed(document)
         key = StoreKey(value["layer"], value["facts"])
         valid = _LAYER.fullmatch(key.layer) is not None and len(key.facts) <= core.MOST_DETAILS
         valid = valid and all(isinstance(text, str) or text is None for text in key.facts.values())
@@ -226,11 +234,11 @@ def parse_part(name: str, text: bytes) -> Part:
     _require(name, not lines.pop(), "no end")
     entries: dict[str, core.Entry] = {}
     with _parsing(name):
-        head = json.loads(lines[0] if lines else b"")
+        head = parsed(lines[0] if lines else b"")
         _require(name, head["schema"] == SCHEMA, "an unknown schema; a newer cachectl may read it")
         _require(name, head["made"] == made_of(name), "another time than its name says")
         key = parse_key(key_of(name), StoreKey(head["layer"], head["facts"]).to_bytes())
-        for line in map(json.loads, lines[1:]):
+        for line in map(parsed, lines[1:]):
             sha256, kernels = line.pop("pack"), line["kernels"]
             _require(name, line.keys() == {*_ABOUT, *_PLACE}, "an entry with other members")
             line["kernels"] = None if kernels is None else tuple(kernels)
@@ -244,6 +252,11 @@ def parse_part(name: str, text: bytes) -> Part:
             _require(name, inside, "an entry that is not inside its pack")
             _require(name, entry.key not in entries, "an entry twice")
             entries[entry.key] = entry
+    ends: dict[str, int] = {}
+    for entry in sorted(entries.values(), key=place_in_pack):
+        begin, end = entry.stored.offset, entry.stored.offset + entry.bytes
+        _require(name, begin >= ends.get(entry.stored.pack, 0), "entries that overlap")
+        ends[entry.stored.pack] = end
     return Part(key, tuple(entries.values()))
 
 
@@ -261,23 +274,37 @@ def open_part(name: str, file: bytes) -> tuple[bytes, bytes]:
 
     Raises :class:`BadStore` if the file is not the one that the name says.
     """
-    return _opened(name, file, _LARGEST_PART)
+    content = _Content(name, file)
+    text = content.read(_LARGEST_PART)
+    content.finish()
+    return text, content.label
 
 
-def open_pack(entries: Sequence[core.Entry], file: bytes) -> list[tuple[core.Entry, core.Artifact]]:
-    """Return entries with their artifacts out of the file of a pack, in which all of them lie.
+def place_in_pack(entry: core.Entry) -> tuple[str, int, int]:
+    """Return what sorts entries by their place: an empty one comes before another that begins there too."""
+    return entry.stored.pack, entry.stored.offset, entry.bytes
 
-    Raises :class:`BadStore` if the file is another, or an entry has another SHA-256.
+
+def open_pack(entries: Sequence[core.Entry], file: bytes) -> Iterator[tuple[core.Entry, core.Artifact]]:
+    """Yield entries with their artifacts out of the file of a pack, in which all of them lie, in the order of places.
+
+    Only one entry at a time is unpacked. Several index parts may list the same one. Raises :class:`BadStore` if the
+    file is another, entries overlap, or one has another SHA-256.
     """
     pack = entries[0].stored.pack
-    content, _ = _opened(pack, file, entries[0].stored.unpacked)
-    contents = []
-    for entry in entries:
-        data = content[entry.stored.offset : entry.stored.offset + entry.bytes]
+    content = _Content(pack, file)
+    last, data = None, b""
+    for entry in sorted(entries, key=place_in_pack):
+        if place_in_pack(entry) != last:
+            _require(pack, entry.stored.offset >= content.at, "entries that overlap")
+            content.skip_to(entry.stored.offset)
+            del data
+            last, data = place_in_pack(entry), content.read(entry.bytes)
         fit = len(data) == entry.bytes and _sha256(data) == entry.stored.sha256
         _require(pack, fit, f"another content for {entry.layer} {entry.key} than the index says")
-        contents.append((entry, artifact_of(entry, data)))
-    return contents
+        yield entry, artifact_of(entry, data)
+    content.skip_to(entries[0].stored.unpacked)
+    content.finish()
 
 
 def artifact_of(entry: core.Entry, data: bytes) -> core.Artifact:
@@ -285,22 +312,48 @@ def artifact_of(entry: core.Entry, data: bytes) -> core.Artifact:
     return core.Artifact(entry.layer, entry.key, entry.stored.form, data, entry.detail)
 
 
-def _opened(name: str, file: bytes, most: int) -> tuple[bytes, bytes]:
-    """Return the content of a file, of at most a number of bytes, and its label. Raises :class:`BadStore`."""
-    _require(name, _sha256(file) == name[-64:], _CHANGED)
-    _require(name, len(file) >= _FRAME.size, "too few bytes")
-    magic, length = _FRAME.unpack_from(file)
-    at = _FRAME.size + length
-    _require(name, magic == _SKIPPABLE and length <= core.LARGEST_SIGNATURE and at <= len(file), "no beginning")
-    zstd = _zstd()
-    frames = zstd.decompressor()
-    try:
-        content: bytes = frames.decompress(memoryview(file)[at:], max_length=most + 1)
-    except zstd.ZstdError as error:
-        raise place.BadStore(f"{name} is damaged: {error}") from error
-    _require(name, len(content) <= most, "more content than announced: a decompression bomb")
-    _require(name, frames.eof and not frames.unused_data, "less content than announced, or bytes after its end")
-    return content, file[_FRAME.size : at]
+class _Content:
+    """The content of a file, which is unpacked as far as it is read, and its ``label``. Raises :class:`BadStore`."""
+
+    def __init__(self, name: str, file: bytes) -> None:
+        _require(name, _sha256(file) == name[-64:], _CHANGED)
+        _require(name, len(file) >= _FRAME.size, "too few bytes")
+        magic, length = _FRAME.unpack_from(file)
+        begin = _FRAME.size + length
+        is_begun = magic == _SKIPPABLE and length <= core.LARGEST_SIGNATURE and begin <= len(file)
+        _require(name, is_begun, "no beginning")
+        self.label = file[_FRAME.size : begin]
+        #: How many bytes were read.
+        self.at = 0
+        self._name = name
+        self._packed = memoryview(file)[begin:]
+        self._frame = _zstd().decompressor()
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes: less than ``size`` of them at the end only."""
+        data, frame = io.BytesIO(), self._frame
+        while data.tell() < size and not frame.eof:
+            packed = self._packed[: _CHUNK * frame.needs_input]
+            if frame.needs_input and not packed:
+                break
+            self._packed = self._packed[len(packed) :]
+            try:
+                data.write(frame.decompress(packed, max_length=min(size - data.tell(), _CHUNK)))
+            except _zstd().ZstdError as error:
+                raise place.BadStore(f"{self._name} is damaged: {error}") from error
+        self.at += data.tell()
+        return data.getvalue()
+
+    def skip_to(self, offset: int) -> None:
+        """Unpack up to an offset, or to the end, and keep nothing."""
+        while self.at < offset and self.read(min(offset - self.at, _CHUNK)):
+            pass
+
+    def finish(self) -> None:
+        """Require that the content ends here, and the file as well."""
+        _require(self._name, not self.read(1), "more content than announced: a decompression bomb")
+        ends = self._frame.eof and not self._frame.unused_data and not self._packed
+        _require(self._name, ends, "less content than announced, or bytes after its end")
 
 
 def _most_packed(size: int) -> int:
