@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import io
 import json
 import logging
 import os
@@ -19,10 +18,10 @@ import stat
 import struct
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -54,6 +53,9 @@ _ADDRESS = re.compile(
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
 )
 _LOCAL = re.compile(r"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]+)?")
+_LOGIN = "check the address, and log in with docker login or podman login as a user who may do this"
+#: Statuses after which a request is sent again.
+_PASSING = (408, 429, 500, 502, 503, 504)
 #: Limit on the bytes of a manifest.
 _LARGEST_MANIFEST = 4 << 20
 
@@ -311,6 +313,8 @@ class RegistryPlace(BundlePlace):
         with self.reached("reach"):
             from oras.container import Container
             from oras.provider import Registry
+            from requests.adapters import HTTPAdapter
+            from urllib3 import Retry
 
             # Oras prints each failure, besides what is raised here.
             logging.getLogger("oras.logger").setLevel(logging.CRITICAL)
@@ -319,40 +323,38 @@ class RegistryPlace(BundlePlace):
             self._container = Container(f"{host}/{name}:{tag}", registry=host)
             self._registry.auth.load_configs(self._container)
         session = self._registry.session
-        self._request, session.request = session.request, self._requested
-        self._status = HTTPStatus.OK
+        session.request = partial(session.request, timeout=(place.CONNECTING, place.SILENCE))
+        # Nothing else is tried again: Retry counts what it is not told in its total.
+        again = Retry(2, connect=0, read=0, status_forcelist=_PASSING, allowed_methods=None, backoff_factor=0.5)
+        again = again.new(raise_on_status=False, respect_retry_after_header=False)
+        session.mount(f"{self._registry.prefix}://", HTTPAdapter(max_retries=again))
+        self._seen: bytes | None = None
         self._digest = ""
-        self._seen = self._manifest()
         super().__init__(None, environment, shown=self.shown)
 
     def _open(self) -> None:
-        """Read from the manifest what the bundle of the tag is, if there is such a tag."""
+        """Read from the manifest which blob the bundle of the tag is, if there is such a tag."""
+        self._seen = self._manifest()
         if self._seen is None:
             return
         try:
-            (layer,) = wire.parsed(self._seen)["layers"]
-            self._digest, self.expected, is_bundle = layer["digest"], layer["size"], layer["mediaType"] == _BUNDLE
-            is_bundle &= type(self.expected) is int and 0 < self.expected <= core.LARGEST_BUNDLE
+            (layer,) = json.loads(self._seen)["layers"]
+            self._digest, self.expected, is_bundle = str(layer["digest"]), layer["size"], layer["mediaType"] == _BUNDLE
+            is_bundle = is_bundle and type(self.expected) is int and 0 < self.expected <= core.LARGEST_BUNDLE
         except (KeyError, TypeError, ValueError, RecursionError):
             is_bundle = False
-        if not is_bundle or not re.fullmatch("sha256:[0-9a-f]{64}", str(self._digest)):
+        if not is_bundle or not re.fullmatch("sha256:[0-9a-f]{64}", self._digest):
             raise place.BadStore(f"{self.shown} is not a bundle of cachectl; choose another tag")
 
     def fetch(self) -> None:
         """Download the bundle of the tag."""
         blob = self._container.get_blob_url(self._digest)
         with self.reached("reach"), self._asked(blob, "GET", stream=True) as response:
-            file = spooled(self._environment, self._pieces(response), self.shown)
+            # As it was sent: a bundle is not compressed.
+            file = spooled(self._environment, pieces(response.raw), self.shown)
         if f"sha256:{sha256_of(file)}" != self._digest:
             raise place.BadStore(f"{self.shown}: the blob {self._digest} was changed")
         self._use(file)
-
-    def _pieces(self, response: Any) -> Iterator[bytes]:  # noqa: ANN401 - an answer of requests
-        left = self.expected
-        for chunk in response.iter_content(_CHUNK):
-            left -= len(chunk)
-            _require(left >= 0, f"{self.shown}: the blob {self._digest} is longer than the manifest says")
-            yield chunk
 
     def _publish(self, file: BinaryIO) -> None:
         """Upload the bundle, then the manifest of the tag."""
@@ -388,30 +390,11 @@ class RegistryPlace(BundlePlace):
         """Send a request. Raises :class:`TransferFailed` for a status that is a failure, except those that are fine."""
         with self.reached("reach"):
             url = path if place.is_url(path) else f"{self._registry.prefix}://{path}"
-            try:
-                # Oras itself would try for two minutes, whatever the reason is.
-                response = inspect.unwrap(type(self._registry).do_request)(self._registry, url, method, **given)
-            except ValueError:
-                # A login that it does not know, or cannot do.
-                if self._status < HTTPStatus.BAD_REQUEST:
-                    raise
-        if self._status >= HTTPStatus.MULTIPLE_CHOICES and self._status not in fine:
+            # Oras itself would try for two minutes, whatever the reason is.
+            response = inspect.unwrap(type(self._registry).do_request)(self._registry, url, method, **given)
+        if response.status_code >= HTTPStatus.MULTIPLE_CHOICES and response.status_code not in fine:
             verb = "read" if method == "GET" else "write"
-            advice = f"check the address, and log in with docker login or podman login as a user who may {verb} it"
-            raise place.TransferFailed(f"cannot {verb} {self.shown}: status {self._status}; {advice}")
-        return response
-
-    def _requested(self, method: str, url: str, **given: Any) -> Any:  # noqa: ANN401 - an answer of requests
-        """Send a request of oras, again if the status of its answer says that it may succeed then."""
-        for pause in (*place.PAUSES, None):
-            response = self._request(method, url, timeout=(place.CONNECTING, place.SILENCE), **given)
-            if pause is None or response.status_code not in place.PASSING:
-                break
-            response.close()
-            time.sleep(pause)
-            if isinstance(given.get("data"), io.IOBase):
-                given["data"].seek(0)
-        self._status = response.status_code
+            raise place.TransferFailed(f"cannot {verb} {self.shown}: status {response.status_code}; {_LOGIN}")
         return response
 
     def failure(self, verb: str, name: str, error: Exception) -> place.TransferFailed:
@@ -423,7 +406,9 @@ class RegistryPlace(BundlePlace):
         # Requests wraps the reason into the pool and the path.
         reason = getattr(next(iter(error.args), None), "reason", None) or error
         why = place.one_line(str(reason)) or type(error).__name__
-        return place.TransferFailed(f"cannot reach {self.shown}: {why}; {place.NETWORK}")
+        # Oras raises it where it cannot log in.
+        advice = _LOGIN if isinstance(error, ValueError) else place.NETWORK
+        return place.TransferFailed(f"cannot reach {self.shown}: {why}; {advice}")
 
 
 # ---------------------------------------------------------------------- the zip

@@ -1,15 +1,13 @@
 """A place that a child process reaches, so that no server decides how long a command takes, and how much memory.
 
 Libraries for S3, SFTP and registries are used only in the child, which is killed with all that it has started when it
-reaches a limit. A message between the two processes is a JSON text and bytes, after the lengths of both. While a
-request is carried out, the child says regularly what has moved.
+reaches a limit. Each message between the two processes is a JSON text and bytes. While a request is carried out, the
+child says regularly what has moved.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import io
 import json
 import math
 import os
@@ -21,6 +19,7 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
@@ -28,47 +27,33 @@ from typing import Any
 from cachectl.exchange import place
 from cachectl.layers import core
 
-#: Bytes of memory for the child, and how many copies of the data of a request libraries make beside.
-MEMORY = 512 << 20
+#: Bytes of memory for the child, and how many copies of the data of a request libraries make besides.
+_MEMORY = 512 << 20
 _COPIES = 3
 #: Seconds within which a server has to answer; then it may be silent for :data:`place.SILENCE`.
-ANSWER = 10.0
-#: Bytes a second that are progress, or the part of a processor's time that is: hashing a large file sends nothing.
+_ANSWER = 10.0
+#: Bytes a second that are progress, as is a fiftieth of a processor's time: hashing a large file sends nothing.
 _SLOWEST = 256
-_BUSY = 0.02
+_BUSY = 50
 #: Bytes that a server may send besides what was asked for, and for each name of a listing.
 _OVERHEAD = 16 << 20
-_LISTED = 1 << 10
+_LISTED = 400
 #: Seconds between two messages of what has moved.
 _PULSE = 0.2
-_HEADER = struct.Struct(">QQ")
 #: The child finds modules where its parent does, and not in the working folder.
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from cachectl.exchange import network; network.serve()"
 #: The bytes that were acknowledged and received, in ``struct tcp_info`` of Linux.
 _MOVED = struct.Struct("=120x2Q")
 
 
-def _send(link: socket.socket, message: Mapping[str, object], data: bytes = b"") -> None:
-    text = json.dumps(message, default=str).encode()
-    link.sendall(_HEADER.pack(len(text), len(data)) + text)
-    link.sendall(data)
+def _send(link: Connection, message: Mapping[str, object], data: bytes = b"") -> None:
+    link.send_bytes(json.dumps(message, default=str).encode())
+    link.send_bytes(data)
 
 
-def _receive(link: socket.socket) -> tuple[dict[str, Any], bytes]:
-    """Return the next message. Raises :class:`OSError` if the other process has ended."""
-    length, size = _HEADER.unpack(_received(link, _HEADER.size))
-    return json.loads(_received(link, length)), _received(link, size)
-
-
-def _received(link: socket.socket, length: int) -> bytes:
-    # Unlike a list of pieces, it is not copied at the end.
-    data = io.BytesIO()
-    while data.tell() < length:
-        piece = link.recv(min(length - data.tell(), 1 << 20))
-        if not piece:
-            raise ConnectionError("the process for the network has ended")
-        data.write(piece)
-    return data.getvalue()
+def _receive(link: Connection) -> tuple[dict[str, Any], bytes]:
+    """Return the next message. Raises :class:`EOFError` if the other process has ended."""
+    return json.loads(link.recv_bytes()), link.recv_bytes()
 
 
 # ---------------------------------------------------------------------- the parent
@@ -81,6 +66,8 @@ class NetworkPlace(place.StorePlace):
     server is silent, and :class:`BadStore` if it sends more than was asked for.
     """
 
+    explained = OSError, EOFError
+
     def __init__(
         self, address: str, environment: core.Environment, *, writes: bool, force: bool, deadline: float | None
     ) -> None:
@@ -90,25 +77,23 @@ class NetworkPlace(place.StorePlace):
         self._is_remote = place.is_url(address)
         #: Bytes that the child has received, and what counts as progress, up to its last message.
         self._received = self._moved = 0.0
-        if not sys.executable:
-            raise place.TransferFailed(f"cannot reach {self.shown}: sys.executable names no Python that could do it")
-        self._link, link = socket.socketpair()
-        with link, self.reached("reach"):
+        with self.reached("reach"):
+            self._link, link = Pipe()
             command = (sys.executable, "-c", _PROGRAM, *map(str, sys.path))
-            self._process = subprocess.Popen(  # noqa: S603
-                command, stdin=link, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-            )
-        self._end = weakref.finalize(self, _end, self._process, self._link)
-        self._request("load", address, patience=place.SILENCE)
-        opened, _ = self._request("open", address, str(environment.temporary), writes, force)
-        self.shown, self.is_bundle, expected = opened
+            with link:
+                process = subprocess.Popen(  # noqa: S603
+                    command, stdin=link.fileno(), stdout=-3, stderr=-3, start_new_session=True
+                )
+            self._end = weakref.finalize(self, _end, process, self._link)
+        opened = self._request("open", address, str(environment.temporary), writes, force)
+        self.shown, self.is_bundle, expected = opened[0]
         if expected:
             self._request("fetch", most=expected)
 
     def names(self, folder: str) -> Mapping[str, place.Written]:
         """List the names in a folder."""
-        listed, _ = self._request("names", folder, most=place.MOST_NAMES * _LISTED)
-        return {name: (size, moment) for name, size, moment in listed}
+        listed: dict[str, place.Written] = self._request("names", folder, most=place.MOST_NAMES * _LISTED)[0]
+        return listed
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
@@ -135,12 +120,13 @@ class NetworkPlace(place.StorePlace):
         """End the child, and what it has started."""
         self._end()
 
-    def failure(self, verb: str, name: str, error: OSError) -> place.TransferFailed:
+    def failure(self, verb: str, name: str, error: Exception) -> place.TransferFailed:
         """Return that the child could not be started, or has ended."""
-        return place.TransferFailed(f"cannot {verb} {name or self.shown}: {core.reason_of(error)}")
+        reason = "its process has ended" if isinstance(error, EOFError) else core.reason_of(error)
+        return place.TransferFailed(f"cannot {verb} {name or self.shown}: {reason}")
 
     def _request(
-        self, what: str, *words: object, data: bytes = b"", most: int = 0, size: int = 0, patience: float = ANSWER
+        self, what: str, *words: object, data: bytes = b"", most: int = 0, size: int = 0, patience: float = _ANSWER
     ) -> tuple[Any, bytes]:
         """Return what the child answers to a request, and bytes; or raise its error.
 
@@ -149,57 +135,50 @@ class NetworkPlace(place.StorePlace):
         place.require_time(self._deadline)
         try:
             with self.reached("reach"):
-                self._link.settimeout(None)
-                _send(self._link, {"what": what, "words": words, "memory": MEMORY + _COPIES * size}, data)
+                _send(self._link, {"what": what, "words": words, "memory": _MEMORY + _COPIES * size}, data)
                 answer, data = self._answer(patience, most + _OVERHEAD)
         except BaseException:
             self.close()
             raise
         if "error" in answer:
-            raise _error_of(answer)
+            raise _error_of(*answer["error"])
         return answer["result"], data
 
     def _answer(self, window: float, most: int) -> tuple[dict[str, Any], bytes]:
         """Wait for the answer as long as there is progress in each window of some seconds."""
         first, moved, since = self._received, self._moved, time.monotonic()
         while True:
-            end = since + window if self._is_remote else math.inf
-            end = min(end, math.inf if self._deadline is None else self._deadline)
-            left = end - time.monotonic()
-            try:
-                if left <= 0:
-                    raise TimeoutError
-                self._link.settimeout(None if left == math.inf else left)
-                answer, data = _receive(self._link)
-            except TimeoutError as error:
+            ends = (since + window if self._is_remote else math.inf, self._deadline or math.inf)
+            left = min(ends) - time.monotonic()
+            if left <= 0 or not self._link.poll(None if left == math.inf else left):
                 place.require_time(self._deadline)
                 message = f"cannot reach {self.shown}: no answer, or no progress, in {window:g} s; {place.NETWORK}"
-                raise place.TransferFailed(message) from error
+                raise place.TransferFailed(message)
+            answer, data = _receive(self._link)
             counted = answer.pop("moved")
             if counted is not None:
                 self._received, self._moved = counted
-            if answer:
+            if "result" in answer:
                 return answer, data
             if self._received - first > most:
                 raise place.BadStore(f"{self.shown} sends more than the {most:,} bytes that it may for one request")
             # A server has to begin to answer, however busy this machine is.
-            progress = self._received - first if window == ANSWER else self._moved - moved
-            if counted is None or progress >= _SLOWEST * window:
+            progress = self._received - first if window == _ANSWER else self._moved - moved
+            if counted is None:
+                since = time.monotonic()
+            elif progress >= _SLOWEST * window:
                 moved, since, window = self._moved, time.monotonic(), place.SILENCE
 
 
-def _error_of(answer: Mapping[str, Any]) -> Exception:
-    """Return the error that :func:`_described` has taken apart."""
-    name, words = answer["error"], answer["words"]
-    kind: type[Exception] = getattr(place, name, None) or getattr(core, name, OSError)
-    error = kind.__new__(kind, *words)
-    error.args = tuple(words)
-    vars(error).update(answer["attributes"])
-    error.__cause__ = None if answer["cause"] is None else RuntimeError(answer["cause"])
+def _error_of(name: str, text: str, cause: str) -> Exception:
+    """Return an error as the child has met it."""
+    kind: type[Exception] = getattr(place, name, getattr(core, name, core.CachectlError))
+    error = kind.__new__(kind)
+    error.args, error.__cause__ = (text,), RuntimeError(cause)
     return error
 
 
-def _end(process: subprocess.Popen[bytes], link: socket.socket) -> None:
+def _end(process: subprocess.Popen[bytes], link: Connection) -> None:
     link.close()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -211,20 +190,20 @@ def _end(process: subprocess.Popen[bytes], link: socket.socket) -> None:
 
 def serve() -> None:
     """Answer the requests of the process that has started this one, until that ends, or ends this one."""
-    with socket.socket(fileno=os.dup(0)) as link, open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-        child = _Child(link)
-        Thread(target=child.report, daemon=True).start()
-        with contextlib.suppress(OSError):
-            while True:
-                child.answer(*_receive(link))
+    link = Connection(os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    child = _Child(link)
+    Thread(target=child.report, daemon=True).start()
+    with contextlib.suppress(OSError, EOFError):
+        while True:
+            child.answer(*_receive(link))
     os.killpg(0, signal.SIGKILL)
 
 
 class _Child:
     """The place that this process reaches for its parent."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: Connection) -> None:
         self._link = link
         self._lock = Lock()
         self._is_busy = False
@@ -234,90 +213,56 @@ class _Child:
 
     def answer(self, request: Mapping[str, Any], data: bytes) -> None:
         """Carry out a request, and answer it."""
-        self._is_busy, content = True, b""
+        self._is_busy, what, words = True, request["what"], request["words"]
         try:
-            _limit_memory(request["memory"])
-            more = (data,) if request["what"] == "write" else ()
-            result = self._result(request["what"], *request["words"], *more)
-            if isinstance(result, bytes):
-                result, content = None, result
-            answer = {"result": result}
-        except MemoryError as error:
-            memory = f"{request['memory'] >> 20:,} MiB of memory"
-            answer = _described(place.BadStore(f"the server sends more than fits into {memory}"), error)
+            with contextlib.suppress(ImportError, OSError, ValueError):
+                import resource
+
+                # Not of the address space, in which each thread has room for its stack.
+                most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+                resource.setrlimit(resource.RLIMIT_DATA, (request["memory"], most))
+            result = getattr(self if what == "open" else self._place, what)(*words, *[data] * (what == "write"))
+            content, answer = (result, {}) if what == "read" else (b"", {"result": result})
         except Exception as error:  # noqa: BLE001 - raised again in the parent
-            answer = _described(error, error.__cause__)
+            name, text = type(error).__name__, str(error)
+            if isinstance(error, MemoryError):
+                name, text = "BadStore", f"the server sends more than fits into {request['memory']:,} bytes of memory"
+            elif not isinstance(error, core.CachectlError):
+                name, text = "TransferFailed", core.reason_of(error)
+            content, answer = b"", {"error": (name, text, repr(error.__cause__))}
         with self._lock:
             self._is_busy = False
-            _send(self._link, {**answer, "moved": self._count()}, content)
+            _send(self._link, {"result": None, **answer, "moved": self._count()}, content)
 
-    def _result(self, what: str, *words: Any) -> Any:  # noqa: ANN401 - what the place takes and returns
-        if what == "load":
-            return _load(*words)
-        if what == "open":
-            from cachectl.exchange.store import open_place
+    def open(self, address: str, temporary: str, writes: bool, force: bool) -> tuple[str, bool, int]:
+        """Open the place; return what its parent shows of it."""
+        from cachectl.exchange.store import open_place
 
-            address, temporary, writes, force = words
-            environment = core.Environment.here()._replace(temporary=Path(temporary))
-            self._place = open_place(address, environment, writes=writes, force=force)
-            return self._place.shown, self._place.is_bundle, self._place.expected
-        result = getattr(self._place, what)(*words)
-        return [(name, *written) for name, written in result.items()] if what == "names" else result
+        environment = core.Environment.here()._replace(temporary=Path(temporary))
+        self._place = open_place(address, environment, writes=writes, force=force)
+        return self._place.shown, self._place.is_bundle, self._place.expected
 
     def report(self) -> None:
         """Tell the parent regularly what has moved for a request; end when the parent has ended."""
         while True:
             time.sleep(_PULSE)
             with self._lock:
-                if self._is_busy:
-                    try:
+                try:
+                    if self._is_busy:
                         _send(self._link, {"moved": self._count()})
-                    except OSError:
-                        os.killpg(0, signal.SIGKILL)
+                except OSError:
+                    os.killpg(0, signal.SIGKILL)
 
     def _count(self) -> tuple[float, float] | None:
-        """Return the bytes that were received, and what counts as progress; ``None`` where the system does not say."""
-        if not sys.platform.startswith("linux"):
-            return None
-        for entry in os.scandir("/proc/self/fd"):
+        """Return the bytes that were received, and what counts as progress; ``None`` before a connection is seen."""
+        for entry in os.scandir("/proc/self/fd") if sys.platform == "linux" else ():
+            # What is no connection, or not any more. No other one ever has the same name.
             with contextlib.suppress(OSError):
-                # No other connection ever has the same name.
-                name = os.readlink(entry.path)
-                if name.startswith("socket:"):
+                if (name := os.readlink(entry.path)).startswith("socket:"):
                     with socket.socket(fileno=os.dup(int(entry.name))) as connection:
                         state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MOVED.size)
                     self._connections[name] = _MOVED.unpack(state)
-        sent, received = (sum(numbers) for numbers in zip((0, 0), *self._connections.values(), strict=True))
-        return received, sent + received + time.process_time() * _SLOWEST / _BUSY
-
-
-def _load(address: str) -> None:
-    """Import the library for an address, which may take long from a slow disk; opening the place says what fails."""
-    with contextlib.suppress(Exception):
-        if place.is_registry(address):
-            importlib.import_module("oras.provider")
-        elif place.is_url(address):
-            fsspec = importlib.import_module("fsspec")
-            for scheme in address.partition("://")[0].split("::"):
-                fsspec.get_filesystem_class(scheme)
-
-
-def _limit_memory(size: int) -> None:
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        # Not of the address space, in which each thread has room for its stack.
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (size if hard < 0 else min(size, hard), hard))
-
-
-def _described(error: Exception, cause: BaseException | None) -> dict[str, object]:
-    """Return the parts of an error: its class, what it was made of, its attributes, and what caused it."""
-    name, words = type(error).__name__, error.args
-    if not isinstance(error, core.CachectlError):
-        is_system = isinstance(error, OSError) and error.errno is not None
-        name = "OSError" if is_system else "TransferFailed"
-        words = (error.errno, error.strerror, error.filename) if is_system else (core.reason_of(error),)
-    attributes = {attribute: None if value is None else str(value) for attribute, value in vars(error).items()}
-    text = None if cause is None else f"{type(cause).__name__}: {cause}"
-    return {"error": name, "words": words, "attributes": attributes, "cause": text}
+        if not self._connections:
+            return None
+        sent, received = map(sum, zip(*self._connections.values(), strict=True))
+        return received, sent + received + time.process_time() * _SLOWEST * _BUSY

@@ -16,23 +16,20 @@ import re
 import stat
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from cachectl.layers import core
 from cachectl.layers.disk import atomic, handles, plain
 
-_T = TypeVar("_T")
-
 #: Means standard output for a file to write, standard input for a file to read.
 STREAM = "-"
-#: Names that are listed of a folder: more are no store. An answer of S3 counts as :data:`_LEAST_PAGE` at least.
+#: More names than this in a folder are no store; S3 lists them in answers of 1,000, of which hostile ones are empty.
 MOST_NAMES = 250_000
-_LEAST_PAGE = 250
+_MOST_ANSWERS = 1000
 #: The folders of a store.
 FOLDERS = ("index", "packs")
 #: Seconds that a store may delay a command, and that the push after the command may take, by default.
@@ -50,13 +47,12 @@ _S3 = re.compile("s3a?://", re.IGNORECASE)
 #: How often folders are made again before that is an error.
 _AGAIN = 3
 _MODIFIED = ("LastModified", "mtime", "last_modified", "updated", "modified", "created")
-#: Limits on the silence of a server and on a connection, in seconds. The whole transfer has no limit.
+#: Limit on the silence of a server, in seconds. The whole transfer has no limit.
 SILENCE = 60
+#: Limit on a connection, in seconds, and how often a request is tried: s3fs and botocore together would try for half an
+#: hour.
 CONNECTING = 10
-#: Statuses of HTTP after which a request is sent again, and the pauses before that: libraries would try for minutes,
-#: whatever the reason is.
-PASSING = frozenset({408, 429, 500, 502, 503, 504})
-PAUSES = (0.5, 1.5)
+_ATTEMPTS = 2
 #: Permissions to read a file.
 _READABLE = 0o444
 #: Names of files of a store, and of their stages.
@@ -103,8 +99,8 @@ class StorePlace(ABC):
     #: Whether it is one file, which one push rewrites: no name in it may depend on the clock.
     is_bundle: bool = False
     #: The class of the errors that :meth:`failure` explains.
-    explained: type[Exception] = OSError
-    #: Bytes that :meth:`fetch` has to download before anything else is asked of the place.
+    explained: type[Exception] | tuple[type[Exception], ...] = OSError
+    #: Bytes that ``fetch`` has to download before anything else is asked for.
     expected: int = 0
 
     @abstractmethod
@@ -143,17 +139,12 @@ class StorePlace(ABC):
     def finish(self) -> None:  # noqa: B027 - a hook of bundles
         """Do what is done once after all writing: nothing, where every file is complete."""
 
-    def close(self) -> None:  # noqa: B027 - a hook of places in another process
-        """Give up what the place needs to be reached: nothing."""
+    def close(self) -> None:  # noqa: B027 - a hook of places that a child process reaches
+        """Give up what reaches the place."""
 
     def digest(self) -> str | None:
         """Return the SHA-256 of a bundle; ``None`` for other places, which the names of their index pin."""
         return None
-
-    def require_few(self, folder: str, names: int) -> None:
-        """Raise :class:`BadStore` as soon as more names are listed than a folder of a store has."""
-        if names > MOST_NAMES:
-            raise BadStore(f"{self.shown}: {folder} has more than {MOST_NAMES:,} names")
 
     def lacks(self, name: str) -> Gone:
         """Return the error for a name that the store does not have."""
@@ -185,7 +176,8 @@ class FolderPlace(StorePlace):
                     status = entry.stat(follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):
                         files[f"{folder}/{entry.name}"] = status.st_size, status.st_mtime
-                self.require_few(folder, len(files))
+                if len(files) > MOST_NAMES:
+                    break
         return files
 
     def read(self, name: str, most: int) -> bytes:
@@ -295,7 +287,7 @@ class RemotePlace(StorePlace):
         is_s3, is_sftp = _S3.match(self._url), _SFTP.match(self._url)
         if is_s3:
             times = {"connect_timeout": CONNECTING, "read_timeout": SILENCE}
-            options = {"config_kwargs": {**times, "retries": {"total_max_attempts": 1}}}
+            options = {"config_kwargs": {**times, "retries": {"total_max_attempts": _ATTEMPTS}}}
         elif is_sftp:
             # It logs every error with a traceback, and raises it too.
             logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
@@ -303,7 +295,7 @@ class RemotePlace(StorePlace):
             options = {"temppath": posixpath.dirname(urlsplit(self._url).path), "timeout": CONNECTING}
         system, path = url_to_fs(self._url, skip_instance_cache=True, **options)
         if is_s3:
-            # What may succeed is tried again here.
+            # Botocore has tried again already.
             system.retries = 1
         elif is_sftp:
             system.ftp.get_channel().settimeout(SILENCE)
@@ -311,48 +303,27 @@ class RemotePlace(StorePlace):
 
     def names(self, folder: str) -> Mapping[str, Written]:
         """List the plain files in a folder."""
-        files: dict[str, Written] = {}
+        listed: list[dict[str, Any]] = []
         with suppress(Gone), self.reached("list", folder):
             # Another writer may have added to what is known.
             self._system.invalidate_cache()
-            for number, file in enumerate(self._listed(folder), 1):
-                self.require_few(folder, number)
-                name = posixpath.basename(file["name"])
-                if file.get("type") == "file" and name:
-                    files[f"{folder}/{name}"] = file.get("size"), _moment(file)
-        return files
+            path = f"{self._root}/{folder}"
+            listed = self._s3_files(path) if _S3.match(self._url) else self._system.ls(path, detail=True)
+        files = ((posixpath.basename(file["name"]), file) for file in listed if file.get("type") == "file")
+        return {f"{folder}/{name}": (file.get("size", file.get("Size")), _moment(file)) for name, file in files if name}
 
-    def _listed(self, folder: str) -> Iterator[Mapping[str, Any]]:
-        """Yield what is in a folder while it is read: a hostile server lists names forever."""
-        path = f"{self._root}/{folder}"
-        if _SFTP.match(self._url):
-            for file in self._system.ftp.listdir_iter(path):
-                kind = "file" if stat.S_ISREG(file.st_mode or 0) else ""
-                yield {"name": file.filename, "type": kind, "size": file.st_size, "mtime": file.st_mtime}
-        elif _S3.match(self._url):
-            bucket, key, _ = self._system.split_path(path)
-            request = {"Bucket": bucket, "Prefix": f"{key}/", "Delimiter": "/", **self._system.req_kw}
-            for number in range(MOST_NAMES):
-                self.require_few(folder, number * _LEAST_PAGE)
-                page = self._tried(partial(self._system.call_s3, "list_objects_v2", **request))
-                for file in page.get("Contents", ()):
-                    yield {**file, "name": file["Key"], "type": "file", "size": file["Size"]}
-                if not page.get("IsTruncated"):
-                    return
-                request["ContinuationToken"] = page["NextContinuationToken"]
-        else:
-            yield from self._system.ls(path, detail=True)
-
-    def _tried(self, work: Callable[[], _T]) -> _T:
-        """Return the result of a request, which is sent again if its failure says that it may succeed then."""
-        for pause in PAUSES:
-            try:
-                return work()
-            except Exception as error:
-                if not _may_pass(error):
-                    raise
-            time.sleep(pause)
-        return work()
+    def _s3_files(self, path: str) -> list[dict[str, Any]]:
+        """List a folder, which s3fs would do without end."""
+        bucket, key, _ = self._system.split_path(path)
+        request = {"Bucket": bucket, "Prefix": f"{key}/", "Delimiter": "/", **self._system.req_kw}
+        files: list[dict[str, Any]] = []
+        for _ in range(_MOST_ANSWERS):
+            answer = self._system.call_s3("list_objects_v2", **request)
+            files += [{**file, "name": file["Key"], "type": "file"} for file in answer.get("Contents", ())]
+            if not answer.get("IsTruncated") or len(files) > MOST_NAMES:
+                return files
+            request["ContinuationToken"] = answer["NextContinuationToken"]
+        raise BadStore(f"{self.shown}: its listing does not end")
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
@@ -366,7 +337,7 @@ class RemotePlace(StorePlace):
         path = f"{self._root}/{name}"
         with self.reached("write", name):
             if self._is_atomic:
-                self._tried(partial(self._system.pipe_file, path, data))
+                self._system.pipe_file(path, data)
                 return
             folder = posixpath.dirname(path)
             if folder not in self._made:
@@ -397,19 +368,18 @@ class RemotePlace(StorePlace):
         with self.reached("remove from"):
             paths = [f"{self._root}/{name}" for name in names]
             for at in range(0, len(paths), 1000):
-                removal = partial(atomic.remove_remote, self._system, paths[at : at + 1000], together=self._is_atomic)
-                self._tried(removal)
+                atomic.remove_remote(self._system, paths[at : at + 1000], together=self._is_atomic)
 
     def _read(self, path: str, most: int) -> bytes:
         if self._is_atomic:
             # With a range it is one request, without one that asks for the size.
-            data: bytes = self._tried(partial(self._system.cat_file, path, start=0, end=most))
+            data: bytes = self._system.cat_file(path, start=0, end=most)
             return data
         with self._system.open(path, "rb") as file, io.BytesIO() as held:
             # Otherwise paramiko waits for every 32 KiB. It asks for the size, which not every server says.
             with suppress(AttributeError, OSError):
                 size = file.stat().st_size or 0
-                # It makes a request for each 32 KiB of this size first.
+                # It would ask for every 32 KiB of what a server says at once.
                 self.require_small(posixpath.basename(path), size, most)
                 file.prefetch(size)
             while held.tell() < most and (piece := file.read(most - held.tell())):
@@ -444,18 +414,6 @@ def _moment(info: Mapping[str, Any]) -> float | None:
     return None
 
 
-def _may_pass(error: BaseException | None) -> bool:
-    """Return whether a server, or a connection that it has closed meanwhile, may let a request succeed later."""
-    while error is not None:
-        response = getattr(error, "response", None)
-        if isinstance(response, Mapping):
-            return response.get("ResponseMetadata", {}).get("HTTPStatusCode") in PASSING
-        if type(error).__name__ == "ConnectionClosedError":
-            return True
-        error = error.__cause__
-    return False
-
-
 def lock(path: Path, file: BinaryIO) -> None:
     """Wait until no other push replaces an open file. Raises :class:`Changed` if one has."""
     handles.take_flock(file.fileno(), wait=True)
@@ -466,11 +424,6 @@ def lock(path: Path, file: BinaryIO) -> None:
 def is_url(name: str) -> bool:
     """Return whether a name is a URL."""
     return _URL.match(name) is not None
-
-
-def is_registry(name: str) -> bool:
-    """Return whether a name is the URL of a bundle in a registry."""
-    return name.lower().startswith(("oci://", "oci+http://"))
 
 
 def without_secrets(name: str) -> str:
@@ -500,4 +453,3 @@ def require_time(deadline: float | None) -> None:
     """Raise :class:`TransferFailed` if a deadline, a moment of :func:`time.monotonic`, has passed."""
     if deadline is not None and deadline <= time.monotonic():
         raise TransferFailed("not done in time; --store-wait gives it more, and cachectl push and pull have no limit")
-

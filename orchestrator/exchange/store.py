@@ -76,7 +76,7 @@ def open_place(
     """Return the place of a path or a URL, which this very process reaches."""
     if not url:
         raise core.BadRequest("no store is named; name a bundle FILE, a folder or a URL")
-    if place.is_registry(url):
+    if url.lower().startswith(("oci://", "oci+http://")):
         from cachectl.exchange.bundle import RegistryPlace
 
         return RegistryPlace(url, environment)

@@ -16,7 +16,7 @@ import types
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from cachectl.exchange import place
 from cachectl.layers import core
@@ -51,6 +51,7 @@ _NAME = core.regex("index/(0|[1-9][0-9]{0,11})-[0-9a-f]{16}-[0-9a-f]{64}|index/k
 _DIGEST = core.regex("[0-9a-f]{64}")
 #: The registry's pattern of layer names.
 _LAYER = core.regex("[A-Za-z0-9][A-Za-z0-9._-]*")
+_BOMB = "more content than announced: a decompression bomb"
 _CHANGED = "another content than its name says: it was changed"
 
 
@@ -73,7 +74,11 @@ def key_of(part: str) -> str:
 
 
 def sort_names(listed: Collection[str]) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the index parts among what was listed under ``index/``, the oldest first, and the names of all its files."""
+    """Return the index parts among what was listed under ``index/``, the oldest first, and the names of all its files.
+
+    Raises :class:`BadStore` for more names than a store can have.
+    """
+    _require("the index", len(listed) <= place.MOST_NAMES, f"more than {place.MOST_NAMES:,} names")
     files = frozenset(name.removeprefix(INDEX) for name in listed if name.startswith(INDEX) and is_name(name))
     parts = (name for name in files if not name.startswith("key-"))
     return tuple(sorted(parts, key=lambda part: (made_of(part), part))), files
@@ -153,12 +158,8 @@ def canonical(value: object) -> bytes:
 
 
 def parsed(document: bytes) -> Any:  # noqa: ANN401 - what the document says
-    """Read a JSON document of a store, in which every number is whole. Raises :class:`ValueError` for any other."""
-    return json.loads(document, parse_float=_refuse_number, parse_constant=_refuse_number)
-
-
-def _refuse_number(text: str) -> None:
-    raise ValueError(f"{text[:40]} is not a whole number")
+    """Read a document of a store, in which numbers are whole. Raises :class:`ValueError` for others, such as NaN."""
+    return json.loads(document, parse_float=int, parse_constant=int)
 
 
 class StoreKey(NamedTuple):
@@ -252,11 +253,11 @@ def parse_part(name: str, text: bytes) -> Part:
             _require(name, inside, "an entry that is not inside its pack")
             _require(name, entry.key not in entries, "an entry twice")
             entries[entry.key] = entry
-    ends: dict[str, int] = {}
+    before: dict[str, int] = {}
     for entry in sorted(entries.values(), key=place_in_pack):
-        begin, end = entry.stored.offset, entry.stored.offset + entry.bytes
-        _require(name, begin >= ends.get(entry.stored.pack, 0), "entries that overlap")
-        ends[entry.stored.pack] = end
+        pack, begin, size = place_in_pack(entry)
+        _require(name, begin >= before.get(pack, 0), "entries that overlap")
+        before[pack] = begin + size
     return Part(key, tuple(entries.values()))
 
 
@@ -274,37 +275,34 @@ def open_part(name: str, file: bytes) -> tuple[bytes, bytes]:
 
     Raises :class:`BadStore` if the file is not the one that the name says.
     """
-    content = _Content(name, file)
-    text = content.read(_LARGEST_PART)
-    content.finish()
-    return text, content.label
+    label, content = _opened(name, file)
+    text = _taken(name, content, 0, _LARGEST_PART)
+    _require(name, not _taken(name, content, _LARGEST_PART, 1), _BOMB)
+    return text, label
 
 
 def place_in_pack(entry: core.Entry) -> tuple[str, int, int]:
-    """Return what sorts entries by their place: an empty one comes before another that begins there too."""
+    """Return the pack of an entry, where it begins there, and its bytes."""
     return entry.stored.pack, entry.stored.offset, entry.bytes
 
 
 def open_pack(entries: Sequence[core.Entry], file: bytes) -> Iterator[tuple[core.Entry, core.Artifact]]:
-    """Yield entries with their artifacts out of the file of a pack, in which all of them lie, in the order of places.
+    """Yield entries with their artifacts out of the file of a pack, in which all of them lie, unpacked one at a time.
 
-    Only one entry at a time is unpacked. Several index parts may list the same one. Raises :class:`BadStore` if the
-    file is another, entries overlap, or one has another SHA-256.
+    Several index parts may list the same entry. Raises :class:`BadStore` if the file is another, if entries overlap,
+    and for one with another SHA-256.
     """
-    pack = entries[0].stored.pack
-    content = _Content(pack, file)
-    last, data = None, b""
+    pack, last, data = entries[0].stored.pack, ("", 0, 0), b""
+    _, content = _opened(pack, file)
     for entry in sorted(entries, key=place_in_pack):
         if place_in_pack(entry) != last:
-            _require(pack, entry.stored.offset >= content.at, "entries that overlap")
-            content.skip_to(entry.stored.offset)
-            del data
-            last, data = place_in_pack(entry), content.read(entry.bytes)
+            _require(pack, entry.stored.offset >= last[1] + last[2], "entries that overlap")
+            last, data = place_in_pack(entry), b""
+            data = _taken(pack, content, entry.stored.offset, entry.bytes)
         fit = len(data) == entry.bytes and _sha256(data) == entry.stored.sha256
         _require(pack, fit, f"another content for {entry.layer} {entry.key} than the index says")
         yield entry, artifact_of(entry, data)
-    content.skip_to(entries[0].stored.unpacked)
-    content.finish()
+    _require(pack, not _taken(pack, content, entries[0].stored.unpacked, 1), _BOMB)
 
 
 def artifact_of(entry: core.Entry, data: bytes) -> core.Artifact:
@@ -312,48 +310,29 @@ def artifact_of(entry: core.Entry, data: bytes) -> core.Artifact:
     return core.Artifact(entry.layer, entry.key, entry.stored.form, data, entry.detail)
 
 
-class _Content:
-    """The content of a file, which is unpacked as far as it is read, and its ``label``. Raises :class:`BadStore`."""
+def _opened(name: str, file: bytes) -> tuple[bytes, BinaryIO]:
+    """Return the label of a file, and its content, which is unpacked as it is read. Raises :class:`BadStore`."""
+    _require(name, _sha256(file) == name[-64:], _CHANGED)
+    _require(name, len(file) >= _FRAME.size, "too few bytes")
+    magic, length = _FRAME.unpack_from(file)
+    at = _FRAME.size + length
+    _require(name, magic == _SKIPPABLE and length <= core.LARGEST_SIGNATURE and at <= len(file), "no beginning")
+    packed = io.BytesIO(file)
+    packed.seek(at)
+    return file[_FRAME.size : at], _zstd().ZstdFile(packed)
 
-    def __init__(self, name: str, file: bytes) -> None:
-        _require(name, _sha256(file) == name[-64:], _CHANGED)
-        _require(name, len(file) >= _FRAME.size, "too few bytes")
-        magic, length = _FRAME.unpack_from(file)
-        begin = _FRAME.size + length
-        is_begun = magic == _SKIPPABLE and length <= core.LARGEST_SIGNATURE and begin <= len(file)
-        _require(name, is_begun, "no beginning")
-        self.label = file[_FRAME.size : begin]
-        #: How many bytes were read.
-        self.at = 0
-        self._name = name
-        self._packed = memoryview(file)[begin:]
-        self._frame = _zstd().decompressor()
 
-    def read(self, size: int) -> bytes:
-        """Return the next bytes: less than ``size`` of them at the end only."""
-        data, frame = io.BytesIO(), self._frame
-        while data.tell() < size and not frame.eof:
-            packed = self._packed[: _CHUNK * frame.needs_input]
-            if frame.needs_input and not packed:
-                break
-            self._packed = self._packed[len(packed) :]
-            try:
-                data.write(frame.decompress(packed, max_length=min(size - data.tell(), _CHUNK)))
-            except _zstd().ZstdError as error:
-                raise place.BadStore(f"{self._name} is damaged: {error}") from error
-        self.at += data.tell()
-        return data.getvalue()
-
-    def skip_to(self, offset: int) -> None:
-        """Unpack up to an offset, or to the end, and keep nothing."""
-        while self.at < offset and self.read(min(offset - self.at, _CHUNK)):
-            pass
-
-    def finish(self) -> None:
-        """Require that the content ends here, and the file as well."""
-        _require(self._name, not self.read(1), "more content than announced: a decompression bomb")
-        ends = self._frame.eof and not self._frame.unused_data and not self._packed
-        _require(self._name, ends, "less content than announced, or bytes after its end")
+def _taken(name: str, content: BinaryIO, offset: int, size: int) -> bytes:
+    """Return bytes of a content that were not read before; less than ``size`` at its end. Raises :class:`BadStore`."""
+    # Pieces that are joined at the end would be in memory twice.
+    data = io.BytesIO()
+    try:
+        content.seek(offset)
+        while piece := content.read(min(size - data.tell(), _CHUNK)):
+            data.write(piece)
+    except (_zstd().ZstdError, EOFError) as error:
+        raise place.BadStore(f"{name} is damaged: {error}") from error
+    return data.getvalue()
 
 
 def _most_packed(size: int) -> int:
