@@ -323,10 +323,8 @@ class RegistryPlace(BundlePlace):
             self._container = Container(f"{host}/{name}:{tag}", registry=host)
             self._registry.auth.load_configs(self._container)
         session = self._registry.session
-        session.request = partial(session.request, timeout=(place.CONNECTING, place.SILENCE))
-        # Nothing else is tried again: Retry counts what it is not told in its total.
-        again = Retry(2, connect=0, read=0, status_forcelist=_PASSING, allowed_methods=None, backoff_factor=0.5)
-        again = again.new(raise_on_status=False, respect_retry_after_header=False)
+        session.request = partial(session.request, timeout=place.SILENCE)
+        again = Retry(2, connect=0, read=0, status_forcelist=_PASSING, allowed_methods=None, raise_on_status=False)
         session.mount(f"{self._registry.prefix}://", HTTPAdapter(max_retries=again))
         self._seen: bytes | None = None
         self._digest = ""

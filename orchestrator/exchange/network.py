@@ -60,13 +60,13 @@ def _receive(link: Connection) -> tuple[dict[str, Any], bytes]:
 
 
 class NetworkPlace(place.StorePlace):
-    """A place that :func:`store.open_place` opens in a child process, which ends with this object.
+    """A place that :func:`store.place_of` opens in a child process, which ends with this object.
 
     Each method also raises :class:`TransferFailed` after a ``deadline``, a moment of :func:`time.monotonic`, and if a
     server is silent, and :class:`BadStore` if it sends more than was asked for.
     """
 
-    explained = OSError, EOFError
+    explained = Exception
 
     def __init__(
         self, address: str, environment: core.Environment, *, writes: bool, force: bool, deadline: float | None
@@ -122,8 +122,7 @@ class NetworkPlace(place.StorePlace):
 
     def failure(self, verb: str, name: str, error: Exception) -> place.TransferFailed:
         """Return that the child could not be started, or has ended."""
-        reason = "its process has ended" if isinstance(error, EOFError) else core.reason_of(error)
-        return place.TransferFailed(f"cannot {verb} {name or self.shown}: {reason}")
+        return place.TransferFailed(f"cannot {verb} {name or self.shown}: its process failed: {core.reason_of(error)}")
 
     def _request(
         self, what: str, *words: object, data: bytes = b"", most: int = 0, size: int = 0, patience: float = _ANSWER
@@ -224,22 +223,21 @@ class _Child:
             result = getattr(self if what == "open" else self._place, what)(*words, *[data] * (what == "write"))
             content, answer = (result, {}) if what == "read" else (b"", {"result": result})
         except Exception as error:  # noqa: BLE001 - raised again in the parent
-            name, text = type(error).__name__, str(error)
             if isinstance(error, MemoryError):
-                name, text = "BadStore", f"the server sends more than fits into {request['memory']:,} bytes of memory"
+                error = place.BadStore(f"the server sends more than {request['memory']:,} bytes of memory hold")
             elif not isinstance(error, core.CachectlError):
-                name, text = "TransferFailed", core.reason_of(error)
-            content, answer = b"", {"error": (name, text, repr(error.__cause__))}
+                error = place.TransferFailed(core.reason_of(error))
+            content, answer = b"", {"error": (type(error).__name__, str(error), repr(error.__cause__))}
         with self._lock:
             self._is_busy = False
             _send(self._link, {"result": None, **answer, "moved": self._count()}, content)
 
     def open(self, address: str, temporary: str, writes: bool, force: bool) -> tuple[str, bool, int]:
         """Open the place; return what its parent shows of it."""
-        from cachectl.exchange.store import open_place
+        from cachectl.exchange.store import place_of
 
         environment = core.Environment.here()._replace(temporary=Path(temporary))
-        self._place = open_place(address, environment, writes=writes, force=force)
+        self._place = place_of(address, environment, writes=writes, force=force, in_child=True)
         return self._place.shown, self._place.is_bundle, self._place.expected
 
     def report(self) -> None:

@@ -49,9 +49,7 @@ _AGAIN = 3
 _MODIFIED = ("LastModified", "mtime", "last_modified", "updated", "modified", "created")
 #: Limit on the silence of a server, in seconds. The whole transfer has no limit.
 SILENCE = 60
-#: Limit on a connection, in seconds, and how often a request is tried: s3fs and botocore together would try for half an
-#: hour.
-CONNECTING = 10
+#: How often a request is tried: s3fs and botocore together would try for half an hour.
 _ATTEMPTS = 2
 #: Permissions to read a file.
 _READABLE = 0o444
@@ -99,7 +97,7 @@ class StorePlace(ABC):
     #: Whether it is one file, which one push rewrites: no name in it may depend on the clock.
     is_bundle: bool = False
     #: The class of the errors that :meth:`failure` explains.
-    explained: type[Exception] | tuple[type[Exception], ...] = OSError
+    explained: type[Exception] = OSError
     #: Bytes that ``fetch`` has to download before anything else is asked for.
     expected: int = 0
 
@@ -286,13 +284,12 @@ class RemotePlace(StorePlace):
         options: dict[str, object] = {}
         is_s3, is_sftp = _S3.match(self._url), _SFTP.match(self._url)
         if is_s3:
-            times = {"connect_timeout": CONNECTING, "read_timeout": SILENCE}
-            options = {"config_kwargs": {**times, "retries": {"total_max_attempts": _ATTEMPTS}}}
+            options = {"config_kwargs": {"retries": {"total_max_attempts": _ATTEMPTS}}}
         elif is_sftp:
             # It logs every error with a traceback, and raises it too.
             logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
             # A rename works only within one file system, and fsspec would stage in the server's /tmp.
-            options = {"temppath": posixpath.dirname(urlsplit(self._url).path), "timeout": CONNECTING}
+            options = {"temppath": posixpath.dirname(urlsplit(self._url).path), "timeout": SILENCE}
         system, path = url_to_fs(self._url, skip_instance_cache=True, **options)
         if is_s3:
             # Botocore has tried again already.

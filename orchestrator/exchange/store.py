@@ -54,28 +54,22 @@ def place_of(
     writes: bool = False,
     force: bool = False,
     deadline: float | None = None,
+    in_child: bool = False,
 ) -> place.StorePlace:
     """Return the place of a path or a URL, to be read or written; ``force`` replaces a file that is not a bundle.
 
     Nothing is made yet, but the server may be connected to, and a bundle is opened. What a network reaches, and
-    everything that has a ``deadline``, a moment of :func:`time.monotonic`, is reached by a child process. Raises
-    :class:`BadRequest`, :class:`TransferFailed`, and :class:`BadStore` for a file that is not a bundle.
+    everything that has a ``deadline``, a moment of :func:`time.monotonic`, is reached by a child process, unless this
+    is that. Raises :class:`BadRequest`, :class:`TransferFailed`, and :class:`BadStore` for a file that is no bundle.
     """
-    name = str(address)
-    if not place.is_url(name) and deadline is None:
-        return open_place(name, environment, writes=writes, force=force)
-    from cachectl.exchange.network import NetworkPlace
-
-    name = name if place.is_url(name) or name in ("", place.STREAM) else str(environment.expand(name))
-    return NetworkPlace(name, environment, writes=writes, force=force, deadline=deadline)
-
-
-def open_place(
-    url: str, environment: core.Environment, *, writes: bool = False, force: bool = False
-) -> place.StorePlace:
-    """Return the place of a path or a URL, which this very process reaches."""
+    url = str(address)
     if not url:
         raise core.BadRequest("no store is named; name a bundle FILE, a folder or a URL")
+    if not in_child and (place.is_url(url) or deadline is not None):
+        from cachectl.exchange.network import NetworkPlace
+
+        url = url if place.is_url(url) else str(environment.expand(url))
+        return NetworkPlace(url, environment, writes=writes, force=force, deadline=deadline)
     if url.lower().startswith(("oci://", "oci+http://")):
         from cachectl.exchange.bundle import RegistryPlace
 
@@ -432,8 +426,6 @@ class StoreCollection:
         self.parts += (name,)
 
     def _put(self, name: str, data: bytes) -> None:
-        # Nobody waits for this push any more.
-        place.require_time(self._deadline)
         self.place.write(name, data)
         self.written += len(data)
         if name.startswith(wire.INDEX):
@@ -442,6 +434,5 @@ class StoreCollection:
 
     def finish(self) -> None:
         """Complete what was added."""
-        place.require_time(self._deadline)
         self.place.finish()
         self.memory.save(self.files)

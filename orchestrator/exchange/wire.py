@@ -15,6 +15,7 @@ import struct
 import types
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -253,11 +254,7 @@ def parse_part(name: str, text: bytes) -> Part:
             _require(name, inside, "an entry that is not inside its pack")
             _require(name, entry.key not in entries, "an entry twice")
             entries[entry.key] = entry
-    before: dict[str, int] = {}
-    for entry in sorted(entries.values(), key=place_in_pack):
-        pack, begin, size = place_in_pack(entry)
-        _require(name, begin >= before.get(pack, 0), "entries that overlap")
-        before[pack] = begin + size
+    _by_place(name, entries.values())
     return Part(key, tuple(entries.values()))
 
 
@@ -281,27 +278,32 @@ def open_part(name: str, file: bytes) -> tuple[bytes, bytes]:
     return text, label
 
 
-def place_in_pack(entry: core.Entry) -> tuple[str, int, int]:
-    """Return the pack of an entry, where it begins there, and its bytes."""
-    return entry.stored.pack, entry.stored.offset, entry.bytes
+def _by_place(name: str, entries: Iterable[core.Entry]) -> dict[tuple[str, int, int], list[core.Entry]]:
+    """Return entries by pack, offset and bytes, in that order. Raises :class:`BadStore` if different ones overlap."""
+    places: dict[tuple[str, int, int], list[core.Entry]] = {}
+    for entry in entries:
+        places.setdefault((entry.stored.pack, entry.stored.offset, entry.bytes), []).append(entry)
+    for (pack, begin, size), (other, offset, _) in pairwise(sorted(places)):
+        _require(name, pack != other or begin + size <= offset, "entries that overlap")
+    return dict(sorted(places.items()))
 
 
 def open_pack(entries: Sequence[core.Entry], file: bytes) -> Iterator[tuple[core.Entry, core.Artifact]]:
     """Yield entries with their artifacts out of the file of a pack, in which all of them lie, unpacked one at a time.
 
-    Several index parts may list the same entry. Raises :class:`BadStore` if the file is another, if entries overlap,
-    and for one with another SHA-256.
+    Raises :class:`BadStore` if the file is another, if entries overlap, and for one with another SHA-256.
     """
-    pack, last, data = entries[0].stored.pack, ("", 0, 0), b""
+    pack = entries[0].stored.pack
     _, content = _opened(pack, file)
-    for entry in sorted(entries, key=place_in_pack):
-        if place_in_pack(entry) != last:
-            _require(pack, entry.stored.offset >= last[1] + last[2], "entries that overlap")
-            last, data = place_in_pack(entry), b""
-            data = _taken(pack, content, entry.stored.offset, entry.bytes)
-        fit = len(data) == entry.bytes and _sha256(data) == entry.stored.sha256
-        _require(pack, fit, f"another content for {entry.layer} {entry.key} than the index says")
-        yield entry, artifact_of(entry, data)
+    # Several index parts may list the same entry.
+    for (_, offset, size), listed in _by_place(pack, entries).items():
+        data = _taken(pack, content, offset, size)
+        for entry in listed:
+            fit = len(data) == entry.bytes and _sha256(data) == entry.stored.sha256
+            _require(pack, fit, f"another content for {entry.layer} {entry.key} than the index says")
+            yield entry, artifact_of(entry, data)
+        # Before the next one is unpacked.
+        del data
     _require(pack, not _taken(pack, content, entries[0].stored.unpacked, 1), _BOMB)
 
 
