@@ -28,10 +28,10 @@ from cachectl.exchange import place
 from cachectl.layers import core
 
 #: Bytes of memory for the child, and how many copies of the data of a request libraries make besides.
-_MEMORY = 512 << 20
+MEMORY = 512 << 20
 _COPIES = 3
 #: Seconds within which a server has to answer; then it may be silent for :data:`place.SILENCE`.
-_ANSWER = 10.0
+ANSWER = 10.0
 #: Bytes a second that are progress, as is a fiftieth of a processor's time: hashing a large file sends nothing.
 _SLOWEST = 256
 _BUSY = 50
@@ -125,7 +125,7 @@ class NetworkPlace(place.StorePlace):
         return place.TransferFailed(f"cannot {verb} {name or self.shown}: its process failed: {core.reason_of(error)}")
 
     def _request(
-        self, what: str, *words: object, data: bytes = b"", most: int = 0, size: int = 0, patience: float = _ANSWER
+        self, what: str, *words: object, data: bytes = b"", most: int = 0, size: int = 0, patience: float = ANSWER
     ) -> tuple[Any, bytes]:
         """Return what the child answers to a request, and bytes; or raise its error.
 
@@ -134,7 +134,7 @@ class NetworkPlace(place.StorePlace):
         place.require_time(self._deadline)
         try:
             with self.reached("reach"):
-                _send(self._link, {"what": what, "words": words, "memory": _MEMORY + _COPIES * size}, data)
+                _send(self._link, {"what": what, "words": words, "memory": MEMORY + _COPIES * size}, data)
                 answer, data = self._answer(patience, most + _OVERHEAD)
         except BaseException:
             self.close()
@@ -162,7 +162,7 @@ class NetworkPlace(place.StorePlace):
             if self._received - first > most:
                 raise place.BadStore(f"{self.shown} sends more than the {most:,} bytes that it may for one request")
             # A server has to begin to answer, however busy this machine is.
-            progress = self._received - first if window == _ANSWER else self._moved - moved
+            progress = self._received - first if window == ANSWER else self._moved - moved
             if counted is None:
                 since = time.monotonic()
             elif progress >= _SLOWEST * window:

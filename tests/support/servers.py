@@ -162,7 +162,7 @@ def hostile_server(behaviour: str) -> Iterator[int]:
         def handle(self) -> None:
             with suppress(OSError):
                 while request := self.request.recv(1 << 16):
-                    if b"\r\n\r\n" not in request:
+                    if b"\r\n" not in request:
                         continue
                     for answer in HOSTILE[behaviour]():
                         if isinstance(answer, bytes):
@@ -201,15 +201,15 @@ def watched(home: Home, *arguments: str, **variables: str) -> Watched:
     environment = {**home.variables, **variables}
     with subprocess.Popen(command, env=environment, cwd=home.path, stdout=-1, stderr=-2, text=True) as process:
         while process.poll() is None:
-            peak = max(peak, sum(_resident(number) for number in _processes(home)))
+            peak = max(peak, sum(_resident(number) for number in processes_of(home)))
             time.sleep(0.02)
         seconds = time.monotonic() - began
         assert process.stdout is not None
         said = process.stdout.read()
-    return Watched(process.returncode, said, seconds, peak, _processes(home))
+    return Watched(process.returncode, said, seconds, peak, processes_of(home))
 
 
-def _processes(home: Home) -> list[int]:
+def processes_of(home: Home) -> list[int]:
     """Return the processes that have a home."""
     mine = f"HOME={home.path}".encode()
     numbers = []
