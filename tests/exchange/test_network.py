@@ -38,7 +38,7 @@ import os
 for name in filter(str.isdigit, os.listdir("/proc")):
     try:
         with open(f"/proc/{name}/environ", "rb") as variables, open(f"/proc/{name}/cmdline", "rb") as words:
-            if b"HOME=%s" % os.environb[b"HOME"] in variables.read() and b"network.serve" in words.read():
+            if b"HOME=%s" % os.environb[b"HOME"] in variables.read() and b"network." + b"serve" in words.read():
                 print("it goes on")
     except OSError:
         pass
