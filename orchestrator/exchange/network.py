@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from threading import Lock, Thread
@@ -41,7 +41,10 @@ _LISTED = 400
 #: Seconds between two messages of what has moved.
 _PULSE = 0.2
 #: The child finds modules where its parent does, and not in the working folder.
-_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from cachectl.exchange import network; network.serve()"
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[1:]; from cachectl.exchange import network, store; "
+    "network.serve(store.place_of)"
+)
 #: The bytes that were acknowledged and received, in ``struct tcp_info`` of Linux.
 _MOVED = struct.Struct("=120x2Q")
 
@@ -187,11 +190,11 @@ def _end(process: subprocess.Popen[bytes], link: Connection) -> None:
 # ---------------------------------------------------------------------- the child
 
 
-def serve() -> None:
+def serve(place_of: Callable[..., place.StorePlace]) -> None:
     """Answer the requests of the process that has started this one, until that ends, or ends this one."""
     link = Connection(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    child = _Child(link)
+    child = _Child(link, place_of)
     Thread(target=child.report, daemon=True).start()
     with contextlib.suppress(OSError, EOFError):
         while True:
@@ -202,8 +205,9 @@ def serve() -> None:
 class _Child:
     """The place that this process reaches for its parent."""
 
-    def __init__(self, link: Connection) -> None:
+    def __init__(self, link: Connection, place_of: Callable[..., place.StorePlace]) -> None:
         self._link = link
+        self._place_of = place_of
         self._lock = Lock()
         self._is_busy = False
         self._place: Any = None
@@ -234,10 +238,8 @@ class _Child:
 
     def open(self, address: str, temporary: str, writes: bool, force: bool) -> tuple[str, bool, int]:
         """Open the place; return what its parent shows of it."""
-        from cachectl.exchange.store import place_of
-
         environment = core.Environment.here()._replace(temporary=Path(temporary))
-        self._place = place_of(address, environment, writes=writes, force=force, in_child=True)
+        self._place = self._place_of(address, environment, writes=writes, force=force, in_child=True)
         return self._place.shown, self._place.is_bundle, self._place.expected
 
     def report(self) -> None:
