@@ -318,10 +318,12 @@ class RemotePlace(StorePlace):
         for _ in range(_MOST_ANSWERS):
             answer = self._system.call_s3("list_objects_v2", **request)
             files += [{**file, "name": file["Key"], "type": "file"} for file in answer.get("Contents", ())]
-            if not answer.get("IsTruncated") or len(files) > MOST_NAMES:
+            if not answer.get("IsTruncated"):
                 return files
+            if len(files) > MOST_NAMES:
+                break
             request["ContinuationToken"] = answer["NextContinuationToken"]
-        raise BadStore(f"{self.shown}: its listing does not end")
+        raise BadStore(f"{self.shown}: lists more names than a store has")
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""

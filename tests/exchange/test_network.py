@@ -67,6 +67,7 @@ def test_a_hostile_server_costs_little_time_and_memory(home: Home, scheme: str, 
         done = watched(home, "pull", url, "--trust", **variables)
     assert (done.status, done.said.startswith("cachectl: "), done.said.count("\n"), done.left) == (1, True, 1, [])
     at_once = behaviour.isdecimal() or behaviour in ("refuses", "redirects", "sends headers")
+    assert ("more names than a store" in done.said) == (scheme == "s3" and behaviour.startswith("lists"))
     # What is sent forever ends at its limit of bytes.
     limit = {"continues": 90, "lists names": 120, "sends a body": 30, "lists nothing": 30}.get(
         behaviour, network.ANSWER
