@@ -8,6 +8,7 @@ bundle is written to an unnamed file and linked into its place.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import logging
 import os
@@ -52,6 +53,9 @@ _ADDRESS = re.compile(
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
 )
 _LOCAL = re.compile(r"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]+)?")
+_LOGIN = "check the address, and log in with docker login or podman login as a user who may do this"
+#: Statuses after which a request is sent again.
+_PASSING = (408, 429, 500, 502, 503, 504)
 #: Limit on the bytes of a manifest.
 _LARGEST_MANIFEST = 4 << 20
 
@@ -309,6 +313,8 @@ class RegistryPlace(BundlePlace):
         with self.reached("reach"):
             from oras.container import Container
             from oras.provider import Registry
+            from requests.adapters import HTTPAdapter
+            from urllib3 import Retry
 
             # Oras prints each failure, besides what is raised here.
             logging.getLogger("oras.logger").setLevel(logging.CRITICAL)
@@ -318,27 +324,35 @@ class RegistryPlace(BundlePlace):
             self._registry.auth.load_configs(self._container)
         session = self._registry.session
         session.request = partial(session.request, timeout=place.SILENCE)
+        again = Retry(2, connect=0, read=0, status_forcelist=_PASSING, allowed_methods=None, raise_on_status=False)
+        session.mount(f"{self._registry.prefix}://", HTTPAdapter(max_retries=again))
         self._seen: bytes | None = None
+        self._digest = ""
         super().__init__(None, environment, shown=self.shown)
 
-    def _open(self) -> BinaryIO | None:
-        """Download the bundle of the tag; ``None`` if there is no such tag."""
+    def _open(self) -> None:
+        """Read from the manifest which blob the bundle of the tag is, if there is such a tag."""
         self._seen = self._manifest()
         if self._seen is None:
-            return None
+            return
         try:
             (layer,) = json.loads(self._seen)["layers"]
-            digest, is_bundle = str(layer["digest"]), layer["mediaType"] == _BUNDLE
+            self._digest, self.expected, is_bundle = str(layer["digest"]), layer["size"], layer["mediaType"] == _BUNDLE
+            is_bundle = is_bundle and type(self.expected) is int and 0 < self.expected <= core.LARGEST_BUNDLE
         except (KeyError, TypeError, ValueError, RecursionError):
             is_bundle = False
-        if not is_bundle or not re.fullmatch("sha256:[0-9a-f]{64}", digest):
+        if not is_bundle or not re.fullmatch("sha256:[0-9a-f]{64}", self._digest):
             raise place.BadStore(f"{self.shown} is not a bundle of cachectl; choose another tag")
-        blob = self._container.get_blob_url(digest)
+
+    def fetch(self) -> None:
+        """Download the bundle of the tag."""
+        blob = self._container.get_blob_url(self._digest)
         with self.reached("reach"), self._asked(blob, "GET", stream=True) as response:
-            file = spooled(self._environment, response.iter_content(_CHUNK), self.shown)
-        if f"sha256:{sha256_of(file)}" != digest:
-            raise place.BadStore(f"{self.shown}: the blob {digest} was changed")
-        return file
+            # As it was sent: a bundle is not compressed.
+            file = spooled(self._environment, pieces(response.raw), self.shown)
+        if f"sha256:{sha256_of(file)}" != self._digest:
+            raise place.BadStore(f"{self.shown}: the blob {self._digest} was changed")
+        self._use(file)
 
     def _publish(self, file: BinaryIO) -> None:
         """Upload the bundle, then the manifest of the tag."""
@@ -374,11 +388,11 @@ class RegistryPlace(BundlePlace):
         """Send a request. Raises :class:`TransferFailed` for a status that is a failure, except those that are fine."""
         with self.reached("reach"):
             url = path if place.is_url(path) else f"{self._registry.prefix}://{path}"
-            response = self._registry.do_request(url, method, **given)
+            # Oras itself would try for two minutes, whatever the reason is.
+            response = inspect.unwrap(type(self._registry).do_request)(self._registry, url, method, **given)
         if response.status_code >= HTTPStatus.MULTIPLE_CHOICES and response.status_code not in fine:
             verb = "read" if method == "GET" else "write"
-            advice = f"check the address, and log in with docker login or podman login as a user who may {verb} it"
-            raise place.TransferFailed(f"cannot {verb} {self.shown}: status {response.status_code}; {advice}")
+            raise place.TransferFailed(f"cannot {verb} {self.shown}: status {response.status_code}; {_LOGIN}")
         return response
 
     def failure(self, verb: str, name: str, error: Exception) -> place.TransferFailed:
@@ -390,7 +404,9 @@ class RegistryPlace(BundlePlace):
         # Requests wraps the reason into the pool and the path.
         reason = getattr(next(iter(error.args), None), "reason", None) or error
         why = place.one_line(str(reason)) or type(error).__name__
-        return place.TransferFailed(f"cannot reach {self.shown}: {why}; {place.NETWORK}")
+        # Oras raises it where it cannot log in.
+        advice = _LOGIN if isinstance(error, ValueError) else place.NETWORK
+        return place.TransferFailed(f"cannot reach {self.shown}: {why}; {advice}")
 
 
 # ---------------------------------------------------------------------- the zip

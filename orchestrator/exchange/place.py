@@ -16,26 +16,23 @@ import re
 import stat
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent import futures
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Thread
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from cachectl.layers import core
 from cachectl.layers.disk import atomic, handles, plain
 
-_T = TypeVar("_T")
-
 #: Means standard output for a file to write, standard input for a file to read.
 STREAM = "-"
-#: More names than this under ``index/`` are no store.
-MOST_NAMES = 1_000_000
+#: More names than this in a folder are no store; S3 lists them in answers of 1,000, of which hostile ones are empty.
+MOST_NAMES = 250_000
+_MOST_ANSWERS = 1000
 #: The folders of a store.
 FOLDERS = ("index", "packs")
-#: Seconds that a store may delay a command, and that the push after the command may take.
+#: Seconds that a store may delay a command, and that the push after the command may take, by default.
 PATIENCE = 30.0
 #: A scheme and its slashes, or several schemes chained by fsspec.
 _URL = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGNORECASE)
@@ -52,10 +49,9 @@ _AGAIN = 3
 _MODIFIED = ("LastModified", "mtime", "last_modified", "updated", "modified", "created")
 #: Limit on the silence of a server, in seconds. The whole transfer has no limit.
 SILENCE = 60
-#: Limit on a connection, in seconds, and how often a request is tried: s3fs and botocore together would try for half an
-#: hour.
-_CONNECTING = 15
-_ATTEMPTS = 3
+#: Limit on a connection, in seconds, and how often a request is tried: s3fs and botocore would try for half an hour.
+_CONNECTING = 10
+_ATTEMPTS = 2
 #: Permissions to read a file.
 _READABLE = 0o444
 #: Names of files of a store, and of their stages.
@@ -103,6 +99,8 @@ class StorePlace(ABC):
     is_bundle: bool = False
     #: The class of the errors that :meth:`failure` explains.
     explained: type[Exception] = OSError
+    #: Bytes that ``fetch`` has to download before anything else is asked for.
+    expected: int = 0
 
     @abstractmethod
     def names(self, folder: str) -> Mapping[str, Written]:
@@ -128,7 +126,7 @@ class StorePlace(ABC):
         """Turn the errors of a disk, a server or a library into one line."""
         try:
             yield
-        except core.CachectlError:
+        except (core.CachectlError, MemoryError):
             raise
         except self.explained as error:
             raise self.failure(verb, name, error) from error
@@ -139,6 +137,9 @@ class StorePlace(ABC):
 
     def finish(self) -> None:  # noqa: B027 - a hook of bundles
         """Do what is done once after all writing: nothing, where every file is complete."""
+
+    def close(self) -> None:  # noqa: B027 - a hook of places that a child process reaches
+        """Give up what reaches the place."""
 
     def digest(self) -> str | None:
         """Return the SHA-256 of a bundle; ``None`` for other places, which the names of their index pin."""
@@ -284,8 +285,7 @@ class RemotePlace(StorePlace):
         options: dict[str, object] = {}
         is_s3, is_sftp = _S3.match(self._url), _SFTP.match(self._url)
         if is_s3:
-            times = {"connect_timeout": _CONNECTING, "read_timeout": SILENCE}
-            options = {"config_kwargs": {**times, "retries": {"total_max_attempts": _ATTEMPTS}}}
+            options = {"config_kwargs": {"retries": {"total_max_attempts": _ATTEMPTS}}}
         elif is_sftp:
             # It logs every error with a traceback, and raises it too.
             logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
@@ -293,7 +293,7 @@ class RemotePlace(StorePlace):
             options = {"temppath": posixpath.dirname(urlsplit(self._url).path), "timeout": _CONNECTING}
         system, path = url_to_fs(self._url, skip_instance_cache=True, **options)
         if is_s3:
-            # Botocore has tried several times already.
+            # Botocore has tried again already.
             system.retries = 1
         elif is_sftp:
             system.ftp.get_channel().settimeout(SILENCE)
@@ -301,13 +301,29 @@ class RemotePlace(StorePlace):
 
     def names(self, folder: str) -> Mapping[str, Written]:
         """List the plain files in a folder."""
-        listed = []
+        listed: list[dict[str, Any]] = []
         with suppress(Gone), self.reached("list", folder):
             # Another writer may have added to what is known.
             self._system.invalidate_cache()
-            listed = self._system.ls(f"{self._root}/{folder}", detail=True)
+            path = f"{self._root}/{folder}"
+            listed = self._s3_files(path) if _S3.match(self._url) else self._system.ls(path, detail=True)
         files = ((posixpath.basename(file["name"]), file) for file in listed if file.get("type") == "file")
-        return {f"{folder}/{name}": (file.get("size"), _moment(file)) for name, file in files if name}
+        return {f"{folder}/{name}": (file.get("size", file.get("Size")), _moment(file)) for name, file in files if name}
+
+    def _s3_files(self, path: str) -> list[dict[str, Any]]:
+        """List a folder, which s3fs would do without end."""
+        bucket, key, _ = self._system.split_path(path)
+        request = {"Bucket": bucket, "Prefix": f"{key}/", "Delimiter": "/", **self._system.req_kw}
+        files: list[dict[str, Any]] = []
+        for _ in range(_MOST_ANSWERS):
+            answer = self._system.call_s3("list_objects_v2", **request)
+            files += [{**file, "name": file["Key"], "type": "file"} for file in answer.get("Contents", ())]
+            if not answer.get("IsTruncated"):
+                return files
+            if len(files) > MOST_NAMES:
+                break
+            request["ContinuationToken"] = answer["NextContinuationToken"]
+        raise BadStore(f"{self.shown}: lists more names than a store has")
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
@@ -362,7 +378,10 @@ class RemotePlace(StorePlace):
         with self._system.open(path, "rb") as file, io.BytesIO() as held:
             # Otherwise paramiko waits for every 32 KiB. It asks for the size, which not every server says.
             with suppress(AttributeError, OSError):
-                file.prefetch()
+                size = file.stat().st_size or 0
+                # It would ask for every 32 KiB of what a server says at once.
+                self.require_small(posixpath.basename(path), size, most)
+                file.prefetch(size)
             while held.tell() < most and (piece := file.read(most - held.tell())):
                 held.write(piece)
             return held.getvalue()
@@ -433,27 +452,4 @@ def one_line(text: str) -> str:
 def require_time(deadline: float | None) -> None:
     """Raise :class:`TransferFailed` if a deadline, a moment of :func:`time.monotonic`, has passed."""
     if deadline is not None and deadline <= time.monotonic():
-        raise TransferFailed(f"not done within {PATIENCE:g} s; cachectl push and pull have no such limit")
-
-
-def in_time(deadline: float | None, work: Callable[[], _T]) -> _T:
-    """Return what some work returns, or raise what it raises; :class:`TransferFailed` after a deadline.
-
-    Timeouts of sockets limit each silence of a server, not a whole transfer. So what depends on a server runs in a
-    thread of its own, which is given up at the deadline: its result, if one comes later, is read by nobody. Everything
-    that writes into caches of this machine runs in the calling thread.
-    """
-    if deadline is None:
-        return work()
-    result: futures.Future[_T] = futures.Future()
-
-    def run() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised again by the calling thread
-            result.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    while not futures.wait([result], max(0.0, deadline - time.monotonic())).done:
-        require_time(deadline)
-    return result.result()
+        raise TransferFailed("not done in time; --store-wait gives it more, and cachectl push and pull have no limit")

@@ -68,19 +68,19 @@ def push(
     with trusting.allowed_list(here, sign, allowed_signers) as allowed:
 
         def to_store() -> Transfer:
-            where = place_of(name, here, writes=True, force=force)
-            store = StoreCollection(where, here, allowed, key=sign, deadline=deadline)
-            result = push_layers(stack, store, chosen, selection, besides, named=bool(named))
-            store.finish()
-            result.digest, result.moved = store.digest, store.written
-            return result
+            with contextlib.closing(place_of(name, here, writes=True, force=force, deadline=deadline)) as where:
+                store = StoreCollection(where, here, allowed, key=sign, deadline=deadline)
+                result = push_layers(stack, store, chosen, selection, besides, named=bool(named))
+                store.finish()
+                result.digest, result.moved = store.digest, store.written
+                return result
 
         for _ in range(_PUSHES):
             # Another command may have written the file meanwhile.
             with contextlib.suppress(place.Changed):
                 if of_file is not None:
                     return _push_to_file(stack, here.expand(name), *of_file, selection, besides=besides)
-                return place.in_time(deadline, to_store)
+                return to_store()
     raise place.Changed(core.printable(place.without_secrets(name)))
 
 
@@ -263,12 +263,9 @@ class _Pull(NamedTuple):
             trusting.allowed_list(environment, None, trust.allowed_signers) as allowed,
             bundle.unnamed_file(environment.temporary) as file,
         ):
-
-            def download() -> tuple[StoreCollection, copying.CopyPlan, Transfer]:
-                store = StoreCollection(place_of(name, environment), environment, allowed, deadline=self.deadline)
-                return store, *store.settled(partial(self._downloaded, store, trust, file), attempts=_PULLS)
-
-            store, plan, result = place.in_time(self.deadline, download)
+            with contextlib.closing(place_of(name, environment, deadline=self.deadline)) as where:
+                store = StoreCollection(where, environment, allowed, deadline=self.deadline)
+                plan, result = store.settled(partial(self._downloaded, store, trust, file), attempts=_PULLS)
             copying.copy(store, copying.LayerCollection(self.chosen), plan, result)
         if not self.dry_run:
             store.memory.save(store.files, store.trusted, afresh=trust.sha256 is not None)
@@ -367,22 +364,25 @@ def shared_around(
     besides: copying.Keys | None = None,
     writes: bool = True,
     sign: str | None = None,
+    wait: float | None = None,
 ) -> Iterator[None]:
     """Pull into the caches of ``stack``, run the block, and, if it ``writes``, push what the store lacks.
 
     ``notice`` gets a line for each layer of which entries were pulled or pushed, and for each thing that went wrong:
     the block runs in any case. If the store is damaged, not trusted, too slow or cannot be reached, nothing is pulled
     or pushed. ``besides`` are the keys, by layer, that are neither pulled nor pushed. What is pushed is signed with the
-    key ``sign``.
+    key ``sign``. The pull and the push may each take ``wait`` seconds, by default those of :data:`place.PATIENCE`.
     """
     if url == place.STREAM:
         raise core.BadRequest("the standard streams are the command's; name a store")
     if trust is None:
         raise core.BadRequest(trusting.UNTRUSTED)
 
+    patience = place.PATIENCE if wait is None else wait
+
     def say(transfer: Callable[..., Transfer], verb: str, failed: str) -> bool:
         try:
-            done = transfer(layers=layers, besides=besides, deadline=time.monotonic() + place.PATIENCE)
+            done = transfer(layers=layers, besides=besides, deadline=time.monotonic() + patience)
         except Exception as error:
             # Whatever a server answers, the command runs, but not with a wrong option.
             if verb == "pulled" and isinstance(error, core.BadRequest):

@@ -48,16 +48,28 @@ Items = Iterator[tuple[core.Entry, core.Artifact]]
 
 
 def place_of(
-    address: str | Path, environment: core.Environment, *, writes: bool = False, force: bool = False
+    address: str | Path,
+    environment: core.Environment,
+    *,
+    writes: bool = False,
+    force: bool = False,
+    deadline: float | None = None,
+    in_child: bool = False,
 ) -> place.StorePlace:
     """Return the place of a path or a URL, to be read or written; ``force`` replaces a file that is not a bundle.
 
-    Nothing is made yet, but the server may be connected to, and a bundle is opened. Raises :class:`BadRequest`,
-    :class:`TransferFailed`, and :class:`BadStore` for a file that is not a bundle.
+    Nothing is made yet, but the server may be connected to, and a bundle is opened. What a network reaches, and
+    everything that has a ``deadline``, a moment of :func:`time.monotonic`, is reached by a child process, unless this
+    is that. Raises :class:`BadRequest`, :class:`TransferFailed`, and :class:`BadStore` for a file that is no bundle.
     """
     url = str(address)
     if not url:
         raise core.BadRequest("no store is named; name a bundle FILE, a folder or a URL")
+    if not in_child and (place.is_url(url) or deadline is not None):
+        from cachectl.exchange.network import NetworkPlace
+
+        url = url if place.is_url(url) else str(environment.expand(url))
+        return NetworkPlace(url, environment, writes=writes, force=force, deadline=deadline)
     if url.lower().startswith(("oci://", "oci+http://")):
         from cachectl.exchange.bundle import RegistryPlace
 
@@ -114,7 +126,7 @@ class StoreMemory:
     def seen(self) -> tuple[Sequence[str], list[str]]:
         """Return the newest trusted parts, which were made in one second, and those that were read and removed."""
         try:
-            *_, newest, gone = json.loads(self.read(_SEEN, _LARGEST))
+            *_, newest, gone = wire.parsed(self.read(_SEEN, _LARGEST))
             return wire.sort_names([wire.INDEX + name for name in newest])[0], list(map(str, gone))
         except (TypeError, ValueError, RecursionError):
             return (), []
@@ -304,7 +316,7 @@ class StoreCollection:
         return self.settled(lambda: {item.key for item in self.entries(key)})
 
     def contents(self, items: Iterable[core.Entry]) -> Items:
-        """Yield the verified artifacts of entries, with one request for each pack.
+        """Yield the verified artifacts of entries, with one request for each pack, in the order of their places in it.
 
         Raises :class:`BadStore` for anything that is not what the index says, and :class:`Gone` if it is missing.
         """
@@ -315,9 +327,9 @@ class StoreCollection:
             with self._naming(self.place.shown):
                 file = self.place.read(pack, group[0].stored.packed)
                 self.fetched += len(file)
-                entries = wire.open_pack(group, file)
-            del file
-            yield from entries
+                unpacked = wire.open_pack(group, file)
+                del file
+                yield from unpacked
 
     def download(self, items: Iterable[core.Entry], file: BinaryIO, folder: Path) -> list[core.Entry]:
         """Download and verify entries into an open file of a folder; return them with the offsets that they have there.
@@ -414,8 +426,6 @@ class StoreCollection:
         self.parts += (name,)
 
     def _put(self, name: str, data: bytes) -> None:
-        # Nobody waits for this push any more.
-        place.require_time(self._deadline)
         self.place.write(name, data)
         self.written += len(data)
         if name.startswith(wire.INDEX):
@@ -424,6 +434,5 @@ class StoreCollection:
 
     def finish(self) -> None:
         """Complete what was added."""
-        place.require_time(self._deadline)
         self.place.finish()
         self.memory.save(self.files)

@@ -9,13 +9,15 @@ at most the announced size; a part is parsed only after it is trusted.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import struct
 import types
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from cachectl.exchange import place
 from cachectl.layers import core
@@ -43,11 +45,14 @@ _LATEST = 253402300799
 _SKIPPABLE = 0x184D2A50
 _FRAME = struct.Struct("<II")
 _LEVEL = 3
+#: Bytes that are unpacked at once.
+_CHUNK = 1 << 20
 
 _NAME = core.regex("index/(0|[1-9][0-9]{0,11})-[0-9a-f]{16}-[0-9a-f]{64}|index/key-[0-9a-f]{16}|packs/[0-9a-f]{64}")
 _DIGEST = core.regex("[0-9a-f]{64}")
 #: The registry's pattern of layer names.
 _LAYER = core.regex("[A-Za-z0-9][A-Za-z0-9._-]*")
+_BOMB = "more content than announced: a decompression bomb"
 _CHANGED = "another content than its name says: it was changed"
 
 
@@ -150,7 +155,12 @@ def complaint(entry: core.Entry) -> str | None:
 
 def canonical(value: object) -> bytes:
     """Return JSON in one form: sorted keys, no spaces, ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def parsed(document: bytes) -> Any:  # noqa: ANN401 - what the document says
+    """Read a document of a store, in which numbers are whole. Raises :class:`ValueError` for others, such as NaN."""
+    return json.loads(document, parse_float=int, parse_constant=int)
 
 
 class StoreKey(NamedTuple):
@@ -185,7 +195,7 @@ def parse_key(name: str, document: bytes) -> StoreKey:
     shown = f"key-{name}"
     _require(shown, _sha256(document)[:16] == name, _CHANGED)
     with _parsing(shown):
-        value = json.loads(document)
+        value = parsed(document)
         key = StoreKey(value["layer"], value["facts"])
         valid = _LAYER.fullmatch(key.layer) is not None and len(key.facts) <= core.MOST_DETAILS
         valid = valid and all(isinstance(text, str) or text is None for text in key.facts.values())
@@ -226,11 +236,11 @@ def parse_part(name: str, text: bytes) -> Part:
     _require(name, not lines.pop(), "no end")
     entries: dict[str, core.Entry] = {}
     with _parsing(name):
-        head = json.loads(lines[0] if lines else b"")
+        head = parsed(lines[0] if lines else b"")
         _require(name, head["schema"] == SCHEMA, "an unknown schema; a newer cachectl may read it")
         _require(name, head["made"] == made_of(name), "another time than its name says")
         key = parse_key(key_of(name), StoreKey(head["layer"], head["facts"]).to_bytes())
-        for line in map(json.loads, lines[1:]):
+        for line in map(parsed, lines[1:]):
             sha256, kernels = line.pop("pack"), line["kernels"]
             _require(name, line.keys() == {*_ABOUT, *_PLACE}, "an entry with other members")
             line["kernels"] = None if kernels is None else tuple(kernels)
@@ -244,6 +254,7 @@ def parse_part(name: str, text: bytes) -> Part:
             _require(name, inside, "an entry that is not inside its pack")
             _require(name, entry.key not in entries, "an entry twice")
             entries[entry.key] = entry
+    _by_place(name, entries.values())
     return Part(key, tuple(entries.values()))
 
 
@@ -261,23 +272,39 @@ def open_part(name: str, file: bytes) -> tuple[bytes, bytes]:
 
     Raises :class:`BadStore` if the file is not the one that the name says.
     """
-    return _opened(name, file, _LARGEST_PART)
+    label, content = _opened(name, file)
+    text = _taken(name, content, 0, _LARGEST_PART)
+    _require(name, not _taken(name, content, _LARGEST_PART, 1), _BOMB)
+    return text, label
 
 
-def open_pack(entries: Sequence[core.Entry], file: bytes) -> list[tuple[core.Entry, core.Artifact]]:
-    """Return entries with their artifacts out of the file of a pack, in which all of them lie.
+def _by_place(name: str, entries: Iterable[core.Entry]) -> dict[tuple[str, int, int], list[core.Entry]]:
+    """Return entries by pack, offset and bytes, in that order. Raises :class:`BadStore` if different ones overlap."""
+    places: dict[tuple[str, int, int], list[core.Entry]] = {}
+    for entry in entries:
+        places.setdefault((entry.stored.pack, entry.stored.offset, entry.bytes), []).append(entry)
+    for (pack, begin, size), (other, offset, _) in pairwise(sorted(places)):
+        _require(name, pack != other or begin + size <= offset, "entries that overlap")
+    return dict(sorted(places.items()))
 
-    Raises :class:`BadStore` if the file is another, or an entry has another SHA-256.
+
+def open_pack(entries: Sequence[core.Entry], file: bytes) -> Iterator[tuple[core.Entry, core.Artifact]]:
+    """Yield entries with their artifacts out of the file of a pack, in which all of them lie, unpacked one at a time.
+
+    Raises :class:`BadStore` if the file is another, if entries overlap, and for one with another SHA-256.
     """
     pack = entries[0].stored.pack
-    content, _ = _opened(pack, file, entries[0].stored.unpacked)
-    contents = []
-    for entry in entries:
-        data = content[entry.stored.offset : entry.stored.offset + entry.bytes]
-        fit = len(data) == entry.bytes and _sha256(data) == entry.stored.sha256
-        _require(pack, fit, f"another content for {entry.layer} {entry.key} than the index says")
-        contents.append((entry, artifact_of(entry, data)))
-    return contents
+    _, content = _opened(pack, file)
+    # Several index parts may list the same entry.
+    for (_, offset, size), listed in _by_place(pack, entries).items():
+        data = _taken(pack, content, offset, size)
+        for entry in listed:
+            fit = len(data) == entry.bytes and _sha256(data) == entry.stored.sha256
+            _require(pack, fit, f"another content for {entry.layer} {entry.key} than the index says")
+            yield entry, artifact_of(entry, data)
+        # Before the next one is unpacked.
+        del data
+    _require(pack, not _taken(pack, content, entries[0].stored.unpacked, 1), _BOMB)
 
 
 def artifact_of(entry: core.Entry, data: bytes) -> core.Artifact:
@@ -285,22 +312,29 @@ def artifact_of(entry: core.Entry, data: bytes) -> core.Artifact:
     return core.Artifact(entry.layer, entry.key, entry.stored.form, data, entry.detail)
 
 
-def _opened(name: str, file: bytes, most: int) -> tuple[bytes, bytes]:
-    """Return the content of a file, of at most a number of bytes, and its label. Raises :class:`BadStore`."""
+def _opened(name: str, file: bytes) -> tuple[bytes, BinaryIO]:
+    """Return the label of a file, and its content, which is unpacked as it is read. Raises :class:`BadStore`."""
     _require(name, _sha256(file) == name[-64:], _CHANGED)
     _require(name, len(file) >= _FRAME.size, "too few bytes")
     magic, length = _FRAME.unpack_from(file)
     at = _FRAME.size + length
     _require(name, magic == _SKIPPABLE and length <= core.LARGEST_SIGNATURE and at <= len(file), "no beginning")
-    zstd = _zstd()
-    frames = zstd.decompressor()
+    packed = io.BytesIO(file)
+    packed.seek(at)
+    return file[_FRAME.size : at], _zstd().ZstdFile(packed)
+
+
+def _taken(name: str, content: BinaryIO, offset: int, size: int) -> bytes:
+    """Return bytes of a content that were not read before; less than ``size`` at its end. Raises :class:`BadStore`."""
+    # Pieces that are joined at the end would be in memory twice.
+    data = io.BytesIO()
     try:
-        content: bytes = frames.decompress(memoryview(file)[at:], max_length=most + 1)
-    except zstd.ZstdError as error:
+        content.seek(offset)
+        while piece := content.read(min(size - data.tell(), _CHUNK)):
+            data.write(piece)
+    except (_zstd().ZstdError, EOFError) as error:
         raise place.BadStore(f"{name} is damaged: {error}") from error
-    _require(name, len(content) <= most, "more content than announced: a decompression bomb")
-    _require(name, frames.eof and not frames.unused_data, "less content than announced, or bytes after its end")
-    return content, file[_FRAME.size : at]
+    return data.getvalue()
 
 
 def _most_packed(size: int) -> int:

@@ -47,6 +47,7 @@ OPTIONS = (
     ("--prove", "attest that no real root was read or written; also without another option"),
     ("--store", "SOURCE", "pull from this store before the command, and push what is new after it"),
     ("--store-mode", None, "ro: only pull; rw: pull and push (default)", {"choices": ("rw", "ro"), "default": "rw"}),
+    ("--store-wait", "SECONDS", "how long the pull, and the push, may take (default: 30)", {"type": verbs.seconds}),
     [
         ("--allowed-signers", "LIST", "pull what a signer of this list has signed"),
         ("--digest", "HEX", "pull if the store is exactly the one with this digest"),
@@ -71,6 +72,7 @@ def run_with(
     store: str | None = None,
     trust: Trust | None = None,
     store_mode: str = "rw",
+    store_wait: float | None = None,
     sign: str | None = None,
     notice: Callable[[str], None] = layer_set.warn_user,
 ) -> tuple[int, proving.Proof | None]:
@@ -86,6 +88,7 @@ def run_with(
         left out
     :param trust: why the store is trusted
     :param store_mode: ``"ro"`` only pulls
+    :param store_wait: how many seconds the pull, and the push, may take
     :param sign: an OpenSSH key for what is pushed
     :param notice: gets a line for each layer that stays as it is, and with a store the verdict of a trace, unless
         the run is proved
@@ -110,7 +113,7 @@ def run_with(
             isolated = isolated if isinstance(isolated, bool) else here.absolute(isolated)
             kept, writes = _kept_below(stack, isolated), store_mode == "rw"
             around = push_pull.shared_around(
-                kept, store, trust, notice, layers, besides=besides, writes=writes, sign=sign
+                kept, store, trust, notice, layers, besides=besides, writes=writes, sign=sign, wait=store_wait
             )
             scratch = partial(block.enter_context, child.isolated_root(here, notice=notice))
             folder = child.try_extra("nothing is pulled or pushed, and no verdict", scratch, notice)
@@ -212,6 +215,7 @@ def run(request: verbs.Request) -> int:
         store=request.target(options.store) if options.store else None,
         trust=trust,
         store_mode=options.store_mode,
+        store_wait=options.store_wait,
         sign=options.sign,
         notice=request.notice,
     )

@@ -14,9 +14,11 @@ import pytest
 from homes import CACHECTL, Home, make_home
 from support.bundles import TRUSTED, refused
 from support.miopen_kernels import add_kernels
+from support.servers import watched
 from tiers import amount, as_root, thorough, thorough_only
 
 from cachectl.exchange import place, trust, wire
+from cachectl.layers import core
 from cachectl.layers.formats import zstd
 from cachectl.stack import Stack
 
@@ -167,7 +169,7 @@ def test_a_user_without_an_account_is_not_told_of_a_forgery(home: Home, store: P
 #: Changed members of the first entry of a part, and of its first line.
 ENTRIES: Sequence[dict[str, Any]] = (
     *({"bytes": True}, {"form": []}, {"detail": {"a": 1}}, {"versions": []}, {"more": 1}, {"kernels": 1}),
-    *({"modified": ""}, {"device": []}, {"modified": 1e300}, {"offset": 1 << 30}, {"offset": -1}),
+    *({"modified": ""}, {"device": []}, {"modified": 1e300}, {"offset": 1 << 30}, {"offset": -1}, {"bytes": 1.0}),
     *({"sha256": "0" * 64}, {"sha256": "../" * 20}, {"pack": "../../../etc/passwd"}, {"pack": None}),
 )
 HEADS: Sequence[dict[str, Any]] = (
@@ -176,6 +178,7 @@ HEADS: Sequence[dict[str, Any]] = (
 )
 #: What stands in the place of the whole text.
 TEXTS = (
+    *(b'{"made":%b}\n' % number for number in (b"NaN", b"-Infinity", b"1e999", b"9" * 5000)),
     *(b"", b"\xff\xfe\n", b"[" * 100_000 + b"\n", b'{"a":' * 50_000 + b"\n", b"\n" * (1 << 20)),
     b"0" * (8 << 20) + b"\n",
 )
@@ -201,6 +204,42 @@ def test_a_lie_in_an_index_part_is_refused_even_if_it_is_signed(
     rewritten(store, change, key)
     refused(home, store, signed)
     refused(home, store)
+
+
+def test_numbers_that_are_not_json_are_as_malformed_as_other_documents() -> None:
+    for number in (b"NaN", b"Infinity", b"-Infinity", b"1e999", b"1.5", b"-0.0"):
+        document = b'{"schema":"cachectl/store-key/1","layer":"pocl","facts":{"a":%b}}' % number
+        with pytest.raises(place.BadStore, match="cannot be read: ValueError"):
+            wire.parse_key(hashlib.sha256(document).hexdigest()[:16], document)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        wire.canonical({"seconds": float("nan")})
+
+
+def test_a_small_store_of_large_entries_costs_the_memory_of_one(home: Home, tmp_path: Path) -> None:
+    """Entries of 6 MiB, which are zeros: a hostile part lists the same bytes many times, an honest one never does."""
+    size, number = 6 << 20, 16
+    apart, over = (tmp_path / name for name in ("apart", "over"))
+    pack = wire.file_of(bytes(number * size))
+    digests = {zeros: hashlib.sha256(bytes(zeros)).hexdigest() for zeros in (size, size - 1)}
+    for folder, step in ((apart, size), (over, 1)):
+        key, entries = wire.StoreKey("pocl", {}), []
+        for one in range(number):
+            entry = core.Entry("pocl", f"AB/{one:038}", Path(), size - (step == 1), 0)
+            name = f"packs/{hashlib.sha256(pack).hexdigest()}"
+            stored = core.Stored("pocl-entry/1", digests[entry.bytes], name, len(pack), number * size, one * step)
+            entries.append(entry._replace(stored=stored, versions={}, detail={}))
+        file = wire.file_of(wire.part_of(1, key, entries))
+        files = {f"index/key-{key.name}": key.to_bytes(), name: pack}
+        files[f"index/1-{key.name}-{hashlib.sha256(file).hexdigest()}"] = file
+        for path, data in files.items():
+            place.FolderPlace(folder).write(path, data)
+    done = watched(home, "store", "verify", str(apart))
+    assert (done.status, "16 entries" in done.said) == (0, True)
+    # An interpreter, and one entry beside it.
+    assert done.peak < (60 << 20) + 2 * size
+    done = watched(home, "store", "verify", str(over))
+    assert (done.status, "has entries that overlap" in done.said) == (1, True)
+    assert done.peak < 60 << 20
 
 
 def test_verify_finds_a_missing_pack_beside_a_damaged_part(home: Home, store: Path) -> None:

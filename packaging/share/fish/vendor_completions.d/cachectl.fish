@@ -51,7 +51,7 @@ function _shtab_cachectl_using
 end
 
 set -g _shtab_cachectl_commands report dir ls verify doctor purge prune run env trace bench push pull store stage get put layers config schedule completion demo
-set -g _shtab_cachectl_opts_with_value --allowed-signers --base --by --digest --html --isolated --json --kernel --key --layer --limit --max-size --older-than --out --output --plot --python --root --rounds --shell --sign --since --sort --store --store-mode --timeline --user --wait -n -o
+set -g _shtab_cachectl_opts_with_value --allowed-signers --base --by --digest --html --isolated --json --kernel --key --layer --limit --max-size --older-than --out --output --plot --python --root --rounds --shell --sign --since --sort --store --store-mode --store-wait --timeline --user --wait -n -o
 
 complete -c cachectl -e
 complete -c cachectl -f
@@ -155,6 +155,7 @@ complete -c cachectl -n '_shtab_cachectl_using run' -l layer -xka "(cachectl com
 complete -c cachectl -n '_shtab_cachectl_using run' -l prove -d 'attest that no real root was read or written; also without another option'
 complete -c cachectl -n '_shtab_cachectl_using run' -l store -x -d 'pull from this store before the command, and push what is new after it'
 complete -c cachectl -n '_shtab_cachectl_using run' -l store-mode -xka "rw ro" -d 'ro: only pull; rw: pull and push (default)'
+complete -c cachectl -n '_shtab_cachectl_using run' -l store-wait -x -d 'how long the pull, and the push, may take (default: 30)'
 complete -c cachectl -n '_shtab_cachectl_using run' -l allowed-signers -xka "(__fish_complete_path (commandline -ct))" -d 'pull what a signer of this list has signed'
 complete -c cachectl -n '_shtab_cachectl_using run' -l digest -x -d 'pull if the store is exactly the one with this digest'
 complete -c cachectl -n '_shtab_cachectl_using run' -l trust -d 'pull unchecked: it is code that the command will run'
