@@ -34,6 +34,7 @@ __all__ = [
     "StillOn",
     "TransferFailed",
     "Trust",
+    "UnknownFormat",
     "Unreachable",
     "Unsettled",
     "Untrusted",

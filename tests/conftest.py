@@ -84,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     is_distributing = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     if not is_distributing:
         named = config.getoption("basetemp")
-        guard.install(Path(tempfile.gettempdir()), *([Path(named)] if named else []))
+        guard.install(tempfile.gettempdir(), *([str(named)] if named else []))
     # The suite that plug-ins run too damages 40 files of a layer; a few show the same sooner.
     LayerConformance.damaged_files = tiers.amount(2, 40)
 

@@ -20,13 +20,14 @@ from support.doctor import (
     stale_lock,
     with_miopen,
 )
-from support.layers import register_driver
+from support.layers import register_driver, write
 from support.miopen_kernels import store
 
 from cachectl.layers.core import Environment, Severity
 from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.disk.locks import presence_lock
+from cachectl.layers.host import record
 from cachectl.layers.host.hardware import amd_gpus
 
 
@@ -126,14 +127,20 @@ def test_what_prune_removes_is_reported_with_its_bytes(
     home: Home, data: bytes | None, code: str, severity: Severity, words: str
 ) -> None:
     layer = "pytools" if data is None else "pocl"
+    environment = home.environment()._replace(searches_pythons=True)
     if data is None:
-        dictionary(home.path, Environment.here().python)
         # Whether the rows of another Python are dead is unknown.
-        dictionary(home.path, "-3.8.1.final.0")
+        for number in (1, 2):
+            dictionary(home.path, f"-3.8.{number}.final.0")
+        python, seen = write(home.path / "old/bin/python", b"of Python 3.8.1"), record.record_of(environment)
+        seen.note("Python", python, "3.8.1.final.0", {"pytools": "2026.1"})
+        seen.save()
+        python.unlink()
+        environment = home.environment()._replace(searches_pythons=True)
     else:
         # What a running compile might be using is not pruned.
         os.utime(leak(home.path, data), (1_700_000_000, 1_700_000_000))
-    found = only(examine(home.environment(), layer), code)
+    found = only(examine(environment, layer), code)
     assert (found.severity, found.fix) == (severity, f"cachectl prune --stale {layer}")
     assert words in found.message
     assert after(home.path, found.fix, layer) == []
