@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from homes import Home
 from support.miopen_kernels import ARGS, CODE, packed, store, user_file
-from tiers import absent, real
+from tiers import absent, real, thorough_only
 
 from cachectl.cli import completion
 
@@ -90,6 +90,7 @@ def test_commands_layers_and_options_are_completed(home: Home, shell: str) -> No
     assert completed(home, shell, "run", "--iso")[0].startswith("--isolated")
 
 
+@thorough_only
 @real
 def test_keys_and_kernels_are_completed(home: Home, shell: str) -> None:
     home.python("kernels.py 1")

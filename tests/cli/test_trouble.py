@@ -16,7 +16,7 @@ from homes import Home, age, run_in, unpack_compute_cache
 from support.dictionaries import FILE, dictionary, equal_rows
 from support.hostile import hash_tree, put_binary, put_dictionary, put_object, put_program
 from support.layers import environment_of
-from tiers import real, thorough
+from tiers import real, thorough, thorough_only
 
 from cachectl.layers.core import ALL, Environment
 from cachectl.layers.core.conformance import snapshot
@@ -155,6 +155,7 @@ def look(stack: Stack, verb: str, home: Path, at: int = 0) -> int:
     return looks
 
 
+@thorough_only
 @pytest.mark.parametrize("verb", ["purge", *thorough("report", "ls", "verify")])
 def test_files_that_vanish_at_any_moment_cause_no_traceback(tmp_path: Path, verb: str) -> None:
     home = tmp_path / "home"

@@ -18,7 +18,7 @@ import pytest
 from homes import CACHECTL, Home, make_home
 from support.bundles import TRUSTED, count, listed, programs, refused
 from support.miopen_kernels import add_kernels
-from tiers import real, thorough
+from tiers import real, thorough, thorough_only
 
 from cachectl.exchange import place, portability, trust
 from cachectl.exchange.bundle import BundlePlace
@@ -191,6 +191,7 @@ def test_a_bundle_is_read_from_a_pipe_of_a_shell(small: Path, home: Home) -> Non
         assert home.stack.pull(f"/dev/fd/{reading}", TRUSTED, dry_run=True).total.placed == 3
 
 
+@thorough_only
 @pytest.mark.parametrize("name", ["bundle.zip", *thorough("gfx90a6e.kdb")])
 def test_pushes_into_one_file_at_once_lose_nothing(home: Home, tmp_path: Path, name: str) -> None:
     add_kernels(home, range(8))

@@ -13,6 +13,7 @@ from support.bundles import TRUSTED
 from support.layers import environment_of, got
 from support.miopen_kernels import ARGS, CODE, FIND, add_kernels, kernels_in, packed, store, stored, user_file
 from support.tracing import numbers
+from tiers import thorough_only
 
 from cachectl.exchange.trust import Untrusted
 from cachectl.layers.core import BadRequest
@@ -33,6 +34,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Home:
     return home
 
 
+@thorough_only
 @pytest.mark.real
 def test_all_programs_of_all_ranks_are_warm_in_one_root(ranks: Home, tmp_path: Path) -> None:
     shutil.copytree(ranks.path, tmp_path / "home", symlinks=True)

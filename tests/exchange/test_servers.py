@@ -61,6 +61,7 @@ def test_s3_is_asked_once_for_an_unchanged_store_and_rarely_for_one_kernel(
     assert here.store(s3_url).verify().findings == ()
 
 
+@thorough_only
 def test_a_store_over_ssh_gets_only_what_is_new(home: Home, other: Home, sftp: tuple[str, Path]) -> None:
     address, folder = sftp
     url, log = f"{address}/store", folder.with_name("requests")
@@ -102,6 +103,7 @@ def test_a_server_that_fails_is_one_line_without_its_password(home: Home, sftp: 
     assert os.listdir(folder) == []
 
 
+@thorough_only
 @pytest.mark.parametrize(
     ("place", "crowd"),
     [

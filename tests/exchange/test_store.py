@@ -230,6 +230,7 @@ def test_users_share_a_folder_whatever_their_umask_is(cheap: Home, tmp_path: Pat
     assert modes == {(True, 0o644), (False, 0o2775)}
 
 
+@thorough_only
 def test_entries_of_a_base_are_neither_pulled_nor_pushed(cheap: Home, other: Home, tmp_path: Path) -> None:
     store, base, own = (str(tmp_path / name) for name in ("store", "base", "own"))
     trusting = f"run --store {store} --trust"

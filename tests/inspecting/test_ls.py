@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from homes import Home
 from support.tracing import trace
-from tiers import real
+from tiers import real, thorough_only
 
 from cachectl.layers.core import short_key
 
@@ -41,6 +41,7 @@ def test_kernels_of_one_program_are_one(home: Home) -> None:
     assert [one["kernels"] for one in home.json("ls pocl")["kernels"]] == [["one", "three", "two"], ["four"]]
 
 
+@thorough_only
 @real
 def test_what_a_trace_measured_is_what_entries_save(home: Home) -> None:
     assert "saves" not in home.cachectl("ls").stdout
@@ -76,6 +77,7 @@ def test_short_keys_are_taken_like_whole_ones(warm: Home) -> None:
         assert [entry["key"] for entry in warm.json("ls", layer, "--key", key)["entries"]] == [key]
 
 
+@thorough_only
 @real
 def test_traced_runs_are_summed(home: Home) -> None:
     """What hits saved is known for what a trace has measured."""
@@ -103,6 +105,7 @@ def test_programs_say_which_compiler_wrote_them(home: Home) -> None:
     assert f"llvm {entry['versions']['llvm']}" in home.cachectl("report --by driver").stdout
 
 
+@thorough_only
 @real
 def test_prune_keeps_what_takes_long_to_make(home: Home) -> None:
     """Two programs of the same size and age: the one goes whose misses took less."""

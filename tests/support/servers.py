@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,6 +134,10 @@ def _page(keys: bytes) -> bytes:
     return _answer(b"<ListBucketResult><IsTruncated>true</IsTruncated>%s%s</ListBucketResult>" % (token, keys))
 
 
+def _fail(code: int) -> Iterable[bytes]:
+    return [_answer(b"", f"{code} Failure")]
+
+
 #: What a server sends after each request, by what it is like; a number is a pause in seconds.
 HOSTILE: dict[str, Callable[[], Iterable[bytes | float]]] = {
     "refuses": tuple,
@@ -147,10 +152,7 @@ HOSTILE: dict[str, Callable[[], Iterable[bytes | float]]] = {
     "stops early": lambda: [b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nshort", 3600.0],
     "lists names": lambda: [_page(_PAGE)],
     "lists nothing": lambda: [_page(b"")],
-    **{
-        str(code): (lambda code=code: [_answer(b"", f"{code} Failure")])
-        for code in (400, 401, 403, 404, 405, 410, 429, 500)
-    },
+    **{str(code): partial(_fail, code) for code in (400, 401, 403, 404, 405, 410, 429, 500)},
 }
 
 

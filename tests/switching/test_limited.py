@@ -104,6 +104,7 @@ def test_blocks_of_a_program_leave_them_out_and_say_so(limited: Home) -> None:
     assert staying(done.stderr) == sorted([*ALL, *STAYING])
 
 
+@thorough_only
 def test_a_session_of_pytest_runs_without_them(limited: Home) -> None:
     (limited.path / "test_it.py").write_text(
         "def test_cold(cold_caches): assert cold_caches['readonly'].status == 'on'\n"

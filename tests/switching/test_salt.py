@@ -32,6 +32,7 @@ def log_parts(log: str) -> dict[str, Counter[str]]:
     return parts
 
 
+@thorough_only
 def test_a_kernel_built_before_is_rebuilt_in_the_block_and_the_cache_is_as_it_was(home: Home) -> None:
     seen = home.python("salted.py rebuilt", POCL_DEBUG="general,llvm")
     status, why = seen["status"]["pocl"]
@@ -179,6 +180,7 @@ def test_a_block_switches_off_and_restores(home: Home, scene: str) -> None:
     assert "root" not in seen or not Path(seen["root"]).exists()
 
 
+@thorough_only
 def test_isolated_starts_empty_and_leaves_nothing(warm: Home) -> None:
     seen = warm.python("session.py isolated")
     assert (seen["inside"], seen["under_root"]) == (counts(5, 1, 1), True)

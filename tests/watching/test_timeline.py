@@ -12,7 +12,7 @@ import pytest
 from homes import Home
 from support.pages import read_timeline_file
 from support.tracing import trace
-from tiers import real
+from tiers import real, thorough_only
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.core import Compilation, Lookups
@@ -33,6 +33,7 @@ def timed(home: Home, *command: str) -> Trace:
 # ---------------------------------------------------------------------- real programs
 
 
+@thorough_only
 @real
 def test_a_start_is_timed_stage_by_stage(home: Home) -> None:
     """A cold start passes every stage; a warm one has lookups that hit instead, each with its layer and kernel."""

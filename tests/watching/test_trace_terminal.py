@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from homes import CACHECTL, Driver, Home
 from support.tracing import layer_of, numbers, trace
-from tiers import real
+from tiers import real, thorough_only
 
 from cachectl.layers.inside.pocl_messages import read_messages
 from cachectl.watching.programs import read_events
@@ -199,6 +199,7 @@ sys.exit(7)
 """
 
 
+@thorough_only
 def test_whatever_lies_in_the_folder_the_status_is_the_commands(home: Home) -> None:
     lines = ["\n".join(lines).replace("\0", "") for lines in LINES.values()]
     options = ("trace", "--explain", "--json", "trace.json", "--", sys.executable, "-c")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from homes import CACHECTL, PROGRAMS, Driver, Home
 from support.tracing import trace
-from tiers import real, thorough
+from tiers import real, thorough, thorough_only
 
 from cachectl.layers import core
 from cachectl.watching import ledger
@@ -204,6 +204,7 @@ def test_a_diff_is_shown(seeded: Home) -> None:
 # ---------------------------------------------------------------------- the ledger
 
 
+@thorough_only
 @real
 def test_the_ledger_is_private_and_can_be_left_and_removed(seeded: Home) -> None:
     """Without it nothing is compared and nothing is kept; what is remembered is nobody else's to read."""
@@ -297,6 +298,7 @@ print(t.verdict, t["pocl"].state)
 """
 
 
+@thorough_only
 @real
 def test_a_driver_that_started_in_a_cold_block_is_said_to_stay_off(home: Home) -> None:
     said = home.run(sys.executable, "-c", STAYS_OFF, str(home.programs)).stdout

@@ -14,7 +14,7 @@ from homes import PROGRAMS, Home, make_home
 from plugin.cachectl_test_plugin import Notes
 from support.layers import write
 from support.tracing import layer_of, trace
-from tiers import thorough
+from tiers import thorough, thorough_only
 
 from cachectl.layers.core import Environment, Layer
 from cachectl.layers.core.registry import plugged_in
@@ -147,6 +147,7 @@ def test_the_first_of_an_entry_in_two_roots_is_reported_and_exported(plugged: Ho
     assert twice.read_bytes() == once.read_bytes()
 
 
+@thorough_only
 def test_an_installed_plug_in_is_part_of_every_verb(sampled: Home) -> None:
     for kernels, counted in ((("axpy", "dot"), [0, 2, 2, "exact"]), (("axpy", "other"), [1, 1, 1, "exact"])):
         toyc = layer_of(trace(sampled, *TOYC, *kernels), "toyc")
@@ -160,6 +161,7 @@ def test_an_installed_plug_in_is_part_of_every_verb(sampled: Home) -> None:
     assert "export TOYC_CACHE=0" in sampled.cachectl("env --disable --shell sh").stdout
 
 
+@thorough_only
 def test_it_is_switched_and_carried(sampled: Home, installed: Path, tmp_path: Path, other: Home) -> None:
     sampled.run(*TOYC, "axpy", "dot")
     assert sampled.cachectl("run --isolated --", *TOYC, "axpy").stdout == "axpy made\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from homes import Driver, wheel
 from support.layers import python, write
-from tiers import absent, needing
+from tiers import absent, needing, thorough_only
 
 from cachectl.layers.core import Condition, Environment
 from cachectl.layers.formats.elf import RPATH, read_elf
@@ -236,6 +236,7 @@ def layout(pocl: Path, rusticl_library: Path, tmp_path: Path) -> Path:
     return tmp_path / "layout"
 
 
+@thorough_only
 def test_the_drivers_of_the_wheels_loader(wheel_loader: RealLoader, pocl: Path, tmp_path: Path) -> None:
     """With one driver alone, by a link to it too."""
     lay_out(tmp_path / "layout", pocl, pocl)

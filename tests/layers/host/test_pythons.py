@@ -88,7 +88,8 @@ def test_version_and_packages_are_what_the_interpreter_says(
     program = Path(base)
     for number, option in enumerate([] if options is None else options or [""]):
         folder = tmp_path / f"venv{number}"
-        made = [program, "-m", "venv", "--without-pip", *filter(None, [option.replace("nested", "--copies")]), folder]
+        chosen = [option.replace("nested", "--copies")] if option else []
+        made = (str(program), "-m", "venv", "--without-pip", *chosen, str(folder))
         if not program.exists() or subprocess.run(made, check=False).returncode:
             pytest.skip(f"needs {base} with its module venv")
         program = folder / "bin/python"

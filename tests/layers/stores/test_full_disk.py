@@ -18,7 +18,7 @@ import pytest
 from homes import Home
 from support.dictionaries import PYTHON
 from support.layers import fill_up, python, running, select, sql, write
-from tiers import thorough
+from tiers import thorough, thorough_only
 
 from cachectl.layers.disk.room import left_of_quota
 
@@ -130,6 +130,7 @@ def test_a_program_that_has_the_dictionary_open_goes_on(disk: Path) -> None:
     assert state(file) == ("ok", 1)
 
 
+@thorough_only
 def test_a_kill_at_any_write_leaves_all_rows_or_none(disk: Path, tmp_path: Path) -> None:
     """Killed before each call that writes, the purge leaves a whole database, which pytools opens and fills."""
     file = fill_dictionary(disk, "mine")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from homes import Home
 from support.layers import write
-from tiers import thorough
+from tiers import thorough, thorough_only
 from worlds import synthetic_world
 
 from cachectl.exchange.place import FolderPlace
@@ -56,6 +56,7 @@ def cachectl(home: Path, *arguments: str, source: Any = subprocess.DEVNULL, **va
     return Done(done.returncode, done.stdout, stderr, int(peak))
 
 
+@thorough_only
 def test_an_untrusted_part_takes_little_memory(home: Home, tmp_path: Path) -> None:
     """It is unpacked up to a limit, and not parsed."""
     digests = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(25_000)]
@@ -77,6 +78,7 @@ def test_an_untrusted_part_takes_little_memory(home: Home, tmp_path: Path) -> No
         assert done.peak < PLAIN
 
 
+@thorough_only
 def test_a_push_holds_a_large_entry_once_more_than_its_file(home: Home, tmp_path: Path) -> None:
     folder = home.path / ".cache/pocl/kcache/AB/ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
     os.truncate(write(folder / "program.spv", ""), LARGE)
@@ -84,6 +86,7 @@ def test_a_push_holds_a_large_entry_once_more_than_its_file(home: Home, tmp_path
     assert (done.status, done.peak < 2 * LARGE + PLAIN) == (0, True)
 
 
+@thorough_only
 def test_a_source_without_end_costs_nothing(home: Home, mount: Callable[..., Path], tmp_path: Path) -> None:
     with open("/dev/zero", "rb") as endless:
         done = cachectl(home.path, "pull", "-", "--trust", source=endless)
