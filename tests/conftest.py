@@ -54,13 +54,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
-    """Give each worker of pytest-xdist a PID namespace: a purge must not meet the PoCL programs of other workers."""
+    """Give each worker of pytest-xdist a PID namespace: a purge must not meet the PoCL programs of other workers.
+
+    And shared memory of its own, where this user may mount: MPI names it by process ids, which two workers then share.
+    """
     del config
     user = () if os.geteuid() == 0 else ("--user", "--map-current-user")
     alone = ("unshare", *user, "--pid", "--fork", "--kill-child", "--mount-proc")
     if shutil.which("unshare") and subprocess.run([*alone, "true"], check=False, stderr=-3).returncode == 0:
         for spec in specs:
-            spec.python = shlex.join([*alone, sys.executable])
+            own_memory = 'mount -t tmpfs tmpfs /dev/shm 2>/dev/null; exec "$0" "$@"'
+            spec.python = shlex.join([*alone, "sh", "-c", own_memory, sys.executable])
 
 
 def pytest_configure(config: pytest.Config) -> None:
