@@ -36,7 +36,7 @@ class Removal(NamedTuple):
         shown = [one for one in self.layers if one != core.Outcome(one.layer, entries=one.entries)]
         verb = "would go" if self.dry_run else "removed"
         failed = (f"{one.layer}: {note.key}: {note.because}" for one in self.layers for note in one.failed)
-        return notebook.html([_layers_table(verb, shown, ("total", *sums)), *failed])
+        return notebook.html([_layers_table(verb, shown, "/", ("total", *sums, "")), *failed])
 
     @property
     def plans(self) -> tuple[core.Plan, ...]:
@@ -126,17 +126,20 @@ def carry_out(
 # ---------------------------------------------------------------------- the command line
 
 
-def _layers_table(verb: str, outcomes: Iterable[core.Outcome], last: Sequence[object] = ()) -> verbs.Table:
-    """Return the sums of layers; ``verb`` is the title over the number of entries."""
+def _layers_table(verb: str, outcomes: Iterable[core.Outcome], home: str, last: Sequence[object] = ()) -> verbs.Table:
+    """Return the sums of layers and their places; ``verb`` is the title over the number of entries."""
     numbers = {verb: verbs.count, "orphans": verbs.count, "size": verbs.size, "skipped": verbs.count}
-    rows = [(one.layer, one.removed, one.orphans_removed, one.bytes_freed, len(one.skipped)) for one in outcomes]
-    return verbs.Table({"layer": str, **numbers}, rows, last)
+    rows = []
+    for one in outcomes:
+        roots = " ".join(verbs.short_path(root, home) for root in one.roots)
+        rows.append((one.layer, one.removed, one.orphans_removed, one.bytes_freed, len(one.skipped), roots))
+    return verbs.Table({"layer": str, **numbers, "root": str}, rows, last)
 
 
 def table(result: Removal, request: verbs.Request) -> verbs.Table:
     """Return what was removed from each layer, or the entries of a plan."""
     if not result.dry_run:
-        return _layers_table("removed", result.layers)
+        return _layers_table("removed", result.layers, str(request.environment.home_folder))
     rows = []
     for outcome in result.layers:
         for entry in outcome.entries or ():
@@ -159,7 +162,8 @@ def show(result: Removal, request: verbs.Request) -> Iterator[object]:
     shown = [outcome for outcome in cleared if whole or outcome != core.Outcome(outcome.layer, entries=outcome.entries)]
     if shown:
         *sums, _ = vars(result.total).values()
-        yield _layers_table("would go" if result.dry_run else "removed", shown, ("total", *sums))
+        verb, home = "would go" if result.dry_run else "removed", str(request.environment.home_folder)
+        yield _layers_table(verb, shown, home, ("total", *sums, ""))
     if hidden := len(cleared) - len(shown):
         yield f"{core.plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
     for outcome in result.layers:

@@ -87,8 +87,10 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("cachectl")
     is_distributing = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     if not is_distributing:
-        named = config.getoption("basetemp")
-        guard.install(tempfile.gettempdir(), *([str(named)] if named else []))
+        named = [str(config.getoption("basetemp"))] if config.getoption("basetemp") else []
+        # What tests hold against the code is written on request.
+        is_written = "write" in map(os.environ.get, ("CACHECTL_EXAMPLES", "CACHECTL_SCREENS"))
+        guard.install(tempfile.gettempdir(), *named, *([str(config.rootpath)] if is_written else []))
     # The suite that plug-ins run too damages 40 files of a layer; a few show the same sooner.
     LayerConformance.damaged_files = tiers.amount(2, 40)
 

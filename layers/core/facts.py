@@ -342,15 +342,15 @@ class Plan(NamedTuple):
         """Return the plan in the form of an outcome that lists its entries; nothing has been removed."""
         orphans = sum(entry.is_orphan for entry in self.entries)
         size = sum(entry.bytes for entry in self.entries)
-        removed = len(self.entries) - orphans
-        return Outcome(self.layer, removed, size, self.skipped, self.failed, orphans, self.entries)
+        removed, roots = len(self.entries) - orphans, tuple(dict.fromkeys(entry.root for entry in self.entries))
+        return Outcome(self.layer, removed, size, self.skipped, self.failed, orphans, self.entries, roots)
 
 
 @as_json(optional=("entries",))
 class Outcome(NamedTuple):
     """The result of a removal, or (with ``entries``) its plan.
 
-    ``removed`` counts entries, ``orphans_removed`` orphans.
+    ``removed`` counts entries, ``orphans_removed`` orphans; ``roots`` are the places of both.
     """
 
     layer: str
@@ -360,6 +360,7 @@ class Outcome(NamedTuple):
     failed: tuple[Note, ...] = ()
     orphans_removed: int = 0
     entries: tuple[Entry, ...] | None = None
+    roots: tuple[Path, ...] = ()
 
     def __repr__(self) -> str:
         return _short(self, "entries")

@@ -190,7 +190,8 @@ class Layer:
                 removed = self.store.remove(root, entries)
                 orphans = {entry.key for entry in entries if entry.is_orphan} - {note.key for note in removed.skipped}
                 gone = sum(not os.path.lexists(root.path / key) for key in orphans)
-                outcome = outcome.plus(removed._replace(orphans_removed=gone))
+                places = (root.path,) if removed.removed or gone else ()
+                outcome = outcome.plus(removed._replace(orphans_removed=gone, roots=places))
         return outcome._replace(failed=(*failed, *outcome.failed))
 
 

@@ -11,6 +11,8 @@ from cachectl.layers import core
 
 # Layers are imported when they are asked for: --help and --version need none.
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cachectl import config as settings
     from cachectl import layer_set, output_files
     from cachectl.exchange.trust import Trust
@@ -280,6 +282,12 @@ class Table(NamedTuple):
     columns: Columns
     rows: Sequence[Sequence[Any]]
     last: Sequence[Any] = ()
+
+
+def short_path(place: Path | str, home: str) -> str:
+    """Format a path, with ``~`` for the home."""
+    path = str(place)
+    return "~" + path[len(home) :] if home != "/" and path.startswith(home.rstrip("/") + "/") else path
 
 
 def size(amount: int | None) -> str:

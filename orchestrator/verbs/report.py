@@ -439,7 +439,7 @@ def lines(whole: Report, home: str, *, verbose: bool = False) -> Iterator[object
     for layer in shown:
         if verbose:
             yield from _details(layer, home)
-        problems = [f"{_short(problem.path, home)}: {problem.message}" for problem in layer.problems]
+        problems = [f"{verbs.short_path(problem.path, home)}: {problem.message}" for problem in layer.problems]
         for problem in (*layer.failures, *problems):
             yield f"{'  ' if verbose else f'{layer.layer}: '}problem: {problem}"
     yield from _others(whole, home)
@@ -458,7 +458,7 @@ def _others(whole: Report, home: str) -> Iterator[object]:
     """Yield what belongs to no layer."""
     for leftover in whole.leftovers:
         held = f"{verbs.size(leftover.bytes)}, {verbs.age(verbs.since(leftover.modified, whole.generated))} old"
-        where = _short(leftover.root / leftover.key, home)
+        where = verbs.short_path(leftover.root / leftover.key, home)
         yield from ("", f"{where}: {leftover.because} ({held}); the next purge or prune removes it")
     if whole.pythons is not None:
         numbers = {"entries": verbs.count, "stale": verbs.count, "size": verbs.size}
@@ -467,7 +467,7 @@ def _others(whole: Report, home: str) -> Iterator[object]:
             release = _release(share.python)
             packages = " ".join(f"{name} {version}" for name, version in share.packages.items())
             rows.append((release, share.entries, share.stale, share.bytes, packages))
-            places += [f"  {_short(path, home)}: Python {release}" for path in share.interpreters]
+            places += [f"  {verbs.short_path(path, home)}: Python {release}" for path in share.interpreters]
         yield from ("", verbs.Table({"python": str, **numbers, "packages": str}, rows), *dict.fromkeys(places))
     if whole.drivers is not None:
         drivers = []
@@ -485,7 +485,8 @@ def _others(whole: Report, home: str) -> Iterator[object]:
     if whole.neighbours is not None:
         columns: verbs.Columns = {"neighbours": str, "files": verbs.count, "size": verbs.size, "place": str}
         caches = (
-            (one.name, one.files, one.bytes, f"{_short(one.path, home)} ({one.source})") for one in whole.neighbours
+            (one.name, one.files, one.bytes, f"{verbs.short_path(one.path, home)} ({one.source})")
+            for one in whole.neighbours
         )
         yield from ("", verbs.Table(columns, tuple(caches)))
 
@@ -536,7 +537,7 @@ def _outdated(layer: LayerReport) -> Iterator[str]:
 def _details(layer: LayerReport, home: str) -> Iterator[str]:
     """Yield the reason of a layer's state, and its places."""
     yield from ("", f"{layer.layer}: {layer.state.condition.value}, {layer.state.why}")
-    yield from (f"  driver: {_short(file, home)}" for file in layer.state.drivers)
+    yield from (f"  driver: {verbs.short_path(file, home)}" for file in layer.state.drivers)
     for number, root in enumerate(layer.roots):
         usage, notes = root.usage, [root.root.source]
         if number and not (usage.files or usage.orphan_files or usage.problems):
@@ -544,9 +545,4 @@ def _details(layer: LayerReport, home: str) -> Iterator[str]:
         notes += [] if root.exists else ["not there"]
         if usage.orphan_files:
             notes.append(f"{core.plural(usage.orphan_files, 'orphan')}, {verbs.size(usage.orphan_bytes)}")
-        yield f"  {_short(root.root.path, home)}  ({'; '.join(notes)})"
-
-
-def _short(place: Path | str, home: str) -> str:
-    path = str(place)
-    return "~" + path[len(home) :] if home != "/" and path.startswith(home.rstrip("/") + "/") else path
+        yield f"  {verbs.short_path(root.root.path, home)}  ({'; '.join(notes)})"
