@@ -49,8 +49,7 @@ _AGAIN = 3
 _MODIFIED = ("LastModified", "mtime", "last_modified", "updated", "modified", "created")
 #: Limit on the silence of a server, in seconds. The whole transfer has no limit.
 SILENCE = 60
-#: Limit on a connection, in seconds, and how often a request is tried: s3fs and botocore would try for half an hour.
-_CONNECTING = 10
+#: How often a request is tried: s3fs and botocore would try for half an hour.
 _ATTEMPTS = 2
 #: Permissions to read a file.
 _READABLE = 0o444
@@ -290,7 +289,7 @@ class RemotePlace(StorePlace):
             # It logs every error with a traceback, and raises it too.
             logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
             # A rename works only within one file system, and fsspec would stage in the server's /tmp.
-            options = {"temppath": posixpath.dirname(urlsplit(self._url).path), "timeout": _CONNECTING}
+            options = {"temppath": posixpath.dirname(urlsplit(self._url).path)}
         system, path = url_to_fs(self._url, skip_instance_cache=True, **options)
         if is_s3:
             # Botocore has tried again already.
@@ -373,8 +372,7 @@ class RemotePlace(StorePlace):
     def _read(self, path: str, most: int) -> bytes:
         if self._is_atomic:
             # With a range it is one request, without one that asks for the size.
-            data: bytes = self._system.cat_file(path, start=0, end=most)
-            return data
+            return bytes(self._system.cat_file(path, start=0, end=most))
         with self._system.open(path, "rb") as file, io.BytesIO() as held:
             # Otherwise paramiko waits for every 32 KiB. It asks for the size, which not every server says.
             with suppress(AttributeError, OSError):

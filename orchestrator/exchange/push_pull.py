@@ -79,7 +79,7 @@ def push(
             # Another command may have written the file meanwhile.
             with contextlib.suppress(place.Changed):
                 if of_file is not None:
-                    return _push_to_file(stack, here.expand(name), *of_file, selection, besides=besides)
+                    return _push_to_file(stack, here.expand(name), of_file, selection, besides)
                 return to_store()
     raise place.Changed(core.printable(place.without_secrets(name)))
 
@@ -114,14 +114,12 @@ def push_layers(
 def _push_to_file(
     stack: LayerSet,
     file: Path,
-    layer: core.Layer,
-    inside: Path,
+    of_file: tuple[core.Layer, Path],
     selection: core.Selection,
-    *,
     besides: copying.Keys | None,
 ) -> Transfer:
     """Add to a database file the entries of its layer that belong to it, through a copy of the file."""
-    result, target = Transfer(str(file)), file.resolve()
+    (layer, inside), result, target = of_file, Transfer(str(file)), file.resolve()
     done = result.layer(layer.name)
     with contextlib.ExitStack() as block:
         if target.exists():
@@ -228,7 +226,7 @@ class _Pull(NamedTuple):
         is_root = path.is_dir() and not (path / "index").is_dir()
         if is_root and (within := copying.root_of(here, path)) is not None:
             sources = [within[layer.name] for layer in self.chosen if layer.name in within]
-            self._require_trusted(path, [root.path for source in sources for root in source.roots()])
+            self._require_trusted(path, copying.folders_of(sources))
             return self._from_layers(copying.LayerCollection(sources, below=path), name)
         if self.trust is None:
             raise core.BadRequest(trusting.UNTRUSTED)
@@ -284,8 +282,8 @@ class _Pull(NamedTuple):
         if trust.sha256 is None:
             self._require_new(store)
         elif digest != trust.sha256.lower():
-            message = f"{shown}: its digest is {digest}, not the given one; somebody has pushed, or changed it"
-            raise trusting.Untrusted(message)
+            message = f"its digest is {digest}, not {trust.sha256.lower()[:16]}…; somebody has pushed, or changed it"
+            raise trusting.OtherDigest(f"{shown}: {message}")
         result = Transfer(shown, digest, dry_run=self.dry_run)
         keys, here = self._keys(store, result), copying.LayerCollection(self.chosen)
         plan = copying.missing(store, here, keys, result, self.selection, besides=self.besides)
@@ -385,8 +383,8 @@ def shared_around(
             done = transfer(layers=layers, besides=besides, deadline=time.monotonic() + patience)
         except Exception as error:
             # Whatever a server answers, the command runs, but not with a wrong option.
-            if verb == "pulled" and isinstance(error, core.BadRequest):
-                raise
+            if verb == "pulled" and isinstance(error, (core.BadRequest, trusting.OtherDigest)):
+                raise core.BadRequest(str(error)) from error
             # The push will make the store.
             if writes and verb == "pulled" and isinstance(error, place.Missing):
                 return True
