@@ -66,21 +66,17 @@ def push(
     chosen, here, name = stack.chosen(named), stack.environment, os.fspath(target)
     of_file = None if place.is_url(name) else copying.place_of_file(chosen, here.expand(name))
     with trusting.allowed_list(here, sign, allowed_signers) as allowed:
-
-        def to_store() -> Transfer:
-            with contextlib.closing(place_of(name, here, writes=True, force=force, deadline=deadline)) as where:
-                store = StoreCollection(where, here, allowed, key=sign, deadline=deadline)
-                result = push_layers(stack, store, chosen, selection, besides, named=bool(named))
-                store.finish()
-                result.digest, result.moved = store.digest, store.written
-                return result
-
         for _ in range(_PUSHES):
             # Another command may have written the file meanwhile.
             with contextlib.suppress(place.Changed):
                 if of_file is not None:
                     return _push_to_file(stack, here.expand(name), of_file, selection, besides)
-                return to_store()
+                with contextlib.closing(place_of(name, here, writes=True, force=force, deadline=deadline)) as where:
+                    store = StoreCollection(where, here, allowed, key=sign)
+                    result = push_layers(stack, store, chosen, selection, besides, named=bool(named))
+                    store.finish()
+                    result.digest, result.moved = store.digest, store.written
+                    return result
     raise place.Changed(core.printable(place.without_secrets(name)))
 
 
@@ -368,7 +364,8 @@ def shared_around(
 
     ``notice`` gets a line for each layer of which entries were pulled or pushed, and for each thing that went wrong:
     the block runs in any case. If the store is damaged, not trusted, too slow or cannot be reached, nothing is pulled
-    or pushed. ``besides`` are the keys, by layer, that are neither pulled nor pushed. What is pushed is signed with the
+    or pushed. Raises :class:`BadRequest` before the block for a wrong option, also a digest of another store.
+    ``besides`` are the keys, by layer, that are neither pulled nor pushed. What is pushed is signed with the
     key ``sign``. The pull and the push may each take ``wait`` seconds, by default those of :data:`place.PATIENCE`.
     """
     if url == place.STREAM:

@@ -173,7 +173,7 @@ class StoreCollection:
 
     If there is a list of ``allowed`` signers, one of these must have signed a part. Index files that were read before
     come from ``memory``, which is written when it is saved. What is added is signed with ``key``, and complete after
-    :meth:`finish`. After ``deadline`` nothing is added, and nothing read that was downloaded.
+    :meth:`finish`. After ``deadline`` nothing is read that was downloaded.
     """
 
     def __init__(
