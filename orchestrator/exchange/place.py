@@ -48,7 +48,8 @@ _AGAIN = 3
 _MODIFIED = ("LastModified", "mtime", "last_modified", "updated", "modified", "created")
 #: Limit on the silence of a server, in seconds. The whole transfer has no limit.
 SILENCE = 60
-#: How often a request is tried: s3fs and botocore would try for half an hour.
+#: Limit on a connection, in seconds, and how often a request is tried: s3fs and botocore would try for half an hour.
+_CONNECTING = 10
 _ATTEMPTS = 2
 #: Permissions to read a file.
 _READABLE = 0o444
@@ -288,7 +289,8 @@ class RemotePlace(StorePlace):
             # It logs every error with a traceback, and raises it too.
             logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
             # A rename works only within one file system, and fsspec would stage in the server's /tmp.
-            options = {"temppath": posixpath.dirname(urlsplit(self._url).path)}
+            # Without a limit, paramiko reads what is no greeting without end, and is busy with that.
+            options = {"temppath": posixpath.dirname(urlsplit(self._url).path), "timeout": _CONNECTING}
         system, path = url_to_fs(self._url, skip_instance_cache=True, **options)
         if self._scheme in _S3:
             # Botocore has tried again already.
