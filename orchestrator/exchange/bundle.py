@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import logging
 import os
 import re
@@ -29,6 +28,7 @@ from urllib.parse import urlencode, urljoin, urlsplit
 
 from cachectl.exchange import place, wire
 from cachectl.layers import core
+from cachectl.layers.core.documents import encode_json, parse_json
 from cachectl.layers.disk import atomic, handles
 from cachectl.layers.disk.plain import own_name
 
@@ -193,8 +193,7 @@ class BundlePlace(place.StorePlace):
             raise self.lacks(name)
         self.require_small(name, self._members[name].file_size, most)
         with _reading(self.shown):
-            data: bytes = self._zip.read(name)
-            return data
+            return bytes(self._zip.read(name))
 
     def digest(self) -> str | None:
         """Return the SHA-256 of the file; ``None`` for no file."""
@@ -336,10 +335,10 @@ class RegistryPlace(BundlePlace):
         if self._seen is None:
             return
         try:
-            (layer,) = json.loads(self._seen)["layers"]
+            (layer,) = parse_json(self._seen)["layers"]
             self._digest, self.expected, is_bundle = str(layer["digest"]), layer["size"], layer["mediaType"] == _BUNDLE
             is_bundle = is_bundle and type(self.expected) is int and 0 < self.expected <= core.LARGEST_BUNDLE
-        except (KeyError, TypeError, ValueError, RecursionError):
+        except core.PARSE_ERRORS:
             is_bundle = False
         if not is_bundle or not re.fullmatch("sha256:[0-9a-f]{64}", self._digest):
             raise place.BadStore(f"{self.shown} is not a bundle of cachectl; choose another tag")
@@ -362,7 +361,7 @@ class RegistryPlace(BundlePlace):
         empty = {"mediaType": "application/vnd.oci.empty.v1+json", "digest": digest, "size": len(_EMPTY)}
         layer = {"mediaType": _BUNDLE, "digest": f"sha256:{sha256_of(file)}", "size": file.tell()}
         manifest = {"schemaVersion": 2, "mediaType": _MANIFEST, "artifactType": _BUNDLE}
-        text = json.dumps({**manifest, "config": empty, "layers": [layer]}, sort_keys=True).encode()
+        text = encode_json({**manifest, "config": empty, "layers": [layer]}, sort_keys=True)
         file.seek(0)
         self._upload(layer["digest"], file)
         self._upload(digest, _EMPTY)

@@ -18,9 +18,9 @@ from typing import Any, TypeVar, Union
 
 from cachectl import listing, transfer
 from cachectl.exchange import wire
-from cachectl.exchange.store import StoreCollection
+from cachectl.exchange.store import Contents, StoreCollection
 from cachectl.exchange.trust import Untrusted
-from cachectl.layer_set import LayerSet
+from cachectl.layer_set import LayerSet, in_each_root
 from cachectl.layers import core
 from cachectl.layers.disk import temporaries, trust
 from cachectl.switching import child
@@ -40,8 +40,6 @@ AnyCollection = Union["LayerCollection", StoreCollection]
 CopyPlan = list[tuple[wire.StoreKey, list[Any]]]
 #: Keys of entries, by layer.
 Keys = Mapping[str, Collection[str]]
-#: Entries with their artifacts.
-Contents = Iterator[tuple[core.Entry, core.Artifact]]
 
 
 def missing(
@@ -62,7 +60,7 @@ def missing(
         done, known = result.layer(key.layer), target.known(key)
         present = known.union((besides or {}).get(key.layer, ()))
         found: dict[str, core.Entry] = {}
-        for entry in source.entries(key, selection, done, are_new=not present):
+        for entry in source.entries(key, selection, done):
             found.setdefault(entry.key, entry)
         new = [found[name] for name in sorted(found.keys() - present)]
         done.there += len(found) - len(new)
@@ -72,12 +70,7 @@ def missing(
     return plan
 
 
-def copy(
-    source: AnyCollection,
-    target: AnyCollection,
-    plan: CopyPlan,
-    result: transfer.Transfer,
-) -> None:
+def copy(source: AnyCollection, target: AnyCollection, plan: CopyPlan, result: transfer.Transfer) -> None:
     """Carry out a plan, or in a dry run list what it would place."""
     for key, entries in plan:
         done = result.layer(key.layer)
@@ -133,26 +126,17 @@ class LayerCollection:
         self._prefix = prefix
         self._below = below
         self._describes = describes
-        #: The layers whose entries were described when they were listed.
-        self._described: set[str] = set()
         self._known: dict[str, set[str]] = {}
 
-    def entries(
-        self, key: wire.StoreKey, selection: core.Selection, done: transfer.Moved, *, are_new: bool = False
-    ) -> Iterator[core.Entry]:
-        """Yield the selected entries of a layer, without those of other programs unless the selection names one.
-
-        If the target has none of them, they are described at once instead of by a second listing.
-        """
+    def entries(self, key: wire.StoreKey, selection: core.Selection, done: transfer.Moved) -> Iterator[core.Entry]:
+        """Yield the selected entries of a layer, without those of other programs unless the selection names one."""
 
         def note(trouble: listing.Trouble) -> None:
             notes = done.failed if trouble.failed else done.skipped
             notes.append(core.Note("*" if trouble.path is None else str(trouble.path), trouble.message))
 
-        layer = self.layers[key.layer]
-        reads = selection.needs_contents or (are_new and self._describes)
-        self._described |= {layer.name} if reads else set()
-        for entry in listing.listed((layer,), selection, note, contents=reads, roots=core.roots_of):
+        layers, contents = (self.layers[key.layer],), selection.needs_contents
+        for entry in listing.listed(layers, selection, note, contents=contents, roots=core.roots_of):
             is_inside = self._below is None or entry.root.is_relative_to(self._below)
             is_own = entry.guest is None or selection.key is not None
             if is_inside and is_own and entry.key.startswith(self._prefix):
@@ -167,7 +151,7 @@ class LayerCollection:
     def read(self, key: wire.StoreKey, entries: Sequence[core.Entry], done: transfer.Moved) -> Contents:
         """Yield entries with their artifacts; those that cannot be read are noted."""
         layer = self.layers[key.layer]
-        if entries and self._describes and layer.name not in self._described:
+        if entries and self._describes:
             entries = _described(layer, entries, done)
         for batch in batches(entries, lambda entry: entry.bytes):
             read = _got(layer, [entry.key for entry in batch])
@@ -228,7 +212,7 @@ def _place(layer: core.Layer, artifacts: Sequence[core.Artifact], done: transfer
             done.kept.append(core.Note(artifact.key, "a different or damaged entry is here, and stays"))
             continue
         is_here = isinstance(result, certain) or getattr(held.get(artifact.key), "data", None) == artifact.data
-        if isinstance(result, Exception) and (isinstance(result, core.Unsettled) or not is_here):
+        if not isinstance(result, bool) and (isinstance(result, core.Unsettled) or not is_here):
             done.failed.append(core.Note(artifact.key, core.reason_of(result)))
         if result is False:
             done.there += 1
@@ -259,13 +243,19 @@ def root_of(environment: core.Environment, folder: Path) -> LayerSet | None:
 
     # What layers keep in a folder for caches and in a home, wherever these are; a folder for caches contains no home.
     names = {"cache": set[str](), "home": {".cache"}}
-    for parts in (root.path.parts for layer in at("/cache", "/home").clearable() for root in layer.roots()):
+    for parts in (path.parts for path in folders_of(at("/cache", "/home").clearable())):
         if len(parts) > 2:  # noqa: PLR2004 - the root of the file system, and the two
             names.setdefault(parts[1], set()).add(parts[2])
     for top, cache in (("cache", str(folder)), ("home", None)):
         if any((folder / name).is_dir() for name in names[top]):
             return at(cache, str(folder))
     return None
+
+
+def folders_of(layers: Iterable[core.Layer]) -> list[Path]:
+    """Return the folders of the roots of layers; a layer that fails to name its own has none."""
+    roots = in_each_root(layers, lambda _, root: [root.path], core.roots_of)
+    return [path for *_, path in roots if isinstance(path, Path)]
 
 
 def require_own(path: Path, folders: Iterable[Path] = ()) -> None:
@@ -372,11 +362,7 @@ def _require_apart(base: Path, root: Path) -> None:
 
 
 def start_from(
-    environment: core.Environment,
-    base: Path,
-    root: Path,
-    notice: Callable[[str], None],
-    layers: Iterable[str] = (),
+    environment: core.Environment, base: Path, root: Path, notice: Callable[[str], None], layers: Iterable[str] = ()
 ) -> None:
     """Copy what an own root lacks from a base, of the named layers or of all.
 

@@ -8,7 +8,6 @@ child says regularly what has moved.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import signal
@@ -19,13 +18,14 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from threading import Lock, Thread
 from typing import Any
 
 from cachectl.exchange import place
 from cachectl.layers import core
+from cachectl.layers.core.documents import encode_json, parse_json
 
 #: Bytes of memory for the child, and how many copies of the data of a request libraries make besides.
 MEMORY = 512 << 20
@@ -50,13 +50,13 @@ _MOVED = struct.Struct("=120x2Q")
 
 
 def _send(link: Connection, message: Mapping[str, object], data: bytes = b"") -> None:
-    link.send_bytes(json.dumps(message, default=str).encode())
+    link.send_bytes(encode_json(message, default=str))
     link.send_bytes(data)
 
 
 def _receive(link: Connection) -> tuple[dict[str, Any], bytes]:
     """Return the next message. Raises :class:`EOFError` if the other process has ended."""
-    return json.loads(link.recv_bytes()), link.recv_bytes()
+    return parse_json(link.recv_bytes()), link.recv_bytes()
 
 
 # ---------------------------------------------------------------------- the parent
@@ -75,7 +75,7 @@ class NetworkPlace(place.StorePlace):
         self, address: str, environment: core.Environment, *, writes: bool, force: bool, deadline: float | None
     ) -> None:
         self.shown = core.printable(place.without_secrets(address))
-        self._deadline = deadline
+        self._deadline = math.inf if deadline is None else deadline
         # A disk may be silent until the deadline.
         self._is_remote = place.is_url(address)
         #: Bytes that the child has received, and what counts as progress, up to its last message.
@@ -84,9 +84,7 @@ class NetworkPlace(place.StorePlace):
             self._link, link = Pipe()
             command = (sys.executable, "-c", _PROGRAM, *map(str, sys.path))
             with link:
-                process = subprocess.Popen(  # noqa: S603
-                    command, stdin=link.fileno(), stdout=-3, stderr=-3, start_new_session=True
-                )
+                process = subprocess.Popen(command, stdin=link.fileno(), stdout=-3, stderr=-3, start_new_session=True)  # noqa: S603
             self._end = weakref.finalize(self, _end, process, self._link)
         opened = self._request("open", address, str(environment.temporary), writes, force)
         self.shown, self.is_bundle, expected = opened[0]
@@ -95,8 +93,7 @@ class NetworkPlace(place.StorePlace):
 
     def names(self, folder: str) -> Mapping[str, place.Written]:
         """List the names in a folder."""
-        listed: dict[str, place.Written] = self._request("names", folder, most=place.MOST_NAMES * _LISTED)[0]
-        return listed
+        return dict(self._request("names", folder, most=place.MOST_NAMES * _LISTED)[0])
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
@@ -143,16 +140,20 @@ class NetworkPlace(place.StorePlace):
             self.close()
             raise
         if "error" in answer:
-            raise _error_of(*answer["error"])
+            name, text, cause = answer["error"]
+            kind: type[Exception] = getattr(place, name, getattr(core, name, core.CachectlError))
+            # As the child has met it: its text is complete.
+            error = kind.__new__(kind)
+            error.args, error.__cause__ = (text,), RuntimeError(cause)
+            raise error
         return answer["result"], data
 
     def _answer(self, window: float, most: int) -> tuple[dict[str, Any], bytes]:
         """Wait for the answer as long as there is progress in each window of some seconds."""
         first, moved, since = self._received, self._moved, time.monotonic()
         while True:
-            ends = (since + window if self._is_remote else math.inf, self._deadline or math.inf)
-            left = min(ends) - time.monotonic()
-            if left <= 0 or not self._link.poll(None if left == math.inf else left):
+            left = min(since + window if self._is_remote else math.inf, self._deadline) - time.monotonic()
+            if left <= 0 or not self._link.poll(left):
                 place.require_time(self._deadline)
                 message = f"cannot reach {self.shown}: no answer, or no progress, in {window:g} s; {place.NETWORK}"
                 raise place.TransferFailed(message)
@@ -160,7 +161,7 @@ class NetworkPlace(place.StorePlace):
             counted = answer.pop("moved")
             if counted is not None:
                 self._received, self._moved = counted
-            if "result" in answer:
+            if answer:
                 return answer, data
             if self._received - first > most:
                 raise place.BadStore(f"{self.shown} sends more than the {most:,} bytes that it may for one request")
@@ -170,14 +171,6 @@ class NetworkPlace(place.StorePlace):
                 since = time.monotonic()
             elif progress >= _SLOWEST * window:
                 moved, since, window = self._moved, time.monotonic(), place.SILENCE
-
-
-def _error_of(name: str, text: str, cause: str) -> Exception:
-    """Return an error as the child has met it."""
-    kind: type[Exception] = getattr(place, name, getattr(core, name, core.CachectlError))
-    error = kind.__new__(kind)
-    error.args, error.__cause__ = (text,), RuntimeError(cause)
-    return error
 
 
 def _end(process: subprocess.Popen[bytes], link: Connection) -> None:
@@ -191,78 +184,68 @@ def _end(process: subprocess.Popen[bytes], link: Connection) -> None:
 
 
 def serve(place_of: Callable[..., place.StorePlace]) -> None:
-    """Answer the requests of the process that has started this one, until that ends, or ends this one."""
+    """Answer the requests of the process that has started this one, until that ends, or ends this one.
+
+    While a request is carried out, its process is told regularly what has moved.
+    """
     link = Connection(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    child = _Child(link, place_of)
-    Thread(target=child.report, daemon=True).start()
+    worker, places, connections = futures.ThreadPoolExecutor(1), list[place.StorePlace](), dict[str, tuple[int, int]]()
     with contextlib.suppress(OSError, EOFError):
         while True:
-            child.answer(*_receive(link))
+            work = worker.submit(_carry_out, place_of, places, *_receive(link))
+            while not futures.wait([work], _PULSE).done:
+                _send(link, {"moved": _count(connections)})
+            answer, content = work.result()
+            _send(link, {**answer, "moved": _count(connections)}, content)
     os.killpg(0, signal.SIGKILL)
 
 
-class _Child:
-    """The place that this process reaches for its parent."""
+def _carry_out(
+    place_of: Callable[..., place.StorePlace], places: list[place.StorePlace], request: Mapping[str, Any], data: bytes
+) -> tuple[dict[str, object], bytes]:
+    """Return the answer to a request, and bytes. The first one opens a place, which is added to the ``places``."""
+    what, words, error = request["what"], request["words"], core.CachectlError()
+    result: Any
+    try:
+        with contextlib.suppress(ImportError, OSError, ValueError):
+            import resource
 
-    def __init__(self, link: Connection, place_of: Callable[..., place.StorePlace]) -> None:
-        self._link = link
-        self._place_of = place_of
-        self._lock = Lock()
-        self._is_busy = False
-        self._place: Any = None
-        #: Bytes that each connection has sent and received.
-        self._connections: dict[str, tuple[int, int]] = {}
+            # Not of the address space, in which each thread has room for its stack.
+            most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+            resource.setrlimit(resource.RLIMIT_DATA, (request["memory"], most))
+        if what == "open":
+            address, temporary, writes, force = words
+            environment = core.Environment.here()._replace(temporary=Path(temporary))
+            where = place_of(address, environment, writes=writes, force=force, in_child=True)
+            places.append(where)
+            result = where.shown, where.is_bundle, where.expected
+        else:
+            result = getattr(places[0], what)(*words, *[data] * (what == "write"))
+    except MemoryError:
+        error = place.BadStore(f"the server sends more than {request['memory']:,} bytes of memory hold")
+    except core.CachectlError as raised:
+        error = raised
+    except Exception as raised:  # noqa: BLE001 - raised again in the parent
+        error = place.TransferFailed(core.reason_of(raised))
+    else:
+        return ({"result": None}, result) if what == "read" else ({"result": result}, b"")
+    return {"error": (type(error).__name__, str(error), repr(error.__cause__))}, b""
 
-    def answer(self, request: Mapping[str, Any], data: bytes) -> None:
-        """Carry out a request, and answer it."""
-        self._is_busy, what, words = True, request["what"], request["words"]
-        try:
-            with contextlib.suppress(ImportError, OSError, ValueError):
-                import resource
 
-                # Not of the address space, in which each thread has room for its stack.
-                most = resource.getrlimit(resource.RLIMIT_DATA)[1]
-                resource.setrlimit(resource.RLIMIT_DATA, (request["memory"], most))
-            result = getattr(self if what == "open" else self._place, what)(*words, *[data] * (what == "write"))
-            content, answer = (result, {}) if what == "read" else (b"", {"result": result})
-        except Exception as error:  # noqa: BLE001 - raised again in the parent
-            if isinstance(error, MemoryError):
-                error = place.BadStore(f"the server sends more than {request['memory']:,} bytes of memory hold")
-            elif not isinstance(error, core.CachectlError):
-                error = place.TransferFailed(core.reason_of(error))
-            content, answer = b"", {"error": (type(error).__name__, str(error), repr(error.__cause__))}
-        with self._lock:
-            self._is_busy = False
-            _send(self._link, {"result": None, **answer, "moved": self._count()}, content)
+def _count(connections: dict[str, tuple[int, int]]) -> tuple[float, float] | None:
+    """Return the bytes that were received, and what counts as progress; ``None`` before a connection is seen.
 
-    def open(self, address: str, temporary: str, writes: bool, force: bool) -> tuple[str, bool, int]:
-        """Open the place; return what its parent shows of it."""
-        environment = core.Environment.here()._replace(temporary=Path(temporary))
-        self._place = self._place_of(address, environment, writes=writes, force=force, in_child=True)
-        return self._place.shown, self._place.is_bundle, self._place.expected
-
-    def report(self) -> None:
-        """Tell the parent regularly what has moved for a request; end when the parent has ended."""
-        while True:
-            time.sleep(_PULSE)
-            with self._lock:
-                try:
-                    if self._is_busy:
-                        _send(self._link, {"moved": self._count()})
-                except OSError:
-                    os.killpg(0, signal.SIGKILL)
-
-    def _count(self) -> tuple[float, float] | None:
-        """Return the bytes that were received, and what counts as progress; ``None`` before a connection is seen."""
-        for entry in os.scandir("/proc/self/fd") if sys.platform == "linux" else ():
-            # What is no connection, or not any more. No other one ever has the same name.
-            with contextlib.suppress(OSError):
-                if (name := os.readlink(entry.path)).startswith("socket:"):
-                    with socket.socket(fileno=os.dup(int(entry.name))) as connection:
-                        state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MOVED.size)
-                    self._connections[name] = _MOVED.unpack(state)
-        if not self._connections:
-            return None
-        sent, received = map(sum, zip(*self._connections.values(), strict=True))
-        return received, sent + received + time.process_time() * _SLOWEST * _BUSY
+    ``connections`` holds what each has sent and received, also those that were closed.
+    """
+    for entry in os.scandir("/proc/self/fd") if sys.platform == "linux" else ():
+        # What is no connection, or not any more. No other one ever has the same name.
+        with contextlib.suppress(OSError):
+            if (name := os.readlink(entry.path)).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(entry.name))) as connection:
+                    state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MOVED.size)
+                connections[name] = _MOVED.unpack(state)
+    if not connections:
+        return None
+    sent, received = map(sum, zip(*connections.values(), strict=True))
+    return received, sent + received + time.process_time() * _SLOWEST * _BUSY

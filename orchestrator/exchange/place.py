@@ -41,9 +41,8 @@ _LONGEST_REASON = 300
 NETWORK = "check the address and the network, and try again"
 #: Stores of objects, in which an upload appears whole or not at all. Elsewhere a file is renamed into its place.
 _OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"})
-_WEB = ("http://", "https://")
-_SFTP = re.compile("(?:ssh|sftp)://", re.IGNORECASE)
-_S3 = re.compile("s3a?://", re.IGNORECASE)
+_S3 = ("s3", "s3a")
+_SFTP = ("ssh", "sftp")
 #: How often folders are made again before that is an error.
 _AGAIN = 3
 _MODIFIED = ("LastModified", "mtime", "last_modified", "updated", "modified", "created")
@@ -261,8 +260,9 @@ class RemotePlace(StorePlace):
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
+        self._scheme = url.partition(":")[0].lower()
         self.shown = core.printable(without_secrets(self._url))
-        if url.lower().startswith(_WEB):
+        if self._scheme in ("http", "https"):
             message = f"{self.shown}: a web server has no list of names; for a bundle, curl -f … | cachectl pull -"
             raise core.BadRequest(message)
         if url.endswith("://"):
@@ -283,19 +283,19 @@ class RemotePlace(StorePlace):
         from fsspec.core import url_to_fs
 
         options: dict[str, object] = {}
-        is_s3, is_sftp = _S3.match(self._url), _SFTP.match(self._url)
-        if is_s3:
+        if self._scheme in _S3:
             options = {"config_kwargs": {"retries": {"total_max_attempts": _ATTEMPTS}}}
-        elif is_sftp:
+        elif self._scheme in _SFTP:
             # It logs every error with a traceback, and raises it too.
             logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
             # A rename works only within one file system, and fsspec would stage in the server's /tmp.
+            # Without a limit, paramiko reads what is no greeting without end, and is busy with that.
             options = {"temppath": posixpath.dirname(urlsplit(self._url).path), "timeout": _CONNECTING}
         system, path = url_to_fs(self._url, skip_instance_cache=True, **options)
-        if is_s3:
+        if self._scheme in _S3:
             # Botocore has tried again already.
             system.retries = 1
-        elif is_sftp:
+        elif self._scheme in _SFTP:
             system.ftp.get_channel().settimeout(SILENCE)
         return system, str(path)
 
@@ -306,7 +306,7 @@ class RemotePlace(StorePlace):
             # Another writer may have added to what is known.
             self._system.invalidate_cache()
             path = f"{self._root}/{folder}"
-            listed = self._s3_files(path) if _S3.match(self._url) else self._system.ls(path, detail=True)
+            listed = self._s3_files(path) if self._scheme in _S3 else self._system.ls(path, detail=True)
         files = ((posixpath.basename(file["name"]), file) for file in listed if file.get("type") == "file")
         return {f"{folder}/{name}": (file.get("size", file.get("Size")), _moment(file)) for name, file in files if name}
 
@@ -373,8 +373,7 @@ class RemotePlace(StorePlace):
     def _read(self, path: str, most: int) -> bytes:
         if self._is_atomic:
             # With a range it is one request, without one that asks for the size.
-            data: bytes = self._system.cat_file(path, start=0, end=most)
-            return data
+            return bytes(self._system.cat_file(path, start=0, end=most))
         with self._system.open(path, "rb") as file, io.BytesIO() as held:
             # Otherwise paramiko waits for every 32 KiB. It asks for the size, which not every server says.
             with suppress(AttributeError, OSError):

@@ -8,12 +8,12 @@ in either place is ``None``, and never equal to another.
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 from collections.abc import Iterable
 
 from cachectl import layer_set
 from cachectl.layers import core
+from cachectl.layers.core.documents import encode_json
 
 _EVERYWHERE = ("platform", "machine")
 
@@ -31,7 +31,7 @@ def portability_key(portability: core.Portability | None, environment: core.Envi
 def portability_digest(stack: layer_set.LayerSet) -> str:
     """Return 16 hexadecimal digits that are equal where the same entries of all clearable layers can be hit."""
     keys = {layer.name: portability_key(layer.about.portability, stack.environment) for layer in stack.clearable()}
-    return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(encode_json(keys, sort_keys=True)).hexdigest()[:16]
 
 
 def differences(

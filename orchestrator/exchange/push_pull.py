@@ -66,21 +66,17 @@ def push(
     chosen, here, name = stack.chosen(named), stack.environment, os.fspath(target)
     of_file = None if place.is_url(name) else copying.place_of_file(chosen, here.expand(name))
     with trusting.allowed_list(here, sign, allowed_signers) as allowed:
-
-        def to_store() -> Transfer:
-            with contextlib.closing(place_of(name, here, writes=True, force=force, deadline=deadline)) as where:
-                store = StoreCollection(where, here, allowed, key=sign, deadline=deadline)
-                result = push_layers(stack, store, chosen, selection, besides, named=bool(named))
-                store.finish()
-                result.digest, result.moved = store.digest, store.written
-                return result
-
         for _ in range(_PUSHES):
             # Another command may have written the file meanwhile.
             with contextlib.suppress(place.Changed):
                 if of_file is not None:
-                    return _push_to_file(stack, here.expand(name), *of_file, selection, besides=besides)
-                return to_store()
+                    return _push_to_file(stack, here.expand(name), of_file, selection, besides)
+                with contextlib.closing(place_of(name, here, writes=True, force=force, deadline=deadline)) as where:
+                    store = StoreCollection(where, here, allowed, key=sign)
+                    result = push_layers(stack, store, chosen, selection, besides, named=bool(named))
+                    store.finish()
+                    result.digest, result.moved = store.digest, store.written
+                    return result
     raise place.Changed(core.printable(place.without_secrets(name)))
 
 
@@ -114,14 +110,12 @@ def push_layers(
 def _push_to_file(
     stack: LayerSet,
     file: Path,
-    layer: core.Layer,
-    inside: Path,
+    of_file: tuple[core.Layer, Path],
     selection: core.Selection,
-    *,
     besides: copying.Keys | None,
 ) -> Transfer:
     """Add to a database file the entries of its layer that belong to it, through a copy of the file."""
-    result, target = Transfer(str(file)), file.resolve()
+    (layer, inside), result, target = of_file, Transfer(str(file)), file.resolve()
     done = result.layer(layer.name)
     with contextlib.ExitStack() as block:
         if target.exists():
@@ -228,7 +222,7 @@ class _Pull(NamedTuple):
         is_root = path.is_dir() and not (path / "index").is_dir()
         if is_root and (within := copying.root_of(here, path)) is not None:
             sources = [within[layer.name] for layer in self.chosen if layer.name in within]
-            self._require_trusted(path, [root.path for source in sources for root in source.roots()])
+            self._require_trusted(path, copying.folders_of(sources))
             return self._from_layers(copying.LayerCollection(sources, below=path), name)
         if self.trust is None:
             raise core.BadRequest(trusting.UNTRUSTED)
@@ -284,8 +278,8 @@ class _Pull(NamedTuple):
         if trust.sha256 is None:
             self._require_new(store)
         elif digest != trust.sha256.lower():
-            message = f"{shown}: its digest is {digest}, not the given one; somebody has pushed, or changed it"
-            raise trusting.Untrusted(message)
+            message = f"its digest is {digest}, not {trust.sha256.lower()[:16]}…; somebody has pushed, or changed it"
+            raise trusting.OtherDigest(f"{shown}: {message}")
         result = Transfer(shown, digest, dry_run=self.dry_run)
         keys, here = self._keys(store, result), copying.LayerCollection(self.chosen)
         plan = copying.missing(store, here, keys, result, self.selection, besides=self.besides)
@@ -370,7 +364,8 @@ def shared_around(
 
     ``notice`` gets a line for each layer of which entries were pulled or pushed, and for each thing that went wrong:
     the block runs in any case. If the store is damaged, not trusted, too slow or cannot be reached, nothing is pulled
-    or pushed. ``besides`` are the keys, by layer, that are neither pulled nor pushed. What is pushed is signed with the
+    or pushed. Raises :class:`BadRequest` before the block for a wrong option, also a digest of another store.
+    ``besides`` are the keys, by layer, that are neither pulled nor pushed. What is pushed is signed with the
     key ``sign``. The pull and the push may each take ``wait`` seconds, by default those of :data:`place.PATIENCE`.
     """
     if url == place.STREAM:
@@ -385,8 +380,8 @@ def shared_around(
             done = transfer(layers=layers, besides=besides, deadline=time.monotonic() + patience)
         except Exception as error:
             # Whatever a server answers, the command runs, but not with a wrong option.
-            if verb == "pulled" and isinstance(error, core.BadRequest):
-                raise
+            if verb == "pulled" and isinstance(error, (core.BadRequest, trusting.OtherDigest)):
+                raise core.BadRequest(str(error)) from error
             # The push will make the store.
             if writes and verb == "pulled" and isinstance(error, place.Missing):
                 return True

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import platform
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from cachectl.exchange import place, trust, wire
 from cachectl.layers import core
+from cachectl.layers.core.documents import encode_json
 from cachectl.layers.disk import atomic, handles, plain
 from cachectl.layers.disk.trust import shared_because
 from cachectl.transfer import Moved
@@ -43,8 +43,7 @@ _AGAIN = 100
 
 T = TypeVar("T")
 #: Entries with their artifacts.
-Contents = Iterable[tuple[core.Entry, core.Artifact]]
-Items = Iterator[tuple[core.Entry, core.Artifact]]
+Contents = Iterator[tuple[core.Entry, core.Artifact]]
 
 
 def place_of(
@@ -128,7 +127,7 @@ class StoreMemory:
         try:
             *_, newest, gone = wire.parsed(self.read(_SEEN, _LARGEST))
             return wire.sort_names([wire.INDEX + name for name in newest])[0], list(map(str, gone))
-        except (TypeError, ValueError, RecursionError):
+        except core.PARSE_ERRORS:
             return (), []
 
     def save(self, listed: Collection[str], trusted: Collection[str] = (), *, afresh: bool = False) -> None:
@@ -146,7 +145,7 @@ class StoreMemory:
             known = {*parts, *trusted}
             latest = max(map(wire.made_of, known), default=0)
             newest = sorted(name for name in known if wire.made_of(name) == latest)
-            seen = json.dumps((latest, newest, list(dict.fromkeys(gone))[-_MOST_GONE:])).encode()
+            seen = encode_json((latest, newest, list(dict.fromkeys(gone))[-_MOST_GONE:]))
             if seen != self.read(_SEEN, _LARGEST):
                 self.new[_SEEN] = seen
             for name, data in self.new.items():
@@ -174,7 +173,7 @@ class StoreCollection:
 
     If there is a list of ``allowed`` signers, one of these must have signed a part. Index files that were read before
     come from ``memory``, which is written when it is saved. What is added is signed with ``key``, and complete after
-    :meth:`finish`. After ``deadline`` nothing is added, and nothing read that was downloaded.
+    :meth:`finish`. After ``deadline`` nothing is read that was downloaded.
     """
 
     def __init__(
@@ -242,16 +241,14 @@ class StoreCollection:
 
     def key(self, name: str) -> wire.StoreKey:
         """Return the portability key of a name of 16 digits. Raises :class:`BadStore`."""
-        key: wire.StoreKey = self._read(f"key-{name}", wire.LARGEST_KEY, partial(wire.parse_key, name))
-        return key
+        return self._read(f"key-{name}", wire.LARGEST_KEY, partial(wire.parse_key, name))
 
     def part(self, name: str) -> wire.Part:
         """Return an index part. It is parsed, and kept by this machine, only if it is trusted.
 
         Raises :class:`Untrusted` with the reason, :class:`BadStore`, and :class:`Gone` if it was removed meanwhile.
         """
-        part: wire.Part = self._read(name, wire.MOST_PART, partial(self._judged, name))
-        return part
+        return self._read(name, wire.MOST_PART, partial(self._judged, name))
 
     def _judged(self, name: str, file: bytes) -> wire.Part:
         text, signature = wire.open_part(name, file)
@@ -275,17 +272,18 @@ class StoreCollection:
         self.trusted[name] = part.signer
         return part
 
-    def _read(self, file: str, most: int, parse: Callable[[bytes], Any]) -> Any:  # noqa: ANN401 - what is parsed
+    def _read(self, file: str, most: int, parse: Callable[[bytes], T]) -> T:
         """Return what is in a file of the index: one that this machine keeps, or that of the store."""
-        if file not in self._parsed:
-            with contextlib.suppress(place.BadStore):
+        with contextlib.suppress(place.BadStore):
+            if file not in self._parsed:
                 self._parsed[file] = parse(self.memory.read(file, most))
-                return self._parsed[file]
+        if file not in self._parsed:
             with self._naming(self.place.shown):
                 data = self.place.read(wire.INDEX + file, most)
                 self._parsed[file] = parse(data)
             self.memory.new[file] = data
-        return self._parsed[file]
+        content: T = self._parsed[file]
+        return content
 
     @contextlib.contextmanager
     def _naming(self, name: str) -> Iterator[None]:
@@ -297,25 +295,17 @@ class StoreCollection:
                 raise
             raise place.BadStore(f"{name}: {error}") from error
 
-    def entries(
-        self,
-        key: wire.StoreKey,
-        selection: core.Selection = core.ALL,
-        _: Moved | None = None,
-        *,
-        are_new: bool = False,
-    ) -> Iterator[core.Entry]:
+    def entries(self, key: wire.StoreKey, selection: core.Selection, _: Moved | None = None) -> Iterator[core.Entry]:
         """Yield the selected entries in the parts of a portability key that may be used, the newest part first."""
-        del are_new
         for name in reversed(self.parts):
             if wire.key_of(name) == key.name and (part := self.usable(name)) is not None:
                 yield from filter(selection.matches, part.entries)
 
     def known(self, key: wire.StoreKey) -> set[str]:
         """Return the keys of the entries of a portability key."""
-        return self.settled(lambda: {item.key for item in self.entries(key)})
+        return self.settled(lambda: {item.key for item in self.entries(key, core.ALL)})
 
-    def contents(self, items: Iterable[core.Entry]) -> Items:
+    def contents(self, items: Iterable[core.Entry]) -> Contents:
         """Yield the verified artifacts of entries, with one request for each pack, in the order of their places in it.
 
         Raises :class:`BadStore` for anything that is not what the index says, and :class:`Gone` if it is missing.
@@ -345,7 +335,7 @@ class StoreCollection:
             bundle.spool(file, artifact.data, folder, self.place.shown)
         return downloaded
 
-    def read(self, _: wire.StoreKey, items: Iterable[core.Entry], done: Moved) -> Items:
+    def read(self, _: wire.StoreKey, items: Iterable[core.Entry], done: Moved) -> Contents:
         """Yield items with their artifacts, until the deadline."""
         if self._spool is None:
             yield from self.contents(items)

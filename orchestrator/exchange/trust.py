@@ -28,6 +28,10 @@ class Untrusted(core.CachectlError):
     """Nothing shows that something can be trusted."""
 
 
+class OtherDigest(Untrusted):
+    """A store has another digest than the one that was given."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trust:
     """The reason to trust a store: exactly one of three.

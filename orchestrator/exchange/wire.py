@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from cachectl.exchange import place
 from cachectl.layers import core
+from cachectl.layers.core.documents import encode_json
 
 INDEX = "index/"
 PACKS = "packs/"
@@ -155,7 +156,7 @@ def complaint(entry: core.Entry) -> str | None:
 
 def canonical(value: object) -> bytes:
     """Return JSON in one form: sorted keys, no spaces, ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+    return encode_json(value, sort_keys=True, separators=(",", ":"))
 
 
 def parsed(document: bytes) -> Any:  # noqa: ANN401 - what the document says
@@ -186,7 +187,7 @@ def _parsing(name: str) -> Iterator[None]:
         yield
     except place.BadStore:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except core.PARSE_ERRORS as error:
         raise place.BadStore(f"{name} cannot be read: {type(error).__name__}") from error
 
 
@@ -254,7 +255,6 @@ def parse_part(name: str, text: bytes) -> Part:
             _require(name, inside, "an entry that is not inside its pack")
             _require(name, entry.key not in entries, "an entry twice")
             entries[entry.key] = entry
-    _by_place(name, entries.values())
     return Part(key, tuple(entries.values()))
 
 
@@ -278,16 +278,6 @@ def open_part(name: str, file: bytes) -> tuple[bytes, bytes]:
     return text, label
 
 
-def _by_place(name: str, entries: Iterable[core.Entry]) -> dict[tuple[str, int, int], list[core.Entry]]:
-    """Return entries by pack, offset and bytes, in that order. Raises :class:`BadStore` if different ones overlap."""
-    places: dict[tuple[str, int, int], list[core.Entry]] = {}
-    for entry in entries:
-        places.setdefault((entry.stored.pack, entry.stored.offset, entry.bytes), []).append(entry)
-    for (pack, begin, size), (other, offset, _) in pairwise(sorted(places)):
-        _require(name, pack != other or begin + size <= offset, "entries that overlap")
-    return dict(sorted(places.items()))
-
-
 def open_pack(entries: Sequence[core.Entry], file: bytes) -> Iterator[tuple[core.Entry, core.Artifact]]:
     """Yield entries with their artifacts out of the file of a pack, in which all of them lie, unpacked one at a time.
 
@@ -296,7 +286,12 @@ def open_pack(entries: Sequence[core.Entry], file: bytes) -> Iterator[tuple[core
     pack = entries[0].stored.pack
     _, content = _opened(pack, file)
     # Several index parts may list the same entry.
-    for (_, offset, size), listed in _by_place(pack, entries).items():
+    places: dict[tuple[int, int], list[core.Entry]] = {}
+    for entry in entries:
+        places.setdefault((entry.stored.offset, entry.bytes), []).append(entry)
+    for (begin, size), (offset, _) in pairwise(sorted(places)):
+        _require(pack, begin + size <= offset, "entries that overlap")
+    for (offset, size), listed in sorted(places.items()):
         data = _taken(pack, content, offset, size)
         for entry in listed:
             fit = len(data) == entry.bytes and _sha256(data) == entry.stored.sha256

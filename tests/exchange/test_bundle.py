@@ -296,3 +296,18 @@ def test_what_was_placed_before_a_failure_is_counted(small: Path, home: Home, mo
     done = Stack(home.environment()).pull(small, TRUSTED)
     assert (done.total.placed, done.total.failed) == (2, 1)
     assert len(list(Stack(home.environment()).entries(layers=["miopen"]))) == 2
+
+
+@pytest.mark.parametrize("at", ["of the layer", "of each"])
+def test_a_layer_that_exits_while_entries_are_placed_has_failed(
+    small: Path, home: Home, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    def exits(_: core.Layer, artifacts: Sequence[facts.Artifact], **_more: bool) -> list[BaseException]:
+        if at == "of the layer":
+            raise SystemExit(3)
+        return [SystemExit(3) for _ in artifacts]
+
+    monkeypatch.setattr("cachectl.layers.core.put_many", exits)
+    done = Stack(home.environment()).pull(small, TRUSTED)
+    assert (done.total.placed, done.total.failed) == (0, 3)
+    assert {note.because for layer in done.layers for note in layer.failed} == {"SystemExit: 3"}

@@ -18,6 +18,7 @@ from tiers import thorough_only
 from cachectl.exchange.trust import Untrusted
 from cachectl.layers.core import BadRequest
 from cachectl.layers.core.conformance import snapshot
+from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.miopen import MIOpenSystemKernels
 from cachectl.layers.miopen.databases import SEPARATOR
 from cachectl.layers.miopen.kernels import escaped
@@ -54,6 +55,19 @@ def test_all_programs_of_all_ranks_are_warm_in_one_root(ranks: Home, tmp_path: P
     traced = json.loads((home.path / "trace.json").read_text())
     assert [numbers(traced, name)[1] for name in ("loopy", "pocl")] == [0, 0]
     assert sorted((home.path / "all").rglob("program.bc")) == programs
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(3)])
+def test_a_layer_that_fails_to_name_its_roots_stops_no_other(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fails(_: object) -> None:
+        raise error
+
+    other = make_home(tmp_path / "other")
+    add_kernels(other, range(2))
+    monkeypatch.setattr(CudaComputeCache, "roots", fails)
+    assert home.stack.pull(str(other.path)).total.placed == 2
 
 
 def test_only_roots_that_no_other_user_can_write_are_trusted(home: Home, open_folder: Path) -> None:

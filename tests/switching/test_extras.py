@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from homes import CACHECTL, Home
 from support.layers import fill_up
+from support.miopen_kernels import add_kernels
 from tiers import NOBODY, as_root, thorough
 
 from cachectl.layers import core
@@ -97,6 +98,21 @@ def test_a_wrong_option_ends_with_two_before_the_command(home: Home) -> None:
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), options
     # Whatever becomes of the store, the command runs.
     assert home.cachectl("run --store ssh://nohost.invalid/x --trust -- echo RAN").stdout == "RAN\n"
+
+
+def test_a_digest_of_another_store_ends_with_two_before_the_command(home: Home) -> None:
+    add_kernels(home, [1])
+    digest, other = home.json("push store miopen")["digest"], "AB" * 32
+    run = "run --store store --digest"
+    said = home.refused(f"{run} {other} -- echo RAN", status=2, says="store: ")
+    assert (said.count("\n"), digest[:16] in said, "ab" * 8 in said) == (1, True, True)
+    assert home.cachectl(f"{run} {digest.upper()} -- echo RAN").stdout == "RAN\n"
+    # The same store, but damaged.
+    for pack in (home.path / "store/packs").iterdir():
+        pack.write_bytes(b"")
+    home.stack.purge()
+    done = home.cachectl(f"{run} {digest} -- echo RAN")
+    assert (done.stdout, done.stderr.count("\n")) == ("RAN\n", 1)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no room", "/full"), core.CachectlError("no"), SystemExit(3)])
