@@ -20,8 +20,6 @@ from typing import Any
 
 #: The table, in the folder of this file.
 TABLE = "cachectl_watches.json"
-#: Variables in which launchers of MPI jobs pass on the rank.
-_RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 #: An encoder is not made for each event.
 _encode = json.JSONEncoder(default=str, allow_nan=False).encode
 #: Shorter work is not noted, in nanoseconds.
@@ -90,6 +88,7 @@ class Notes:
         self._site = site
         self._listeners = table["listeners"]
         self._packages = frozenset(table["imports"])
+        self._ranks = table["ranks"]
         self._loaded: dict[str, Any] = {}
         self._replaced: list[tuple[Any, str, Any]] = []
         self._pid = 0
@@ -252,7 +251,7 @@ class Notes:
             # sys.argv is not set yet when the observer is loaded.
             program = list(getattr(sys, "orig_argv", None) or sys.argv)
             host = os.uname().nodename if hasattr(os, "uname") else ""
-            rank = next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdecimal()), None)
+            rank = next((int(os.environ[name]) for name in self._ranks if os.environ.get(name, "").isdecimal()), None)
             self._write(
                 {"event": "started", "program": program, "host": host, "rank": rank, **(_quietly(_python) or {})}
             )

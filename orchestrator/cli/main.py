@@ -46,7 +46,6 @@ VERBS: dict[str, str] = {
     "put": "place an entry that get wrote, so that the library hits it",
     "layers": "list layers, what each can do here, and why not",
     "config": "show what is set, and where",
-    "schedule": "print what prunes by itself, and how to install it",
     "completion": "print a script that completes commands, layers, keys and kernels in a shell",
     "demo": "demonstrate cachectl on PoCL, in an isolated root",
 }

@@ -301,15 +301,25 @@ def summarize(spans: Sequence[Span], wall: float) -> Summary:
         times[span.stage, span.outcome] += seconds
         totals[span.stage] += seconds
     stages = [stage for stage in STAGES if totals[stage]]
-    threads: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
-    for span, end in missed_work(spans):
-        threads[span.process, span.thread].append((span.start, end))
+    missed = [((span.process, span.thread), span.start, end) for span, end in missed_work(spans)]
     return Summary(
         tuple(StageTime(stage, totals[stage], times[stage, "hit"], times[stage, "miss"]) for stage in stages),
         max(0.0, wall - covered((span.start, span.end) for span in spans)),
-        max(map(covered, threads.values()), default=0.0),
+        max(covered_by_thread(missed), default=0.0),
         any(span.stage == "compile" and span.outcome is None for span in spans),
     )
+
+
+#: Work of a thread: which process and thread, and from when to when.
+Work = tuple[tuple[int, int], float, float]
+
+
+def covered_by_thread(work: Iterable[Work]) -> list[float]:
+    """Return the seconds that each thread was at work."""
+    threads: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for thread, start, end in work:
+        threads[thread].append((start, end))
+    return list(map(covered, threads.values()))
 
 
 def missed_work(spans: Iterable[Span]) -> Iterator[tuple[Span, float]]:

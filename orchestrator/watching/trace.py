@@ -19,6 +19,7 @@ from pathlib import Path
 from cachectl.layer_set import LayerSet
 from cachectl.layers import core
 from cachectl.layers.core.documents import encode_json
+from cachectl.layers.host import launcher
 from cachectl.layers.inside import observer
 from cachectl.switching import child, disabled, overlay
 from cachectl.watching import evidence, ledger, programs, timeline, verdict
@@ -165,7 +166,8 @@ def _make_site(site: Path, parts: Mapping[str, core.Lookups], files: Mapping[Pat
         watchers.update((module, copies[file]) for module, file in part.watchers.items())
         listeners.update({platform: (name, copies[file]) for platform, file in part.listeners.items()})
     imports = sorted({package for part in parts.values() for package in part.imports})
-    table = {"watchers": sorted(watchers), "imports": imports, "listeners": listeners}
+    ranks = [rank for _, rank in launcher.RANKS]
+    table = {"watchers": sorted(watchers), "imports": imports, "listeners": listeners, "ranks": ranks}
     (site / observer.TABLE).write_bytes(encode_json(table))
 
 

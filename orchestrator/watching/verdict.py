@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -106,16 +106,16 @@ class Judge:
                     packages[paths],
                     frozenset(hits.get(kernel, ())),
                     tuple(work),
-                    {layer: _covered(times) for layer, times in work.items()},
-                    _covered([one for times in work.values() for one in times]),
+                    {layer: sum(timeline.covered_by_thread(times)) for layer, times in work.items()},
+                    sum(timeline.covered_by_thread(one for times in work.values() for one in times)),
                     asked.get(kernel, {}),
                 ),
             )
 
-    def _outcomes(self) -> tuple[dict[str, set[str]], dict[str, dict[str, list[_Work]]]]:
+    def _outcomes(self) -> tuple[dict[str, set[str]], dict[str, dict[str, list[timeline.Work]]]]:
         """Return the layers that hit each kernel, and the work of its misses by layer; some name no kernel."""
         hits: dict[str, set[str]] = defaultdict(set)
-        misses: dict[str, dict[str, list[_Work]]] = defaultdict(lambda: defaultdict(list))
+        misses: dict[str, dict[str, list[timeline.Work]]] = defaultdict(lambda: defaultdict(list))
         for span in self._trace.spans:
             if span.outcome == "hit" and span.kernel and span.layer:
                 hits[span.kernel].add(span.layer)
@@ -283,17 +283,6 @@ def _loss(missed: Sequence[timeline.MissedKernel], slow: str, lost: str) -> str:
     elif first.because == NEW and len(named) > 1:
         slow, because = "Cold", ", none of which a traced run has built before"
     return f"{slow}: {lost} went into {what}{because}."
-
-
-#: Work of a thread: which one, and from when to when.
-_Work = tuple[tuple[int, int], float, float]
-
-
-def _covered(work: Iterable[_Work]) -> float:
-    threads: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
-    for thread, start, end in work:
-        threads[thread].append((start, end))
-    return sum(map(timeline.covered, threads.values()))
 
 
 def _keys(seen: Seen, then: ledger.Known) -> tuple[str, ...]:

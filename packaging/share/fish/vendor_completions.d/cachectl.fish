@@ -50,7 +50,7 @@ function _shtab_cachectl_using
   test "$_shtab_cachectl_cmdpath" = "$argv"
 end
 
-set -g _shtab_cachectl_commands report dir ls verify doctor purge prune run env trace bench push pull store stage get put layers config schedule completion demo
+set -g _shtab_cachectl_commands report dir ls verify doctor purge prune run env trace bench push pull store stage get put layers config completion demo
 set -g _shtab_cachectl_opts_with_value --allowed-signers --base --by --digest --html --isolated --json --kernel --key --layer --limit --max-size --older-than --out --output --plot --python --root --rounds --shell --sign --since --sort --store --store-mode --store-wait --timeline --user --wait -n -o
 
 complete -c cachectl -e
@@ -251,10 +251,6 @@ complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -
 complete -c cachectl -n '_shtab_cachectl_using config' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using config' -l json -d 'print JSON'
 complete -c cachectl -n '_shtab_cachectl_using config' -l csv -d 'print CSV: bytes and seconds as numbers'
-complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a schedule -d 'Print what prunes by itself, and how to install it.'
-complete -c cachectl -n '_shtab_cachectl_using schedule' -s h -l help -d 'show this help message and exit'
-complete -c cachectl -n '_shtab_cachectl_using schedule' -l all-users -d 'systemd, cron: as root, for the caches of all users'
-complete -c cachectl -n '_shtab_cachectl_using schedule; and test $_shtab_cachectl_npos -eq 0' -ka "systemd cron slurm-epilog" -d 'daily, or when a job of Slurm ends'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a completion -d 'Print a script that completes commands, layers, keys and kernels in a shell.'
 complete -c cachectl -n '_shtab_cachectl_using completion' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using completion; and test $_shtab_cachectl_npos -eq 0' -ka "bash zsh fish" -d 'the shell to print a script for'
