@@ -30,24 +30,21 @@ def prune(
 ) -> removal.Removal:
     """Remove what is stale or old, then the longest unused until the rest fits, and what killed commands left.
 
-    :param limits: by default those of the config files
+    :param limits: by default those of the config files, or what is stale if they have none
     :param layers: names; none means every clearable one
     :param dry_run: return the plan
     :param notice: gets a line for each thing that a caller should know
     :returns: what of each layer goes, what is left and why; a layer that refuses is ``failed``
-    :raises BadRequest: for an unknown layer, and if neither ``limits`` nor the config files name a limit
+    :raises BadRequest: for an unknown layer
     """
     if limits is None:
         # They decide what is stale.
         environment = config.with_interpreters(stack.environment)
         if environment is not stack.environment:
             stack = type(stack)(environment)
-        settings = config.load(environment)
-        limits = settings.limits(environment.clock())
+        limits = config.load(environment).limits(environment.clock())
         if limits.none:
-            file = core.printable(settings.files[0][0]) if settings.files else "a config file"
-            message = f"name a limit: --stale, --older-than or --max-size, or write a limit below [prune] in {file}"
-            raise core.BadRequest(message)
+            limits = config.Limits(stale=True)
     chosen = stack.chosen(layers)
     return removal.carry_out(stack, chosen, lambda: plan_prune(chosen, limits, notice), notice, dry_run=dry_run)
 

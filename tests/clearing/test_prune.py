@@ -49,6 +49,9 @@ def test_dictionaries_of_a_python_that_was_removed_and_orphans_are_stale(home: H
     path = f"{program.parent}:{home.variables['PATH']}"
     assert home.json("ls pytools --stale", PATH=path)["entries"] == []
     shutil.rmtree(tmp_path / "env")
+    # Without a limit, typed or configured, it is what is stale.
+    planned = home.json("prune --dry-run", PATH=path)["total"]
+    assert (planned["removed"], planned["orphans_removed"]) == (1, 1)
     pruned = home.json("prune --stale --python", sys.executable, PATH=path)["layers"]
     assert [layer["removed"] for layer in pruned if layer["layer"] == "pytools"] == [1]
     assert not leaked.exists()
