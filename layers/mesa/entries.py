@@ -36,6 +36,8 @@ _NAMES = rb"([\x21-\x7e][\x20-\x7e]{0,199})\0([\x21-\x7e][\x20-\x7e]{0,199})\0"
 _FOREIGN = core.regex(rb"[^\0\x01]" + _NAMES, re.DOTALL)
 #: Then the size of a pointer, a number of the driver, and the kind of the entry: 1 if GL's own compiler has made it.
 _HEAD = core.regex(rb"\x01" + _NAMES + rb"[\x04\x08].{8}([\0\x01])\0{3}", re.DOTALL)
+#: As many other bytes, which are no zeros of a power failure.
+_OTHER_HEAD = core.regex(rb"\x01" + _NAMES + rb"(?!\0{13}).{13}", re.DOTALL)
 _COUNT = struct.Struct("<I")
 _CHECKED = struct.Struct("<II")
 #: The length of each key in GL's headers, which since Mesa 26 are a BLAKE3.
@@ -112,9 +114,10 @@ def complaint(data: bytes, whole: int = 0) -> str | None:
 
 
 def is_foreign(data: bytes) -> bool:
-    """Return whether an entry has the names of a header, but an unknown version before them, or unknown keys behind."""
-    header = read_header(data)
-    return _FOREIGN.match(data) is not None or (header is not None and not header.is_known)
+    """Return whether an entry has the names of a header, but an unknown version before them, or more behind."""
+    if (header := read_header(data)) is not None:
+        return not header.is_known
+    return _FOREIGN.match(data) is not None or _OTHER_HEAD.match(data) is not None
 
 
 def inflate(data: bytes) -> bytes:

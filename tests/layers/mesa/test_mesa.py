@@ -182,6 +182,24 @@ def test_a_flipped_byte_is_found_and_the_entry_removed(store: str, tmp_path: Pat
     assert listed(layer).keys() == {key_in(store, text) for text in "abcdgh"} - bad.keys()
 
 
+def test_a_header_with_another_kind_is_unknown_and_one_that_was_cut_or_emptied_is_damaged(tmp_path: Path) -> None:
+    layer, root = filled(tmp_path, "multi-file")
+    whole = (root / key("a")).read_bytes()
+    end = whole.index(b"\0", whole.index(b"\0") + 1) + 1
+    changes = {
+        "a": whole[: end + 9] + b"\2" + whole[end + 10 :],
+        "b": whole[: end + 5],
+        "c": whole[:end] + bytes(len(whole) - end),
+        "d": whole[:end] + b"\x20" + whole[end + 1 :],
+    }
+    for name, content in changes.items():
+        (root / key(name)).write_bytes(content)
+    codes = {finding.key: finding.code for finding in verified(layer)}
+    assert codes == {key("a"): "unknown", key("b"): "damaged", key("c"): "damaged", key("d"): "unknown"}
+    clear_damaged(layer)
+    assert [(root / key(name)).exists() for name in "abcd"] == [True, False, False, True]
+
+
 def test_an_unknown_version_is_not_removed_as_damaged(store: str, tmp_path: Path) -> None:
     layer, root = filled(tmp_path, store)
     for path in root.glob("[0-9a-f]*/*") if store == "multi-file" else (*root.rglob("foz*"), *root.glob("mesa_cache*")):
