@@ -62,16 +62,19 @@ def variables(home: Path, **more: str) -> dict[str, str]:
     start compile cachectl again, which no installed command does.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith((*SWITCHES, "PYTHON"))}
-    path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
-    return {**kept, **path, **at_home(home), **more}
+    return {**kept, **at_home(home), **more}
 
 
 def at_home(home: Path) -> dict[str, str]:
     """Return the variables that bring the caches of a user into a home, where they are by default if that is possible.
 
-    Some are elsewhere whatever ``HOME`` says, as in the home of the account. The rules are the layers' own.
+    Some are elsewhere whatever ``HOME`` says, as in the home of the account. The rules are the layers' own. Where
+    Python finds modules stays as it is: the tests watch their children by that.
     """
-    return {"HOME": str(home), **{name: value.replace(str(_ANY), str(home)) for name, value in _moved().items()}}
+    path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+    moved = {name: value.replace(str(_ANY), str(home)) for name, value in _moved().items()}
+    # MIOpen has its locks, and without a usable home its databases, in the temporary folder.
+    return {**path, "HOME": str(home), "TMPDIR": str(home / "tmp"), **moved}
 
 
 @cache
@@ -80,7 +83,8 @@ def _moved() -> dict[str, str]:
     from cachectl.stack import Stack
 
     moved: dict[str, str] = {}
-    for layer in Stack(Environment.here()._replace(variables={"HOME": str(_ANY)}, temporary=_ANY / "tmp")):
+    named = {"HOME": str(_ANY), "TMPDIR": str(_ANY / "tmp")}
+    for layer in Stack(Environment.here()._replace(variables=named, temporary=_ANY / "tmp")):
         if any(root.scope is Scope.USER and _ANY not in root.path.parents for root in layer.roots()):
             moved.update(layer.relocate(_ANY / ".cache").set)
     return moved

@@ -287,7 +287,6 @@ def make_home(path: Path) -> Home:
     path.mkdir(parents=True, exist_ok=True)
     tester = {name: value for name, value in os.environ.items() if not name.startswith("CACHECTL_")}
     kept = {name: value for name, value in tester.items() if not name.startswith(SWITCHES)}
-    # MIOpen has its locks, and without a usable home its databases, in the temporary folder.
     temporary = path.with_name(f"{path.name}-tmp")
     temporary.mkdir(mode=0o700, exist_ok=True)
     return Home(path, {**pocl_driver(), **kept, **at_home(path), "TMPDIR": str(temporary)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from cachectl import config, layer_set, removal, verbs
 from cachectl.layers import core
@@ -37,16 +38,19 @@ def prune(
     :returns: what of each layer goes, what is left and why; a layer that refuses is ``failed``
     :raises BadRequest: for an unknown layer
     """
+    configured = None
     if limits is None:
         # They decide what is stale.
         environment = config.with_interpreters(stack.environment)
         if environment is not stack.environment:
             stack = type(stack)(environment)
-        limits = config.load(environment).limits(environment.clock())
-        if limits.none:
-            limits = config.Limits(stale=True)
+        configured = config.load(environment).limits(environment.clock())
+        limits = config.Limits(stale=True) if configured.none else configured
+    # A command that runs every day by a config file would say it every day.
+    is_said = limits is not configured
     chosen = stack.chosen(layers)
-    return removal.carry_out(stack, chosen, lambda: plan_prune(chosen, limits, notice), notice, dry_run=dry_run)
+    plan = partial(plan_prune, chosen, limits, notice if is_said else lambda _: None)
+    return removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run)
 
 
 def plan_prune(

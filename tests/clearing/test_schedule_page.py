@@ -47,7 +47,7 @@ APART = ("unshare", "--mount", "sh", "-c")
 def block(heading: str, language: str, number: int = 0) -> str:
     """Return a listing below a heading of the page."""
     section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    return re.findall(rf"^```{language}\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)[number]
+    return str(re.findall(rf"^```{language}\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)[number])
 
 
 def units(folder: Path, command: str) -> list[Path]:

@@ -72,7 +72,7 @@ def test_without_a_command_the_help_is_printed(home: Home) -> None:
     done = home.cachectl(check=False)
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout == home.cachectl("--help").stdout
-    assert re.findall(r"^(?:(\w[\w ]*):$|  ([a-z]+) )", done.stdout, re.MULTILINE)[-6:-4] == [
+    assert re.findall(r"^(?:(\w[\w ]*):$|  ([a-z]+) )", done.stdout, re.MULTILINE)[-5:-3] == [
         ("set up", ""),
         ("", "layers"),
     ]

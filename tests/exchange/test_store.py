@@ -334,6 +334,6 @@ def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_p
         (facts.Entry("pocl", name, Path(), 0, 1, kernels=names), facts.Artifact("pocl", name, "pocl/1", b""))
         for name in map(str, range(700))
     ]
-    StoreCollection(place.FolderPlace(tmp_path), here).write(key, contents, Moved("pocl"))
+    StoreCollection(place.FolderPlace(tmp_path), here).write(key, iter(contents), Moved("pocl"))
     index = StoreCollection(place.FolderPlace(tmp_path), here)
     assert sum(len(index.part(name).entries) for name in index.parts) == 700

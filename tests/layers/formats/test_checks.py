@@ -1,6 +1,6 @@
 """Every check of bytes, on what real compilers and drivers wrote: it finds every truncation."""
 
-import _struct
+import _ctypes
 import subprocess
 import sys
 import tarfile
@@ -75,7 +75,7 @@ LOAD = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], mode=os.RTLD_LAZY); os.
 def test_a_library_is_damaged_where_the_dynamic_linker_fails(tmp_path: Path) -> None:
     """It reads no section: what was cut or emptied behind the segments is not missed."""
     # One of Python's own, whose references this process has.
-    whole = Path(_struct.__file__).read_bytes()
+    whole = Path(_ctypes.__file__).read_bytes()
     library, judged = tmp_path / "library.so", set()
     for missing in (0, 1, 64, 500, 1000, 4000, 8000, len(whole) * 2 // 3, len(whole) - 64):
         for filled in (b"", bytes(missing)):

@@ -13,6 +13,7 @@ from support.dictionaries import CREATE, FILE, dictionary, equal_rows, interrupt
 from support.layers import clear_damaged, keys_of, python, running, sql, usage_of, verified
 from tiers import NOBODY, amount, as_root
 
+from benchmarks.commands import at_home
 from cachectl.layers.core import Busy, Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.disk.trust import shared_because
@@ -240,7 +241,7 @@ def test_no_database_is_opened_for_writing_where_others_can_write(open_folder: P
     os.chown(journal, NOBODY, NOBODY)
     with pytest.raises(LayerError):
         rows_in(path, 0.2).insert([(("new",), (b"1",))], replace=True)
-    home = Home(open_folder, {"HOME": str(open_folder)})
+    home = Home(open_folder, at_home(open_folder))
     home.refused("purge pytools --wait 0.5", says="cachectl: pytools: ")
     assert victim.read_text() == "years of work"
     journal.unlink()

@@ -20,6 +20,7 @@ from support.dictionaries import PYTHON
 from support.layers import fill_up, python, running, select, sql, write
 from tiers import thorough, thorough_only
 
+from benchmarks.commands import at_home
 from cachectl.layers.disk.room import left_of_quota
 
 pytestmark = pytest.mark.real
@@ -62,7 +63,7 @@ def fill_dictionary(home: Path, identifier: str, rows: int = ROWS) -> Path:
         f"mine = WriteOncePersistentDict({identifier!r}, safe_sync=False)\n"
         f"for n in range({rows}): mine[n] = bytes([n]) * 9000"
     )
-    subprocess.run(python(program), env={"HOME": str(home)}, check=True)
+    subprocess.run(python(program), env=at_home(home), check=True)
     return home / f".cache/pytools/pdict-v5-{identifier}-{PYTHON}.sqlite"
 
 
@@ -74,7 +75,7 @@ def use_up_inodes(disk: Path) -> None:
 
 def cachectl(home: Path, *arguments: str, command: tuple[str, ...] = ("-m", "cachectl")) -> tuple[int, dict[str, Any]]:
     """Run the command over a home, its temporary folder there too; return status and what it wrote as JSON."""
-    program = Home(home, {"HOME": str(home), "TMPDIR": str(home)})
+    program = Home(home, {**at_home(home), "TMPDIR": str(home)})
     done = program.run(sys.executable, *command, *arguments, "--json", check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, json.loads(done.stdout or "{}")
@@ -110,7 +111,7 @@ def test_a_disk_with_dictionaries_alone_is_cleared_without_a_free_byte(disk: Pat
 def test_a_program_that_has_the_dictionary_open_goes_on(disk: Path) -> None:
     """Beside a purge on a full disk a live program misses, stores and finds again, without an error."""
     file = fill_dictionary(disk, "mine")
-    with running(*python(PROGRAM, "mine"), env={"HOME": str(disk)}) as live:
+    with running(*python(PROGRAM, "mine"), env=at_home(disk)) as live:
 
         def ask(line: str) -> str:
             assert live.stdin is not None

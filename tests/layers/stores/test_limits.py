@@ -15,6 +15,7 @@ from support.layers import write
 from tiers import thorough, thorough_only
 from worlds import synthetic_world
 
+from benchmarks.commands import at_home
 from cachectl.exchange.place import FolderPlace
 from cachectl.exchange.wire import PACKS, StoreKey, file_of, part_of
 from cachectl.layers.core import Entry, Stored
@@ -49,7 +50,7 @@ class Done(NamedTuple):
 def cachectl(home: Path, *arguments: str, source: Any = subprocess.DEVNULL, **variables: str) -> Done:  # noqa: ANN401 - as of subprocess
     """Run a command in a child. The shell between keeps the size of this process out of the measurement."""
     command = ["/bin/sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", _MEASURED, *arguments]
-    given = {"PATH": os.environ["PATH"], "HOME": str(home), "RUSTICL_ENABLE": "llvmpipe", **variables}
+    given = {**at_home(home), "PATH": os.environ["PATH"], "RUSTICL_ENABLE": "llvmpipe", **variables}
     done = subprocess.run(command, stdin=source, env=given, capture_output=True, text=True, check=False, timeout=600)
     stderr, _, peak = done.stderr.rstrip("\n").rpartition("peak ")
     assert peak, done
