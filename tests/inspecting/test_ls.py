@@ -33,6 +33,7 @@ def test_kernels_have_their_entries_in_all_layers(warm: Home) -> None:
     assert [line.split()[0] for line in lines] == ["kernel", *(one["kernels"][0] for one in listed["kernels"][:2])]
 
 
+@thorough_only
 @real
 def test_kernels_of_one_program_are_one(home: Home) -> None:
     home.python("named.py one two")
@@ -93,6 +94,7 @@ def test_traced_runs_are_summed(home: Home) -> None:
     assert home.json("report", "--since", "0s")["runs"]["runs"] == 0
 
 
+@thorough_only
 @real
 def test_programs_say_which_compiler_wrote_them(home: Home) -> None:
     home.python("named.py one two")

@@ -18,6 +18,7 @@ from cachectl.stack import Stack
 KERNELS = (sys.executable, f"{PROGRAMS}/kernels.py", "2")
 
 
+@thorough_only
 @real
 @pytest.mark.parametrize("how", ["--no-cache", pytest.param("--isolated", marks=thorough_only)])
 def test_a_run_is_cold_every_time_and_leaves_nothing(warm: Home, how: str) -> None:

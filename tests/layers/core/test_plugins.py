@@ -74,6 +74,7 @@ def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:
     assert (named.returncode, bool(re.search(words, named.stderr))) == (2, True)
 
 
+@thorough_only
 @pytest.mark.parametrize("wrong", ["", *thorough("roots")])
 def test_a_layer_that_fails_in_every_call_stops_no_other(plugged: Home, wrong: str) -> None:
     home = type(plugged)(plugged.path, {**plugged.variables, "TALKING": wrong})
