@@ -1,6 +1,7 @@
 """Every check of bytes, on what real compilers and drivers wrote: it finds every truncation."""
 
 import _ctypes
+import io
 import subprocess
 import sys
 import tarfile
@@ -76,15 +77,20 @@ def test_a_library_is_damaged_where_the_dynamic_linker_fails(tmp_path: Path) -> 
     """It reads no section: what was cut or emptied behind the segments is not missed."""
     # One of Python's own, whose references this process has.
     whole = Path(_ctypes.__file__).read_bytes()
+    elffile = pytest.importorskip("elftools.elf.elffile").ELFFile(io.BytesIO(whole))
+    loaded = [segment for segment in elffile.iter_segments() if segment["p_type"] == "PT_LOAD"]
+    end = max(segment["p_offset"] + segment["p_filesz"] for segment in loaded)
     library, judged = tmp_path / "library.so", set()
     for missing in (0, 1, 64, 500, 1000, 4000, 8000, len(whole) * 2 // 3, len(whole) - 64):
         for filled in (b"", bytes(missing)):
             library.write_bytes(whole[: len(whole) - missing] + filled)
             status = subprocess.run([sys.executable, "-c", LOAD, library], check=False, capture_output=True).returncode
             is_damaged = elf.linking_complaint(library.read_bytes()) is not None
-            assert is_damaged is bool(status), (missing, bool(filled), status)
-            judged.add(is_damaged)
-    assert judged == {False, True}
+            # It may load one that lacks data, which is damaged all the same.
+            assert is_damaged is (len(whole) - missing < end), (missing, bool(filled))
+            assert is_damaged or status == 0
+            judged.add((is_damaged, status == 0))
+    assert {(False, True), (True, False)} <= judged
 
 
 def test_a_list_longer_than_its_block_is_not_read() -> None:
