@@ -20,7 +20,7 @@ from injector import KILL, READS, WRITES, Fault, Injector
 from support.bundles import files
 from support.dictionaries import FILE, dictionary, equal_rows
 from sweep import CASES, FAULTS, Sweep, put_cases
-from tiers import thorough
+from tiers import thorough, thorough_only
 from worlds import WORLDS, World, filled_world
 
 #: Each how many calls; ``None`` for one call.
@@ -159,6 +159,7 @@ def test_verify_and_doctor_find_a_dictionary_folder_that_cannot_be_listed(
     assert (status, found) == (1, {(layer, str(folder)) for layer in layers})
 
 
+@thorough_only
 @pytest.mark.parametrize("sticky", [False, pytest.param(True, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("layer", ["pytools", *thorough("miopen")])
 def test_no_read_error_removes_a_good_database(layer: str, sticky: bool, injector: Injector, synthetic: Path) -> None:

@@ -30,6 +30,7 @@ from cachectl.stack import Stack
 # ---------------------------------------------------------------------- warm elsewhere
 
 
+@thorough_only
 @real
 def test_the_same_content_is_the_same_bytes(source: Home, packed: Path, home: Home, tmp_path: Path) -> None:
     home.stack.pull(packed, TRUSTED)

@@ -119,6 +119,7 @@ CAUSES = (
 )
 
 
+@thorough_only
 @real
 @pytest.mark.parametrize(("change", "kernel", "because"), CAUSES)
 def test_the_cause_of_a_miss_is_named(

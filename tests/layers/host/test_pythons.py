@@ -12,7 +12,7 @@ import pytest
 from homes import Home
 from support.dictionaries import NONE, dictionary
 from support.layers import write
-from tiers import NOBODY, as_root, real
+from tiers import NOBODY, as_root, real, thorough
 
 from cachectl.layers.core import BadRequest, Environment
 from cachectl.layers.host.pythons import Python, candidates, look, named_pythons
@@ -81,7 +81,9 @@ def staleness(environment: Environment) -> dict[str, tuple[bool | None, str | No
 
 
 @pytest.mark.parametrize("base", dict.fromkeys([os.path.realpath(sys.executable), "/usr/bin/python3"]))
-@pytest.mark.parametrize("options", [None, [], ["--system-site-packages"], ["--copies"], ["--copies", "nested"]])
+@pytest.mark.parametrize(
+    "options", [None, ["--copies", "nested"], *thorough([], ["--system-site-packages"], ["--copies"])]
+)
 def test_version_and_packages_are_what_the_interpreter_says(
     home: Home, tmp_path: Path, base: str, options: list[str] | None
 ) -> None:
