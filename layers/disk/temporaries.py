@@ -164,7 +164,7 @@ def _taken(lock: Path) -> Iterator[_Owner | None]:
             stack.callback(os.close, handle)
             if handles.take_flock(handle) and handles.is_same_file(lock, handle):
                 owner = _Owner(**parse_json(plain.read_plain(lock, limit=_LARGEST)))
-        yield owner if owner is None or isinstance(owner.pid, int) else None
+        yield owner if owner is not None and type(owner.pid) is int and owner.pid > 0 else None
 
 
 def _lock_of(folder: Path) -> Path:

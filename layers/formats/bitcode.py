@@ -15,6 +15,8 @@ from functools import lru_cache
 from cachectl.layers.formats.details import Cut, fields, names_or_none, require
 
 MAGIC = b"BC\xc0\xde"
+#: The beginning of a header that LLVM skips; what follows it is not checked.
+_WRAPPER = b"\xde\xc0\x17\x0b"
 #: The bits that begin a block (its number, the width of abbreviations in it), and its length in words.
 _BLOCK = struct.Struct("<II")
 _WORD = 32
@@ -49,15 +51,20 @@ _ZEROS = bytes(8)
 
 def complaint(data: bytes) -> str | None:
     """Return how bitcode was cut or emptied; ``None`` if its blocks fill it. Their records are not checked."""
+    if data.startswith(_WRAPPER):
+        return None
     if not data.startswith(MAGIC):
         return "is not LLVM bitcode" if data else "is empty"
     try:
+        # LLVM refuses a length that is no number of words.
+        require(data, 0, -(-len(data) // 4) * 4)
         blocks = {block.number: block for block in _blocks(data)}
     except Cut as cut:
         return str(cut)
     if _MODULE not in blocks or (_STRING_TABLE not in blocks and blocks[_MODULE].needs_names()):
         return str(Cut(data))
-    if [*blocks][-1] == _STRING_TABLE and data.endswith(_ZEROS):
+    last = [*blocks.values()][-1]
+    if last.number == _STRING_TABLE and data.endswith(_ZEROS, 0, last.end // 8):
         return "ends in zeros where names should be"
     return None
 
@@ -87,7 +94,8 @@ def function_names(data: bytes) -> tuple[str, ...]:
 def _blocks(stream: bytes) -> Iterator[_Block]:
     """Yield the blocks at the top of a file. Raises :class:`Cut` at the first thing that is none."""
     at = len(MAGIC)
-    while at < len(stream):
+    # LLVM ignores up to eight bytes behind the last block (``getBitcodeFileContents`` in ``BitcodeReader.cpp``).
+    while at + 8 < len(stream):
         bits, words = fields(_BLOCK, stream, at)
         begin = at + _BLOCK.size
         at = begin + 4 * words

@@ -20,6 +20,8 @@ MAGIC = b"\x7fELF"
 OWN_TYPES = 0xFE00
 #: The longest name, in bytes.
 _LONGEST = 4096
+#: The smallest page of memory (bytes), of which the part behind the end of a file is zeros.
+_PAGE = 4096
 _NO_BITS = 8
 _STRINGS = 3
 _SYMBOLS = (2, 11)
@@ -106,14 +108,15 @@ def linking_complaint(data: bytes) -> str | None:
     """Return as :func:`complaint` what is wrong with a file that the dynamic linker or the linker reads.
 
     The dynamic linker maps the segments of a library, and reads no section (``elf/dl-load.c`` of glibc). What was cut
-    or emptied behind them is not missed.
+    or emptied behind them is not missed. They may end in zeros, so that zeros count only if they fill a page.
     """
     wrong = complaint(data)
     try:
         end = _mapped_end(data) if wrong is not None else 0
     except Cut:
         return wrong
-    return None if end and len(data.rstrip(b"\0")) >= end else wrong
+    is_whole = len(data) >= end and len(data.rstrip(b"\0")) > (end - 1) // _PAGE * _PAGE
+    return None if end and is_whole else wrong
 
 
 def _mapped_end(data: bytes) -> int:

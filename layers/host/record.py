@@ -66,8 +66,9 @@ class Record:
         self.environment = environment
         self.file = core.user_state_folder(environment) / FILE
         self.system = _system(environment)
-        self.sightings = _read(self.file) if environment.searches_pythons else {}
-        self._written = dict(self.sightings)
+        self._written = _read(self.file) if environment.searches_pythons else {}
+        now = environment.clock()
+        self.sightings = {key: _until(now, sighting) for key, sighting in self._written.items()}
         for key, sighting in self.sightings.items():
             if sighting.system == self.system and sighting.gone is None and _has_gone(sighting):
                 self.sightings[key] = sighting._replace(gone=self._moment(Path(sighting.path)))
@@ -86,7 +87,8 @@ class Record:
             status = os.stat(path)
             for sighting in self.here(product):
                 is_same = (sighting.size, sighting.time) == (status.st_size, status.st_mtime_ns)
-                if is_same and sighting.gone is None and sighting.path == str(path):
+                is_there = sighting.gone is None and sighting.target == os.path.realpath(path)
+                if is_same and is_there and sighting.path == str(path):
                     return sighting.version
         return None
 
@@ -101,10 +103,12 @@ class Record:
             status, places = os.stat(path), _places(Path(path))
         except OSError:
             return None
-        moment = self._moment(Path(path))
+        moment, target = self._moment(Path(path)), os.path.realpath(path)
         for key, sighting in tuple(self.sightings.items()):
             at_path = (sighting.product, sighting.path, sighting.system) == (product, str(path), self.system)
-            if at_path and sighting.places == places and sighting.version != version and sighting.gone is None:
+            is_other = at_path and sighting.places == places and sighting.version != version
+            # A link that leads elsewhere now has left its target usable, by another path.
+            if is_other and sighting.gone is None and (sighting.target == target or not _is_unchanged(sighting)):
                 self.sightings[key] = sighting._replace(gone=moment)
         key = (product, str(path), version, self.system)
         before = self.sightings.get(key)
@@ -115,7 +119,6 @@ class Record:
             for number in seen:
                 if packages is not None and packages.get(name) != number and seen[number] is None:
                     seen[number] = self.environment.clock()
-        target = os.path.realpath(path)
         stamp = status.st_size, status.st_mtime_ns
         self.sightings[key] = Sighting(*key, target, places, *stamp, None, versions)
         return self.sightings[key]
@@ -194,9 +197,32 @@ def _checked(sighting: Sighting) -> Sighting:
     place, target_place = sighting.places
     moments = (sighting.gone, *(moment for seen in sighting.packages.values() for moment in seen.values()))
     are_texts = all(isinstance(text, str) for text in (*sighting[:5], place, target_place))
+    if any("\0" in path or not os.path.isabs(path) for path in (sighting.path, sighting.target)):
+        raise ValueError(FILE)
     if not are_texts or not all(moment is None or isinstance(moment, int | float) for moment in moments):
         raise TypeError(FILE)
     return sighting._replace(places=(place, target_place))
+
+
+def _until(now: float, sighting: Sighting) -> Sighting:
+    """Return a sighting without moments that are to come, which a wrong clock wrote; they are found anew."""
+
+    def passed(moment: float | None) -> float | None:
+        return moment if moment is not None and moment <= now else None
+
+    packages = {
+        name: {version: passed(moment) for version, moment in seen.items()} for name, seen in sighting.packages.items()
+    }
+    return sighting._replace(gone=passed(sighting.gone), packages=packages)
+
+
+def _is_unchanged(sighting: Sighting) -> bool:
+    """Return whether the file that a sighting's path led to is still the same, or cannot be looked at."""
+    try:
+        status = plain.status_at(sighting.target)
+    except OSError:
+        return True
+    return status is not None and (status.st_size, status.st_mtime_ns) == (sighting.size, sighting.time)
 
 
 def _system(environment: core.Environment) -> str:

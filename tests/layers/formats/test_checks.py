@@ -69,6 +69,14 @@ def test_zeros_of_a_power_loss_are_found(kind: str, ends: tuple[int, ...]) -> No
     assert all(check(wrong) for wrong in (b"", bytes(len(data)), *(data[:-end] + bytes(end) for end in ends), *longer))
 
 
+def test_what_llvm_skips_is_not_damage() -> None:
+    """Words behind the last block, and a header before the first."""
+    check, data = CHECKS["bitcode of clang"][0], samples("bitcode of clang")[0]
+    assert check(data + bytes(4)) is None
+    assert check(data + bytes(3)) is not None
+    assert check(b"\xde\xc0\x17\x0b" + bytes(16) + data) is None
+
+
 #: Exits with a status that is not 0 if the dynamic linker cannot load a library, whose calls must be there.
 LOAD = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], mode=os.RTLD_LAZY); os._exit(0)"
 

@@ -50,6 +50,29 @@ def test_a_version_that_was_replaced_or_removed_is_stale(tmp_path: Path) -> None
     assert judged(seen_again(tmp_path), "3.0") == (None, None), "it came back"
 
 
+def test_a_link_that_leads_elsewhere_makes_nothing_stale_until_its_old_target_has_gone(tmp_path: Path) -> None:
+    old, new, current = tmp_path / "v30/libpocl.so", tmp_path / "v31/libpocl.so", tmp_path / "current"
+    for target, version in ((old, "3.0"), (new, "3.1 of 2023")):
+        write(target, version.encode())
+        current.unlink(missing_ok=True)
+        current.symlink_to(target)
+        seen = seen_again(tmp_path)
+        seen.note("PoCL", current, version)
+        seen.save()
+    assert judged(seen_again(tmp_path), "3.0") == (None, None)
+    old.unlink()
+    assert judged(seen_again(tmp_path), "3.0")[0] is True
+
+
+def test_a_moment_to_come_is_no_witness(tmp_path: Path) -> None:
+    noted(tmp_path, tmp_path / "libpocl.so", "3.0")
+    file = user_state_folder(environment_of(tmp_path)) / FILE
+    document = json.loads(file.read_text())
+    document["sightings"][0]["gone"] = NOW + 1
+    file.write_text(json.dumps(document))
+    assert judged(seen_again(tmp_path), "3.0") == (None, None)
+
+
 def test_another_path_with_the_version_or_a_use_since_leaves_it_unknown(tmp_path: Path) -> None:
     first, second = tmp_path / "one/libpocl.so", tmp_path / "two/libpocl.so"
     for path in (first, second):
@@ -107,7 +130,10 @@ def test_a_damaged_record_has_no_witness(tmp_path: Path, content: str) -> None:
     assert seen_again(tmp_path).sightings == {}
 
 
-@pytest.mark.parametrize(("field", "value"), [("gone", "yesterday"), ("path", 1), ("places", ["a"]), ("packages", [])])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("gone", "yesterday"), ("path", 1), ("path", "/a\0"), ("target", "a"), ("places", ["a"]), ("packages", [])],
+)
 def test_a_value_of_another_type_makes_it_damaged(tmp_path: Path, field: str, value: object) -> None:
     noted(tmp_path, tmp_path / "libpocl.so", "3.0")
     file = user_state_folder(environment_of(tmp_path)) / FILE
