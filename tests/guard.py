@@ -16,8 +16,10 @@ import sys
 _TOUCHED, _TEMPORARY = "touched", "temporary"
 #: What MIOpen and PoCL use in a temporary folder without a usable home; of MIOpen's versions only the folders.
 _OF_LIBRARIES = (".", "gfx", "batchnorm_gfx", "miopen", "pocl")
+#: What tools of the tests keep in a home, where no layer has anything.
+_OF_TOOLS = (".ipython", ".jupyter", ".cache/pip", ".cache/matplotlib", ".config/matplotlib")
 #: Where Python keeps compiled modules, and pytest and hypothesis what they remember; and what is no file.
-_FREE_NAMES = ("__pycache__", ".pytest_cache", ".hypothesis", ".ruff_cache", ".mypy_cache")
+_FREE_NAMES = ("__pycache__", ".pytest_cache", ".hypothesis", ".ruff_cache", ".mypy_cache", *_OF_TOOLS)
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 #: The places of paths in the arguments of an event, each with that of its handle, 0 if it has none.
