@@ -56,15 +56,13 @@ def complaint(data: bytes) -> str | None:
     if not data.startswith(MAGIC):
         return "is not LLVM bitcode" if data else "is empty"
     try:
-        # LLVM refuses a length that is no number of words.
-        require(data, 0, -(-len(data) // 4) * 4)
         blocks = {block.number: block for block in _blocks(data)}
     except Cut as cut:
         return str(cut)
-    if _MODULE not in blocks or (_STRING_TABLE not in blocks and blocks[_MODULE].needs_names()):
+    # LLVM refuses a length that is no number of words.
+    if len(data) % 4 or _MODULE not in blocks or (_STRING_TABLE not in blocks and blocks[_MODULE].needs_names()):
         return str(Cut(data))
-    last = [*blocks.values()][-1]
-    if last.number == _STRING_TABLE and data.endswith(_ZEROS, 0, last.end // 8):
+    if [*blocks][-1] == _STRING_TABLE and data.endswith(_ZEROS, 0, blocks[_STRING_TABLE].end // 8):
         return "ends in zeros where names should be"
     return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachectl.layers.formats.details import Cut, fields, require
@@ -121,12 +122,12 @@ def linking_complaint(data: bytes) -> str | None:
 
 def _mapped_end(data: bytes) -> int:
     """Return where the part of a library ends that is mapped; 0 for other files. Raises :class:`Cut`."""
-    width, order = data[4:5], {b"\1": "<", b"\2": ">"}.get(data[5:6])
-    if data[:4] != MAGIC or width not in (b"\1", b"\2") or order is None:
+    if (form := _form(data)) is None:
         return 0
-    head, _, segment, *_ = (struct.Struct(order + layout) for layout in _LAYOUTS[width[0]])
+    width, order = form
+    head, _, segment, *_ = (struct.Struct(order + layout) for layout in _LAYOUTS[width])
     kind, _, _, _, at, _, _, _, each, count, *_ = fields(head, data, 16)
-    place, length = _EXTENTS[width[0]]
+    place, length = _EXTENTS[width]
     rows = _headers(data, segment, at, each, count) if kind == _LIBRARY else []
     return max((row[place] + row[length] for row in rows if row[0] == _LOADED), default=0)
 
@@ -158,13 +159,16 @@ def read_elf(data: bytes | mmap) -> Elf | None:
 
     ``None`` for other bytes, and where a part lies outside the file.
     """
+    form = _form(data)
+    with suppress(Cut):
+        return None if form is None else _read(data, *form)
+    return None
+
+
+def _form(data: bytes | mmap) -> tuple[int, str] | None:
+    """Return class and byte order of an ELF file; ``None`` for other bytes."""
     width, order = data[4:5], {b"\1": "<", b"\2": ">"}.get(data[5:6])
-    if data[:4] != MAGIC or width not in (b"\1", b"\2") or order is None:
-        return None
-    try:
-        return _read(data, width[0], order)
-    except Cut:
-        return None
+    return (width[0], order) if data[:4] == MAGIC and width in (b"\1", b"\2") and order else None
 
 
 def _read(data: bytes | mmap, width: int, order: str) -> Elf:

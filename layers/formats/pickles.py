@@ -99,7 +99,7 @@ def walk(data: bytes) -> tuple[object, int]:
 
 
 def complaint(data: bytes) -> str | None:
-    """Return why bytes cannot be unpickled, ``None`` where nothing is wrong, and for more opcodes than are read.
+    """Return why bytes cannot be unpickled; ``None`` if no reason was found, or if the opcodes were too many to read.
 
     If the frames reach from the beginning to the end, and nothing in them is zero-filled, the opcodes are not walked.
     What follows the end of a pickle is never read (``pickle.loads``).

@@ -58,6 +58,10 @@ class Sighting(NamedTuple):
     gone: float | None = None
     packages: Mapping[str, Mapping[str, float | None]] = {}
 
+    def is_of(self, status: os.stat_result) -> bool:
+        """Return whether a file with this status is as it was seen."""
+        return (self.size, self.time) == (status.st_size, status.st_mtime_ns)
+
 
 class Record:
     """The sightings of one user, by product, path, version and system."""
@@ -86,9 +90,8 @@ class Record:
         with suppress(OSError):
             status = os.stat(path)
             for sighting in self.here(product):
-                is_same = (sighting.size, sighting.time) == (status.st_size, status.st_mtime_ns)
-                is_there = sighting.gone is None and sighting.target == os.path.realpath(path)
-                if is_same and is_there and sighting.path == str(path):
+                is_same = sighting.gone is None and sighting.path == str(path) and sighting.is_of(status)
+                if is_same and sighting.target == os.path.realpath(path):
                     return sighting.version
         return None
 
@@ -205,7 +208,7 @@ def _checked(sighting: Sighting) -> Sighting:
 
 
 def _until(now: float, sighting: Sighting) -> Sighting:
-    """Return a sighting without moments that are to come, which a wrong clock wrote; they are found anew."""
+    """Return a sighting without moments that are to come, which a wrong clock wrote."""
 
     def passed(moment: float | None) -> float | None:
         return moment if moment is not None and moment <= now else None
@@ -222,7 +225,7 @@ def _is_unchanged(sighting: Sighting) -> bool:
         status = plain.status_at(sighting.target)
     except OSError:
         return True
-    return status is not None and (status.st_size, status.st_mtime_ns) == (sighting.size, sighting.time)
+    return status is not None and sighting.is_of(status)
 
 
 def _system(environment: core.Environment) -> str:

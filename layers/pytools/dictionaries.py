@@ -165,7 +165,7 @@ class Needs(NamedTuple):
         return f"Python {'.'.join(self.python.split('.')[:3])}" + (f" with {packages}" if packages else "")
 
     def tests(self) -> Iterator[tuple[str, Callable[[str], bool]]]:
-        """Yield each package with what tells whether its version will do."""
+        """Yield each package with a test of its version."""
         if self.generation is not None:
             yield "pytools", lambda version: _generation(version) == self.generation
         for name, version in self.packages.items():

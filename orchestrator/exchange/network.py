@@ -186,7 +186,7 @@ def _end(process: subprocess.Popen[bytes], link: Connection) -> None:
 def serve(place_of: Callable[..., place.StorePlace]) -> None:
     """Answer the requests of the process that has started this one, until that ends, or ends this one.
 
-    While a request is carried out, its process is told regularly what has moved.
+    During a request it reports regularly what has moved.
     """
     link = Connection(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 #: The end of a line about an error that neither the system nor a user's request explains.
 FAULT = "a fault of cachectl, please report it"
+_ANOTHER_TEMPORARY = "TMPDIR names another folder: TMPDIR=/var/tmp cachectl …"
+_ANOTHER_ROOT = "--isolated=DIR names another folder"
 
 #: Variables that move several layers, and caches of other programs.
 _SHARED = frozenset({"XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"})
@@ -89,9 +91,6 @@ def _reason(error: BaseException, place: Path | None = None) -> str:
 
 
 # ---------------------------------------------------------------------- isolated roots
-
-_ANOTHER_TEMPORARY = "TMPDIR names another folder: TMPDIR=/var/tmp cachectl …"
-_ANOTHER_ROOT = "--isolated=DIR names another folder"
 
 
 def make_kept_root(folder: Path, mode: int = 0o777) -> None:
