@@ -45,7 +45,7 @@ class Selection(NamedTuple):
     :param kernel: a shell pattern on kernel names
     :param key: whole, or in short
     :param before: epoch seconds, compared with an entry's last use or change
-    :param stale: only what no known Python or driver can hit
+    :param stale: only what a driver made that was seen here and has gone
     """
 
     kernel: str | None = None

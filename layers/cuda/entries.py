@@ -107,8 +107,11 @@ class ComputeCache(files.Files):
             entry = entry._replace(kernels=kernels(key), device=device(key), versions=driver(key), detail=detail)
             version = entry.versions.get("driver")
             if is_older and version is not None:
+                # A hit leaves no trace, and a machine has one driver: only others that have this home could use more.
+                is_local = processes.network_file_system(self.environment, tree.root) is None
+                used = entry.modified if is_local else None
                 stale, because = seen.judge(
-                    _PRODUCT, entry, f"compiled by driver {version}", version.__eq__, version.__eq__
+                    _PRODUCT, used, f"compiled by driver {version}", version.__eq__, version.__eq__
                 )
                 entry = entry._replace(stale=stale, stale_because=because)
         yield entry

@@ -62,7 +62,7 @@ def _quota(folder: Path, kind: int, number: int, source: str) -> Room | None:
         try:
             library, command = ctypes.CDLL(None, use_errno=True), ctypes.c_uint(_GET_QUOTA << 8 | kind)
             failed = library.syscall(_QUOTACTL_FD, handle, command, ctypes.c_int(number), answer)
-            if failed and ctypes.get_errno() == errno.ENOSYS and (source_of_mount := mount_of(folder)[1]):
+            if failed and ctypes.get_errno() == errno.ENOSYS and (source_of_mount := mount_of(folder).source):
                 failed = library.quotactl(command, os.fsencode(source_of_mount), ctypes.c_int(number), answer)
             if failed:
                 return None

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from cachectl.layers import core
 
@@ -224,27 +225,36 @@ def maps_below(number: int, folder: Path, processes: Path) -> bool:
 
 def network_file_system(environment: core.Environment, path: Path) -> str | None:
     """Return the type of the network file system a path lies on; ``None`` on a local or unknown one."""
-    kind, _ = mount_of(path, mounts=environment.mounts)
+    kind = mount_of(path, mounts=environment.mounts).kind
     return kind if kind in NETWORK else None
 
 
-def mount_of(path: Path, *, mounts: Path = core.MOUNTS) -> tuple[str, str]:
-    """Return the type and the source (a device, a server's export) of the mount that a path lies on.
+class Mount(NamedTuple):
+    """A mount: its type, its source (a device, a server's export), and its place; all are empty if unknown.
 
-    Both are empty if they are unknown.
+    ``root`` is the folder of the file system that is seen at ``point``.
     """
+
+    kind: str = ""
+    source: str = ""
+    root: str = ""
+    point: str = ""
+
+
+def mount_of(path: Path, *, mounts: Path = core.MOUNTS) -> Mount:
+    """Return the mount that a path lies on."""
     try:
         lines = mounts.read_text(errors="surrogateescape").splitlines()
     except OSError:
-        return "", ""
-    real, best, mount = os.path.realpath(path), "", ("", "")
+        return Mount()
+    real, mount = os.path.realpath(path), Mount()
     for line in lines:
         before, _, after = line.partition(" - ")
-        point = (before.split(" ")[4:] or [""])[0]
+        root, point, *_ = *before.split(" ")[3:5], "", ""
         point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point)
         is_above = real == point or real.startswith(point.rstrip("/") + "/")
         # A later mount on the same point hides the earlier one.
-        if point and is_above and len(point) >= len(best):
+        if point and is_above and len(point) >= len(mount.point):
             kind, source, *_ = *after.split(" "), "", ""
-            best, mount = point, (kind, source)
+            mount = Mount(kind, source, root, point)
     return mount

@@ -27,8 +27,6 @@ from cachectl.layers.host.record import record_of
 
 #: What the record calls interpreters, and files whose bytes have the version of one.
 PRODUCT, _LIBRARY = "Python", "Python library"
-#: The packages on which the names of dictionaries depend: the record keeps their versions.
-NOTED = ("pytools", "loopy", "islpy", "cgen")
 _PROGRAM = core.regex(r"(?:python|pypy)(?:[23](?:\.\d+)?t?)?(?:\.exe)?")
 #: The name of a real program, or of a folder of modules: free-threaded builds have a ``t``, old ones other letters.
 _RELEASE = core.regex(r"(?P<name>(?:python|pypy)(?P<minor>[23]\.\d+)t?)[a-z]*")
@@ -50,15 +48,13 @@ _LARGEST, _LONGEST, _NESTED = 1 << 28, 1 << 16, 10
 class Python(NamedTuple):
     """One interpreter: its five-part ``version``, and what returns the version of a distribution that it imports.
 
-    ``reason`` says why it, or its packages, cannot be read now; ``version`` is empty if that is unknown too. Unless it
-    is ``complete``, it may have other packages in the next run.
+    ``reason`` says why it, or its packages, cannot be read now; ``version`` is empty if that is unknown too.
     """
 
     path: Path
     version: str
     installed: Callable[[str], str | None]
     reason: str | None = None
-    complete: bool = True
 
     @property
     def present(self) -> bool | None:
@@ -103,9 +99,9 @@ def pythons_of(environment: core.Environment) -> tuple[Python, ...]:
         paths = (own.path, *environment.python_paths, *candidates(environment.variables), *earlier)
         for path in dict.fromkeys(paths):
             key = identity(path)
-            if key not in pythons:
-                pythons[key] = look(path, environment)
-            _note(environment, path, pythons[key])
+            python = pythons[key] = pythons[key] if key in pythons else look(path, environment)
+            if python is not None and python.present:
+                record.note(PRODUCT, path, python.version)
         record.save()
         # It stands for itself with what variables add to its packages, and by its files for a run without them.
         is_own = identity(own.path)
@@ -116,23 +112,12 @@ def pythons_of(environment: core.Environment) -> tuple[Python, ...]:
 
 
 def note_own(environment: core.Environment) -> None:
-    """Record the environment's own interpreter and its packages if its folders of packages have changed."""
-    if not environment.searches_pythons or "noted" in environment.memo:
-        return
-    environment.memo["noted"], path, record = True, environment.executable, record_of(environment)
-    folders, product = environment.site or (path.parent,), f"folders of {path}"
-    if any(record.version_at(product, folder) != environment.python for folder in folders):
-        _note(environment, path, look(path, environment))
-        for folder in folders:
-            record.note(product, folder, environment.python)
-        record.save()
-
-
-def _note(environment: core.Environment, path: Path, python: Python | None) -> None:
-    if python is not None and python.present:
-        versions = ((name, python.installed(name)) for name in NOTED)
-        packages = {name: version for name, version in versions if version is not None}
-        record_of(environment).note(PRODUCT, path, python.version, packages if python.complete else None)
+    """Record the environment's own interpreter, so that a later command of another one looks at it."""
+    if environment.searches_pythons and not environment.memo.setdefault("noted", False):
+        environment.memo["noted"], record = True, record_of(environment)
+        if record.version_at(PRODUCT, environment.executable) != environment.python:
+            record.note(PRODUCT, environment.executable, environment.python)
+            record.save()
 
 
 def named_pythons(environment: core.Environment, names: Iterable[str]) -> tuple[Path, ...]:
@@ -204,8 +189,7 @@ def look(path: Path, environment: core.Environment) -> Python | None:
     except (OSError, ValueError) as error:
         reason = core.reason_of(error) if isinstance(error, OSError) else str(error)
         return Python(path, version, lambda _: None, reason)
-    complete = all(map(os.path.isdir, folders)) and not environment.get("PYTHONUSERBASE")
-    return Python(path, version, lambda name: distributions.version_in(folders, name), complete=complete)
+    return Python(path, version, lambda name: distributions.version_in(folders, name))
 
 
 def _require_own(environment: core.Environment, *paths: Path) -> None:

@@ -3,7 +3,7 @@
 It is the only witness for *stale*. An entry is stale if a version that could hit it was seen here, its path has gone or
 has another version, nothing else that was seen has that version, and the entry was not used since. In all other cases
 that is unknown: another container, another machine with the same home, or a program that is started by its path may
-use the entry.
+use the entry. Where a hit leaves no trace, nothing shows that an entry was not used.
 
 The record is one private file. It is read only if no other user can write to it, and it is not written where that
 fails: then there is no witness.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -42,9 +42,9 @@ class Sighting(NamedTuple):
     """One version of a product that was seen at a path.
 
     ``system`` names the host, or the container, that saw it. ``target`` is the file that the path leads to, ``places``
-    are the file systems of both, ``size`` (bytes) and ``time`` (nanoseconds of the epoch) those of the file. ``gone``
+    are the mounts of both, ``size`` (bytes) and ``time`` (nanoseconds of the epoch) those of the file. ``gone``
     is a moment (epoch seconds) at which the path surely had no such version any more; ``None`` while it has, and while
-    that cannot be known. ``packages`` has the same moment for each version of each package that a Python had.
+    that cannot be known.
     """
 
     product: str
@@ -56,7 +56,6 @@ class Sighting(NamedTuple):
     size: int
     time: int
     gone: float | None = None
-    packages: Mapping[str, Mapping[str, float | None]] = {}
 
     def is_of(self, status: os.stat_result) -> bool:
         """Return whether a file with this status is as it was seen."""
@@ -71,10 +70,12 @@ class Record:
         self.file = core.user_state_folder(environment) / FILE
         self.system = _system(environment)
         self._written = _read(self.file) if environment.searches_pythons else {}
-        now = environment.clock()
-        self.sightings = {key: _until(now, sighting) for key, sighting in self._written.items()}
-        for key, sighting in self.sightings.items():
-            if sighting.system == self.system and sighting.gone is None and _has_gone(sighting):
+        self.sightings = dict(self._written)
+        for key, sighting in self._written.items():
+            # A wrong clock wrote moments that are to come.
+            is_there = sighting.gone is None or sighting.gone > environment.clock()
+            self.sightings[key] = sighting._replace(gone=None) if is_there else sighting
+            if sighting.system == self.system and is_there and _has_gone(sighting):
                 self.sightings[key] = sighting._replace(gone=self._moment(Path(sighting.path)))
 
     def of(self, product: str) -> Iterator[Sighting]:
@@ -95,17 +96,12 @@ class Record:
                     return sighting.version
         return None
 
-    def note(
-        self, product: str, path: str | Path, version: str, packages: Mapping[str, str] | None = None
-    ) -> Sighting | None:
-        """Note what is at a path now, and that what was there before has gone; ``None`` if the path has gone.
-
-        ``packages`` are versions by normal names.
-        """
+    def note(self, product: str, path: str | Path, version: str) -> None:
+        """Note what is at a path now, and that what was there before has gone."""
         try:
             status, places = os.stat(path), _places(Path(path))
         except OSError:
-            return None
+            return
         moment, target = self._moment(Path(path)), os.path.realpath(path)
         for key, sighting in tuple(self.sightings.items()):
             at_path = (sighting.product, sighting.path, sighting.system) == (product, str(path), self.system)
@@ -114,33 +110,19 @@ class Record:
             if is_other and sighting.gone is None and (sighting.target == target or not _is_unchanged(sighting)):
                 self.sightings[key] = sighting._replace(gone=moment)
         key = (product, str(path), version, self.system)
-        before = self.sightings.get(key)
-        versions = {name: dict(seen) for name, seen in before.packages.items()} if before is not None else {}
-        for name, number in (packages or {}).items():
-            versions.setdefault(name, {})[number] = None
-        for name, seen in versions.items():
-            for number in seen:
-                if packages is not None and packages.get(name) != number and seen[number] is None:
-                    seen[number] = self.environment.clock()
-        stamp = status.st_size, status.st_mtime_ns
-        self.sightings[key] = Sighting(*key, target, places, *stamp, None, versions)
-        return self.sightings[key]
+        self.sightings[key] = Sighting(*key, target, places, status.st_size, status.st_mtime_ns)
 
     def last_gone(self, product: str) -> float:
         """Return when the last sighting of a product by this system had gone (epoch seconds), 0 if none has."""
         return max((sighting.gone for sighting in self.here(product) if sighting.gone is not None), default=0.0)
 
     def judge(
-        self,
-        product: str,
-        entry: core.Entry,
-        by: str,
-        made: Callable[[str], bool],
-        hits: Callable[[str], bool],
+        self, product: str, used: float | None, by: str, made: Callable[[str], bool], hits: Callable[[str], bool]
     ) -> Staleness:
         """Return whether no version of a product that was seen can hit an entry.
 
-        ``by`` says what made the entry, ``made`` whether a version is that, and ``hits`` whether a version may hit it.
+        ``used`` is when the entry was last used (epoch seconds), ``None`` where a use leaves no trace. ``by`` says what
+        made the entry, ``made`` whether a version is that, and ``hits`` whether a version may hit it.
         """
         for sighting in self.of(product):
             if sighting.gone is None and hits(sighting.version):
@@ -152,10 +134,11 @@ class Record:
             return None, f"unknown: {by}, which was never seen on this host"
         witness = max(witnesses, key=lambda sighting: sighting.gone or 0.0)
         moment = witness.gone or 0.0
-        if entry.latest is None or entry.latest >= moment:
-            return None, f"unknown: {by}, and used since {witness.path} has another version"
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
-        return True, f"{by}; {witness.path} had {product} {witness.version} until {day}"
+        because = f"{by}; {witness.path} had {product} {witness.version} until {day}"
+        if used is None:
+            return None, f"unknown: {because}, and a hit since would have left no trace"
+        return (True, because) if used < moment else (None, f"unknown: {because}, and it was used since")
 
     def save(self) -> None:
         """Write the record if it has changed; do nothing where that fails, or for an environment that is made up."""
@@ -198,25 +181,12 @@ def _read(file: Path) -> dict[tuple[str, str, str, str], Sighting]:
 def _checked(sighting: Sighting) -> Sighting:
     """Return a sighting that was read. Raises :class:`TypeError` or :class:`ValueError` if a value has another type."""
     place, target_place = sighting.places
-    moments = (sighting.gone, *(moment for seen in sighting.packages.values() for moment in seen.values()))
     are_texts = all(isinstance(text, str) for text in (*sighting[:5], place, target_place))
     if any("\0" in path or not os.path.isabs(path) for path in (sighting.path, sighting.target)):
         raise ValueError(FILE)
-    if not are_texts or not all(moment is None or isinstance(moment, int | float) for moment in moments):
+    if not are_texts or not (sighting.gone is None or isinstance(sighting.gone, int | float)):
         raise TypeError(FILE)
     return sighting._replace(places=(place, target_place))
-
-
-def _until(now: float, sighting: Sighting) -> Sighting:
-    """Return a sighting without moments that are to come, which a wrong clock wrote."""
-
-    def passed(moment: float | None) -> float | None:
-        return moment if moment is not None and moment <= now else None
-
-    packages = {
-        name: {version: passed(moment) for version, moment in seen.items()} for name, seen in sighting.packages.items()
-    }
-    return sighting._replace(gone=passed(sighting.gone), packages=packages)
 
 
 def _is_unchanged(sighting: Sighting) -> bool:
@@ -234,7 +204,7 @@ def _system(environment: core.Environment) -> str:
     The root folder of a container is not on a disk's file system, and its time is that of its image or of its start.
     """
     status = os.stat("/")
-    kind, _ = processes.mount_of(Path("/"), mounts=environment.mounts)
+    kind = processes.mount_of(Path("/"), mounts=environment.mounts).kind
     container = () if kind in _DISKS else (status.st_dev, status.st_ctime_ns)
     return " ".join(map(str, (core.node(), status.st_ino, *container)))
 
@@ -255,10 +225,12 @@ def _places(path: Path) -> tuple[str, str]:
 
 
 def _place(path: Path) -> str:
-    """Return the name of the file system of the nearest folder above a path: its device, or its kind and source."""
+    """Return the mount of the nearest folder above a path: its device, or its kind and source, and its place.
+
+    Another folder of the same file system may be mounted over it, perhaps for one program only.
+    """
     folder = next(filter(os.path.exists, path.parents))
-    device = folder.stat().st_dev
+    device, mount = folder.stat().st_dev, processes.mount_of(folder)
     # Numbers without a major one are given in the order of mounting.
-    if os.name != "posix" or os.major(device):
-        return str(device)
-    return ":".join(processes.mount_of(folder))
+    is_lasting = os.name != "posix" or os.major(device)
+    return ":".join((str(device) if is_lasting else f"{mount.kind}:{mount.source}", mount.root, mount.point))

@@ -285,7 +285,8 @@ def _judged(entry: core.Entry, seen: record.Record, *, are_known: bool) -> core.
     if not are_known:
         return entry._replace(stale_because=f"unknown: {by}, and not every MIOpen here can be read")
     stale, because = seen.judge(
-        *(releases.PRODUCT, entry, by),
+        # No form of the cache keeps a trace of a hit.
+        *(releases.PRODUCT, None, by),
         made=lambda known: known == version,
         hits=lambda known: version_numbers(known) == numbers,
     )

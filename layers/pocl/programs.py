@@ -174,7 +174,7 @@ class Programs(files.Files):
             return entry._replace(stale_because=f"unknown: compiled by {by}, and not every PoCL here can be read")
         stale, because = record.record_of(self.environment).judge(
             releases.PRODUCT,
-            entry,
+            entry.used,
             f"compiled by {by}",
             made=lambda release: release.endswith(f" LLVM {version}"),
             hits=lambda release: f" LLVM {version.partition('.')[0]}." in release,

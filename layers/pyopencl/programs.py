@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cachectl.layers import core
 from cachectl.layers.disk import handles, locks, plain
@@ -21,6 +22,9 @@ from cachectl.layers.host import processes
 from cachectl.layers.pytools import dictionaries
 from cachectl.layers.stores import files
 from cachectl.layers.stores import tree as trees
+
+if TYPE_CHECKING:
+    from cachectl.layers.host.record import Staleness
 
 _BASE = core.regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
 _MEMBERS = core.regex("source\\.cl|binary|info")
@@ -96,10 +100,10 @@ class ProgramFolders(files.Files):
                 yield core.Problem(path, "half", f"{half} is {'missing' if status is None else 'empty'}")
         # The key has only the version of Python.
         python, source = _python_of(key), None
-        stale = dictionaries.staleness(self.environment, leaf.entry, "built under", dictionaries.Needs(python))
+        stale = dictionaries.staleness(self.environment, "built under", dictionaries.Needs(python))
         try:
             if contents:
-                stale = stale if stale[0] else staleness_by_headers(tree.read_file(key, "info") or b"") or stale
+                stale = staleness_by_headers(tree.read_file(key, "info") or b"") or stale
                 source = tree.read_file(key, "source.cl")
         except core.LayerError as error:
             yield core.unreadable(path, error)
@@ -190,7 +194,7 @@ def _python_of(key: str) -> str:
     return "" if match is None else match["python"]
 
 
-def staleness_by_headers(info: bytes) -> dictionaries.Staleness | None:
+def staleness_by_headers(info: bytes) -> Staleness | None:
     """Return that it is unknown whether an entry can be hit if a header is missing, has changed, or cannot be read.
 
     PyOpenCL rebuilds the entry where it finds the header so, but a container, or another machine with the same home,

@@ -5,9 +5,7 @@ Source: ``pytools/persistent_dict.py``.
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -20,7 +18,7 @@ from cachectl.layers.stores import database, files, row_store, rows, tree
 
 if TYPE_CHECKING:
     from cachectl.layers.host.pythons import Python
-    from cachectl.layers.host.record import Sighting
+    from cachectl.layers.host.record import Staleness
 
 #: The table of a dictionary since pytools 2024.1.4.
 SCHEMA = rows.Schema(
@@ -30,8 +28,6 @@ SCHEMA = rows.Schema(
     values=("key_value",),
     size="length(key_value)",
 )
-#: Whether no program can hit an entry any more, ``None`` if unknown, with the reason.
-Staleness = tuple[bool | None, str | None]
 
 
 class Dictionaries(row_store.Rows):
@@ -80,7 +76,7 @@ class Dictionaries(row_store.Rows):
         if name is None:
             return entry
         needs = Needs(name.python, _packages(name), (name.generation, name.dash))
-        stale, because = staleness(self.environment, entry, "written by", needs)
+        stale, because = staleness(self.environment, "written by", needs)
         versions = {"python": name.python, **pdict.packages_of(name.identifier)}
         detail = {"dictionary": name.identifier}
         return entry._replace(versions=versions, stale=stale, stale_because=because, detail=detail)
@@ -177,21 +173,12 @@ class Needs(NamedTuple):
         met = all(unsaid if version is None else fits(version) for version, fits in versions)
         return met and python.version == self.python
 
-    def end_at(self, sighting: Sighting) -> float:
-        """Return when an interpreter that was seen met them no more: never is infinity, and 0 if it never met them."""
-        if sighting.version != self.python:
-            return 0.0
-        ends = [sighting.gone]
-        for name, fits in self.tests():
-            moments = [end for version, end in sighting.packages.get(name, {}).items() if fits(version)]
-            ends.append(None if None in moments else max(filter(None, moments), default=0.0))
-        return min((end for end in ends if end is not None), default=math.inf)
 
+def staleness(environment: core.Environment, how: str, needs: Needs) -> Staleness:
+    """Return that a known Python can hit an entry, or why that is unknown.
 
-def staleness(environment: core.Environment, entry: core.Entry, how: str, needs: Needs) -> Staleness:
-    """Return whether no Python can hit an entry: one that could was seen on this host, and none can since its last use.
-
-    ``how`` says what the Python did to the entry.
+    A hit leaves no trace, and a Python that is started by its path may be one that nobody looked for. So no entry is
+    known to be stale. ``how`` says what the Python did to the entry.
     """
     from cachectl.layers.host import pythons
 
@@ -200,42 +187,19 @@ def staleness(environment: core.Environment, entry: core.Entry, how: str, needs:
         pythons.note_own(environment)
         return False, None
     if (name := f"{how} {needs} {needs.generation}") not in environment.memo:
-        environment.memo[name] = _find_end(environment, needs)
-    moment, reason = environment.memo[name]
-    if moment == math.inf:
-        return False, None
-    reason = f"{how} {needs}, {reason}"
-    if moment is not None and (entry.latest is None or entry.latest >= moment):
-        moment, reason = None, f"{reason}, and used since"
-    return (None, f"unknown: {reason}") if moment is None else (True, reason)
-
-
-def _find_end(environment: core.Environment, needs: Needs) -> tuple[float | None, str]:
-    """Return when the last Python that was seen stopped to meet needs (epoch seconds), with words.
-
-    It is infinity if one meets them now, and ``None`` if that is unknown.
-    """
-    from cachectl.layers.host import pythons
-    from cachectl.layers.host.record import record_of
-
-    known = pythons.pythons_of(environment)
-    if any(python.present and needs.are_met(python) for python in known):
-        return math.inf, ""
-    if not environment.searches_pythons:
-        return None, "and other Pythons were not looked for"
-    for python in known:
-        if not python.present and python.version in ("", needs.python):
-            return None, f"and {python.path} cannot be examined: {python.reason}"
-    record, end, path = record_of(environment), 0.0, ""
-    for sighting in record.of(pythons.PRODUCT):
-        moment = needs.end_at(sighting)
-        if moment == math.inf:
-            return None, f"which {sighting.system.partition(' ')[0]} has at {sighting.path}"
-        if sighting.system == record.system and moment > end:
-            end, path = moment, sighting.path
-    if not path:
-        return None, "which was never seen on this host; --python PATH names it"
-    return end, f"which {path} had until {time.strftime('%Y-%m-%d %H:%M', time.localtime(end))}"
+        known = pythons.pythons_of(environment)
+        unread = (python for python in known if not python.present and python.version in ("", needs.python))
+        if any(python.present and needs.are_met(python) for python in known):
+            environment.memo[name] = False, None
+        elif not environment.searches_pythons:
+            environment.memo[name] = None, f"unknown: {how} {needs}, and other Pythons were not looked for"
+        elif python := next(unread, None):
+            why = f"and {python.path} cannot be examined: {python.reason}"
+            environment.memo[name] = None, f"unknown: {how} {needs}, {why}"
+        else:
+            environment.memo[name] = None, f"unknown: {how} {needs}, which no known Python has; --python PATH names one"
+    answer: Staleness = environment.memo[name]
+    return answer
 
 
 def _packages(name: pdict.DictionaryName) -> dict[str, str]:

@@ -253,7 +253,7 @@ SELECTION = [
     "selection",
     ("--kernel", "GLOB", "entries of kernels whose name matches"),
     ("--older-than", "AGE", "not changed or used for 30d, 12h, 2w", {"type": age_of}),
-    ("--stale", "entries that no known Python or driver can hit any more"),
+    ("--stale", "entries whose driver was seen here and has gone"),
     ("--key", "KEY", "the entry of this key, whole or short"),
 ]
 #: What a store can lie in.

@@ -157,7 +157,7 @@ def _of_waste(held: _Held) -> Iterator[Placed]:
     root, usage, fix = held.root, held.usage, f"cachectl prune --stale {held.layer.name}"
     if usage.stale_entries:
         amount = core.plural(usage.stale_entries, "stale entry", "stale entries")
-        message = f"{amount} of {usage.stale_bytes or 0:,} bytes, which no known Python or driver can hit"
+        message = f"{amount} of {usage.stale_bytes or 0:,} bytes, whose driver was seen here and has gone"
         yield held.finding(root, core.WASTES, "stale", message, fix)
     if usage.orphan_files:
         wastes = usage.orphan_bytes or usage.orphan_files >= _MANY_FILES

@@ -12,7 +12,7 @@ from cachectl.watching import ledger
 EXAMPLE = "cachectl prune --max-size 2G --dry-run"
 OPTIONS = (
     verbs.CLEARABLE,
-    ("--stale", "entries that no known Python or driver can hit any more, and orphans"),
+    ("--stale", "entries whose driver was seen here and has gone, and orphans"),
     ("--older-than", "AGE", "entries not changed or used for 30d, 12h, 2w", {"type": verbs.age_of}),
     ("--max-size", "SIZE", "until the layers together hold no more than 500M, 2GiB", {"type": verbs.size_of}),
     *verbs.REMOVING,

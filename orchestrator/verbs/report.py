@@ -119,14 +119,14 @@ class LayerReport(NamedTuple):
 class PythonShare(NamedTuple):
     """The entries of one Python: its five-part version, the packages they name, and the interpreters of that version.
 
-    ``stale`` counts the entries that no known Python can hit.
+    ``stale`` counts the entries that nothing can hit, ``None`` if that is unknown of some.
     """
 
     python: str
     packages: Mapping[str, str | None]
     entries: int
     bytes: int
-    stale: int
+    stale: int | None
     interpreters: tuple[Path, ...]
 
 
@@ -304,7 +304,8 @@ def _by_python(layers: Iterable[core.Layer], stack: layer_set.LayerSet) -> tuple
         packages = dict(versions)
         python = packages.pop("python")
         paths = (other.path for other in pythons_of(stack.environment) if other.version == python)
-        stale, size = sum(entry.stale is True for entry in entries), sum(entry.bytes for entry in entries)
+        stale = None if any(entry.stale is None for entry in entries) else sum(entry.stale is True for entry in entries)
+        size = sum(entry.bytes for entry in entries)
         shares.append(PythonShare(python, packages, len(entries), size, stale, tuple(dict.fromkeys(paths))))
     return tuple(sorted(shares, key=lambda share: -share.bytes))
 
@@ -384,7 +385,7 @@ def draw(whole: Report, listed: listing.Listing, findings: Iterable[core.Finding
 
 def _group_of(entry: core.Entry, words: Mapping[str, int]) -> tuple[int | None, ...]:
     """Return the numbers of an entry's layer, its place, and the reason why it is stale."""
-    because = core.printable(entry.stale_because or "no known Python or driver can hit it") if entry.stale else None
+    because = core.printable(entry.stale_because or "nothing here can hit it") if entry.stale else None
     return words[entry.layer], words[_place_of(entry)], None if because is None else words[because]
 
 
@@ -462,7 +463,7 @@ def _others(whole: Report, home: str) -> Iterator[object]:
         yield from ("", f"{where}: {leftover.because} ({held}); the next purge or prune removes it")
     if whole.pythons is not None:
         numbers = {"entries": verbs.count, "stale": verbs.count, "size": verbs.size}
-        rows, places = list[tuple[str | int, ...]](), []
+        rows, places = list[tuple[str | int | None, ...]](), []
         for share in whole.pythons:
             release = _release(share.python)
             packages = " ".join(f"{name} {version}" for name, version in share.packages.items())

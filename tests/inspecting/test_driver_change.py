@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 from homes import Driver, Home, unpack_compute_cache
+from support.doctor import examine, on_file_system, only
 from support.layers import write
 from tiers import real
 
 from cachectl import Limits, Stack
-from cachectl.layers.core import Environment
+from cachectl.layers.core import Environment, Severity
 from cachectl.layers.host.record import record_of
 from cachectl.verbs.report import lines
 
@@ -104,3 +105,12 @@ def test_entries_of_an_earlier_driver_of_nvidia_are_stale(tmp_path: Path) -> Non
     (line,) = said(stack_of(tmp_path, library), "cuda")
     assert line.startswith("cuda: 20 of 40 entries (")
     assert f"compiled by driver 580.159.04; {version} had NVIDIA 580.159.04 until 20" in line
+    stack = stack_of(tmp_path, library)
+    found = only(examine(stack.environment, "cuda"), "stale")
+    assert (found.severity, found.fix) == (Severity.WASTES, "cachectl prune --stale cuda")
+    assert found.message.startswith("20 stale entries of ")
+    # A machine that has this home, and that nobody looked at, may have the driver.
+    shared = on_file_system(stack.environment, "nfs", tmp_path)
+    assert Stack(shared).report(["cuda"]).total.stale_entries is None
+    assert stack.prune(Limits(stale=True), layers=["cuda"]).total.removed == 20
+    assert examine(stack_of(tmp_path, library).environment, "cuda") == []
