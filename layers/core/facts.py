@@ -235,6 +235,11 @@ class Problem(NamedTuple):
         """Return whether there may be entries that could not be listed."""
         return self.code in ("unreadable", "busy", "sqlite")
 
+    @property
+    def is_unknown(self) -> bool:
+        """Return whether it is of a format that no layer knows, in the place of entries."""
+        return self.code == "unknown"
+
 
 Found = Entry | Problem
 

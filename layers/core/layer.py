@@ -382,7 +382,7 @@ def _plan_root(layer: Layer, root: core.Root, selection: core.Selection) -> core
         # They have the name of an entry but are none, or hold a foreign file.
         skipped += [problem.note for problem in problems if problem.code == "unrecognised"]
     # Entries hidden by such a problem may match the selection.
-    failed = tuple(problem.note for problem in problems if problem.hides or problem.code == "unknown")
+    failed = tuple(problem.note for problem in problems if problem.hides or problem.is_unknown)
     return plan._replace(skipped=tuple(skipped), failed=failed)
 
 

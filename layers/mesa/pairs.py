@@ -178,6 +178,8 @@ class Pair(rows.RowFile):
         Raises :class:`Damaged` if the index is not that of the data file, and :class:`Refused` if it is not understood.
         """
         with self._opened() as is_there:
+            if not is_there and plain.status_at(self.path) is not None:
+                raise core.Damaged(self.layer, "its index is missing, so Mesa finds none of its entries", self.path)
             if is_there and (lost := self._understood().lost):
                 message = f"its index lists {lost} entries that the data file lacks"
                 raise core.Damaged(self.layer, message, self.path)

@@ -37,14 +37,14 @@ _SHAPES: Mapping[str, tuple[trees.Shape, ...]] = {
         trees.Shape((_NAME, _NAME, core.regex(r"foz_cache(?:_idx)?\.foz")), sums=True),
         trees.Shape((_NAME, _NAME, *_OWN.levels), sums=True),
     ),
-    cache.DATABASE: (_FLAT, trees.Shape((core.regex(r"part\d{1,3}"), *_FLAT.levels), sums=True), _OWN),
+    cache.DATABASE: (_FLAT, trees.Shape((core.regex(r"part\d{1,9}"), *_FLAT.levels), sums=True), _OWN),
 }
 #: The format of the larger files of a root, and the keys of their entries.
 _FORMATS: Mapping[str, tuple[type[pairs.Pair], re.Pattern[str]]] = {
     cache.SINGLE_FILE: (pairs.Fossilize, core.regex(r"(?:[^./][^/]*/){2}foz_cache\.foz(?:::[0-9a-f]{40})?")),
     cache.DATABASE: (
         pairs.Database,
-        core.regex(r"(?:part\d{1,3}/)?mesa_cache\.db(?:::[0-9a-f]{40}(?:[0-9a-f]{24})?)?"),
+        core.regex(r"(?:part\d{1,9}/)?mesa_cache\.db(?:::[0-9a-f]{40}(?:[0-9a-f]{24})?)?"),
     ),
 }
 _INDEX = struct.Struct("<Q")

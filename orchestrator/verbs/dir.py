@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cachectl import verbs
+from cachectl import layer_set, verbs
+from cachectl.layers import core
 
 EXAMPLE = "cachectl dir pocl"
 OPTIONS = (verbs.LAYERS, verbs.ROOT)
@@ -15,10 +16,19 @@ def run(request: verbs.Request) -> int:
     The temporary folder, a fallback of some libraries, is no place of a cache.
     """
     names = request.options.layers
+
+    def shown(layer: core.Layer, root: core.Root) -> list[str]:
+        is_main = bool(names) and root == layer.roots()[0]
+        exists = root.exists and root.path != layer.environment.temporary
+        return [str(root.path)] if is_main or exists else []
+
     paths: dict[str, None] = {}
-    for layer in request.stack.named(names):
-        for number, root in enumerate(layer.roots()):
-            if (names and not number) or (root.exists and root.path != layer.environment.temporary):
-                paths[str(root.path)] = None
+    status = 0
+    for layer, _, found in layer_set.in_each_root(request.stack.named(names), shown, lambda layer: layer.roots()):
+        if isinstance(found, str):
+            paths[found] = None
+        else:
+            request.notice(f"{layer.name}: {core.reason_of(found)}")
+            status = 1
     request.output.show_raw(paths)
-    return 0
+    return status

@@ -150,7 +150,7 @@ def _of_roots(layer: core.Layer, roots: Iterable[_Held]) -> Iterator[Placed]:
         if held.exists and held.clearable and not layer.about.precious:
             yield from _of_waste(held)
     # The error that kept them from being listed.
-    layer.roots()
+    tuple(core.every_root(layer))
 
 
 def _of_waste(held: _Held) -> Iterator[Placed]:

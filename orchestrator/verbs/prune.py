@@ -72,7 +72,7 @@ def plan_prune(
         known, now = ledger.readable(environment), environment.clock()
     aged: list[tuple[float, core.Layer, core.Entry]] = []
     total, unknown = 0, [0, 0]
-    for layer, thing in _things(unread, contents=limits.stale or bool(known.kernels)):
+    for layer, thing in _things(unread, limits, contents=limits.stale or bool(known.kernels)):
         latest = thing.latest
         is_old = limits.before is not None and latest is not None and latest < limits.before
         if thing.sums is not None:
@@ -119,8 +119,14 @@ def _longest_unused(
         excess -= entry.bytes
 
 
-def _things(unread: Mapping[core.Layer, list[core.Note]], *, contents: bool) -> Iterator[tuple[core.Layer, core.Entry]]:
-    """Yield what layers hold, and note what could not be read; a guest belongs to another program."""
+def _things(
+    unread: Mapping[core.Layer, list[core.Note]], limits: config.Limits, *, contents: bool
+) -> Iterator[tuple[core.Layer, core.Entry]]:
+    """Yield what layers hold, and note what could not be read; a guest belongs to another program.
+
+    What is of an unknown format is not known to be stale, but counts for the other limits.
+    """
+    are_limited = limits != config.Limits(stale=True)
 
     def scan(layer: core.Layer, root: core.Root) -> Iterator[core.Found]:
         return layer.store.scan(root, contents=contents)
@@ -130,7 +136,7 @@ def _things(unread: Mapping[core.Layer, list[core.Note]], *, contents: bool) -> 
             if thing.guest is None:
                 yield layer, thing
         elif isinstance(thing, core.Problem):
-            unread[layer] += [thing.note] if thing.hides else []
+            unread[layer] += [thing.note] if thing.hides or (are_limited and thing.is_unknown) else []
         else:
             unread[layer].append(core.Note(str(root.path) if root else "*", core.reason_of(thing)))
 

@@ -241,6 +241,8 @@ def _layer_report(layer: core.Layer) -> LayerReport:
             roots.append(RootReport(root, exists=True, usage=core.UNCOUNTED._replace(problems=(problem,))))
     try:
         state = layer.state()
+        if not isinstance(state, core.State):
+            raise TypeError(f"its state is a {type(state).__name__}")
     except core.FAILURES as error:
         state = core.State(core.UNKNOWN, "its state could not be read")
         failures[core.reason_of(error)] = None

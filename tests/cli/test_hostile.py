@@ -169,7 +169,7 @@ def test_every_variable_in_turn_costs_nobody_anything(world: World, platform: st
     for planned in (
         stack.plan_clear(layers=hostile.user_layers(stack)),
         stack.plan_clear(),
-        plan_prune(stack.clearable(), Limits(stale=True)),
+        plan_prune(stack.clearable(), Limits(stale=True), lambda _: None),
         plan_prune(stack.clearable(), Limits(bytes=0)),
     ):
         assert hostile.applied(planned) == 0

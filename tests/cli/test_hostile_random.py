@@ -160,7 +160,7 @@ def check(world: World, variables: Mapping[str, str], platform: str) -> int:
     innocent = {path for path in start if os.path.basename(path) in strange and hostile.is_plain(path)}
     removed = 0
     plannings: tuple[Callable[[], Removal], ...] = (
-        lambda: plan_prune(stack.clearable(), Limits(stale=True)),
+        lambda: plan_prune(stack.clearable(), Limits(stale=True), lambda _: None),
         stack.plan_clear,
         lambda: stack.plan_clear(layers=hostile.user_layers(stack)),
     )

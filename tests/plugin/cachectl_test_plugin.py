@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 from cachectl.layers.core.declarations import EnvSwitch, Places, at_load
 from cachectl.layers.core.environment import Environment
@@ -67,6 +68,10 @@ class TalkingStore(Files):
         raise ValueError("two\nlines")
 
 
+#: What is no answer to any question.
+ANSWERS = {"nothing": None, "text": "text"}
+
+
 class Talking(Notes):
     """Fails in every call, each time in another way."""
 
@@ -77,9 +82,13 @@ class Talking(Notes):
     def roots(self) -> tuple[Root, ...]:
         if self.environment.get("TALKING") == "roots":
             raise ZeroDivisionError
+        if self.environment.get("TALKING") in ANSWERS:
+            return cast("tuple[Root, ...]", ANSWERS[self.environment.variables["TALKING"]])
         return (Root(self.environment.home_folder, Scope.USER, "default"),)
 
     def state(self) -> State:
+        if self.environment.get("TALKING") in ANSWERS:
+            return cast("State", ANSWERS[self.environment.variables["TALKING"]])
         raise TypeError("no state")
 
     def disable(self) -> Switch:

@@ -75,13 +75,14 @@ def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:
 
 
 @thorough_only
-@pytest.mark.parametrize("wrong", ["", *thorough("roots")])
+@pytest.mark.parametrize("wrong", ["", *thorough("roots", "nothing", "text")])
 def test_a_layer_that_fails_in_every_call_stops_no_other(plugged: Home, wrong: str) -> None:
     home = type(plugged)(plugged.path, {**plugged.variables, "TALKING": wrong})
     (notes, talking) = home.json("report notes talking", check=False)["layers"]
     assert notes["entries"] == 2
     assert talking["state"] == "unknown"
-    assert "TypeError: no state" in talking["failures"]
+    states = {"nothing": "TypeError: its state is a NoneType", "text": "TypeError: its state is a str"}
+    assert states.get(wrong, "TypeError: no state") in talking["failures"]
     listed = home.json("ls notes talking", check=False)
     assert [entry["key"] for entry in listed["entries"]] == [*NOTES, *([] if wrong else ["a"])]
     assert [problem["layer"] for problem in listed["problems"] if problem["failed"]] == ["talking"]
@@ -93,6 +94,7 @@ def test_a_layer_that_fails_in_every_call_stops_no_other(plugged: Home, wrong: s
         "report",
         "ls",
         "verify",
+        *(["dir"] if wrong else []),
         "doctor",
         "layers",
         "purge --all -n",

@@ -240,7 +240,21 @@ def require_refused(layer: MesaShaderCache, folder: Path, new: str) -> None:
     for outcome in (clear(layer), clear_damaged(layer), *(clear(layer, key=name) for name in known)):
         assert outcome.removed == 0
     assert {note.because for note in clear(layer).failed} == {findings[0].message}
+    for limits, reasons in ((Limits(bytes=0), [findings[0].message]), (Limits(stale=True), [])):
+        (plan,) = plan_prune([layer], limits).plans
+        assert [note.because for note in plan.failed] == reasons
     assert snapshot(folder) == before
+
+
+def test_a_database_without_its_index_is_damaged(tmp_path: Path) -> None:
+    """Mesa counts its parts up, and drops the entries of one without an index."""
+    layer, root, _ = filled(tmp_path, DATABASE, (20,))
+    (root / "part1234").mkdir()
+    (root / DB_FILES[0]).rename(root / "part1234" / DB_FILES[0])
+    (finding,) = verified(layer)
+    assert (finding.code, finding.message) == ("damaged", "its index is missing, so Mesa finds none of its entries")
+    clear_damaged(layer)
+    assert [path.name for path in root.rglob("*.db")] == []
 
 
 def test_files_with_names_of_an_unknown_length_are_counted_and_stay(tmp_path: Path) -> None:
