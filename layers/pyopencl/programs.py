@@ -13,7 +13,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cachectl.layers import core
 from cachectl.layers.disk import handles, locks, plain
@@ -22,9 +21,6 @@ from cachectl.layers.host import processes
 from cachectl.layers.pytools import dictionaries
 from cachectl.layers.stores import files
 from cachectl.layers.stores import tree as trees
-
-if TYPE_CHECKING:
-    from cachectl.layers.host.record import Staleness
 
 _BASE = core.regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
 _MEMBERS = core.regex("source\\.cl|binary|info")
@@ -103,7 +99,8 @@ class ProgramFolders(files.Files):
         stale = dictionaries.staleness(self.environment, "built under", dictionaries.Needs(python))
         try:
             if contents:
-                stale = staleness_by_headers(tree.read_file(key, "info") or b"") or stale
+                if change := change_of_headers(tree.read_file(key, "info") or b""):
+                    stale = None, f"unknown: {change}"
                 source = tree.read_file(key, "source.cl")
         except core.LayerError as error:
             yield core.unreadable(path, error)
@@ -194,12 +191,11 @@ def _python_of(key: str) -> str:
     return "" if match is None else match["python"]
 
 
-def staleness_by_headers(info: bytes) -> Staleness | None:
-    """Return that it is unknown whether an entry can be hit if a header is missing, has changed, or cannot be read.
+def change_of_headers(info: bytes) -> str | None:
+    """Return how a header that an entry includes differs here; ``None`` where none does.
 
     PyOpenCL rebuilds the entry where it finds the header so, but a container, or another machine with the same home,
-    may have the header as it was. ``None`` where no header has changed. As ``check_dependencies`` does, it compares
-    times, then md5 of the text.
+    may have the header as it was. As ``check_dependencies`` does, it compares times, then md5 of the text.
     """
     import hashlib
 
@@ -210,9 +206,9 @@ def staleness_by_headers(info: bytes) -> Staleness | None:
             data = plain.read_plain(os.path.realpath(path), limit=_HEADER)
         except (OSError, ValueError) as error:
             is_missing = isinstance(error, ValueError) or plain.means_no_file(error)
-            return None, f"unknown: {path}, which it includes, {'is not here' if is_missing else 'cannot be read'}"
+            return f"{path}, which it includes, {'is not here' if is_missing else 'cannot be read'}"
         # PyOpenCL reads it as text, with universal newlines.
         text = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if hashlib.md5(text, usedforsecurity=False).hexdigest() != digest:
-            return None, f"unknown: {path}, which it includes, has changed here"
+            return f"{path}, which it includes, has changed here"
     return None
