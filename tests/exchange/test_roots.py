@@ -25,6 +25,12 @@ from cachectl.layers.miopen.kernels import escaped
 from cachectl.stack import Stack
 
 
+def stack_of(home: Path) -> Stack:
+    """Return the layers of a home with a folder for temporary files."""
+    (home / "tmp").mkdir(parents=True, exist_ok=True)
+    return Stack(environment_of(home))
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """Return a home with ``rank0``, kept by run, and ``rank1``, an XDG_CACHE_HOME: other programs in each."""
@@ -115,7 +121,7 @@ def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     target = tmp_path / "db/gfx90a6e.kdb"
     target.parent.mkdir()
     before = snapshot(home / ".cache")
-    done = Stack(environment_of(home)).push(target)
+    done = stack_of(home).push(target)
     assert snapshot(home / ".cache") == before
     assert (done.total.placed, done.total.failed, done.digest) == (2, 0, None)
     assert stored(target) == [(*names, *values) for names, values in kernels.items()]
@@ -127,7 +133,7 @@ def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     assert got(system, SEPARATOR.join((target.name, escaped("conv.cl.o"), ARGS))).data == CODE
     # It is completed, and nothing in it is replaced.
     store(path, {("conv.cl.o", ARGS): packed(raw), ("new.cl.o", ARGS): packed(CODE)})
-    assert Stack(environment_of(home)).push(str(target)).total.placed == 1
+    assert stack_of(home).push(str(target)).total.placed == 1
     assert stored(target)[0] == ("conv.cl.o", ARGS, *packed(CODE))
 
 
@@ -145,6 +151,7 @@ def test_a_database_that_a_program_has_open_is_not_replaced(home: Home, tmp_path
         home.refused(f"push {file} miopen", says="end the program, or push to a new FILE")
         assert file.read_bytes() == before
     home.cachectl(f"push {file} miopen")
+    (home.path / "tmp").mkdir(exist_ok=True)
     assert home.stack.pull(str(file), TRUSTED).total.there == 2
 
 
@@ -174,6 +181,6 @@ def test_results_of_tuning_become_a_file_and_come_back(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(lines)
     file = tmp_path / FIND
-    Stack(environment_of(home)).push(file, layers=["miopen-tuning"])
+    stack_of(home).push(file, layers=["miopen-tuning"])
     assert sorted(file.read_bytes().splitlines()) == sorted(lines.splitlines())
-    assert Stack(environment_of(other)).pull(file).total.placed == 2
+    assert stack_of(other).pull(file).total.placed == 2

@@ -241,7 +241,7 @@ def require_refused(layer: MesaShaderCache, folder: Path, new: str) -> None:
         assert outcome.removed == 0
     assert {note.because for note in clear(layer).failed} == {findings[0].message}
     for limits, reasons in ((Limits(bytes=0), [findings[0].message]), (Limits(stale=True), [])):
-        (plan,) = plan_prune([layer], limits).plans
+        (plan,) = plan_prune([layer], limits, lambda _: None).plans
         assert [note.because for note in plan.failed] == reasons
     assert snapshot(folder) == before
 
