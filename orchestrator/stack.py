@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from importlib import import_module
 from types import MethodType
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers import core
 
 if TYPE_CHECKING:
-    from cachectl import listing, removal, transfer
-    from cachectl.verbs.bench import Bench
-    from cachectl.verbs.report import Report
+    from pathlib import Path
+
+    from cachectl.exchange.portability import portability_digest
+    from cachectl.exchange.push_pull import pull, push
+    from cachectl.listing import entries
+    from cachectl.verbs.bench import bench
+    from cachectl.verbs.doctor import doctor
+    from cachectl.verbs.ls import ls
+    from cachectl.verbs.prune import prune
+    from cachectl.verbs.purge import plan_purge, purge
+    from cachectl.verbs.report import report
+    from cachectl.verbs.run import run_with
     from cachectl.verbs.store import SharedStore
-    from cachectl.watching import proof as proving
-    from cachectl.watching.timeline import Trace
-
-T = TypeVar("T")
+    from cachectl.verbs.trace import trace
+    from cachectl.verbs.verify import verify
 
 
-class _Verb(Generic[T]):
+class _Verb:
     """A method that is a function of another module, which is imported when the method is used."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def __get__(self, stack: Stack | None, kind: type[Stack]) -> Callable[..., T]:
+    def __get__(self, stack: Stack | None, kind: type[Stack]) -> object:
         module, _, name = self._path.rpartition(".")
-        function: Callable[..., T] = getattr(import_module(module), name)
+        function = getattr(import_module(module), name)
         return function if stack is None else MethodType(function, stack)
 
 
@@ -51,18 +57,38 @@ class Stack(LayerSet):
 
         return cls(environment_below(environment or core.Environment.here(), folder))
 
-    entries: _Verb[Iterator[core.Entry]] = _Verb("cachectl.listing.entries")
-    report: _Verb[Report] = _Verb("cachectl.verbs.report.report")
-    ls: _Verb[listing.Listing] = _Verb("cachectl.verbs.ls.ls")
-    verify: _Verb[listing.Findings] = _Verb("cachectl.verbs.verify.verify")
-    doctor: _Verb[listing.Findings] = _Verb("cachectl.verbs.doctor.doctor")
-    plan_clear: _Verb[removal.Removal] = _Verb("cachectl.verbs.purge.plan_purge")
-    purge: _Verb[removal.Removal] = _Verb("cachectl.verbs.purge.purge")
-    prune: _Verb[removal.Removal] = _Verb("cachectl.verbs.prune.prune")
-    run: _Verb[tuple[int, proving.Proof | None]] = _Verb("cachectl.verbs.run.run_with")
-    trace: _Verb[Trace] = _Verb("cachectl.verbs.trace.trace")
-    bench: _Verb[Bench] = _Verb("cachectl.verbs.bench.bench")
-    portability_digest: _Verb[str] = _Verb("cachectl.exchange.portability.portability_digest")
-    push: _Verb[transfer.Transfer] = _Verb("cachectl.exchange.push_pull.push")
-    pull: _Verb[transfer.Transfer] = _Verb("cachectl.exchange.push_pull.pull")
-    store: _Verb[SharedStore] = _Verb("cachectl.verbs.store.SharedStore")
+    # A type checker sees the functions themselves, with their arguments.
+    if TYPE_CHECKING:
+        entries = entries
+        report = report
+        ls = ls
+        verify = verify
+        doctor = doctor
+        plan_clear = plan_purge
+        purge = purge
+        prune = prune
+        run = run_with
+        trace = trace
+        bench = bench
+        portability_digest = portability_digest
+        push = push
+        pull = pull
+
+        def store(self, url: str | Path) -> SharedStore:
+            """Return the shared store at a path or a URL."""
+    else:
+        entries = _Verb("cachectl.listing.entries")
+        report = _Verb("cachectl.verbs.report.report")
+        ls = _Verb("cachectl.verbs.ls.ls")
+        verify = _Verb("cachectl.verbs.verify.verify")
+        doctor = _Verb("cachectl.verbs.doctor.doctor")
+        plan_clear = _Verb("cachectl.verbs.purge.plan_purge")
+        purge = _Verb("cachectl.verbs.purge.purge")
+        prune = _Verb("cachectl.verbs.prune.prune")
+        run = _Verb("cachectl.verbs.run.run_with")
+        trace = _Verb("cachectl.verbs.trace.trace")
+        bench = _Verb("cachectl.verbs.bench.bench")
+        portability_digest = _Verb("cachectl.exchange.portability.portability_digest")
+        push = _Verb("cachectl.exchange.push_pull.push")
+        pull = _Verb("cachectl.exchange.push_pull.pull")
+        store = _Verb("cachectl.verbs.store.SharedStore")

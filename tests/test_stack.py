@@ -1,9 +1,12 @@
 """Every verb is a method of the stack, with the words of the command line, and returns what ``--json`` prints."""
 
+import ast
+import inspect
 import json
 import sys
 from typing import Any
 
+import pytest
 from documents import validated
 from homes import Home
 from tiers import real
@@ -65,6 +68,30 @@ def test_running_returns_the_status_and_the_proof(home: Home) -> None:
     assert stack.run(ENDING_WITH_3, no_cache=True, layers=["pocl"], notice=said.append)[1] is None
     traced = stack.trace(ENDING_WITH_3, explain=True, notice=said.append)
     assert (traced.exit_status, traced.kernels, traced.missed) == (3, (), ())
+
+
+def test_wrong_calls_are_errors_for_a_type_checker_too(home: Home) -> None:
+    """Where mypy does not see one of these errors, it reports the comment as unused."""
+    stack = cachectl.Stack(home.environment())
+    with pytest.raises(TypeError):
+        stack.purge(selecton=cachectl.Selection())  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        stack.pull()  # type: ignore[call-arg]
+    with pytest.raises(AttributeError):
+        stack.prune(limits="30d", dry_run=True)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError):
+        stack.report().totals  # type: ignore[attr-defined] # noqa: B018 - it is read
+    with pytest.raises(TypeError):
+        stack.store()  # type: ignore[call-arg]
+
+
+def test_a_type_checker_sees_every_verb_of_a_stack() -> None:
+    (checked,) = (node for node in ast.walk(ast.parse(inspect.getsource(cachectl.Stack))) if isinstance(node, ast.If))
+
+    def names(statements: list[ast.stmt]) -> list[str]:
+        return [ast.unparse(one.targets[0]) if isinstance(one, ast.Assign) else "store" for one in statements]
+
+    assert names(checked.body) == names(checked.orelse)
 
 
 def test_public_names_are_there_and_what_is_shown_of_results_is_short(home: Home) -> None:

@@ -25,7 +25,7 @@ def prune(
     stack: layer_set.LayerSet,
     limits: config.Limits | None = None,
     *,
-    layers: Sequence[str] = (),
+    layers: Iterable[str] = (),
     dry_run: bool = False,
     notice: Callable[[str], None] = layer_set.warn_user,
 ) -> removal.Removal:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from cachectl import layer_set, removal, verbs
@@ -40,7 +40,7 @@ def purge(
     stack: layer_set.LayerSet,
     selection: core.Selection = core.ALL,
     *,
-    layers: Sequence[str] = (),
+    layers: Iterable[str] = (),
     damaged: bool = False,
     dry_run: bool = False,
     notice: Callable[[str], None] = layer_set.warn_user,
