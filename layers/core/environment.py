@@ -11,13 +11,14 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path, PureWindowsPath
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 from cachectl.layers.host.distributions import version_of
 
+T = TypeVar("T")
 #: Where Linux lists mounted file systems.
 MOUNTS = Path("/proc/self/mountinfo")
 #: How many seconds to wait for a lock that another process holds.
@@ -64,8 +65,8 @@ class Environment(Surroundings):
     """
 
     @cached_property
-    def memo(self) -> dict[str, Any]:
-        """Answers to keep as long as the environment."""
+    def answers(self) -> dict[object, object]:
+        """The answers that are kept as long as the environment, by the functions of :func:`answered_once`."""
         return {}
 
     @property
@@ -127,6 +128,18 @@ class Environment(Surroundings):
         if path == "~" or path.startswith("~/"):
             return self.home_folder / path[2:]
         return self.absolute(path)
+
+
+def answered_once(answer: Callable[[Environment], T]) -> Callable[[Environment], T]:
+    """Have a function of an environment keep its answer as long as the environment."""
+
+    @wraps(answer)
+    def kept(environment: Environment) -> T:
+        if answer not in environment.answers:
+            environment.answers[answer] = answer(environment)
+        return cast("T", environment.answers[answer])
+
+    return kept
 
 
 def release_of(version: str | None) -> tuple[int, ...] | None:

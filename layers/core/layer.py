@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar, final
@@ -89,11 +89,15 @@ class Layer:
         yield from ()
 
     @final
-    def abilities(self) -> dict[core.Ability, str | None]:
+    def abilities(self) -> Mapping[core.Ability, str | None]:
         """Map every ability to ``None`` if the layer has it here, else to the reason why it has not.
 
-        A layer that cannot answer, as some of other people may, has none.
+        A layer that cannot answer, as some of other people may, has none. It is asked once.
         """
+        return self._abilities
+
+    @cached_property
+    def _abilities(self) -> Mapping[core.Ability, str | None]:
         reasons: dict[core.Ability, str | None] = dict.fromkeys(core.Ability)
         changes = (
             (core.Ability.DISABLE, self.disable),

@@ -82,16 +82,11 @@ class Loader(NamedTuple):
 # ---------------------------------------------------------------------- drivers
 
 
+@core.answered_once
 def find_drivers(environment: core.Environment) -> tuple[Driver, ...]:
-    """Return the drivers that the loaders of this environment find, each once for each file that registers it.
-
-    The answer is kept as long as the environment.
-    """
-    if "drivers" not in environment.memo:
-        found = (driver for loader in find_loaders(environment) for driver in _found_by(loader, environment))
-        environment.memo["drivers"] = tuple({driver[1:]: driver for driver in found}.values())
-    drivers: tuple[Driver, ...] = environment.memo["drivers"]
-    return drivers
+    """Return the drivers that the loaders of this environment find, each once for each file that registers it."""
+    drivers = (driver for loader in find_loaders(environment) for driver in _found_by(loader, environment))
+    return tuple({driver[1:]: driver for driver in drivers}.values())
 
 
 def opencl_drivers(environment: core.Environment) -> tuple[str, ...]:

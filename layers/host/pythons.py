@@ -84,40 +84,38 @@ def own_python(environment: core.Environment) -> Python:
     return Python(environment.executable, environment.python, environment.installed)
 
 
+@core.answered_once
 def pythons_of(environment: core.Environment) -> tuple[Python, ...]:
     """Return the known interpreters, that of the environment first, also those that cannot be read.
 
     Known are those that ``environment`` names and, if it is that of a real user, those of :func:`candidates` and those
-    that were seen before and have not gone. The answer is kept as long as the environment.
+    that were seen before and have not gone.
     """
+    own = own_python(environment)
     if not environment.searches_pythons:
-        return (own_python(environment),)
-    if "pythons" not in environment.memo:
-        own, record = own_python(environment), record_of(environment)
-        pythons: dict[tuple[str, str], Python | None] = {}
-        earlier = [Path(sighting.path) for sighting in record.here(PRODUCT) if sighting.gone is None]
-        paths = (own.path, *environment.python_paths, *candidates(environment.variables), *earlier)
-        for path in dict.fromkeys(paths):
-            key = identity(path)
-            python = pythons[key] = pythons[key] if key in pythons else look(path, environment)
-            if python is not None and python.present:
-                record.note(PRODUCT, path, python.version)
-        record.save()
-        # It stands for itself with what variables add to its packages, and by its files for a run without them.
-        is_own = identity(own.path)
-        others = (python for key, python in pythons.items() if python and (python.present or key != is_own))
-        environment.memo["pythons"] = (own, *others)
-    known: tuple[Python, ...] = environment.memo["pythons"]
-    return known
+        return (own,)
+    record = record_of(environment)
+    pythons: dict[tuple[str, str], Python | None] = {}
+    earlier = [Path(sighting.path) for sighting in record.here(PRODUCT) if sighting.gone is None]
+    paths = (own.path, *environment.python_paths, *candidates(environment.variables), *earlier)
+    for path in dict.fromkeys(paths):
+        key = identity(path)
+        python = pythons[key] = pythons[key] if key in pythons else look(path, environment)
+        if python is not None and python.present:
+            record.note(PRODUCT, path, python.version)
+    record.save()
+    # It stands for itself with what variables add to its packages, and by its files for a run without them.
+    is_own = identity(own.path)
+    return (own, *(python for key, python in pythons.items() if python and (python.present or key != is_own)))
 
 
+@core.answered_once
 def note_own(environment: core.Environment) -> None:
     """Record the environment's own interpreter, so that a later command of another one looks at it."""
-    if environment.searches_pythons and not environment.memo.setdefault("noted", False):
-        environment.memo["noted"], record = True, record_of(environment)
-        if record.version_at(PRODUCT, environment.executable) != environment.python:
-            record.note(PRODUCT, environment.executable, environment.python)
-            record.save()
+    record = record_of(environment)
+    if environment.searches_pythons and record.version_at(PRODUCT, environment.executable) != environment.python:
+        record.note(PRODUCT, environment.executable, environment.python)
+        record.save()
 
 
 def named_pythons(environment: core.Environment, names: Iterable[str]) -> tuple[Path, ...]:
@@ -194,12 +192,18 @@ def look(path: Path, environment: core.Environment) -> Python | None:
 
 def _require_own(environment: core.Environment, *paths: Path) -> None:
     """Raise :class:`ValueError` with the reason if another user could change what is at one of these paths."""
-    reasons = environment.memo.setdefault("paths open to others", {})
+    reasons = _open_paths(environment)
     for path in paths:
         if path not in reasons:
             reasons[path] = shared_because(path)
         if reasons[path] is not None:
             raise ValueError(reasons[path])
+
+
+@core.answered_once
+def _open_paths(_: core.Environment) -> dict[Path, str | None]:
+    """Return the paths that were looked at, each with the reason why another user could change what is there."""
+    return {}
 
 
 def _parts_of(path: Path) -> _Parts:

@@ -160,12 +160,10 @@ class Record:
         return now
 
 
+@core.answered_once
 def record_of(environment: core.Environment) -> Record:
-    """Return the record of an environment, kept as long as the environment."""
-    if "record" not in environment.memo:
-        environment.memo["record"] = Record(environment)
-    record: Record = environment.memo["record"]
-    return record
+    """Return the record of an environment."""
+    return Record(environment)
 
 
 def _read(file: Path) -> dict[tuple[str, str, str, str], Sighting]:

@@ -147,17 +147,15 @@ def temporary_folder(environment: core.Environment) -> Path:
     return environment.absolute(next(filter(None, named), environment.temporary))
 
 
+@core.answered_once
 def libraries(environment: core.Environment) -> tuple[Path, ...]:
     """Return every libMIOpen that a program could load, once, with links resolved, as first found."""
-    if "libMIOpen" not in environment.memo:
-        found = (
-            os.path.realpath(os.path.join(folder, name))
-            for folder in dict.fromkeys(_library_folders(environment))
-            for name in distributions.names_in(folder, "libMIOpen.so", "MIOpen.dll")
-        )
-        environment.memo["libMIOpen"] = tuple(Path(path) for path in dict.fromkeys(found))
-    known: tuple[Path, ...] = environment.memo["libMIOpen"]
-    return known
+    paths = (
+        os.path.realpath(os.path.join(folder, name))
+        for folder in dict.fromkeys(_library_folders(environment))
+        for name in distributions.names_in(folder, "libMIOpen.so", "MIOpen.dll")
+    )
+    return tuple(map(Path, dict.fromkeys(paths)))
 
 
 def _prefixes(environment: core.Environment) -> Iterator[str]:

@@ -42,23 +42,21 @@ def note_here(environment: core.Environment) -> record.Record:
     return seen
 
 
+@core.answered_once
 def note_all(environment: core.Environment) -> bool:
     """Note also the PoCLs that other known Pythons find; return whether that can be all there are here."""
-    if "PoCL releases" not in environment.memo:
-        from cachectl.layers.host import pythons
+    from cachectl.layers.host import pythons
 
-        seen, known = record.record_of(environment), pythons.pythons_of(environment)
-        wider = environment._replace(python_paths=tuple(python.path for python in known))
-        # Other programs find what a variable hides here.
-        everywhere = wider, wider.with_variables({}, unset=drivers.VARIABLES)
-        listed = {driver[:2] for view in everywhere for driver in drivers.find_drivers(view)}
-        unread = [library for maker, library in listed if maker == PRODUCT and not _note(seen, library)]
-        seen.save()
-        # What is on a file system that is not mounted may be another.
-        away = any(python.present is None for python in known) or any(map(drivers.names_missing, everywhere))
-        environment.memo["PoCL releases"] = not unread and not away
-    are_all: bool = environment.memo["PoCL releases"]
-    return are_all
+    seen, known = record.record_of(environment), pythons.pythons_of(environment)
+    wider = environment._replace(python_paths=tuple(python.path for python in known))
+    # Other programs find what a variable hides here.
+    everywhere = wider, wider.with_variables({}, unset=drivers.VARIABLES)
+    listed = {driver[:2] for view in everywhere for driver in drivers.find_drivers(view)}
+    unread = [library for maker, library in listed if maker == PRODUCT and not _note(seen, library)]
+    seen.save()
+    # What is on a file system that is not mounted may be another.
+    away = any(python.present is None for python in known) or any(map(drivers.names_missing, everywhere))
+    return not unread and not away
 
 
 def _note(seen: record.Record, library: str) -> bool:

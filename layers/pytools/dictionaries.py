@@ -186,20 +186,17 @@ def staleness(environment: core.Environment, how: str, needs: Needs) -> Stalenes
         # Most entries are of this Python, and the others need not be looked for.
         pythons.note_own(environment)
         return False, None
-    if (name := f"{how} {needs} {needs.generation}") not in environment.memo:
-        known = pythons.pythons_of(environment)
-        unread = (python for python in known if not python.present and python.version in ("", needs.python))
-        if any(python.present and needs.are_met(python) for python in known):
-            environment.memo[name] = False, None
-        elif not environment.searches_pythons:
-            environment.memo[name] = None, f"unknown: {how} {needs}, and other Pythons were not looked for"
-        elif python := next(unread, None):
-            why = f"and {python.path} cannot be examined: {python.reason}"
-            environment.memo[name] = None, f"unknown: {how} {needs}, {why}"
-        else:
-            environment.memo[name] = None, f"unknown: {how} {needs}, which no known Python has; --python PATH names one"
-    answer: Staleness = environment.memo[name]
-    return answer
+    known = pythons.pythons_of(environment)
+    if any(python.present and needs.are_met(python) for python in known):
+        return False, None
+    reason = "which no known Python has; --python PATH names one"
+    if not environment.searches_pythons:
+        reason = "and other Pythons were not looked for"
+    for python in known:
+        if not python.present and python.version in ("", needs.python):
+            reason = f"and {python.path} cannot be examined: {python.reason}"
+            break
+    return None, f"unknown: {how} {needs}, {reason}"
 
 
 def _packages(name: pdict.DictionaryName) -> dict[str, str]:
