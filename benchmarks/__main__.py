@@ -20,7 +20,7 @@ from benchmarks.commands import cachectl
 from benchmarks.growth import CURVES, SIZES, Curve
 from benchmarks.races import Figure, Line, Result, run
 from benchmarks.table import lines
-from cachectl.layers.core.environment import Environment
+from cachectl.layers.host.here import this_environment
 from cachectl.verbs.bench import machine
 
 _WIDTHS = (15, 69, 30, 15, 16, 26, 12, 12, 4)
@@ -117,7 +117,7 @@ def _circumstances(options: argparse.Namespace) -> dict[str, object]:
         "command": ["python", "-m", "benchmarks", *sys.argv[1:]],
         "cachectl": list(cachectl()),
         "scale": options.scale,
-        "machine": machine(Environment.here())._asdict(),
+        "machine": machine(this_environment())._asdict(),
         "python": sys.version,
     }
 

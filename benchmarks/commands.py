@@ -79,12 +79,13 @@ def at_home(home: Path) -> dict[str, str]:
 
 @cache
 def _moved() -> dict[str, str]:
-    from cachectl.layers.core import Environment, Scope
+    from cachectl.layers.core.root import Scope
+    from cachectl.layers.host.here import this_environment
     from cachectl.stack import Stack
 
     moved: dict[str, str] = {}
     named = {"HOME": str(_ANY), "TMPDIR": str(_ANY / "tmp")}
-    for layer in Stack(Environment.here()._replace(variables=named, temporary=_ANY / "tmp")):
+    for layer in Stack(this_environment()._replace(variables=named, temporary=_ANY / "tmp")):
         if any(root.scope is Scope.USER and _ANY not in root.path.parents for root in layer.roots()):
             moved.update(layer.relocate(_ANY / ".cache").set)
     return moved

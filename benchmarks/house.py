@@ -39,14 +39,16 @@ _REMOVING_ROWS = re.compile(r"\s*(delete from|drop table|vacuum)", re.IGNORECASE
 _DECLARATIONS = frozenset({"About", "Lookups", "Surroundings", "Trace"})
 _VAGUE = {"found", "thing", "things", "done", "why", "one", "whole", "there", "gone", "standing", "then", "given"}
 _VAGUE |= {"asked", "said", "told", "known", "other", "others", "seen", "held"}
+#: What a string looks like that names a module of ours to be imported.
+_DOTTED = re.compile(r"cachectl(?:\.\w+)+")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 #: Tokens that are no code.
 _LAYOUT = frozenset(
     {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 )
 
-#: Runs a command in a process of its own; prints how many of our modules it loaded, how many of our functions it
-#: executed, and how deep our frames were when a file was removed.
+#: Runs a command in a process of its own; prints how many of our functions it executed, and how deep our
+#: frames were when a file was removed.
 _PROBE = """
 import os, sys
 # Compiled modules are renamed into their places too.
@@ -74,7 +76,7 @@ except SystemExit:
 sys.setprofile(None)
 # The bodies of modules, of classes and of expressions are no functions.
 functions = [code for code in executed if code.co_flags & 2 and not code.co_name.startswith("<")]
-print(sum(name.partition(".")[0] == "cachectl" for name in sys.modules), len(functions), deepest, file=out)
+print(len(functions), deepest, file=out)
 """
 
 
@@ -95,22 +97,27 @@ def modules(repository: Path = REPOSITORY) -> dict[str, Path]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Yield the dotted names that a file imports, also inside functions and for type checkers."""
+    """Yield the dotted names that a file imports: inside functions, for type checkers and by strings, too."""
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _DOTTED.fullmatch(node.value):
+            yield node.value
 
 
 def imported(name: str, known: Mapping[str, Path]) -> set[str]:
-    """Return the known modules that a module imports."""
-    found = set()
+    """Return the known modules that a module imports; a package is its ``__init__``."""
+    targets: set[str] = set()
     for text in imports(known[name]):
         path = text.removeprefix("cachectl.")
-        if path != text:
-            found.add(path if path in known else path.rpartition(".")[0])
-    return (found & known.keys()) - {name}
+        parent = path.rpartition(".")[0]
+        names = (path, f"{path}.__init__", parent, f"{parent}.__init__") if path != text else ()
+        targets.update(one for one in names[:2] if one in known)
+        if not targets.intersection(names):
+            targets.update(one for one in names[2:] if one in known)
+    return targets - {name}
 
 
 def circles(known: Mapping[str, Path]) -> list[list[str]]:
@@ -281,7 +288,7 @@ def measure(repository: Path = REPOSITORY) -> dict[str, int]:
 
 
 def measure_commands() -> dict[str, int]:
-    """Return what commands load and execute of ours, and the frames from ``main`` to the call that removes a file."""
+    """Return how many functions commands execute, and the frames from ``main`` to the call that removes a file."""
     # Trees imports the package, which a checkout that is only measured by its text need not have.
     from benchmarks import trees
     from benchmarks.commands import variables
@@ -290,12 +297,11 @@ def measure_commands() -> dict[str, int]:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder, "home")
         trees.pocl(home, 3)
-        for verb, *options in (("report",), ("dir",), ("push", f"{folder}/bundle.zip"), ("purge", "--all")):
+        for verb, *options in (("report",), ("push", f"{folder}/bundle.zip"), ("purge", "--all")):
             command = (sys.executable, "-c", _PROBE, verb, *options)
             done = subprocess.run(command, env=variables(home), capture_output=True, text=True, check=True)
-            loaded, executed, frames = map(int, done.stdout.split())
-            figures |= {f"modules_of_{verb}": loaded, f"functions_of_{verb}": executed, "frames_of_purge": frames}
-    return {name: value for name, value in sorted(figures.items()) if name in ceilings()}
+            figures[f"functions_of_{verb}"], figures["frames_of_purge"] = map(int, done.stdout.split())
+    return figures
 
 
 def ceilings(repository: Path = REPOSITORY) -> dict[str, dict[str, int]]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import cachectl
 
 if TYPE_CHECKING:
-    from cachectl.layers.core.facts import Artifact
+    from cachectl.layers.core.entry import Artifact
     from cachectl.layers.core.layer import Layer
 
 #: Does something with the entry of a number.

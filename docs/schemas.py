@@ -1,7 +1,7 @@
 """JSON Schemas of what ``--json`` prints, made from the facts. Sphinx writes them to ``schemas/`` beside the pages.
 
-Each document is a class of facts with a schema name. Keys follow from its fields as :mod:`cachectl.layers.core.facts`
-has it, and types from their annotations.
+Each document is a class of facts with a schema name. Keys follow from its fields as
+:mod:`cachectl.layers.core.json_form` has it, and types from their annotations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from cachectl import listing
-from cachectl.layers.core.facts import declared, json_keys
+from cachectl.layers.core.json_form import declared, json_keys
 from cachectl.layers.host.neighbours import Neighbour
 from cachectl.watching import ledger
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.facts import Ability
-from cachectl.layers.core.registry import BUILT_IN, built_in_layer
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.core.switch import Ability
+from cachectl.layers.registry import BUILT_IN, built_in_layer
 
 if TYPE_CHECKING:
     from docutils import nodes

@@ -12,7 +12,13 @@ import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from cachectl.layers import core
+from cachectl.layers.base.lazy import later, regex
+from cachectl.layers.core.declarations import HERE, EnvSwitch, Places, Rule, at_load
+from cachectl.layers.core.finding import FAILS, RECOMPILES, RISKS, Hazard
+from cachectl.layers.core.layer import Fault, misread
+from cachectl.layers.core.parts import About, Lookups
+from cachectl.layers.core.root import DISABLED, ENABLED, UNKNOWN, State
+from cachectl.layers.core.store import Codec, Damage, Store
 from cachectl.layers.host import drivers
 
 if TYPE_CHECKING:
@@ -30,7 +36,7 @@ _METADATA = 32
 #: How a descriptor, which is the symbol of a kernel, is named after it.
 _DESCRIPTOR = ".kd"
 #: The key in the metadata, and behind it a string of MessagePack: of less than 32 bytes, or less than 256.
-_TARGET = core.regex(rb"\xadamdhsa\.target(?:[\xa0-\xbf]|\xd9.)[\w-]*?--([\w:+-]+)", re.DOTALL)
+_TARGET = regex(rb"\xadamdhsa\.target(?:[\xa0-\xbf]|\xd9.)[\w-]*?--([\w:+-]+)", re.DOTALL)
 _BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 
 #: An integer of at most 64 bits in any base that a prefix names, roughly.
@@ -46,7 +52,7 @@ _VALUES = {
 }
 
 
-class ComgrCodec(core.Codec):
+class ComgrCodec(Codec):
     """An output and a log, each with its length before it (``comgr-cache.cpp``)."""
 
     form = "comgr-entry/1"
@@ -68,18 +74,18 @@ class ComgrCodec(core.Codec):
         device = next((target[1].decode() for target in targets if target is not None), None)
         return details.Details("code object", details.names_or_none(descriptors), device)
 
-    def check(self, data: bytes) -> core.Damage | None:
+    def check(self, data: bytes) -> Damage | None:
         """Check that an entry is exactly an output and a log, and that bitcode and code objects are complete."""
         from cachectl.layers.formats import device_binaries
 
         output = output_of(data)
         if output is None:
-            return core.Damage(core.RECOMPILES, _NOT_WHOLE)
+            return Damage(RECOMPILES, _NOT_WHOLE)
         # A translation to SPIR-V may end otherwise than the programs that drivers return.
         wrong = None if output.startswith(device_binaries.SPIRV) else device_binaries.complaint(output)
         if wrong is None:
             return None
-        return core.Damage(core.FAILS, f"holds a program that {wrong}; comgr hands it on as it is")
+        return Damage(FAILS, f"holds a program that {wrong}; comgr hands it on as it is")
 
 
 class ComgrCache(drivers.DriverLayer):
@@ -88,63 +94,63 @@ class ComgrCache(drivers.DriverLayer):
     name = "comgr"
     title = "AMD comgr cache"
     makers = ("AMD",)
-    switch = core.EnvSwitch(
+    switch = EnvSwitch(
         "AMD_COMGR_CACHE",
         "0",
         "1",
         outcome="is not 0, so it does not switch the cache off",
-        read=core.at_load(*LIBRARIES),
+        read=at_load(*LIBRARIES),
     )
     others = (
-        core.EnvSwitch(
+        EnvSwitch(
             "AMD_COMGR_EMIT_VERBOSE_LOGS",
             "(?!)",
             "0",
-            core.RECOMPILES,
+            RECOMPILES,
             "is part of every key: entries stored without it are not hit",
         ),
     )
     # As comgr and LLVM do: an empty or relative path counts from the working folder.
-    places = core.Places(
+    places = Places(
         "AMD_COMGR_CACHE_DIR",
         linux=(
-            core.Rule("AMD_COMGR_CACHE_DIR"),
-            core.Rule("XDG_CACHE_HOME", "comgr", empty=core.HERE),
-            core.Rule("HOME", ".cache/comgr", empty=core.HERE, source="default (HOME)"),
-            core.Rule("", ".cache/comgr", source="default (the account's home)"),
+            Rule("AMD_COMGR_CACHE_DIR"),
+            Rule("XDG_CACHE_HOME", "comgr", empty=HERE),
+            Rule("HOME", ".cache/comgr", empty=HERE, source="default (HOME)"),
+            Rule("", ".cache/comgr", source="default (the account's home)"),
         ),
-        windows=(core.Rule("AMD_COMGR_CACHE_DIR"), core.Rule("LOCALAPPDATA", "comgr")),
+        windows=(Rule("AMD_COMGR_CACHE_DIR"), Rule("LOCALAPPDATA", "comgr")),
         macos=(),
     )
     # LLVM sets the access time of an entry that it reads.
-    store: Any = core.later(__name__, "outputs")
-    about = core.About(
-        on_network=core.Hazard(
-            core.RISKS,
+    store: Any = later(__name__, "outputs")
+    about = About(
+        on_network=Hazard(
+            RISKS,
             "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep "
             "no cache there unless AMD_COMGR_CACHE_DIR names it",
         ),
         # LLVM opens the file of an entry, or maps it, and renames a temporary to a new one.
-        lookups=core.Lookups(files=True, mapped=LIBRARIES),
+        lookups=Lookups(files=True, mapped=LIBRARIES),
     )
 
     def is_here(self) -> bool:
         """Return whether there is a driver, a GPU or a cache."""
         return self.environment.topology.exists() or super().is_here()
 
-    def state(self) -> core.State:
+    def state(self) -> State:
         """Return the state; on a network file system it depends on the release."""
-        from cachectl.layers.host import processes
+        from cachectl.layers.base import processes
 
         state = super().state()
-        for root in self.roots() if state.condition is core.ENABLED else ():
+        for root in self.roots() if state.condition is ENABLED else ():
             kind = processes.network_file_system(self.environment, root.path)
             if kind is not None and root.source != self.places.variable:
                 why = f"the default place is on a network file system ({kind}): the newest releases keep no cache there"
-                return core.State(core.UNKNOWN, why, state.drivers)
+                return State(UNKNOWN, why, state.drivers)
         return state
 
-    def faults(self) -> Iterator[core.Fault]:
+    def faults(self) -> Iterator[Fault]:
         """Add a policy that cannot be read, and an empty place."""
         yield from super().faults()
         variable = "AMD_COMGR_CACHE_POLICY"
@@ -155,20 +161,20 @@ class ComgrCache(drivers.DriverLayer):
             works = policy_complaint(corrected) is None
             fix = f"export {variable}={shlex.quote(corrected)}" if works else None
             outcome = f"cannot be read ({wrong}): nothing is kept, and every run compiles"
-            yield core.DISABLED, core.misread(self, variable, core.RECOMPILES, outcome, fix)
+            yield DISABLED, misread(self, variable, RECOMPILES, outcome, fix)
         if self.environment.get(self.places.variable) == "":
             outcome = "is empty: older releases keep nothing then, newer ones use the default place"
-            yield None, core.misread(self, self.places.variable, core.RECOMPILES, outcome)
+            yield None, misread(self, self.places.variable, RECOMPILES, outcome)
 
 
-def outputs() -> core.Store:
+def outputs() -> Store:
     """Return the store of the entries, and of the file that records when some were last dropped."""
     from cachectl.layers.stores.files import Files
     from cachectl.layers.stores.tree import Shape
 
-    temporary = core.regex(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o")
+    temporary = regex(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o")
     left = Shape((temporary,), because="left by a program that was killed", private=True)
-    timestamp = Shape((core.regex(re.escape(TIMESTAMP)),), sums=True)
+    timestamp = Shape((regex(re.escape(TIMESTAMP)),), sums=True)
     return Files("llvmcache-[0-9a-f]{64}", left, timestamp, codec=ComgrCodec(), writers=LIBRARIES)
 
 

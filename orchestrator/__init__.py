@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cachectl.config import Limits
     from cachectl.exchange.place import BadStore, TransferFailed
     from cachectl.exchange.trust import Trust, Untrusted
-    from cachectl.layers.core.errors import *
+    from cachectl.layers.base.errors import *
     from cachectl.layers.core.selection import Selection
     from cachectl.stack import Stack
     from cachectl.switching.disabled import StillOn, disabled, isolated
@@ -73,7 +73,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(message)
     from importlib import import_module
 
-    return getattr(import_module(f"cachectl.{_HOMES.get(name, 'layers.core.errors')}"), name)
+    return getattr(import_module(f"cachectl.{_HOMES.get(name, 'layers.base.errors')}"), name)
 
 
 def __dir__() -> list[str]:

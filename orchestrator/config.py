@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cachectl.layers import core
+from cachectl.layers.base.environment import CONFIG_VARIABLE, Environment, config_paths
+from cachectl.layers.base.errors import PARSE_ERRORS, BadRequest, CachectlError
+from cachectl.layers.base.text import printable
+from cachectl.layers.core.selection import parse_age, parse_size
 
 #: The longest wait for a lock in seconds: a day.
 _LONGEST = 86400
@@ -52,14 +55,14 @@ class Config(NamedTuple):
         return Limits(bool(self.get("prune.stale")), None if age is None else now - age, self.get("prune.max-size"))
 
 
-def load(environment: core.Environment) -> Config:
+def load(environment: Environment) -> Config:
     """Read the config files of an environment.
 
     Raises :class:`CachectlError` for a file that cannot be read, or that another user could have written, and
     :class:`BadRequest` for one with an unknown key or a wrong value; the text begins with the file.
     """
     config = Config([], {})
-    for origin, path in core.config_paths(environment):
+    for origin, path in config_paths(environment):
         content = _read(path, needed=origin == "named")
         config.files.append((path, origin, content is not None))
         for key, value in () if content is None else _settings(path, content):
@@ -67,7 +70,7 @@ def load(environment: core.Environment) -> Config:
     return config
 
 
-def with_interpreters(environment: core.Environment) -> core.Environment:
+def with_interpreters(environment: Environment) -> Environment:
     """Return an environment with the interpreters of its settings, unless it names others. Raises as :func:`load`."""
     paths = None if environment.python_paths else load(environment).get("python")
     return environment._replace(python_paths=tuple(map(environment.expand, paths))) if paths else environment
@@ -88,8 +91,8 @@ def _settings(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from error
             yield key, value
-    except core.PARSE_ERRORS as error:
-        raise core.BadRequest(f"{core.printable(path)}: {error}") from error
+    except PARSE_ERRORS as error:
+        raise BadRequest(f"{printable(path)}: {error}") from error
 
 
 def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -104,18 +107,18 @@ def _read(path: Path, *, needed: bool) -> bytes | None:
     """Return the content of a config file, or ``None`` if it does not exist. Raises :class:`CachectlError`."""
     from cachectl.layers.disk.trust import shared_because
 
-    shown, ignore = core.printable(path), f"{core.CONFIG_VARIABLE}={os.devnull}"
+    shown, ignore = printable(path), f"{CONFIG_VARIABLE}={os.devnull}"
     # A link that leads nowhere, and one in a folder that is closed to this user, is none.
     if not needed and not os.path.exists(path):
         return None
     try:
         if (reason := shared_because(path)) is not None:
-            raise core.CachectlError(f"{shown}: refused: {reason}; chmod go-w or chown that, or ignore it: {ignore}")
+            raise CachectlError(f"{shown}: refused: {reason}; chmod go-w or chown that, or ignore it: {ignore}")
         if not path.is_file():
-            raise core.CachectlError(f"{shown}: not a file; correct it, or ignore it: {ignore}")
+            raise CachectlError(f"{shown}: not a file; correct it, or ignore it: {ignore}")
         return path.read_bytes()
     except OSError as error:
-        raise core.CachectlError(f"{shown}: {error.strerror}; correct it, or ignore it: {ignore}") from error
+        raise CachectlError(f"{shown}: {error.strerror}; correct it, or ignore it: {ignore}") from error
 
 
 # ---------------------------------------------------------------------- values
@@ -146,7 +149,7 @@ _KEYS: Mapping[str, Callable[[Any], Any]] = {
     "wait": _seconds,
     "python": _paths,
     "shared": _flag,
-    "prune.max-size": lambda value: core.parse_size(str(value)),
-    "prune.older-than": lambda value: core.parse_age(str(value)),
+    "prune.max-size": lambda value: parse_size(str(value)),
+    "prune.older-than": lambda value: parse_age(str(value)),
     "prune.stale": _flag,
 }

@@ -8,8 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TypeVar
 
-from cachectl.layers import core
-from cachectl.layers.core import registry
+from cachectl.layers import registry
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import FAILURES, BadRequest
+from cachectl.layers.base.text import did_you_mean
+from cachectl.layers.core.layer import Layer, every_root
+from cachectl.layers.core.root import Root, Scope
+from cachectl.layers.host.here import this_environment
 
 T = TypeVar("T")
 
@@ -22,23 +27,23 @@ def warn_user(line: str) -> None:
 class LayerSet:
     """Every cache layer as one environment (by default this process's) resolves it; each is made when it is used."""
 
-    def __init__(self, environment: core.Environment | None = None, *, shared: bool = False) -> None:
+    def __init__(self, environment: Environment | None = None, *, shared: bool = False) -> None:
         """Resolve the layers; ``shared`` says that other users who can write to a cache are trusted."""
-        self.environment = core.Environment.here() if environment is None else environment
+        self.environment = this_environment() if environment is None else environment
         if shared:
             self.environment = self.environment._replace(shared=True)
-        self._made: dict[str, core.Layer] = {}
+        self._made: dict[str, Layer] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({os.fspath(self.environment.home_folder)!r})"
 
     @cached_property
-    def _plugged(self) -> tuple[Mapping[str, core.Layer], tuple[registry.Broken, ...]]:
+    def _plugged(self) -> tuple[Mapping[str, Layer], tuple[registry.Broken, ...]]:
         """The layers of plug-ins, and those that could not be loaded."""
-        layers: dict[str, core.Layer] = {}
+        layers: dict[str, Layer] = {}
         broken: list[registry.Broken] = []
         for layer in registry.plugged_in(self.environment):
-            if not isinstance(layer, core.Layer):
+            if not isinstance(layer, Layer):
                 broken.append(layer)
             elif layer.name in layers:
                 broken.append({"name": layer.name, "why": f"two plug-ins offer the layer {layer.name}"})
@@ -51,7 +56,7 @@ class LayerSet:
         """The plug-ins that could not be loaded."""
         return self._plugged[1]
 
-    def __iter__(self) -> Iterator[core.Layer]:
+    def __iter__(self) -> Iterator[Layer]:
         yield from (self[name] for name in registry.BUILT_IN)
         yield from self._plugged[0].values()
 
@@ -61,7 +66,7 @@ class LayerSet:
     def __contains__(self, name: object) -> bool:
         return name in registry.BUILT_IN or name in self._plugged[0]
 
-    def __getitem__(self, name: str) -> core.Layer:
+    def __getitem__(self, name: str) -> Layer:
         if name in registry.BUILT_IN:
             if name not in self._made:
                 self._made[name] = registry.built_in_layer(name, self.environment)
@@ -69,33 +74,33 @@ class LayerSet:
         if name in self._plugged[0]:
             return self._plugged[0][name]
         if why := "; ".join(plugin["why"] for plugin in self.broken if plugin["name"] == name):
-            raise core.BadRequest(f"the plug-in {name} was left out: {why}")
+            raise BadRequest(f"the plug-in {name} was left out: {why}")
         names = [*registry.BUILT_IN, *self._plugged[0]]
-        advice = core.did_you_mean(name, names) or f"; there are {', '.join(names)}"
-        raise core.BadRequest(f"unknown layer {name!r}{advice}")
+        advice = did_you_mean(name, names) or f"; there are {', '.join(names)}"
+        raise BadRequest(f"unknown layer {name!r}{advice}")
 
-    def named(self, names: Iterable[str]) -> tuple[core.Layer, ...]:
+    def named(self, names: Iterable[str]) -> tuple[Layer, ...]:
         """Return the layers of these names, each once; all of them where none is named.
 
         Raises :class:`BadRequest` for a name that no layer has.
         """
         return tuple(self[name] for name in dict.fromkeys(names)) or tuple(self)
 
-    def clearable(self) -> tuple[core.Layer, ...]:
+    def clearable(self) -> tuple[Layer, ...]:
         """Return what ``purge --all`` means: every user layer that a rerun refills."""
-        return tuple(layer for layer in self if layer.about.scope is core.Scope.USER and not layer.about.precious)
+        return tuple(layer for layer in self if layer.about.scope is Scope.USER and not layer.about.precious)
 
-    def chosen(self, names: Iterable[str]) -> tuple[core.Layer, ...]:
+    def chosen(self, names: Iterable[str]) -> tuple[Layer, ...]:
         """Return the layers of these names as :meth:`named` does; every clearable one where none is named."""
         names = tuple(names)
         return self.named(names) if names else self.clearable()
 
 
 def in_each_root(
-    layers: Iterable[core.Layer],
-    look: Callable[[core.Layer, core.Root], Iterable[T]],
-    roots: Callable[[core.Layer], Iterable[core.Root]] = core.every_root,
-) -> Iterator[tuple[core.Layer, core.Root | None, T | Exception]]:
+    layers: Iterable[Layer],
+    look: Callable[[Layer, Root], Iterable[T]],
+    roots: Callable[[Layer], Iterable[Root]] = every_root,
+) -> Iterator[tuple[Layer, Root | None, T | Exception]]:
     """Yield each layer and root with what a function finds there, or the error; then the other roots go on.
 
     The root is ``None`` if the layer as a whole failed, of which then no root is looked at.
@@ -103,12 +108,12 @@ def in_each_root(
     for layer in layers:
         try:
             known = tuple(roots(layer))
-        except core.FAILURES as error:
+        except FAILURES as error:
             yield layer, None, error
             continue
         for root in known:
             try:
                 for found in look(layer, root):
                     yield layer, root, found
-            except core.FAILURES as error:  # noqa: PERF203 - one must not end the rest
+            except FAILURES as error:  # noqa: PERF203 - one must not end the rest
                 yield layer, root, error

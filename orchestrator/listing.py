@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachectl import layer_set, verbs
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import LayerError, reason_of
+from cachectl.layers.base.text import printable
+from cachectl.layers.core.entry import Entry, Found, Problem
+from cachectl.layers.core.finding import FAILS, HARMLESS, Finding
+from cachectl.layers.core.json_form import as_json
+from cachectl.layers.core.layer import Layer, every_root
+from cachectl.layers.core.root import Root
+from cachectl.layers.core.selection import ALL, Selection, short_key
 from cachectl.layers.disk import trust
 
 if TYPE_CHECKING:
@@ -44,11 +52,11 @@ class Kernel(NamedTuple):
     saves_in: Mapping[str, float] = {}
 
 
-@core.as_json("cachectl/ls/1")
+@as_json("cachectl/ls/1")
 class Listing(NamedTuple):
     """The selected entries, and the problems met; ``kernels`` are the same entries by kernel, if that was asked for."""
 
-    entries: tuple[core.Entry, ...]
+    entries: tuple[Entry, ...]
     problems: tuple[Trouble, ...]
     kernels: tuple[Kernel, ...] = ()
 
@@ -58,19 +66,18 @@ class Listing(NamedTuple):
         return any(trouble.failed for trouble in self.problems)
 
 
-@core.as_json("cachectl/findings/1", optional=("not_checked",))
+@as_json("cachectl/findings/1", optional=("not_checked",))
 class Findings(NamedTuple):
     """What ``verify`` or ``doctor`` found, and what was not checked by layer."""
 
-    findings: tuple[core.Finding, ...]
+    findings: tuple[Finding, ...]
     not_checked: Mapping[str, str] | None = None
 
     @property
     def failed(self) -> bool:
         """Return whether anything is damaged, of an unknown format in the place of an entry, or worse than harmless."""
         return any(
-            finding.thing or finding.severity is not core.HARMLESS or finding.code == "unknown"
-            for finding in self.findings
+            finding.thing or finding.severity is not HARMLESS or finding.code == "unknown" for finding in self.findings
         )
 
 
@@ -81,23 +88,23 @@ def _warn_of_failures(trouble: Trouble) -> None:
 
 def entries(
     stack: layer_set.LayerSet,
-    selection: core.Selection = core.ALL,
+    selection: Selection = ALL,
     *,
     layers: Iterable[str] = (),
     **options: Any,  # noqa: ANN401 - those of listed
-) -> Iterator[core.Entry]:
+) -> Iterator[Entry]:
     """Yield the selected entries of the named layers, or of all: :func:`listed`."""
     return listed(stack.named(layers), selection, **options)
 
 
 def listed(
-    layers: Iterable[core.Layer],
-    selection: core.Selection,
+    layers: Iterable[Layer],
+    selection: Selection,
     notice: Callable[[Trouble], None] = _warn_of_failures,
     *,
     contents: bool = True,
-    roots: Callable[[core.Layer], Iterable[core.Root]] = core.every_root,
-) -> Iterator[core.Entry]:
+    roots: Callable[[Layer], Iterable[Root]] = every_root,
+) -> Iterator[Entry]:
     """Yield the selected entries of every root, or of some ``roots``.
 
     A root that fails is given to ``notice``, and the others go on.
@@ -105,39 +112,39 @@ def listed(
     ``contents`` entries are not opened, as in :meth:`Store.scan`.
     """
 
-    def scan(layer: core.Layer, root: core.Root) -> Iterator[core.Found]:
+    def scan(layer: Layer, root: Root) -> Iterator[Found]:
         return layer.store.scan(root, selection, contents=contents)
 
     for layer, root, thing in layer_set.in_each_root(layers, scan, roots):
-        if isinstance(thing, core.Entry):
+        if isinstance(thing, Entry):
             if thing.is_listed and selection.matches(thing):
                 yield thing
-        elif isinstance(thing, core.Problem):
+        elif isinstance(thing, Problem):
             notice(Trouble(layer.name, thing.path, thing.code, thing.message, failed=thing.hides))
         else:
             path, code = (None, "failed") if root is None else (root.path, "unreadable")
-            notice(Trouble(layer.name, path, code, core.reason_of(thing), failed=True))
+            notice(Trouble(layer.name, path, code, reason_of(thing), failed=True))
 
 
-def failure(layer: core.Layer, path: Path | None, error: Exception) -> core.Finding:
+def failure(layer: Layer, path: Path | None, error: Exception) -> Finding:
     """Return the finding that a layer, or one place of it, could not be read."""
     place = Path("*") if path is None else path
-    code, message, fix = "unreadable", core.reason_of(error), f"make {place} readable"
-    if not isinstance(error, (core.LayerError, OSError)):
+    code, message, fix = "unreadable", reason_of(error), f"make {place} readable"
+    if not isinstance(error, (LayerError, OSError)):
         code, fix = "plugin", f"fix or uninstall the plug-in {layer.name}"
     elif place.is_absolute():
         owner, _, own_fix = trust.closed_by_another(place, layer.environment.home_folder)
         message, fix = message + owner, own_fix or fix
-    return core.Finding(layer.name, place, None, core.FAILS, code, message, fix)
+    return Finding(layer.name, place, None, FAILS, code, message, fix)
 
 
-def by_kernel(entries: Iterable[core.Entry], environment: core.Environment) -> tuple[Kernel, ...]:
+def by_kernel(entries: Iterable[Entry], environment: Environment) -> tuple[Kernel, ...]:
     """Sum entries by their kernels, the largest sum first, with what the ledger of traces knows of them."""
     from cachectl.watching import ledger
 
     known = ledger.readable(environment).kernels
     # What each name, or layer without a name, belongs to: a list that is shared by all names of one sum.
-    groups: dict[str, tuple[set[str], list[core.Entry]]] = {}
+    groups: dict[str, tuple[set[str], list[Entry]]] = {}
     for entry in entries:
         names = entry.kernels or (f"\0{entry.layer}",)
         joined, found = groups.setdefault(names[0], ({names[0]}, []))
@@ -153,7 +160,7 @@ def by_kernel(entries: Iterable[core.Entry], environment: core.Environment) -> t
     return tuple(sorted(rows, key=lambda row: (-row.bytes, row.kernels)))
 
 
-def _kernel(names: tuple[str, ...], entries: Sequence[core.Entry], known: Mapping[str, ledger.Known]) -> Kernel:
+def _kernel(names: tuple[str, ...], entries: Sequence[Entry], known: Mapping[str, ledger.Known]) -> Kernel:
     layers = tuple(dict.fromkeys(entry.layer for entry in entries))
     # A build of several kernels is known by their names together.
     seconds = (known[name].seconds for name in known.keys() & {*names, " ".join(names)})
@@ -189,7 +196,7 @@ def kernels_table(kernels: Sequence[Kernel], now: float) -> verbs.Table:
     return verbs.Table(columns | ({"saves": verbs.duration} if measured else {}), rows)
 
 
-def entries_table(entries: Iterable[core.Entry], now: float, stale: str) -> verbs.Table:
+def entries_table(entries: Iterable[Entry], now: float, stale: str) -> verbs.Table:
     """Return the rows of entries; ``now`` is the time that ages refer to, ``stale`` the title over what is stale.
 
     Without that title the table is for people: keys are short, and never cut.
@@ -201,10 +208,10 @@ def entries_table(entries: Iterable[core.Entry], now: float, stale: str) -> verb
     rows = []
     for entry in entries:
         kernels, moment = " ".join(entry.kernels or (verbs.DASH,)), entry.modified if entry.used is None else entry.used
-        key = entry.key if stale else core.short_key(entry.key)
+        key = entry.key if stale else short_key(entry.key)
         rows.append((entry.layer, kernels, entry.bytes, verbs.since(moment, now), entry.stale, key))
     numbers = {"size": verbs.size, "age": verbs.age, stale: mark}
-    return verbs.Table({"layer": str, "kernels": str, **numbers, "key": str if stale else core.printable}, rows)
+    return verbs.Table({"layer": str, "kernels": str, **numbers, "key": str if stale else printable}, rows)
 
 
 def findings_table(result: Findings, _request: object) -> verbs.Table:

@@ -13,7 +13,8 @@ from typing import Any
 
 import cachectl
 from cachectl import verbs
-from cachectl.layers import core
+from cachectl.layers.base.errors import CachectlError
+from cachectl.layers.base.text import printable
 
 
 def load(shell: Any) -> None:  # noqa: ANN401 - IPython's, which is not imported
@@ -43,9 +44,9 @@ def _with_shell(shell: Any, magic: Callable[[], AbstractContextManager[object]])
         try:
             with magic() as result:
                 shell.run_cell(cell)
-        except core.CachectlError as error:
+        except CachectlError as error:
             # As on the command line: one line, no traceback.
-            print(f"cachectl: {core.printable(str(error))}")  # noqa: T201 - a notebook has no other place
+            print(f"cachectl: {printable(str(error))}")  # noqa: T201 - a notebook has no other place
             return None
         return result if magic is traced else None
 
@@ -57,8 +58,7 @@ def html(parts: Iterable[object]) -> str:
     """Return what a verb shows as HTML: tables as tables, lines as they are."""
     shown = (part for part in parts if part and isinstance(part, (verbs.Table, str)))
     return "\n".join(
-        _table(part) if isinstance(part, verbs.Table) else f"<div>{escape(core.printable(part))}</div>"
-        for part in shown
+        _table(part) if isinstance(part, verbs.Table) else f"<div>{escape(printable(part))}</div>" for part in shown
     )
 
 
@@ -69,7 +69,7 @@ def _table(table: verbs.Table) -> str:
         cells = []
         for (_, shown), cell in zip(columns, row, strict=True):
             side = "left" if shown is str else "right"
-            text = core.printable(cell if isinstance(cell, str) else shown(cell))
+            text = printable(cell if isinstance(cell, str) else shown(cell))
             cells.append(f'<td style="text-align: {side}">{escape(text)}</td>')
         lines.append(f"<tr>{''.join(cells)}</tr>")
     return f"<table>{''.join(lines)}</table>"

@@ -15,7 +15,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from cachectl import pages
-from cachectl.layers import core
+from cachectl.layers.base.errors import BadRequest, CachectlError
+from cachectl.layers.base.text import printable
 from cachectl.layers.disk import atomic
 from cachectl.layers.stores import archive
 
@@ -67,20 +68,20 @@ class OutputFile(NamedTuple):
         """
         name, status = self.name, _status_of(self.name)
         if name in self.layers:
-            raise core.BadRequest(f"{name!r} is a layer, not a FILE: write the FILE before the layers, or ./{name}")
+            raise BadRequest(f"{name!r} is a layer, not a FILE: write the FILE before the layers, or ./{name}")
         if self.kind.is_binary and _is_terminal(name, status):
-            raise core.BadRequest(
+            raise BadRequest(
                 f"{self.kind.what} is binary and is not printed to a terminal; name a FILE, or redirect the output"
             )
         if status is not None and stat.S_ISDIR(status.st_mode):
-            raise core.BadRequest(f"{name!r} is a folder; name a file in it")
+            raise BadRequest(f"{name!r} is a folder; name a file in it")
         if not name or name.endswith(os.sep):
-            raise core.BadRequest(f"{name!r} is not a valid name of a file")
+            raise BadRequest(f"{name!r} is not a valid name of a file")
         folder = os.path.dirname(os.path.realpath(name) if os.path.islink(name) else name) or "."
         if status is None and name != STREAM and not os.access(folder, os.W_OK | os.X_OK):
-            shown, exists = core.printable(folder), os.path.isdir(folder)
+            shown, exists = printable(folder), os.path.isdir(folder)
             why = f"{shown} cannot be written; name a file elsewhere"
-            raise core.BadRequest(f"{name!r}: {why if exists else f'the folder does not exist; make {shown} first'}")
+            raise BadRequest(f"{name!r}: {why if exists else f'the folder does not exist; make {shown} first'}")
         # A device, a pipe and the shell's redirection are written to.
         if self.force or status is None or not stat.S_ISREG(status.st_mode) or _is_standard_output(status):
             return
@@ -92,7 +93,7 @@ class OutputFile(NamedTuple):
             reason = f"cannot be read ({error.strerror})"
         if reason is not None:
             advice = "name another file, or replace it with --force"
-            raise core.CachectlError(f"{core.printable(name)} exists and {reason}; {advice}")
+            raise CachectlError(f"{printable(name)} exists and {reason}; {advice}")
 
     def write(self, chunks: Iterable[bytes]) -> None:
         """Write the file next to its place and rename it into place, so that readers never see half of it.
@@ -127,7 +128,7 @@ def demand_targets(*outputs: OutputFile | None) -> None:
         output.demand()
         place = os.path.realpath(output.name)
         if place in places and os.path.isfile(place) == os.path.exists(place):
-            raise core.BadRequest(f"{output.name!r} is named twice; name a file for each output")
+            raise BadRequest(f"{output.name!r} is named twice; name a file for each output")
         places.add(place)
 
 

@@ -7,10 +7,17 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from cachectl import layer_set, verbs
-from cachectl.layers import core
+from cachectl.layers.base.errors import FAILURES, reason_of
+from cachectl.layers.base.text import plural
+from cachectl.layers.core.entry import Note
+from cachectl.layers.core.json_form import as_json, total
+from cachectl.layers.core.layer import Layer, every_root, require_changeable
+from cachectl.layers.core.plan import Outcome, Plan
+from cachectl.layers.core.root import Root, Scope
+from cachectl.layers.core.switch import Ability
 
 
-@core.as_json(
+@as_json(
     "cachectl/purge/1",
     also=("total",),
     hidden=("parts",),
@@ -23,8 +30,8 @@ class Removal(NamedTuple):
     """
 
     dry_run: bool
-    layers: tuple[core.Outcome, ...]
-    parts: tuple[tuple[core.Layer, core.Plan], ...] = ()
+    layers: tuple[Outcome, ...]
+    parts: tuple[tuple[Layer, Plan], ...] = ()
 
     def __repr__(self) -> str:
         return f"Removal(dry_run={self.dry_run}, total={vars(self.total)})"
@@ -33,20 +40,20 @@ class Removal(NamedTuple):
         from cachectl import notebook
 
         *sums, _ = vars(self.total).values()
-        shown = [one for one in self.layers if one != core.Outcome(one.layer, entries=one.entries)]
+        shown = [one for one in self.layers if one != Outcome(one.layer, entries=one.entries)]
         verb = "would go" if self.dry_run else "removed"
         failed = (f"{one.layer}: {note.key}: {note.because}" for one in self.layers for note in one.failed)
         return notebook.html([_layers_table(verb, shown, "/", ("total", *sums, "")), *failed])
 
     @property
-    def plans(self) -> tuple[core.Plan, ...]:
+    def plans(self) -> tuple[Plan, ...]:
         """Return the plan of each layer."""
         return tuple(plan for _, plan in self.parts)
 
     @property
     def total(self) -> SimpleNamespace:
         """Return the sums over all layers: ``removed`` counts entries."""
-        return core.total(self)
+        return total(self)
 
     @property
     def failed(self) -> bool:
@@ -58,43 +65,41 @@ class Removal(NamedTuple):
 
         Layers that need no free disk space are cleared first.
         """
-        outcomes = {
-            layer: core.Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed) for layer, plan in self.parts
-        }
+        outcomes = {layer: Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed) for layer, plan in self.parts}
         going = [(layer, plan) for layer, plan in self.parts if plan.entries]
         for layer, plan in sorted(going, key=lambda part: part[0].store.clearing_needs_room):
             try:
                 outcomes[layer] = layer.clear(plan)
-            except core.FAILURES as error:  # noqa: PERF203 - one must not end the rest
-                outcomes[layer] = outcomes[layer].plus(core.Outcome(plan.layer, failed=_failure(error)))
+            except FAILURES as error:  # noqa: PERF203 - one must not end the rest
+                outcomes[layer] = outcomes[layer].plus(Outcome(plan.layer, failed=_failure(error)))
         return Removal(dry_run=False, layers=tuple(outcomes.values()))
 
 
-def _failure(error: Exception) -> tuple[core.Note]:
-    return (core.Note("*", core.reason_of(error)),)
+def _failure(error: Exception) -> tuple[Note]:
+    return (Note("*", reason_of(error)),)
 
 
-def planned(layers: Iterable[core.Layer], plan: Callable[[core.Layer], core.Plan]) -> Removal:
+def planned(layers: Iterable[Layer], plan: Callable[[Layer], Plan]) -> Removal:
     """Return the plans of layers; a refusal is part of a plan."""
     parts = []
     for layer in layers:
         try:
             # The store of a layer that has nothing here is not loaded. Others may refuse.
-            is_absent = layer.about.scope is core.Scope.USER and not existing_roots(layer)
-            parts.append((layer, core.Plan(layer.name) if is_absent else plan(layer)))
-        except core.FAILURES as error:  # noqa: PERF203 - one must not end the rest
-            parts.append((layer, core.Plan(layer.name, failed=_failure(error))))
+            is_absent = layer.about.scope is Scope.USER and not existing_roots(layer)
+            parts.append((layer, Plan(layer.name) if is_absent else plan(layer)))
+        except FAILURES as error:  # noqa: PERF203 - one must not end the rest
+            parts.append((layer, Plan(layer.name, failed=_failure(error))))
     return Removal(dry_run=True, layers=tuple(plan.outcome for _, plan in parts), parts=tuple(parts))
 
 
-def existing_roots(layer: core.Layer) -> list[core.Root]:
+def existing_roots(layer: Layer) -> list[Root]:
     """Return the roots of a layer where something exists, and those of which that is unknown."""
-    return [root for root in core.every_root(layer) if root.may_exist]
+    return [root for root in every_root(layer) if root.may_exist]
 
 
 def carry_out(
     stack: layer_set.LayerSet,
-    layers: Iterable[core.Layer],
+    layers: Iterable[Layer],
     plan: Callable[[], Removal],
     notice: Callable[[str], None],
     *,
@@ -107,9 +112,9 @@ def carry_out(
     if dry_run:
         return plan()
 
-    def recover(layer: core.Layer, root: core.Root) -> Iterable[None]:
-        if hasattr(layer.store, "recover") and layer.abilities()[core.Ability.CLEAR] is None:
-            core.require_changeable(layer, root)
+    def recover(layer: Layer, root: Root) -> Iterable[None]:
+        if hasattr(layer.store, "recover") and layer.abilities()[Ability.CLEAR] is None:
+            require_changeable(layer, root)
             layer.store.recover(root)
         return ()
 
@@ -119,14 +124,14 @@ def carry_out(
     from cachectl.layers.disk.temporaries import remove_abandoned
 
     if left := remove_abandoned(stack.environment):
-        notice(f"removed {core.plural(left, 'temporary folder')} of commands that were killed")
+        notice(f"removed {plural(left, 'temporary folder')} of commands that were killed")
     return result
 
 
 # ---------------------------------------------------------------------- the command line
 
 
-def _layers_table(verb: str, outcomes: Iterable[core.Outcome], home: str, last: Sequence[object] = ()) -> verbs.Table:
+def _layers_table(verb: str, outcomes: Iterable[Outcome], home: str, last: Sequence[object] = ()) -> verbs.Table:
     """Return the sums of layers and their places; ``verb`` is the title over the number of entries."""
     numbers = {verb: verbs.count, "orphans": verbs.count, "size": verbs.size, "skipped": verbs.count}
     rows = []
@@ -159,13 +164,13 @@ def show(result: Removal, request: verbs.Request) -> Iterator[object]:
         yield entries
         yield ""
     cleared = [outcome for outcome in result.layers if not outcome.failed or outcome.removed]
-    shown = [outcome for outcome in cleared if whole or outcome != core.Outcome(outcome.layer, entries=outcome.entries)]
+    shown = [outcome for outcome in cleared if whole or outcome != Outcome(outcome.layer, entries=outcome.entries)]
     if shown:
         *sums, _ = vars(result.total).values()
         verb, home = "would go" if result.dry_run else "removed", str(request.environment.home_folder)
         yield _layers_table(verb, shown, home, ("total", *sums, ""))
     if hidden := len(cleared) - len(shown):
-        yield f"{core.plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
+        yield f"{plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
     for outcome in result.layers:
         request.output.warn_notes(f"{outcome.layer}: skipped", outcome.skipped)
         # A full disk is one warning, however many files it holds.

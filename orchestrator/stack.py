@@ -7,7 +7,8 @@ from types import MethodType
 from typing import TYPE_CHECKING
 
 from cachectl.layer_set import LayerSet
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.host.here import this_environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,14 +49,14 @@ class Stack(LayerSet):
     """
 
     @classmethod
-    def below(cls, folder: str, environment: core.Environment | None = None) -> Stack:
+    def below(cls, folder: str, environment: Environment | None = None) -> Stack:
         """Return the layers as ``run --isolated=FOLDER`` and ``env --root FOLDER`` keep them below a folder.
 
         Raises :class:`BadRequest` if there is no such folder.
         """
         from cachectl.switching.child import environment_below
 
-        return cls(environment_below(environment or core.Environment.here(), folder))
+        return cls(environment_below(environment or this_environment(), folder))
 
     # A type checker sees the functions themselves, with their arguments.
     if TYPE_CHECKING:

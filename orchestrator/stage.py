@@ -25,9 +25,12 @@ from cachectl.exchange import bundle, copying, place, push_pull
 from cachectl.exchange import trust as trusting
 from cachectl.exchange.store import StoreCollection, place_of
 from cachectl.layer_set import LayerSet
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import FAILURES, BadRequest, CachectlError, reason_of
+from cachectl.layers.base.text import plural
 from cachectl.layers.disk import handles, temporaries
 from cachectl.layers.host import launcher
+from cachectl.layers.host.here import this_environment
 from cachectl.switching import child, overlay
 
 if TYPE_CHECKING:
@@ -48,7 +51,7 @@ _SHORTEST, _LONGEST = 0.001, 0.05
 Name = tuple[str, str]
 
 
-class NotConnected(core.CachectlError):
+class NotConnected(CachectlError):
     """The launcher started several ranks, but MPI shows each of them as the only one; every rank gets this error.
 
     ``first`` is true on the rank that reports it: the launcher's rank 0, or every rank if their number is unknown.
@@ -78,7 +81,7 @@ class NodeRoot:
     be read and was trusted.
     """
 
-    def __init__(self, environment: core.Environment) -> None:
+    def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self.root: Path | None = None
         self._folders = ExitStack()
@@ -99,7 +102,7 @@ class NodeRoot:
                 handles.probe_room(self.root, _ROOM)
                 child.link_cache_home(environment, layers, self.root)
                 self.variables = child.variables_isolated(layers, self.root)
-        except core.CachectlError as error:
+        except CachectlError as error:
             self._give_up(str(error))
 
     def _give_up(self, why: str) -> None:
@@ -119,7 +122,7 @@ class NodeRoot:
         stack = self.stack()
         try:
             done = push_pull.pull(stack, source, trust)
-        except core.FAILURES as error:
+        except FAILURES as error:
             self.usable = isinstance(error, place.Missing)
             self.notes.append(f"starts cold: {_reason(error)}")
             return
@@ -155,7 +158,7 @@ class NodeRoot:
         file = self.root / "new.zip"
         try:
             push_pull.push(self.stack(), file, besides=besides)
-        except core.FAILURES as error:
+        except FAILURES as error:
             self.notes.append(f"new entries are lost: {_reason(error)}")
         return file if file.exists() else None
 
@@ -181,7 +184,7 @@ class Ranks:
 
     def __init__(
         self,
-        environment: core.Environment,
+        environment: Environment,
         source: str | None,
         trust: trusting.Trust | None,
         out: str | None,
@@ -193,13 +196,13 @@ class Ranks:
         inform: Callable[[str], None],
     ) -> None:
         if source is None and trust is not None:
-            raise core.BadRequest("--allowed-signers, --digest and --trust need a SOURCE")
+            raise BadRequest("--allowed-signers, --digest and --trust need a SOURCE")
         if place.STREAM in (source, out):
-            raise core.BadRequest("the standard streams are the command's; name a FILE")
+            raise BadRequest("the standard streams are the command's; name a FILE")
         if sign is not None and out is None:
-            raise core.BadRequest("--sign needs --out FILE")
+            raise BadRequest("--sign needs --out FILE")
         if source is None and out is None:
-            raise core.BadRequest("nothing to stage: name a SOURCE to start with, or --out FILE for what is compiled")
+            raise BadRequest("nothing to stage: name a SOURCE to start with, or --out FILE for what is compiled")
         mpi = _mpi()
         if mpi.COMM_WORLD.size == 1 and (launch := launcher.launched(environment)) is not None:
             name, version = mpi.get_vendor()
@@ -240,7 +243,7 @@ class Ranks:
         """
         misuse = self._world.bcast(self._misuse() if self.rank == 0 else None)
         if misuse is not None:
-            raise core.BadRequest(misuse)
+            raise BadRequest(misuse)
         if self._leaders is not None:
             self._here = NodeRoot(self.environment)
             if self._source is not None:
@@ -265,7 +268,7 @@ class Ranks:
                 return f"--out {out!r}: the folder {folder} does not exist"
             if out is not None and not self._is_same:
                 place_of(out, environment, writes=True, force=self._force).names("index")
-        except (OSError, core.CachectlError) as error:
+        except (OSError, CachectlError) as error:
             return f"--out {_reason(error)}"
         return None
 
@@ -278,7 +281,7 @@ class Ranks:
                 here.notes.append(f"nothing will be written to {self._out}, which stays as it is")
         if why := dict.fromkeys(reason for _, reasons in staged for reason in reasons):
             numbers = [number for number, _ in staged if number]
-            nodes = f"{len(numbers)} of {core.plural(leaders.size, 'node')}"
+            nodes = f"{len(numbers)} of {plural(leaders.size, 'node')}"
             self._inform(f"staged {sum(numbers):,} entries on {nodes}; trusted: {', '.join(why)}")
         self._say_notes(leaders, here)
 
@@ -330,7 +333,7 @@ class Ranks:
         received = [self._received(leaders, source, here) for source in range(1, leaders.size)]
         try:
             self._push(here, received)
-        except core.FAILURES as error:
+        except FAILURES as error:
             self.notice(f"new entries are lost: {self._out}: {_reason(error)}")
 
     def _received(self, leaders: Intracomm, source: int, here: NodeRoot) -> StoreCollection | None:
@@ -341,7 +344,7 @@ class Ranks:
             shown = "what a node has sent"
             file = bundle.spooled(environment, chunks, shown, spared=0)
             return StoreCollection(bundle.BundlePlace(None, environment, shown=shown, file=file), environment)
-        except core.FAILURES as error:
+        except FAILURES as error:
             deque(chunks, maxlen=0)
             self.notice(f"the new entries of a node are lost: {_reason(error)}")
             return None
@@ -358,7 +361,7 @@ class Ranks:
                 copying.copy(parcel, store, plan, result)
             store.finish()
         digest = f"; digest {store.digest}" * bool(store.written or store.parts)
-        self._inform(f"{target.shown}: {core.plural(result.total.placed, 'entry', 'entries')} added{digest}")
+        self._inform(f"{target.shown}: {plural(result.total.placed, 'entry', 'entries')} added{digest}")
 
     def highest(self, status: int) -> int:
         """Return the highest ``status`` of all ranks."""
@@ -385,7 +388,7 @@ class Ranks:
 
 
 def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, core.CachectlError) else core.reason_of(error)
+    return str(error) if isinstance(error, CachectlError) else reason_of(error)
 
 
 # ---------------------------------------------------------------------- MPI
@@ -399,9 +402,9 @@ def _mpi() -> _Module:
             from mpi4py import MPI
     except ImportError as error:
         message = "an MPI job needs an MPI library and mpi4py: pip install 'opencl-cachectl[mpi]'"
-        raise core.CachectlError(message) from error
+        raise CachectlError(message) from error
     except RuntimeError as error:
-        raise core.CachectlError(f"mpi4py finds no MPI library: {str(error).splitlines()[0]}") from error
+        raise CachectlError(f"mpi4py finds no MPI library: {str(error).splitlines()[0]}") from error
     return MPI
 
 
@@ -451,7 +454,7 @@ def staged(
     """
     from cachectl.switching.disabled import too_late
 
-    environment = core.Environment.here()
+    environment = this_environment()
     vouchers = (allowed_signers, digest, trust)
     reason = trusting.Trust(*vouchers) if any(vouchers) else None
     lines: list[str] = []
@@ -460,7 +463,7 @@ def staged(
     ranks = Ranks(environment, source, reason, out, sign, comm=comm, notice=lines.append, inform=inform)
     if late := ranks.united(too_late(LayerSet(environment).clearable(), environment.temporary)):
         reasons = "; ".join(f"{name}: {why}" for name, why in late.items())
-        raise core.CachectlError(f"too late to stage; enter the block before these are used: {reasons}")
+        raise CachectlError(f"too late to stage; enter the block before these are used: {reasons}")
     variables = ranks.stage_in()
     process = os.getpid()
 

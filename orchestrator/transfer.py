@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from cachectl import listing, verbs
-from cachectl.layers import core
+from cachectl.layers.core.entry import Entry, Note
+from cachectl.layers.core.json_form import as_json, total
+from cachectl.layers.core.parts import Outlook
 
 _SUMS = ("placed", "bytes", "there", "cannot_hit", "kept", "skipped", "failed")
 
 
-@core.as_json(also=("foreseen",), hidden=("outlooks",), optional=("entries",), names={"foreseen": "outlook"})
+@as_json(also=("foreseen",), hidden=("outlooks",), optional=("entries",), names={"foreseen": "outlook"})
 @dataclass
 class Moved:
     """What was done with the entries of one layer so far, or (in a dry run) would be done.
@@ -28,15 +30,15 @@ class Moved:
     bytes: int = 0
     there: int = 0
     cannot_hit: int = 0
-    kept: list[core.Note] = field(default_factory=list)
-    skipped: list[core.Note] = field(default_factory=list)
-    failed: list[core.Note] = field(default_factory=list)
-    outlooks: Counter[core.Outlook] = field(default_factory=Counter)
+    kept: list[Note] = field(default_factory=list)
+    skipped: list[Note] = field(default_factory=list)
+    failed: list[Note] = field(default_factory=list)
+    outlooks: Counter[Outlook] = field(default_factory=Counter)
     sensitive: str | None = None
-    entries: list[core.Entry] | None = None
+    entries: list[Entry] | None = None
 
     @property
-    def foreseen(self) -> tuple[core.Outlook, ...]:
+    def foreseen(self) -> tuple[Outlook, ...]:
         """Return the outlooks, each with its number of entries; what could not be placed is not hit."""
         is_there = self.entries is not None or self.placed or self.there
         seen = [outlook._replace(entries=number) for outlook, number in self.outlooks.items()]
@@ -50,7 +52,7 @@ class Moved:
             self.entries = [*(self.entries or ()), *other.entries]
 
 
-@core.as_json("cachectl/transfer/1", also=("total",), sums=_SUMS)
+@as_json("cachectl/transfer/1", also=("total",), sums=_SUMS)
 @dataclass
 class Transfer:
     """What a push or a pull did with each layer, or (``dry_run``) would do.
@@ -67,8 +69,8 @@ class Transfer:
     layers: tuple[Moved, ...] = ()
     dry_run: bool = False
     trusted: tuple[str, ...] = ()
-    unread: tuple[core.Note, ...] = ()
-    left_out: tuple[core.Note, ...] = ()
+    unread: tuple[Note, ...] = ()
+    left_out: tuple[Note, ...] = ()
 
     def layer(self, name: str) -> Moved:
         """Return the result for a layer, to be added to."""
@@ -91,7 +93,7 @@ class Transfer:
     @property
     def total(self) -> SimpleNamespace:
         """Return the sums over all layers."""
-        return core.total(self)
+        return total(self)
 
     @property
     def failed(self) -> bool:

@@ -22,7 +22,7 @@ from homes import ICD_FILES, Driver, Home, OtherMpi, made_once, make_home, unpac
 from hypothesis import HealthCheck, settings
 from tiers import ELSEWHERE, TIERS, absent, needing
 
-from cachectl.layers.core import Environment
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.conformance import LayerConformance
 
 if TYPE_CHECKING:

@@ -25,8 +25,9 @@ from documents import validate_output
 
 from benchmarks.commands import at_home
 from cachectl.cli.main import main
-from cachectl.layers.core import Environment
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.conformance import nobody
+from cachectl.layers.host.here import this_environment
 from cachectl.stack import Stack
 from cachectl.switching.child import FAULT
 
@@ -59,7 +60,7 @@ def run_command(
     """
     with _standing_in(variables, cwd) as (out, err):
         try:
-            here = Environment.here()
+            here = this_environment()
             status = main(arguments, environment=here if processes is None else here._replace(processes=processes))
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
@@ -140,7 +141,7 @@ class Home:
     programs: Path = PROGRAMS
 
     def environment(self, **changes: str) -> Environment:
-        here = Environment.here()
+        here = this_environment()
         return Environment(
             {**self.variables, **changes},
             home=self.path,

@@ -9,7 +9,9 @@ from homes import Home, make_home
 from tiers import NOBODY, as_root
 
 from cachectl.config import load, with_interpreters
-from cachectl.layers.core import BadRequest, CachectlError, Environment, config_paths
+from cachectl.layers.base.environment import config_paths
+from cachectl.layers.base.errors import BadRequest, CachectlError
+from cachectl.layers.host.here import this_environment
 
 
 def test_the_users_file_counts_more_than_a_sites(home: Home, tmp_path: Path) -> None:
@@ -128,6 +130,6 @@ def test_files_are_where_platformdirs_says(variables: dict[str, str], monkeypatc
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    user, *sites = (path.parent for _, path in config_paths(Environment.here()))
+    user, *sites = (path.parent for _, path in config_paths(this_environment()))
     assert user == platformdirs.user_config_path("cachectl", appauthor=False)
     assert ":".join(map(str, sites)) == platformdirs.site_config_dir("cachectl", multipath=True)

@@ -9,8 +9,11 @@ import pytest
 from documents import DOCS, PAGE, listing
 
 from cachectl.cli.main import VERBS
-from cachectl.layers.core import Ability, Condition, Environment, Layer
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.conformance import LayerConformance
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.root import Condition
+from cachectl.layers.core.switch import Ability
 
 
 def page(*captions: str) -> Any:  # noqa: ANN401 - a module

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachectl.layers import comgr
-from cachectl.layers.core import CachectlError
+from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.cuda import entries as compute_cache
 from cachectl.layers.formats import (
     bitcode,

@@ -14,8 +14,8 @@ from tiers import real
 import cachectl
 from cachectl.cli.output import json_bytes
 from cachectl.config import Limits
-from cachectl.layers.core import Selection
-from cachectl.layers.core import errors as errors_of_layers
+from cachectl.layers.base import errors as errors_of_layers
+from cachectl.layers.core.selection import Selection
 from cachectl.stack import Stack
 from cachectl.watching.proof import HOLDS
 

@@ -23,11 +23,14 @@ from pathlib import Path
 from typing import ClassVar
 from unittest import SkipTest
 
-from cachectl.layers.core import errors, store
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.facts import Ability, Artifact, Condition
+from cachectl.layers.base import errors
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.core import store
+from cachectl.layers.core.entry import Artifact
 from cachectl.layers.core.layer import Layer, get_many, put_many
+from cachectl.layers.core.root import Condition
 from cachectl.layers.core.selection import Selection
+from cachectl.layers.core.switch import Ability
 
 
 class LayerConformance(ABC):

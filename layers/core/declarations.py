@@ -8,9 +8,11 @@ from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple
 
-from cachectl.layers.core import facts
-from cachectl.layers.core.environment import Environment, user_cache_folder
-from cachectl.layers.core.errors import Refused
+from cachectl.layers.base.environment import Environment, user_cache_folder
+from cachectl.layers.base.errors import Refused
+from cachectl.layers.core.finding import Severity
+from cachectl.layers.core.root import Root, Scope
+from cachectl.layers.core.switch import NEXT_IMPORT, NOW, Switch
 
 #: What a library makes of an empty or a relative value: as if the variable were not set; there is no cache; from the
 #: working folder; from the top of the file system.
@@ -44,7 +46,7 @@ class Places(NamedTuple):
     #: Returns the folder and the reason for it.
     default: Callable[[Environment], tuple[Path, str]] | None = None
     #: Returns the roots of a library whose places are no rules.
-    find: Callable[[Environment], tuple[facts.Root, ...]] | None = None
+    find: Callable[[Environment], tuple[Root, ...]] | None = None
     #: The name of the layer's folder when the variable moves it, if not that of the layer.
     below: str | None = None
     #: Why the cache cannot be moved.
@@ -68,12 +70,12 @@ class Places(NamedTuple):
                     return rule, value, None if is_absolute(value).is_absolute() else odd
         return None
 
-    def roots(self, environment: Environment) -> tuple[facts.Root, ...]:
+    def roots(self, environment: Environment) -> tuple[Root, ...]:
         """Return every place, existing or not; the one the library writes to comes first."""
         if self.find is not None:
             return self.find(environment)
         place = self.place(environment)
-        return () if place is None else (facts.Root(place[0], facts.Scope.USER, place[1]),)
+        return () if place is None else (Root(place[0], Scope.USER, place[1]),)
 
     def place(self, environment: Environment) -> tuple[Path, str] | None:
         """Return the folder and the reason for it; ``None`` if there is none."""
@@ -101,19 +103,19 @@ def user_cache(application: str) -> Callable[[Environment], tuple[Path, str]]:
     return partial(user_cache_folder, application=application)
 
 
-def at_load(*libraries: str) -> facts.Switch:
+def at_load(*libraries: str) -> Switch:
     """Declare variables that are read once, when a library is loaded whose file name begins with one of these."""
-    return facts.Switch("", read_at_load=libraries)
+    return Switch("", read_at_load=libraries)
 
 
-def at_import(*modules: str) -> facts.Switch:
+def at_import(*modules: str) -> Switch:
     """Declare variables that are read once, when one of these Python modules is imported."""
-    return facts.Switch("", read_at_import=modules, takes_effect=facts.NEXT_IMPORT)
+    return Switch("", read_at_import=modules, takes_effect=NEXT_IMPORT)
 
 
-def at_once() -> facts.Switch:
+def at_once() -> Switch:
     """Declare variables that are read whenever the cache is used."""
-    return facts.Switch("", takes_effect=facts.NOW)
+    return Switch("", takes_effect=NOW)
 
 
 class EnvSwitch(NamedTuple):
@@ -126,7 +128,7 @@ class EnvSwitch(NamedTuple):
     variable: str
     off: str
     fine: str = ".*"
-    severity: facts.Severity = facts.Severity.HARMLESS
+    severity: Severity = Severity.HARMLESS
     outcome: str = ""
     #: The command that corrects it; unset by default.
     fix: str | None = None
@@ -135,7 +137,7 @@ class EnvSwitch(NamedTuple):
     #: Whether the values with the outcome switch the layer off too.
     disables: bool = False
     #: A switch that says only when the library reads the variable.
-    read: facts.Switch = at_once()
+    read: Switch = at_once()
     #: A value that switches the layer off; it can be left out if ``off`` is one value and no pattern.
     value: str | None = None
 
@@ -152,7 +154,7 @@ class EnvSwitch(NamedTuple):
         """Return whether a value that does not switch off is understood."""
         return re.fullmatch(self.fine, value, re.IGNORECASE | re.ASCII | re.DOTALL) is not None
 
-    def change(self, layer: str, *, on: bool) -> facts.Switch:
+    def change(self, layer: str, *, on: bool) -> Switch:
         """Return how to turn the cache on or off. Raises :class:`Refused` for a pattern without a value."""
         if on:
             return self.read._replace(layer=layer, unset=frozenset({self.variable}))

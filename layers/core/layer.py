@@ -15,7 +15,19 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar, final
 
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment, own_roots_folder
+from cachectl.layers.base.errors import FAILURES, LayerError, Refused, not_a_key, reason_of
+from cachectl.layers.base.lazy import bound
+from cachectl.layers.base.text import key_complaint
+from cachectl.layers.core.declarations import EnvSwitch, Places, at_once
+from cachectl.layers.core.entry import Artifact, Entry, Note, Problem
+from cachectl.layers.core.finding import RECOMPILES, Finding, Severity
+from cachectl.layers.core.parts import About
+from cachectl.layers.core.plan import Outcome, Plan
+from cachectl.layers.core.root import DISABLED, ENABLED, Condition, Root, State
+from cachectl.layers.core.selection import ALL, Selection, is_short_key, names_key, short_key
+from cachectl.layers.core.store import ENTRY, Store, attempt, noted
+from cachectl.layers.core.switch import Ability, Switch
 from cachectl.layers.disk import trust
 
 
@@ -31,65 +43,65 @@ class Layer:
     #: One line for tables.
     title: ClassVar[str]
     #: The places of the library's entries.
-    places: ClassVar[core.Places]
+    places: ClassVar[Places]
     #: The switch of the cache; ``None`` if it has none.
-    switch: ClassVar[core.EnvSwitch | None] = None
+    switch: ClassVar[EnvSwitch | None] = None
     #: The store. The class declares it; an instance has it bound to its name and environment.
-    store: core.Store
+    store: Store
     #: What else is known of the library and its entries.
-    about: ClassVar[core.About] = core.About()
+    about: ClassVar[About] = About()
 
-    def __init__(self, environment: core.Environment) -> None:
+    def __init__(self, environment: Environment) -> None:
         self.environment = environment
-        self.store = core.bound(type(self).store, name=self.name, environment=environment)
+        self.store = bound(type(self).store, name=self.name, environment=environment)
 
     def __repr__(self) -> str:
         return f"<layer {self.name}>"
 
-    def roots(self) -> tuple[core.Root, ...]:
+    def roots(self) -> tuple[Root, ...]:
         """Return every place the library would use, existing or not; the one it writes to comes first.
 
         A pure function of the environment.
         """
         return self.places.roots(self.environment)
 
-    def state(self) -> core.State:
+    def state(self) -> State:
         """Return whether a program started in this environment would use the cache, and why."""
         if self.switch is None:
-            return core.State(core.ENABLED, "has no switch")
+            return State(ENABLED, "has no switch")
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         if self.switch.is_off(value):
-            return core.State(core.DISABLED, f"{variable}={value}")
-        return core.State(core.ENABLED, f"on unless {variable}={self.switch.off_value}")
+            return State(DISABLED, f"{variable}={value}")
+        return State(ENABLED, f"on unless {variable}={self.switch.off_value}")
 
-    def disable(self) -> core.Switch:
+    def disable(self) -> Switch:
         """Return how to turn the layer off; changes nothing.
 
         :raises Refused: if that is impossible
         """
         return _switched(self, on=False)
 
-    def enable(self) -> core.Switch:
+    def enable(self) -> Switch:
         """Return how to turn the layer on; changes nothing.
 
         :raises Refused: if that is impossible
         """
         return _switched(self, on=True)
 
-    def relocate(self, folder: Path) -> core.Switch:
+    def relocate(self, folder: Path) -> Switch:
         """Return how to make the layer keep everything under another folder; changes nothing.
 
         :raises Refused: if that is impossible
         """
-        read = core.at_once() if self.switch is None else self.switch.read
+        read = at_once() if self.switch is None else self.switch.read
         return read._replace(layer=self.name, set=self.places.moved(self.name, folder))
 
-    def diagnose(self) -> Iterator[core.Finding]:
+    def diagnose(self) -> Iterator[Finding]:
         """Yield problems with the layer's variables and surroundings. Changes nothing."""
         yield from ()
 
     @final
-    def abilities(self) -> Mapping[core.Ability, str | None]:
+    def abilities(self) -> Mapping[Ability, str | None]:
         """Map every ability to ``None`` if the layer has it here, else to the reason why it has not.
 
         A layer that cannot answer, as some of other people may, has none. It is asked once.
@@ -97,38 +109,38 @@ class Layer:
         return self._abilities
 
     @cached_property
-    def _abilities(self) -> Mapping[core.Ability, str | None]:
-        reasons: dict[core.Ability, str | None] = dict.fromkeys(core.Ability)
+    def _abilities(self) -> Mapping[Ability, str | None]:
+        reasons: dict[Ability, str | None] = dict.fromkeys(Ability)
         changes = (
-            (core.Ability.DISABLE, self.disable),
-            (core.Ability.DISABLE, self.enable),
-            (core.Ability.RELOCATE, partial(self.relocate, self.environment.temporary)),
+            (Ability.DISABLE, self.disable),
+            (Ability.DISABLE, self.enable),
+            (Ability.RELOCATE, partial(self.relocate, self.environment.temporary)),
         )
         try:
             reasons.update(self.store.refusals)
             for ability, change in changes:
                 try:
-                    if not isinstance(change(), core.Switch):
+                    if not isinstance(change(), Switch):
                         raise TypeError("no Switch")
-                except core.Refused as error:  # noqa: PERF203 - one must not end the rest
+                except Refused as error:  # noqa: PERF203 - one must not end the rest
                     reasons[ability] = error.message.removeprefix(f"cannot {ability.value}: ")
         except KeyboardInterrupt:
             raise
         # As of the class itself, when the registry makes the layer.
         except BaseException as error:  # noqa: BLE001
-            return dict.fromkeys(core.Ability, f"the layer failed: {core.reason_of(error)}")
+            return dict.fromkeys(Ability, f"the layer failed: {reason_of(error)}")
         return reasons
 
     @final
-    def entries(self, selection: core.Selection = core.ALL) -> Iterator[core.Entry]:
+    def entries(self, selection: Selection = ALL) -> Iterator[Entry]:
         """Yield the selected entries of every root."""
         for root in every_root(self):
             for thing in self.store.scan(root, selection):
-                if isinstance(thing, core.Entry) and thing.is_listed and selection.matches(thing):
+                if isinstance(thing, Entry) and thing.is_listed and selection.matches(thing):
                     yield thing
 
     @final
-    def get(self, key: str) -> core.Artifact | None:
+    def get(self, key: str) -> Artifact | None:
         """Return the artifact of a key, or ``None`` if no root has it.
 
         :param key: whole, or in short
@@ -137,14 +149,14 @@ class Layer:
         """
         with _named(self):
             artifact = get_many(self, [key]).get(key)
-            if artifact is None and core.is_short_key(key) and (whole := _whole_key(self, key)) is not None:
+            if artifact is None and is_short_key(key) and (whole := _whole_key(self, key)) is not None:
                 artifact = get_many(self, [whole]).get(whole)
             if isinstance(artifact, Exception):
                 raise artifact
             return artifact
 
     @final
-    def put(self, key: str, artifact: core.Artifact, *, replace: bool = False) -> None:
+    def put(self, key: str, artifact: Artifact, *, replace: bool = False) -> None:
         """Place an artifact so that the library itself would hit it. Putting equal bytes again does nothing.
 
         :param key: whole, or in short
@@ -154,42 +166,42 @@ class Layer:
         :raises EntryExists: if a different entry has the key
         """
         with _named(self):
-            if not core.names_key(key, artifact.key):
+            if not names_key(key, artifact.key):
                 # A library accepts any file with the name of a key as the entry.
-                raise core.Refused(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
+                raise Refused(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
             (result,) = put_many(self, [artifact], replace=replace)
             if isinstance(result, Exception):
                 raise result
 
     @final
-    def plan_clear(self, selection: core.Selection = core.ALL, *, damaged: bool = False) -> core.Plan:
+    def plan_clear(self, selection: Selection = ALL, *, damaged: bool = False) -> Plan:
         """List exactly the entries that clearing the selection would remove. Changes nothing.
 
         :param damaged: only those that :meth:`Store.verify` finds damaged
         :raises Refused: if the layer must not be cleared
         """
-        _require(self, core.Ability.CLEAR)
-        if selection.kernel is not None and (reason := self.store.refusals.get(core.Ability.KERNELS)) is not None:
-            return core.Plan(self.name, skipped=(core.Note("*", f"cannot be selected by kernel: {reason}"),))
+        _require(self, Ability.CLEAR)
+        if selection.kernel is not None and (reason := self.store.refusals.get(Ability.KERNELS)) is not None:
+            return Plan(self.name, skipped=(Note("*", f"cannot be selected by kernel: {reason}"),))
         plan_root = _plan_damaged if damaged else _plan_root
-        plan, failed = core.Plan(self.name), list[core.Note]()
+        plan, failed = Plan(self.name), list[Note]()
         for root in every_root(self):
-            with core.noted(failed, str(root.path)):
+            with noted(failed, str(root.path)):
                 plan = plan.plus(plan_root(self, root, selection))
         return plan._replace(failed=(*plan.failed, *failed))
 
     @final
-    def clear(self, plan: core.Plan) -> core.Outcome:
+    def clear(self, plan: Plan) -> Outcome:
         """Remove the entries of a plan. Entries that have changed since are skipped."""
-        _require(self, core.Ability.CLEAR)
+        _require(self, Ability.CLEAR)
         # Listed first: a folder of roots that cannot be listed must not hide what was removed.
         roots, failed = tuple(every_root(self)), list(plan.failed)
-        outcome = core.Outcome(self.name, skipped=plan.skipped)
+        outcome = Outcome(self.name, skipped=plan.skipped)
         for root in roots:
             entries = tuple(entry for entry in plan.entries if entry.root == root.path)
             if not entries:
                 continue
-            with core.noted(failed, str(root.path)):
+            with noted(failed, str(root.path)):
                 require_changeable(self, root)
                 removed = self.store.remove(root, entries)
                 orphans = {entry.key for entry in entries if entry.is_orphan} - {note.key for note in removed.skipped}
@@ -199,26 +211,26 @@ class Layer:
         return outcome._replace(failed=(*failed, *outcome.failed))
 
 
-def _switched(layer: Layer, *, on: bool) -> core.Switch:
+def _switched(layer: Layer, *, on: bool) -> Switch:
     if layer.switch is None:
-        raise core.Refused(layer.name, "cannot disable: nothing turns this cache off")
+        raise Refused(layer.name, "cannot disable: nothing turns this cache off")
     return layer.switch.change(layer.name, on=on)
 
 
 # ---------------------------------------------------------------------- roots
 
 
-def roots_of(layer: Layer) -> Iterator[core.Root]:
+def roots_of(layer: Layer) -> Iterator[Root]:
     """Yield the roots of a layer, each once: several paths may lead to one folder."""
     return _each_once(layer.roots())
 
 
-def every_root(layer: Layer) -> Iterator[core.Root]:
+def every_root(layer: Layer) -> Iterator[Root]:
     """Yield the roots of a layer, and those that it has in the own roots of ``cachectl run --base``, each once."""
     return _each_once(chain(layer.roots(), _in_own_roots(layer)))
 
 
-def _each_once(roots: Iterable[core.Root]) -> Iterator[core.Root]:
+def _each_once(roots: Iterable[Root]) -> Iterator[Root]:
     """Yield the first of all roots that are the same folder."""
     met = set[object]()
     for root in roots:
@@ -231,14 +243,14 @@ def _each_once(roots: Iterable[core.Root]) -> Iterator[core.Root]:
             yield root
 
 
-def _in_own_roots(layer: Layer) -> Iterator[core.Root]:
-    folder, owned = core.own_roots_folder(layer.environment), list[Path]()
+def _in_own_roots(layer: Layer) -> Iterator[Root]:
+    folder, owned = own_roots_folder(layer.environment), list[Path]()
     # A folder of own roots that this user cannot open, or has not, must not keep the other roots from being used.
     with suppress(OSError):
         found = (own for base in folder.iterdir() for own in (base, *base.glob("cachectl-*")))
         # In an isolated root it is a link to that of the user.
         owned = [] if folder.parent.is_symlink() else sorted(own for own in found if not own.is_symlink())
-    if not owned or layer.abilities()[core.Ability.RELOCATE] is not None:
+    if not owned or layer.abilities()[Ability.RELOCATE] is not None:
         return
     for own in owned:
         moved = type(layer)(layer.environment.with_variables(layer.relocate(own).set))
@@ -247,17 +259,17 @@ def _in_own_roots(layer: Layer) -> Iterator[core.Root]:
                 yield root._replace(source=f"own root of a base ({own})")
 
 
-def require_changeable(layer: Layer, root: core.Root) -> None:
+def require_changeable(layer: Layer, root: Root) -> None:
     """Raise :class:`Refused` for a root that another user owns, or can write to and is not trusted to."""
     environment = layer.environment
     reason = trust.closed_to_changes(root.path, superuser=environment.superuser, shared=environment.trusts_writers)
     if reason is not None:
-        raise core.Refused(layer.name, reason, root.path)
+        raise Refused(layer.name, reason, root.path)
 
 
-def _require(layer: Layer, ability: core.Ability) -> None:
+def _require(layer: Layer, ability: Ability) -> None:
     if (reason := layer.store.refusals.get(ability)) is not None:
-        raise core.Refused(layer.name, f"cannot {ability.value}: {reason}")
+        raise Refused(layer.name, f"cannot {ability.value}: {reason}")
 
 
 def _owner_reason(layer: Layer, root: Path, key: str) -> str | None:
@@ -275,48 +287,48 @@ def _owner_reason(layer: Layer, root: Path, key: str) -> str | None:
 def _whole_key(layer: Layer, short: str) -> str | None:
     """Return the key of an entry with this short form; ``None`` if there is none."""
     things = (thing for root in every_root(layer) for thing in layer.store.scan(root, contents=False))
-    keys = (thing.key for thing in things if isinstance(thing, core.Entry) and thing.is_listed)
-    return next((key for key in keys if core.short_key(key) == short), None)
+    keys = (thing.key for thing in things if isinstance(thing, Entry) and thing.is_listed)
+    return next((key for key in keys if short_key(key) == short), None)
 
 
-def get_many(layer: Layer, keys: Sequence[str]) -> dict[str, core.Artifact | Exception]:
+def get_many(layer: Layer, keys: Sequence[str]) -> dict[str, Artifact | Exception]:
     """Return the artifact of each key, or the reading error; a key that no root has is left out.
 
     Raises :class:`Refused` if the layer cannot.
     """
-    _require(layer, core.Ability.GET)
-    artifacts: dict[str, core.Artifact | Exception] = {}
+    _require(layer, Ability.GET)
+    artifacts: dict[str, Artifact | Exception] = {}
     for root in every_root(layer):
         artifacts.update(layer.store.read(root, [key for key in keys if key not in artifacts]))
     return artifacts
 
 
-def put_many(layer: Layer, artifacts: Sequence[core.Artifact], *, replace: bool = False) -> list[bool | Exception]:
+def put_many(layer: Layer, artifacts: Sequence[Artifact], *, replace: bool = False) -> list[bool | Exception]:
     """Place artifacts, each whole or not at all, under its own key; no two have the same.
 
     Returns for each: ``True`` if it was placed, ``False`` if the same entry is present, else the error that
     :meth:`Layer.put` would raise. Raises :class:`Refused` if the layer cannot.
     """
-    _require(layer, core.Ability.PUT)
+    _require(layer, Ability.PUT)
     root = next(iter(layer.roots()), None)
     if root is None:
         why = layer.state().why
-        raise core.Refused(layer.name, f"cannot put: no place to keep entries in this environment ({why})")
+        raise Refused(layer.name, f"cannot put: no place to keep entries in this environment ({why})")
     require_changeable(layer, root)
-    unfit = [core.attempt(partial(_require_fit, layer, root, artifact)) for artifact in artifacts]
+    unfit = [attempt(partial(_require_fit, layer, root, artifact)) for artifact in artifacts]
     fit = [artifact for artifact, error in zip(artifacts, unfit, strict=True) if error is None]
     written = layer.store.write(root, fit, replace=replace) if fit else {}
     return [written[artifact.key] if error is None else error for artifact, error in zip(artifacts, unfit, strict=True)]
 
 
-def _require_fit(layer: Layer, root: core.Root, artifact: core.Artifact) -> None:
+def _require_fit(layer: Layer, root: Root, artifact: Artifact) -> None:
     if artifact.layer != layer.name or artifact.form not in layer.store.forms:
         message = f"takes {' or '.join(layer.store.forms)}, this is {artifact.form} of layer {artifact.layer}"
-        raise core.Refused(layer.name, f"{message}; put it there instead")
-    if core.key_complaint(artifact.key) or layer.store.kind_of(root, artifact.key) not in (core.ENTRY, None):
-        raise core.not_a_key(layer.name, artifact.key)
+        raise Refused(layer.name, f"{message}; put it there instead")
+    if key_complaint(artifact.key) or layer.store.kind_of(root, artifact.key) not in (ENTRY, None):
+        raise not_a_key(layer.name, artifact.key)
     if reason := _owner_reason(layer, root.path, artifact.key):
-        raise core.Refused(layer.name, reason, root.path / artifact.key)
+        raise Refused(layer.name, reason, root.path / artifact.key)
 
 
 @contextmanager
@@ -324,54 +336,54 @@ def _named(layer: Layer) -> Iterator[None]:
     """Name the layer, which may be of other people, in an error that no layer should raise."""
     try:
         yield
-    except (core.LayerError, OSError):
+    except (LayerError, OSError):
         raise
-    except core.FAILURES as error:
-        raise core.LayerError(layer.name, f"the layer failed: {core.reason_of(error)}") from error
+    except FAILURES as error:
+        raise LayerError(layer.name, f"the layer failed: {reason_of(error)}") from error
 
 
 # ---------------------------------------------------------------------- plans
 
 
-def plan_removal(layer: Layer, things: Iterable[core.Entry], *, in_use: bool = False) -> core.Plan:
+def plan_removal(layer: Layer, things: Iterable[Entry], *, in_use: bool = False) -> Plan:
     """Plan the removal of exactly these things, as a scan yielded them. Changes nothing.
 
     With ``in_use`` those go too that a program may be using: entries that only this process could hit. Root's plan
     leaves those of other users. Raises :class:`Refused` if the layer, or a root, must not be changed.
     """
-    _require(layer, core.Ability.CLEAR)
+    _require(layer, Ability.CLEAR)
     unique = {(thing.root, thing.key): thing for thing in things}.values()
-    entries, skipped, changed = list[core.Entry](), list[core.Note](), set[Path]()
+    entries, skipped, changed = list[Entry](), list[Note](), set[Path]()
     for thing, used in ((thing, None) for thing in unique) if in_use else layer.store.in_use(unique):
         if used is None:
             changed.add(thing.root)
         if reason := used or _owner_reason(layer, thing.root, thing.key):
-            skipped.append(core.Note(thing.key, reason))
+            skipped.append(Note(thing.key, reason))
         else:
             entries.append(thing)
     for root in every_root(layer):
         if root.path in changed:
             require_changeable(layer, root)
-    return core.Plan(layer.name, tuple(entries), tuple(skipped))
+    return Plan(layer.name, tuple(entries), tuple(skipped))
 
 
-def _plan_damaged(layer: Layer, root: core.Root, selection: core.Selection) -> core.Plan:
+def _plan_damaged(layer: Layer, root: Root, selection: Selection) -> Plan:
     findings = list(layer.store.verify(root))
     damaged = [(finding, finding.thing) for finding in findings if finding.thing is not None]
     if layer.about.precious:
         why = "results of tuning are never removed as damaged"
-        notes = (core.Note(finding.key or "*", f"{why}; {finding.message}") for finding, _ in damaged)
-        return core.Plan(layer.name, skipped=tuple(notes))
+        notes = (Note(finding.key or "*", f"{why}; {finding.message}") for finding, _ in damaged)
+        return Plan(layer.name, skipped=tuple(notes))
     plan = plan_removal(layer, (thing for _, thing in damaged if selection.matches(thing)))
     # Whether these are damaged is unknown.
     unread = (finding for finding in findings if finding.code == "unreadable")
-    return plan._replace(failed=tuple(core.Note(finding.key or str(root.path), finding.message) for finding in unread))
+    return plan._replace(failed=tuple(Note(finding.key or str(root.path), finding.message) for finding in unread))
 
 
-def _plan_root(layer: Layer, root: core.Root, selection: core.Selection) -> core.Plan:
+def _plan_root(layer: Layer, root: Root, selection: Selection) -> Plan:
     things = list(layer.store.scan(root, contents=selection.needs_contents))
-    problems = [thing for thing in things if isinstance(thing, core.Problem)]
-    entries = [thing for thing in things if isinstance(thing, core.Entry) and thing.sums is None]
+    problems = [thing for thing in things if isinstance(thing, Problem)]
+    entries = [thing for thing in things if isinstance(thing, Entry) and thing.sums is None]
     matching = [entry for entry in entries if selection.matches(entry)]
     # Those of other programs go only if their key is given.
     plan = plan_removal(layer, (entry for entry in matching if entry.guest is None or selection.key is not None))
@@ -381,8 +393,8 @@ def _plan_root(layer: Layer, root: core.Root, selection: core.Selection) -> core
     if nameless := nameless - {entry.key for entry in plan.entries}:
         have, were = ("entry has", "was") if len(nameless) == 1 else ("entries have", "were")
         left.insert(0, f"{len(nameless)} {have} no known kernel name and {were} left, in {root.path}")
-    skipped = [*plan.skipped, *(core.Note("*", words) for words in left)]
-    if selection == core.ALL:
+    skipped = [*plan.skipped, *(Note("*", words) for words in left)]
+    if selection == ALL:
         # They have the name of an entry but are none, or hold a foreign file.
         skipped += [problem.note for problem in problems if problem.code == "unrecognised"]
     # Entries hidden by such a problem may match the selection.
@@ -393,17 +405,17 @@ def _plan_root(layer: Layer, root: core.Root, selection: core.Selection) -> core
 # ---------------------------------------------------------------------- variables
 
 
-def off(layer: Layer, variable: str, what: str | None = None) -> core.Finding:
+def off(layer: Layer, variable: str, what: str | None = None) -> Finding:
     """Return the finding that a variable switches a layer off, or ``what`` of it, on purpose."""
     message = f"{variable}={layer.environment.get(variable)} switches {what or layer.title} off"
-    where, severity = first_place(layer), core.RECOMPILES
-    return core.Finding(layer.name, where, None, severity, "off", message, f"unset {variable}")
+    where, severity = first_place(layer), RECOMPILES
+    return Finding(layer.name, where, None, severity, "off", message, f"unset {variable}")
 
 
-def misread(layer: Layer, variable: str, severity: core.Severity, outcome: str, fix: str | None = None) -> core.Finding:
+def misread(layer: Layer, variable: str, severity: Severity, outcome: str, fix: str | None = None) -> Finding:
     """Return the finding that a library does not understand a value, or not as it is probably meant."""
     message, fix = f"{variable}={layer.environment.get(variable)!r} {outcome}", fix or f"unset {variable}"
-    return core.Finding(layer.name, first_place(layer), None, severity, "variable", message, fix)
+    return Finding(layer.name, first_place(layer), None, severity, "variable", message, fix)
 
 
 def first_place(layer: Layer) -> Path:
@@ -412,15 +424,15 @@ def first_place(layer: Layer) -> Path:
 
 
 #: A problem, and the condition of the cache that follows from it, if any.
-Fault = tuple[core.Condition | None, core.Finding]
+Fault = tuple[Condition | None, Finding]
 
 
-def faults_of(layer: Layer, switches: Iterable[core.EnvSwitch]) -> Iterator[Fault]:
+def faults_of(layer: Layer, switches: Iterable[EnvSwitch]) -> Iterator[Fault]:
     """Yield what is wrong with variables that are set."""
     for switch in switches:
         value = layer.environment.get(switch.variable)
         if switch.is_off(value):
-            yield core.DISABLED, off(layer, switch.variable, switch.what)
+            yield DISABLED, off(layer, switch.variable, switch.what)
         elif value is not None and not switch.is_fine(value):
             found = misread(layer, switch.variable, switch.severity, switch.outcome, switch.fix)
-            yield core.DISABLED if switch.disables else None, found
+            yield DISABLED if switch.disables else None, found

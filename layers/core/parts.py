@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.facts import Hazard, Scope, Severity
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.core.finding import Hazard, Severity
+from cachectl.layers.core.root import Scope
 
 #: Facts of a place or an entry, by name. ``None`` is unknown, and equals nothing.
 Facts = Mapping[str, str | None]

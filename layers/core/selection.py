@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase, translate
 from typing import NamedTuple
 
-from cachectl.layers.core.errors import BadRequest
-from cachectl.layers.core.facts import Entry
-from cachectl.layers.core.lazy import regex
+from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.core.entry import Entry
 
 _MOST = 2.0**63
 _AGE_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}

@@ -15,7 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import FAILURES, LayerError, Unsettled, reason_of
+from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, Usage
+from cachectl.layers.core.finding import FAILS, HARMLESS, Finding, Hazard
+from cachectl.layers.core.plan import Outcome
+from cachectl.layers.core.root import Root
+from cachectl.layers.core.selection import ALL, Selection
+from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import trust
 
 if TYPE_CHECKING:
@@ -23,9 +30,9 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 #: What can go wrong with one entry of several.
-EntryError = core.LayerError | OSError
+EntryError = LayerError | OSError
 #: The damage of an entry's bytes, and its effect on the library.
-Damage = core.Hazard
+Damage = Hazard
 #: What a path below a root can be to a layer, by its name: the key of an entry, something else that is the layer's or
 #: leads to its files, or neither.
 ENTRY, OWN, FOREIGN = "entry", "own", "foreign"
@@ -58,20 +65,18 @@ class Store(ABC):
 
     #: The layer's name.
     name: ClassVar[str]
-    environment: core.Environment
+    environment: Environment
     #: Artifact forms that :meth:`write` takes; :meth:`read` gives the first.
     forms: tuple[str, ...]
     #: Whether removing entries needs free disk space. Layers whose stores need none are cleared first.
     clearing_needs_room: ClassVar[bool] = False
     #: The abilities missing on this platform or installation, each with the reason.
-    refusals: Mapping[core.Ability, str] = {}
+    refusals: Mapping[Ability, str] = {}
     #: Separates a file from what is in it, or above it, in keys.
     separator: ClassVar[str] = "/"
 
     @abstractmethod
-    def scan(
-        self, root: core.Root, selection: core.Selection = core.ALL, *, contents: bool = True
-    ) -> Iterator[core.Found]:
+    def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
         """Yield the things in a root, at least those that the selection matches.
 
         Damage is yielded as a problem, never raised. With ``contents=False`` entries are not read: their kernels are
@@ -79,12 +84,12 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def read(self, root: core.Root, keys: Sequence[str]) -> Mapping[str, core.Artifact | EntryError]:
+    def read(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | EntryError]:
         """Map each key that the root has to its artifact, or to the reading error."""
 
     @abstractmethod
     def write(
-        self, root: core.Root, artifacts: Sequence[core.Artifact], *, replace: bool = False
+        self, root: Root, artifacts: Sequence[Artifact], *, replace: bool = False
     ) -> Mapping[str, bool | EntryError]:
         """Verify, stage and place entries with different keys; the caller has checked their forms.
 
@@ -93,16 +98,16 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
+    def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
         """Remove the entries of a plan in one root, and skip those that have changed since."""
 
-    def verify(self, root: core.Root) -> Iterator[core.Finding]:
+    def verify(self, root: Root) -> Iterator[Finding]:
         """Check every entry as its library would, and yield those it could not use."""
         for found in self.scan(root):
-            if isinstance(found, core.Problem):
+            if isinstance(found, Problem):
                 yield finding_of(self, root, found)
 
-    def kind_of(self, root: core.Root, path: str) -> str | None:
+    def kind_of(self, root: Root, path: str) -> str | None:
         """Return :data:`ENTRY`, :data:`OWN` or :data:`FOREIGN` for a path below a root, or a key; ``None`` if unknown.
 
         Called before an artifact is placed, because the key may come from an untrusted bundle and becomes a file name.
@@ -110,59 +115,57 @@ class Store(ABC):
         """
         return None
 
-    def usage(self, root: core.Root) -> core.Usage:
+    def usage(self, root: Root) -> Usage:
         """Count a root."""
         return sum_usage(self.scan(root, contents=False))
 
-    def in_use(self, targets: Iterable[core.Entry]) -> Iterator[tuple[core.Entry, str | None]]:
+    def in_use(self, targets: Iterable[Entry]) -> Iterator[tuple[Entry, str | None]]:
         """Pair each thing to be cleared with the reason to leave it for now, ``None`` if there is none."""
         for target in targets:
             yield target, None
 
 
-def finding_of(store: Store, root: core.Root, problem: core.Problem) -> core.Finding:
+def finding_of(store: Store, root: Root, problem: Problem) -> Finding:
     """Return the finding of a problem: unreadable things may hide entries that fail a program."""
     import shlex
 
     quoted, message = shlex.quote(str(problem.path)), problem.message
-    severity, fix = core.HARMLESS, f"nothing, or move {quoted} elsewhere"
+    severity, fix = HARMLESS, f"nothing, or move {quoted} elsewhere"
     if problem.code == "unreadable":
         owner, _, own_fix = trust.closed_by_another(problem.path, store.environment.home_folder)
         message += owner
-        severity, fix = core.FAILS, own_fix or f"chmod u+rwx {quoted}"
+        severity, fix = FAILS, own_fix or f"chmod u+rwx {quoted}"
     key = os.path.relpath(problem.path, root.path)
     where = None if key == "." else key
-    return core.Finding(store.name, root.path, where, severity, problem.code, message, fix)
+    return Finding(store.name, root.path, where, severity, problem.code, message, fix)
 
 
-def unreadable(path: Path, error: EntryError) -> core.Problem:
+def unreadable(path: Path, error: EntryError) -> Problem:
     """Return the problem of an entry that could not be read, and may be whole."""
-    return core.Problem(path, "unreadable", core.reason_of(error))
+    return Problem(path, "unreadable", reason_of(error))
 
 
 def attempt(act: Callable[[], _T]) -> _T | EntryError:
     """Return the result of a call, or the error that it raises about one entry."""
     try:
         return act()
-    except (core.LayerError, OSError) as error:
+    except (LayerError, OSError) as error:
         return error
 
 
-def read_each(
-    read: Callable[[str], core.Artifact | None], keys: Iterable[str]
-) -> dict[str, core.Artifact | EntryError]:
+def read_each(read: Callable[[str], Artifact | None], keys: Iterable[str]) -> dict[str, Artifact | EntryError]:
     """Read entries one by one, for :meth:`Store.read`."""
     found = ((key, attempt(partial(read, key))) for key in keys)
     return {key: artifact for key, artifact in found if artifact is not None}
 
 
 @contextlib.contextmanager
-def noted(failed: list[core.Note], name: str) -> Iterator[None]:
+def noted(failed: list[Note], name: str) -> Iterator[None]:
     """Note the failure of a part under a name, so that the other parts still run and count."""
     try:
         yield
-    except core.FAILURES as error:
-        failed.append(core.Note(name, core.reason_of(error)))
+    except FAILURES as error:
+        failed.append(Note(name, reason_of(error)))
 
 
 @contextlib.contextmanager
@@ -174,28 +177,28 @@ def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[N
     try:
         yield
     except BaseException:
-        with contextlib.suppress(core.LayerError, OSError):
+        with contextlib.suppress(LayerError, OSError):
             recount()
         raise
     try:
         recount()
-    except (core.LayerError, OSError) as error:
+    except (LayerError, OSError) as error:
         from cachectl.layers.disk.handles import NO_ROOM
 
         advice = "make room, then " if isinstance(error, OSError) and error.errno in NO_ROOM else ""
-        message = f"cannot count the entries again: {core.reason_of(error)}; {advice}put or purge any entry"
-        raise core.Unsettled(layer, message, index) from error
+        message = f"cannot count the entries again: {reason_of(error)}; {advice}put or purge any entry"
+        raise Unsettled(layer, message, index) from error
 
 
-def sum_usage(found: Iterable[core.Found]) -> core.Usage:
+def sum_usage(found: Iterable[Found]) -> Usage:
     """Sum a scan, holding one thing at a time."""
     sums = dict.fromkeys(("entries", "files", "bytes", "orphan_files", "orphan_bytes", "stale_unknown"), 0)
     oldest: float | None = None
     newest: float | None = None
-    problems: list[core.Problem] = []
+    problems: list[Problem] = []
     reasons: dict[str, int] = {}
     for thing in found:
-        if isinstance(thing, core.Problem):
+        if isinstance(thing, Problem):
             problems.append(thing)
             continue
         if thing.guest is not None:
@@ -221,4 +224,4 @@ def sum_usage(found: Iterable[core.Found]) -> core.Usage:
     # If something could not be counted, a number is a lower bound, and zero means nothing.
     nothing = None if any(problem.hides for problem in problems) else 0
     known = {name: number or nothing for name, number in sums.items()}
-    return core.Usage(**known, oldest=oldest, newest=newest, problems=tuple(problems), stale_because=reasons)
+    return Usage(**known, oldest=oldest, newest=newest, problems=tuple(problems), stale_because=reasons)

@@ -9,17 +9,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.lazy import later
+from cachectl.layers.core.declarations import NOWHERE, EnvSwitch, Places, Rule, at_load
+from cachectl.layers.core.finding import RISKS, Hazard
+from cachectl.layers.core.parts import About, Facts, Lookups, Outlook, Portability
 from cachectl.layers.host import drivers
 
 LIBRARIES = ("libcuda.so", "libnvidia-opencl.so")
 _DRIVER = "NVIDIA driver"
 _KERNEL_MODULE = Path("/proc/driver/nvidia")
 #: A relative or empty path leaves the driver without a cache.
-_NAMED = core.Rule("CUDA_CACHE_PATH", empty=core.NOWHERE, relative=core.NOWHERE)
+_NAMED = Rule("CUDA_CACHE_PATH", empty=NOWHERE, relative=NOWHERE)
 
 
-def _facts(environment: core.Environment) -> core.Facts:
+def _facts(environment: Environment) -> Facts:
     """Return the version of the driver that the kernel has loaded, and the models of the GPUs."""
     from cachectl.layers.host import hardware
 
@@ -27,14 +31,14 @@ def _facts(environment: core.Environment) -> core.Facts:
     return {_DRIVER: hardware.nvidia_driver(environment), "GPUs": gpus}
 
 
-def _outlook(versions: Mapping[str, str], there: core.Facts, environment: core.Environment) -> core.Outlook | None:
+def _outlook(versions: Mapping[str, str], there: Facts, environment: Environment) -> Outlook | None:
     """Judge an entry that another driver has compiled than the one of the place it comes from."""
     from cachectl.layers.host import hardware
 
     version, here = versions.get("driver"), hardware.nvidia_driver(environment)
     if version in (None, there.get(_DRIVER), here) or here is None:
         return None
-    return core.Outlook(False, f"compiled by driver {version}, here {here}")  # noqa: FBT003
+    return Outlook(False, f"compiled by driver {version}, here {here}")  # noqa: FBT003
 
 
 class CudaComputeCache(drivers.DriverLayer):
@@ -42,52 +46,52 @@ class CudaComputeCache(drivers.DriverLayer):
 
     name = "cuda"
     title = "CUDA ComputeCache"
-    about = core.About(
-        on_network=core.Hazard(
-            core.RISKS,
+    about = About(
+        on_network=Hazard(
+            RISKS,
             "programs of all nodes wait for one lock on its index, and read entries that are half written",
         ),
-        among_ranks=core.Hazard(
-            core.RISKS,
+        among_ranks=Hazard(
+            RISKS,
             "they wait for one lock on its index, and may miss files that another is just replacing",
         ),
         reveals="source text of your kernels, in keys",
         # The driver writes its version and the architecture into its keys.
-        portability=core.Portability(
+        portability=Portability(
             _facts, {_DRIVER: "the driver's version is part of every key"}, (_DRIVER, "GPUs"), outlook=_outlook
         ),
         # The driver opens the file of an entry to read it, and writes a new one in place.
-        lookups=core.Lookups(mapped=LIBRARIES, files=True),
+        lookups=Lookups(mapped=LIBRARIES, files=True),
         # A front end's key holds the source, a back end's names its constants.
         finds_tags=True,
         libraries=("libnvidia-opencl.so",),
         platforms=("NVIDIA CUDA",),
     )
-    places = core.Places(
+    places = Places(
         "CUDA_CACHE_PATH",
         linux=(
             _NAMED,
-            core.Rule(
+            Rule(
                 "HOME",
                 ".nv/ComputeCache",
-                empty=core.NOWHERE,
-                relative=core.NOWHERE,
+                empty=NOWHERE,
+                relative=NOWHERE,
                 source="default (HOME)",
             ),
         ),
-        windows=(_NAMED, core.Rule("APPDATA", "NVIDIA/ComputeCache")),
+        windows=(_NAMED, Rule("APPDATA", "NVIDIA/ComputeCache")),
     )
     makers = ("NVIDIA",)
     limit_variable, limit_highest, zero_limit_is_off = "CUDA_CACHE_MAXSIZE", 1 << 32, True
     # The driver reads it once, when it starts.
-    switch = core.EnvSwitch(
+    switch = EnvSwitch(
         "CUDA_CACHE_DISABLE",
         "1",
         "0",
         outcome="is not 1, so it does nothing",
-        read=core.at_load(*LIBRARIES),
+        read=at_load(*LIBRARIES),
     )
-    store: Any = core.later("cachectl.layers.cuda.entries", "ComputeCache")
+    store: Any = later("cachectl.layers.cuda.entries", "ComputeCache")
 
     def is_here(self) -> bool:
         """Return whether there is a driver, also one without OpenCL, or a cache."""

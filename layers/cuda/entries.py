@@ -18,17 +18,26 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from cachectl.layers import core, cuda
+from cachectl.layers import cuda
+from cachectl.layers.base import processes
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import Damaged
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.core.entry import Entry, Found, Problem, orphan
+from cachectl.layers.core.finding import HARMLESS, WASTES, Finding
+from cachectl.layers.core.root import Root
+from cachectl.layers.core.selection import Selection
+from cachectl.layers.core.store import Damage, counting, finding_of, unreadable
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.formats import details, opencl_source
-from cachectl.layers.host import hardware, processes, record
+from cachectl.layers.host import hardware, record
 from cachectl.layers.stores import files
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
 INDEX = "index"
-_DIGIT = core.regex("[0-9a-f]")
-_SHAPE = Shape((_DIGIT, _DIGIT, core.regex("[0-9a-f]{14}")), mode=0o644)
-_INDEX = Shape((core.regex(INDEX),), sums=True)
+_DIGIT = regex("[0-9a-f]")
+_SHAPE = Shape((_DIGIT, _DIGIT, regex("[0-9a-f]{14}")), mode=0o644)
+_INDEX = Shape((regex(INDEX),), sums=True)
 _REWRITES = "; the driver compiles it again and rewrites it"
 #: The largest index that is read, in bytes: four million entries.
 _LARGEST_INDEX = 1 << 26
@@ -45,10 +54,10 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 #: Its driver in the record of what was seen.
 _PRODUCT = "NVIDIA"
 
-_DEVICE = core.regex(rb"\bsm_\d+[a-z]?")
-_PTX_ENTRY = core.regex(rb"\.entry\s+([\w$]+)")
-_DRIVER = core.regex(rb"\x00(\d{3,4}\.\d+(?:\.\d+)?)\x00")
-_BUILD = core.regex(
+_DEVICE = regex(rb"\bsm_\d+[a-z]?")
+_PTX_ENTRY = regex(rb"\.entry\s+([\w$]+)")
+_DRIVER = regex(rb"\x00(\d{3,4}\.\d+(?:\.\d+)?)\x00")
+_BUILD = regex(
     rb"((?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d{4}).{0,4}?(\d\d:\d\d:\d\d)", re.DOTALL
 )
 
@@ -61,23 +70,23 @@ class ComputeCache(files.Files):
 
     shapes = (_SHAPE, _INDEX)
     forms = ("cuda-entry/65",)
-    unread = core.Damage(core.HARMLESS, _REWRITES)
+    unread = Damage(HARMLESS, _REWRITES)
 
-    def leaves(self, root: core.Root) -> Iterator[Leaf | core.Problem]:
+    def leaves(self, root: Root) -> Iterator[Leaf | Problem]:
         """Leave alone what has the name of an entry, but not its format; add the heads of entries, and a bad index."""
         _note_driver(self.environment)
         index = b""
         try:
             index = _read_index(root)
         except OSError as error:
-            yield core.unreadable(root.path / INDEX, error)
+            yield unreadable(root.path / INDEX, error)
         if not is_whole(index):
-            yield core.Problem(root.path / INDEX, "index", "is not whole")
+            yield Problem(root.path / INDEX, "index", "is not whole")
         listed = dict(split_index(index)[0])
         for leaf in self.tree_of(root).scan(head=HEADER.size):
             # Without a header that is known, only the index shows that a file belongs to the cache.
             if (
-                isinstance(leaf, core.Problem)
+                isinstance(leaf, Problem)
                 or leaf.shape is not _SHAPE
                 or stated_size(leaf.head) is not None
                 or identifier_of(leaf.entry.key) in listed
@@ -86,9 +95,9 @@ class ComputeCache(files.Files):
                 yield leaf
             else:
                 message = "has the name of an entry but not its format; left alone"
-                yield core.Problem(root.path / leaf.entry.key, "unrecognised", message)
+                yield Problem(root.path / leaf.entry.key, "unrecognised", message)
 
-    def described(self, tree: Tree, leaf: Leaf, selection: core.Selection, *, contents: bool) -> Iterator[core.Found]:
+    def described(self, tree: Tree, leaf: Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
         """Describe an entry by its key; one of another format version is opaque."""
         entry, size = leaf.entry, stated_size(leaf.head)
         seen = record.record_of(self.environment)
@@ -99,7 +108,7 @@ class ComputeCache(files.Files):
         key = None
         if size != entry.length:
             message = f"is {entry.length} bytes long, which its header does not say"
-            yield core.Problem(tree.root / entry.key, "damaged", message)
+            yield Problem(tree.root / entry.key, "damaged", message)
         else:
             key = key_of(tree.read_file(entry.key, limit=HEADER.size + HEADER.unpack(leaf.head)[1]) or b"")
         if key is not None:
@@ -124,12 +133,12 @@ class ComputeCache(files.Files):
     def require_whole(self, key: str, files: Mapping[str, bytes], path: Path | str) -> None:
         """Check version and lengths; the checksum takes longer than reading, and is checked before a put."""
         if (wrong := form_complaint(files[""])) is not None:
-            raise core.Damaged(self.name, wrong, path)
+            raise Damaged(self.name, wrong, path)
 
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
         """Check name and checksum, too."""
         if (wrong := entry_complaint(key, files[""])) is not None:
-            yield core.Damage(core.HARMLESS, wrong + _REWRITES)
+            yield Damage(HARMLESS, wrong + _REWRITES)
 
     def foreign(self, files: Mapping[str, bytes]) -> str | None:
         """Return that an entry is of another version."""
@@ -137,12 +146,12 @@ class ComputeCache(files.Files):
         is_other = len(files[""]) >= HEADER.size and version != VERSION and 0 < version < _PLAUSIBLE
         return f"{form_complaint(files[''])}; left alone" if is_other else None
 
-    def tagged_text(self, tree: Tree, entry: core.Entry) -> bytes | None:
+    def tagged_text(self, tree: Tree, entry: Entry) -> bytes | None:
         """Return the key of an entry."""
         return key_of(tree.read_file(entry.key) or b"") if entry.is_listed else None
 
     @contextmanager
-    def changing(self, root: core.Root) -> Iterator[bool]:
+    def changing(self, root: Root) -> Iterator[bool]:
         """Hold the driver's lock around a change of entries, then make the index list exactly the entries there are.
 
         The index is also written if the change fails. Raises :class:`Unsettled` where only the writing fails. Listed
@@ -154,14 +163,14 @@ class ComputeCache(files.Files):
             folder, handle = stack.enter_context(handles.opened_root(root.path)), None
             if folder is not None and plain.status_at(INDEX, dir_fd=folder) is not None:
                 handle = stack.enter_context(self._locked(root, folder))
-            stack.enter_context(core.counting(self.name, root.path / INDEX, partial(self._recount, root, handle)))
+            stack.enter_context(counting(self.name, root.path / INDEX, partial(self._recount, root, handle)))
             yield processes.using(cuda.LIBRARIES, processes=self.environment.processes) == ()
 
-    def _locked(self, root: core.Root, folder: int) -> AbstractContextManager[int]:
+    def _locked(self, root: Root, folder: int) -> AbstractContextManager[int]:
         timeout = self.environment.lock_timeout
         return locks.record_lock(self.name, root.path / INDEX, folder=folder, lock_timeout=timeout)
 
-    def _recount(self, root: core.Root, handle: int | None) -> None:
+    def _recount(self, root: Root, handle: int | None) -> None:
         """Write the index: the locked one, or a new one if there are entries. The root is made with the first entry."""
         with ExitStack() as stack:
             folder = stack.enter_context(handles.opened_root(root.path))
@@ -176,7 +185,7 @@ class ComputeCache(files.Files):
                 if new != old:
                     atomic.overwrite(handle, old, new)
 
-    def _records(self, root: core.Root, old: Mapping[int, int], folder: int | None = None) -> SizeIndex:
+    def _records(self, root: Root, old: Mapping[int, int], folder: int | None = None) -> SizeIndex:
         """Return the records that the index should have; ``folder`` is the root if it is open.
 
         What cannot be read keeps its records, and so do files that are not whole: without one nothing shows whose such
@@ -185,7 +194,7 @@ class ComputeCache(files.Files):
         sizes: dict[int, int] = {}
         new: list[tuple[int, int]] = []
         for leaf in Tree(self.name, root.path, _SHAPE, handle=folder).scan(head=HEADER.size):
-            if isinstance(leaf, core.Problem):
+            if isinstance(leaf, Problem):
                 places = ((root.path / key_from(number), number) for number in old if leaf.hides)
                 sizes.update((number, old[number]) for path, number in places if path.is_relative_to(leaf.path))
                 continue
@@ -200,13 +209,13 @@ class ComputeCache(files.Files):
         order = [*(number for number in old if number in sizes), *(number for _, number in sorted(new))]
         return tuple((number, sizes[number]) for number in dict.fromkeys(order))
 
-    def check_index(self, root: core.Root) -> Iterator[core.Finding]:
+    def check_index(self, root: Root) -> Iterator[Finding]:
         """Compare the index with the entries."""
         try:
             data = _read_index(root)
             index = split_index(data)[0] if data and is_whole(data) else None
         except OSError as error:
-            yield core.finding_of(self, root, core.unreadable(root.path / INDEX, error))
+            yield finding_of(self, root, unreadable(root.path / INDEX, error))
             return
         records = self._records(root, dict(index or ()))
         if index is None and (records or data):
@@ -222,11 +231,11 @@ class ComputeCache(files.Files):
             # It was cut, or begins with zeros. Without entries next to it, it may be anybody's.
             if records and data[:4] in (bytes(4), VERSION.to_bytes(4, "little")):
                 fix, leaf = (f"cachectl purge --damaged {self.name}", self.tree_of(root).find(INDEX))
-                thing = None if leaf is None else core.orphan(leaf.entry, complaint, idle_only=True)
-        yield core.Finding(self.name, root.path, INDEX, core.WASTES, "index", complaint, fix, thing)
+                thing = None if leaf is None else orphan(leaf.entry, complaint, idle_only=True)
+        yield Finding(self.name, root.path, INDEX, WASTES, "index", complaint, fix, thing)
 
 
-def _read_index(root: core.Root) -> bytes:
+def _read_index(root: Root) -> bytes:
     """Return the bytes of the index, none where there is no plain file. Raises :class:`OSError`."""
     try:
         return plain.read_locked(root.path / INDEX, limit=_LARGEST_INDEX)
@@ -374,13 +383,14 @@ def has_version_of(index: bytes, entry: bytes) -> bool:
 
 def write_index(records: Sequence[tuple[int, int]]) -> bytes:
     """Return the bytes of an index."""
-    total = sum(size for _, size in records)
+    # Sizes in a damaged one may have a larger sum than the field holds, in which the driver accepts any.
+    total = sum(size for _, size in records) & (1 << 64) - 1
     return _INDEX_HEADER.pack(VERSION, len(records), total) + b"".join(
         _INDEX_RECORD.pack(*record) for record in records
     )
 
 
-def _note_driver(environment: core.Environment) -> None:
+def _note_driver(environment: Environment) -> None:
     """Note the driver that the kernel has loaded, which the user's libraries have to match."""
     if version := hardware.nvidia_driver(environment):
         seen = record.record_of(environment)

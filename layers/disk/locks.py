@@ -10,7 +10,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from cachectl.layers import core
+from cachectl.layers.base.environment import LOCK_TIMEOUT, node
+from cachectl.layers.base.errors import Busy, Unreachable
 from cachectl.layers.disk import handles, plain
 from cachectl.layers.disk.atomic import create, remove_file
 
@@ -18,11 +19,11 @@ from cachectl.layers.disk.atomic import create, remove_file
 def require(layer: str, path: Path, take: Callable[[], bool], seconds: float, advice: str = "") -> None:
     """Wait for a lock. Raises :class:`Busy`."""
     if not handles.wait_until(take, seconds):
-        raise core.Busy(layer, f"locked by another process for more than {seconds:g} s{advice}", path)
+        raise Busy(layer, f"locked by another process for more than {seconds:g} s{advice}", path)
 
 
 @contextmanager
-def record_lock(layer: str, path: Path, *, folder: int, lock_timeout: float = core.LOCK_TIMEOUT) -> Iterator[int]:
+def record_lock(layer: str, path: Path, *, folder: int, lock_timeout: float = LOCK_TIMEOUT) -> Iterator[int]:
     """Hold a POSIX record lock on a whole plain file; yield the open file's descriptor.
 
     The file is opened, or made, in the open ``folder``, even if its path now leads elsewhere. The CUDA driver and
@@ -32,7 +33,7 @@ def record_lock(layer: str, path: Path, *, folder: int, lock_timeout: float = co
     try:
         handle = plain.open_plain(path.name, dir_fd=folder, flags=os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        raise core.Unreachable(layer, f"cannot open: {error.strerror}", path) from error
+        raise Unreachable(layer, f"cannot open: {error.strerror}", path) from error
     try:
         require(layer, path, partial(handles.try_record_lock, handle), lock_timeout)
         yield handle
@@ -42,7 +43,7 @@ def record_lock(layer: str, path: Path, *, folder: int, lock_timeout: float = co
 
 @contextmanager
 def file_lock(
-    layer: str, path: Path, *, folder: int | None = None, lock_timeout: float = core.LOCK_TIMEOUT
+    layer: str, path: Path, *, folder: int | None = None, lock_timeout: float = LOCK_TIMEOUT
 ) -> Iterator[int | None]:
     """Hold ``flock`` on a plain file, as Intel's driver does; yield its descriptor, ``None`` if there is no such file.
 
@@ -57,7 +58,7 @@ def file_lock(
             yield None
             return
         except OSError as error:
-            raise core.Unreachable(layer, f"cannot open: {error.strerror}", path) from error
+            raise Unreachable(layer, f"cannot open: {error.strerror}", path) from error
         try:
             require(layer, path, partial(handles.try_flock, handle), lock_timeout)
             if handles.is_same_file(name, handle, dir_fd=folder):
@@ -76,7 +77,7 @@ def presence_lock(
     path: Path,
     *,
     folder: int | None = None,
-    lock_timeout: float = core.LOCK_TIMEOUT,
+    lock_timeout: float = LOCK_TIMEOUT,
     abandoned: Callable[[float], bool] = lambda _age: False,
 ) -> Iterator[None]:
     """Hold a lock that is the existence of a file, as PyOpenCL's is.
@@ -99,10 +100,10 @@ def presence_lock(
                 return True
 
             require(layer, path, is_made, lock_timeout, "; if no program is running, remove the lock")
-        except core.Busy:
+        except Busy:
             raise
         except OSError as error:
-            raise core.Unreachable(layer, f"cannot lock: {error.strerror}", path) from error
+            raise Unreachable(layer, f"cannot lock: {error.strerror}", path) from error
         yield
 
 
@@ -132,7 +133,7 @@ def _make_lock(folder: int, name: str, stack: ExitStack) -> bool:
         handles.take_flock(handle)
         with suppress(OSError):
             # On a full disk the lock stays empty like PyOpenCL's own, and is still valid.
-            os.write(handle, b"cachectl %d %s\n" % (os.getpid(), os.fsencode(core.node())))
+            os.write(handle, b"cachectl %d %s\n" % (os.getpid(), os.fsencode(node())))
         if unnamed is not None:
             os.link(f"/proc/self/fd/{unnamed}", name, dst_dir_fd=folder, follow_symlinks=True)
     except FileExistsError:
@@ -175,7 +176,7 @@ def _nobody_holds(folder: int, name: str, abandoned: Callable[[float], bool]) ->
         match = re.fullmatch(rb"(?:cachectl \d+ (.*)\n)?", os.read(handle, 300))
         if match is None:
             return False
-        is_ours = match[1] == os.fsencode(core.node())
+        is_ours = match[1] == os.fsencode(node())
         return bool(handles.take_flock(handle)) if is_ours else abandoned(time.time() - os.fstat(handle).st_mtime)
     finally:
         os.close(handle)

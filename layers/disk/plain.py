@@ -13,7 +13,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from cachectl.layers.core.errors import LARGEST_ENTRY, too_large
+from cachectl.layers.base.limits import LARGEST_ENTRY
+from cachectl.layers.base.text import too_large
 
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)

@@ -13,8 +13,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from cachectl.layers.base.processes import mount_of
 from cachectl.layers.disk.plain import nearest
-from cachectl.layers.host.processes import mount_of
 
 #: The number of the system call ``quotactl_fd`` (Linux 5.14) on every architecture but alpha.
 _QUOTACTL_FD = 443

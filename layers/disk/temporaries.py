@@ -15,15 +15,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cachectl.layers import core
+from cachectl.layers.base import processes
+from cachectl.layers.base.environment import Environment, node, user_name, user_state_folder
+from cachectl.layers.base.errors import PARSE_ERRORS, CachectlError
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.text import printable
 from cachectl.layers.disk import atomic, handles, plain, trust
-from cachectl.layers.host import processes
 
 #: Prefix of the names of temporary folders.
 TEMPORARY = "cachectl-"
-_NAME = core.regex(TEMPORARY + r"(?:stage-)?[0-9a-f]{16}")
+_NAME = regex(TEMPORARY + r"(?:stage-)?[0-9a-f]{16}")
 _LOCK = ".lock"
-_KILLED = "a temporary folder left by a cachectl that was killed"
 #: Limit on the size of a record, in bytes.
 _LARGEST = 16 << 20
 
@@ -37,12 +39,12 @@ class _Owner(NamedTuple):
 
 
 @contextmanager
-def owned_folder(parent: Path, prefix: str, environment: core.Environment) -> Iterator[Path]:
+def owned_folder(parent: Path, prefix: str, environment: Environment) -> Iterator[Path]:
     """Yield an empty folder with a random name in a private folder, hold its lock, and delete it afterwards.
 
     A forked child leaves that to the process that made the folder.
     """
-    from cachectl.layers.core.documents import encode_json
+    from cachectl.layers.base.documents import encode_json
 
     owner = os.getpid()
     while True:
@@ -53,7 +55,7 @@ def owned_folder(parent: Path, prefix: str, environment: core.Environment) -> It
             break
         # A sweep of another process took the lock first, and removes the file.
         os.close(lock)
-    record = _Owner(core.node(), owner, processes.start_of(owner, processes=environment.processes))
+    record = _Owner(node(), owner, processes.start_of(owner, processes=environment.processes))
     try:
         atomic.write_all(lock, (encode_json(record._asdict()),))
         os.mkdir(folder, 0o700)
@@ -76,7 +78,7 @@ def _remove(folder: Path) -> bool:
 
 
 @contextmanager
-def temporary_folder(environment: core.Environment, notice: Callable[[str], None] = lambda _: None) -> Iterator[Path]:
+def temporary_folder(environment: Environment, notice: Callable[[str], None] = lambda _: None) -> Iterator[Path]:
     """Yield an empty folder that no other user can enter, and delete it afterwards.
 
     After a kill the next purge or prune deletes it. The environment decides where temporary folders are; ``notice``
@@ -85,19 +87,19 @@ def temporary_folder(environment: core.Environment, notice: Callable[[str], None
     """
     try:
         parent = private_folder(environment.temporary)
-    except core.CachectlError as reason:
+    except CachectlError as reason:
         elsewhere = _scratch_folder(environment)
         try:
             parent = private_folder(elsewhere, make=True)
-        except core.CachectlError as error:
+        except CachectlError as error:
             advice = "set TMPDIR to a folder of mode 700"
-            raise core.CachectlError(f"no place for temporary folders: {reason}; {error}; {advice}") from error
+            raise CachectlError(f"no place for temporary folders: {reason}; {error}; {advice}") from error
         notice(f"{reason}; temporary folders are made in {elsewhere}")
     with owned_folder(parent, TEMPORARY, environment) as folder:
         yield folder
 
 
-def _abandoned_in(parent: Path, environment: core.Environment) -> Iterator[Path]:
+def _abandoned_in(parent: Path, environment: Environment) -> Iterator[Path]:
     """Yield the temporary folders in a private folder that nobody uses any more, and those that left only a lock file.
 
     Each is locked while the caller handles it. Yields nothing on a platform that does not show its processes.
@@ -112,16 +114,16 @@ def _abandoned_in(parent: Path, environment: core.Environment) -> Iterator[Path]
                 yield folder
 
 
-def _may_be_used(folder: Path, record: _Owner, environment: core.Environment, *, is_shared: bool) -> bool:
+def _may_be_used(folder: Path, record: _Owner, environment: Environment, *, is_shared: bool) -> bool:
     """Return whether the owner of a folder lives, here or on another machine, or a process was given its path."""
-    if is_shared and record.host != core.node():
+    if is_shared and record.host != node():
         return True
     if record.start is not None and processes.start_of(record.pid, processes=environment.processes) == record.start:
         return True
     return processes.mentioning(folder, processes=environment.processes) is not False
 
 
-def remove_abandoned(environment: core.Environment, parents: Iterable[Path] | None = None) -> int:
+def remove_abandoned(environment: Environment, parents: Iterable[Path] | None = None) -> int:
     """Remove the temporary folders that killed commands left in ``parents``; return the number removed.
 
     ``parents`` are private folders of this user, by default those of temporary folders.
@@ -134,32 +136,24 @@ def remove_abandoned(environment: core.Environment, parents: Iterable[Path] | No
     return removed
 
 
-def abandoned_temporaries(environment: core.Environment) -> tuple[core.Entry, ...]:
-    """Return the temporary folders of killed commands, measured. Removes nothing."""
+def abandoned_temporaries(environment: Environment) -> tuple[Path, ...]:
+    """Return the temporary folders of killed commands. Removes nothing."""
     return tuple(
-        _measured(folder)
+        folder
         for parent in temporary_parents(environment)
         for folder in _abandoned_in(parent, environment)
         if os.path.lexists(folder)
     )
 
 
-def _measured(folder: Path) -> core.Entry:
-    steps = [status for path in (folder, *folder.rglob("*")) if (status := plain.status_at(path)) is not None]
-    files = [status.st_size for status in steps if stat.S_ISREG(status.st_mode)]
-    newest = max((status.st_mtime for status in steps), default=0.0)
-    entry = core.Entry("cachectl", folder.name, folder.parent, sum(files), len(files), modified=newest)
-    return core.orphan(entry, _KILLED)
-
-
 @contextmanager
 def _taken(lock: Path) -> Iterator[_Owner | None]:
     """Take a lock for a block; yield its record, ``None`` if another process holds it, or no cachectl has made it."""
-    from cachectl.layers.core.documents import parse_json
+    from cachectl.layers.base.documents import parse_json
 
     with ExitStack() as stack:
         owner = None
-        with suppress(OSError, *core.PARSE_ERRORS):
+        with suppress(OSError, *PARSE_ERRORS):
             handle = plain.open_plain(lock, flags=os.O_RDWR | os.O_CLOEXEC)
             stack.callback(os.close, handle)
             if handles.take_flock(handle) and handles.is_same_file(lock, handle):
@@ -187,7 +181,7 @@ def private_folder(place: Path, *, make: bool = False) -> Path:
     except OSError as error:
         folder, why = Path(error.filename or place), error.strerror
     if why is not None:
-        raise core.CachectlError(f"{core.printable(folder)}: {why}")
+        raise CachectlError(f"{printable(folder)}: {why}")
     return folder
 
 
@@ -195,7 +189,7 @@ def _own_place(place: Path, *, make: bool) -> tuple[Path, str | None]:
     """Return the folder, and why it is not private."""
     has_users = hasattr(os, "geteuid")
     if has_users and (owner := trust.deciding_owner(place)) is not None:
-        return place, f"a part of the path belongs to {core.user_name(owner)}, who can replace it"
+        return place, f"a part of the path belongs to {user_name(owner)}, who can replace it"
     place = Path(os.path.realpath(place))
     missing = [folder for folder in (*reversed(place.parents), place) if make and not folder.exists()]
     for present, folders in ((missing[0].parent if missing else place, missing), (place, [])):
@@ -223,13 +217,13 @@ def _why_not_private(folder: Path) -> str | None:
     if not stat.S_ISDIR(status.st_mode):
         return "not a folder, or a link to one; remove it, or name another folder"
     if status.st_uid != os.geteuid():
-        return f"belongs to {core.user_name(status.st_uid)}, who can replace what is in it; name another folder"
+        return f"belongs to {user_name(status.st_uid)}, who can replace what is in it; name another folder"
     if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         return f"others have access to it (mode {stat.S_IMODE(status.st_mode):04o}); chmod 700 it"
     return None
 
 
-def temporary_parents(environment: core.Environment) -> Iterator[Path]:
+def temporary_parents(environment: Environment) -> Iterator[Path]:
     """Yield this user's folders that may hold abandoned temporary folders; makes none."""
     if not hasattr(os, "geteuid"):
         return
@@ -240,9 +234,9 @@ def temporary_parents(environment: core.Environment) -> Iterator[Path]:
                 yield folder
 
 
-def _scratch_folder(environment: core.Environment) -> Path:
+def _scratch_folder(environment: Environment) -> Path:
     """Return the folder in the user's home that replaces the temporary one.
 
     It ignores variables that move caches: a command in an isolated run must not make its temporary folder in there.
     """
-    return Path(os.path.realpath(core.user_state_folder(environment) / "scratch"))
+    return Path(os.path.realpath(user_state_folder(environment) / "scratch"))

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cachectl.layers.core.environment import user_name
+from cachectl.layers.base.environment import user_name
 from cachectl.layers.disk.plain import nearest
 
 #: The user id that represents all users unknown to a user namespace.

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from cachectl.layers import core
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.formats import details, pickles
 
 # Each part can match in only one way, a bounded number of times, so no source causes much backtracking. PyOpenCL's own
 # scans write KERNEL REQD_WG_SIZE(128, 1, 1) void (pyopencl/scan.py).
 _ATTRIBUTE = rb"(?:__attribute__\s{0,9}\(\((?:(?!\)\)).){0,200}\){2,9}\s{0,99}){0,9}"
-_KERNEL = core.regex(
+_KERNEL = regex(
     rb"\b(?:(?:__)?kernel|KERNEL)\s{1,99}(?:REQD_WG_SIZE\([^()]{0,99}\)\s{0,99})?"
     + _ATTRIBUTE
     + rb"void\s{1,99}"

@@ -11,32 +11,32 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from cachectl.layers import core
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.formats.details import names_or_none
 from cachectl.layers.formats.pickles import Thing, attributes, things, walk
 
 #: What loopy writes for a package that does not say its version.
 UNKNOWN = "_UNKNOWN_"
 _VERSION = r"\d+\.\d+\.\d+\.(?:alpha|beta|candidate|final)\.\d+"
-_SQLITE = core.regex(rf"pdict-v5-(?P<identifier>.+?)(?P<dash>-?)(?P<python>{_VERSION})\.sqlite", re.DOTALL)
-_FOLDER = core.regex(rf"pdict-v(?P<generation>[34])-(?P<identifier>.+)-py(?P<python>{_VERSION})", re.DOTALL)
+_SQLITE = regex(rf"pdict-v5-(?P<identifier>.+?)(?P<dash>-?)(?P<python>{_VERSION})\.sqlite", re.DOTALL)
+_FOLDER = regex(rf"pdict-v(?P<generation>[34])-(?P<identifier>.+)-py(?P<python>{_VERSION})", re.DOTALL)
 #: The levels of an entry of a v3 or v4 dictionary, whose hash is fanned out, and its files.
 V4_LEVELS = (
-    core.regex(r"pdict-v[34]-.+"),
-    core.regex(r"[0-9a-f]{3}"),
-    core.regex(r"[0-9a-f]{3}"),
-    core.regex(r"[0-9a-f]{10,58}"),
+    regex(r"pdict-v[34]-.+"),
+    regex(r"[0-9a-f]{3}"),
+    regex(r"[0-9a-f]{3}"),
+    regex(r"[0-9a-f]{10,58}"),
 )
-V4_MEMBERS = core.regex("key|contents|lock")
+V4_MEMBERS = regex("key|contents|lock")
 
 # Releases until 2024.1 add the revision in git, or "None".
-_DATA_MODEL = core.regex(r"-(?P<loopy>\d[^-]*)-islpy(?P<islpy>[^-]+)-cgen(?P<cgen>[^-]+)(?:-[^-]+)?-v\d+$")
+_DATA_MODEL = regex(r"-(?P<loopy>\d[^-]*)-islpy(?P<islpy>[^-]+)-cgen(?P<cgen>[^-]+)(?:-[^-]+)?-v\d+$")
 # Names that loopy and PyOpenCL derive from a kernel's own. A pickled short string is its length in one byte,
 # then the text: the length says where the name ends.
-_DERIVED = core.regex(rb"\x8c(.)(?=(invoke_|_lpy_host_|enqueue_knl_))", re.DOTALL)
+_DERIVED = regex(rb"\x8c(.)(?=(invoke_|_lpy_host_|enqueue_knl_))", re.DOTALL)
 # The two places of loopy's names in its keys: the set of a translation unit, and the first attributes of a kernel.
 _ENTRYPOINTS = b"\x8c\x0bentrypoints\x94("
-_KERNEL_NAME = core.regex(rb"\x8c(.)([^\x00-\x1f]{1,255})\x94\x8c\x09preambles\x94", re.DOTALL)
+_KERNEL_NAME = regex(rb"\x8c(.)([^\x00-\x1f]{1,255})\x94\x8c\x09preambles\x94", re.DOTALL)
 #: Opcodes of a set of names, and of a name that stood earlier in the pickle.
 _IN_SET = frozenset({"MARK", "MEMOIZE", "SHORT_BINUNICODE", "BINGET", "LONG_BINGET"})
 #: Objects at the beginning of a pickle among which such a name is looked up.

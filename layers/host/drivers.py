@@ -19,9 +19,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment, answered_once
+from cachectl.layers.base.errors import LayerError
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.core.declarations import HERE, NOWHERE, EnvSwitch, Places
+from cachectl.layers.core.entry import Entry
+from cachectl.layers.core.finding import RECOMPILES, WASTES, Finding, Hazard
+from cachectl.layers.core.layer import Fault, Layer, faults_of, first_place, misread, off
+from cachectl.layers.core.root import ABSENT, DISABLED, ENABLED, State
+from cachectl.layers.disk.distributions import names_in
 from cachectl.layers.disk.plain import open_plain, read_installed
-from cachectl.layers.host.distributions import names_in
 
 #: Parts of file names of driver libraries, and their makers.
 _MAKERS = (
@@ -46,8 +53,8 @@ _ARCHITECTURE = getattr(sys.implementation, "_multiarch", "")
 _LIBRARIES = (*((f"lib/{_ARCHITECTURE}",) if _ARCHITECTURE else ()), "lib64", "lib")
 _LINKER_FOLDERS = tuple(f"{top}/{name}" for name in _LIBRARIES for top in ("", "/usr"))
 #: A number as ``atoll`` reads it.
-_NUMBER = core.regex(r"\s*[+-]?\d{1,18}", re.ASCII)
-_PLAIN_NUMBER = core.regex(r"\s*[+-]?\d+\s*", re.ASCII)
+_NUMBER = regex(r"\s*[+-]?\d{1,18}", re.ASCII)
+_PLAIN_NUMBER = regex(r"\s*[+-]?\d+\s*", re.ASCII)
 #: The bytes above which drivers drop entries unless a variable says otherwise.
 _LIMIT = 1 << 30
 #: The part of a limit above which a library is about to drop entries.
@@ -82,19 +89,19 @@ class Loader(NamedTuple):
 # ---------------------------------------------------------------------- drivers
 
 
-@core.answered_once
-def find_drivers(environment: core.Environment) -> tuple[Driver, ...]:
+@answered_once
+def find_drivers(environment: Environment) -> tuple[Driver, ...]:
     """Return the drivers that the loaders of this environment find, each once for each file that registers it."""
     drivers = (driver for loader in find_loaders(environment) for driver in _found_by(loader, environment))
     return tuple({driver[1:]: driver for driver in drivers}.values())
 
 
-def opencl_drivers(environment: core.Environment) -> tuple[str, ...]:
+def opencl_drivers(environment: Environment) -> tuple[str, ...]:
     """Return the makers of the drivers, each once."""
     return tuple(dict.fromkeys(maker for maker, *_ in find_drivers(environment)))
 
 
-def driver_libraries(environment: core.Environment, maker: str) -> tuple[str, ...]:
+def driver_libraries(environment: Environment, maker: str) -> tuple[str, ...]:
     """Return the libraries of one maker's drivers, each once: a link to one of them, or a copy, counts as the same."""
     libraries: dict[tuple[str, int | None], str] = {}
     for made_by, library, _ in find_drivers(environment):
@@ -107,13 +114,13 @@ def driver_libraries(environment: core.Environment, maker: str) -> tuple[str, ..
     return tuple(libraries.values())
 
 
-def names_missing(environment: core.Environment) -> bool:
+def names_missing(environment: Environment) -> bool:
     """Return whether an ICD file names a library that is not there, as on a file system that is not mounted."""
     named = ((name, one) for one in find_loaders(environment) for name, _ in _registered(one, environment))
     return any(name and find_library(name, environment, loader.linked) is None for name, loader in named)
 
 
-def _found_by(loader: Loader, environment: core.Environment) -> Iterator[Driver]:
+def _found_by(loader: Loader, environment: Environment) -> Iterator[Driver]:
     """Yield the drivers that one loader finds. It skips files that name no library which is there."""
     if loader.driver is not None:
         yield loader.driver, str(loader.file), str(loader.file)
@@ -131,7 +138,7 @@ def _found_by(loader: Loader, environment: core.Environment) -> Iterator[Driver]
 _Named = tuple[str, str | None]
 
 
-def _registered(loader: Loader, environment: core.Environment) -> Iterator[_Named]:
+def _registered(loader: Loader, environment: Environment) -> Iterator[_Named]:
     """Yield the libraries that variables name, then those of the ICD files in a folder.
 
     By ocl-icd, empty values are ignored, and an ``OCL_ICD_VENDORS`` that is no folder names an ICD file or a library:
@@ -186,7 +193,7 @@ def _in_file(loader: Loader, file: str) -> Iterator[_Named]:
 # ---------------------------------------------------------------------- loaders
 
 
-def find_loaders(environment: core.Environment) -> tuple[Loader, ...]:
+def find_loaders(environment: Environment) -> tuple[Loader, ...]:
     """Return the loaders of PyOpenCL in this Python, in activated environments, and in Pythons that the user named.
 
     If it is not known which loader this Python uses, all that programs here may use are returned.
@@ -211,7 +218,7 @@ def find_loaders(environment: core.Environment) -> tuple[Loader, ...]:
     return loaders
 
 
-def _of_pyopencl(environment: core.Environment, prefix: Path | None, site: Iterable[Path]) -> tuple[Loader, ...]:
+def _of_pyopencl(environment: Environment, prefix: Path | None, site: Iterable[Path]) -> tuple[Loader, ...]:
     """Return the loader that PyOpenCL is linked with; none if PyOpenCL or its loader is not found."""
     package = next((package for folder in site if os.path.isdir(package := f"{folder}/pyopencl")), "")
     if not package:
@@ -273,7 +280,7 @@ def _ending(content: bytes, end: str) -> Iterator[str]:
 # ---------------------------------------------------------------------- the dynamic linker
 
 
-def find_library(name: str, environment: core.Environment, linked: Folders = ((), ())) -> str | None:
+def find_library(name: str, environment: Environment, linked: Folders = ((), ())) -> str | None:
     """Return the library that the dynamic linker opens by this name, ``None`` if there is none.
 
     ``linked`` are the folders of the library that asks for it. Where the linker's rules are not known, as on a platform
@@ -337,7 +344,7 @@ def _kind(path: str) -> bytes | None:
 # ---------------------------------------------------------------------- layers
 
 
-class DriverLayer(core.Layer):
+class DriverLayer(Layer):
     """The cache of an OpenCL driver, which exists if the driver is registered, or has left a cache.
 
     Each problem is declared once: it is the reason of the state, and the finding.
@@ -345,18 +352,18 @@ class DriverLayer(core.Layer):
 
     #: The makers of the drivers.
     makers: ClassVar[tuple[str, ...]]
-    places: ClassVar[core.Places]
-    switch: ClassVar[core.EnvSwitch]
+    places: ClassVar[Places]
+    switch: ClassVar[EnvSwitch]
     #: Further variables whose values have outcomes that few expect.
-    others: ClassVar[tuple[core.EnvSwitch, ...]] = ()
+    others: ClassVar[tuple[EnvSwitch, ...]] = ()
     #: The variable with the bytes above which the driver drops entries, if there is one, and the largest limit.
     limit_variable: ClassVar[str] = ""
     limit_highest: ClassVar[int | None] = None
     #: Whether the driver stores nothing if the limit is 0, which else is no limit.
     zero_limit_is_off: ClassVar[bool] = False
     #: The effect of a variable that leaves the driver without a place.
-    placeless: ClassVar[core.Hazard] = core.Hazard(
-        core.RECOMPILES, "is not absolute: the driver keeps nothing, and every run compiles"
+    placeless: ClassVar[Hazard] = Hazard(
+        RECOMPILES, "is not absolute: the driver keeps nothing, and every run compiles"
     )
 
     def drivers(self) -> tuple[str, ...]:
@@ -368,89 +375,89 @@ class DriverLayer(core.Layer):
         """Return whether there is a driver or a cache."""
         return bool(self.drivers()) or any(root.exists for root in self.roots())
 
-    def state(self) -> core.State:
+    def state(self) -> State:
         """Return the condition of the first problem that has one: all but a switch count only with a driver."""
         here, odd = self.is_here(), []
         for condition, fault in self.faults():
             if condition is not None and (here or fault.code == "off"):
-                return core.State(condition, fault.message, self.drivers())
+                return State(condition, fault.message, self.drivers())
             odd += [fault.message] if fault.code == "variable" else []
         if not here:
             who = " or ".join(self.makers)
-            return core.State(core.ABSENT, f"no driver of {who} is here, and none has left a cache")
+            return State(ABSENT, f"no driver of {who} is here, and none has left a cache")
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         named = "on by default" if value is None or odd else f"{variable}={value}"
-        return core.State(core.ENABLED, "; ".join((named, *odd)), self.drivers())
+        return State(ENABLED, "; ".join((named, *odd)), self.drivers())
 
-    def diagnose(self) -> Iterator[core.Finding]:
+    def diagnose(self) -> Iterator[Finding]:
         """Yield the problems, and a cache that is nearly full."""
         here = self.is_here()
         yield from (fault for _, fault in self.faults() if here or fault.code == "off")
         if here and self.limit_variable:
             yield from self._nearly_full()
 
-    def faults(self) -> Iterator[core.Fault]:
+    def faults(self) -> Iterator[Fault]:
         """Yield the problems with the variables, each with the condition that follows from it."""
-        yield from core.faults_of(self, (self.switch, *self.others))
+        yield from faults_of(self, (self.switch, *self.others))
         yield from self._place_faults()
         if self.limit_variable:
             yield from self._limit_faults()
 
-    def _place_faults(self) -> Iterator[core.Fault]:
+    def _place_faults(self) -> Iterator[Fault]:
         environment, decided = self.environment, self.places.deciding(self.environment)
         if decided is None:
             rules = self.places.rules(environment.platform)
             if rules and not self.roots():
                 message = f"{rules[-1].variable} is not set: the driver has no place for a cache"
                 fix = f"export {rules[-1].variable}={shlex.quote(str(environment.home))}"
-                found = core.Finding(self.name, Path("*"), None, core.RECOMPILES, "variable", message, fix)
-                yield core.DISABLED, found
+                found = Finding(self.name, Path("*"), None, RECOMPILES, "variable", message, fix)
+                yield DISABLED, found
             return
         rule, value, odd = decided
         home = environment.home if rule.variable == "HOME" else environment.absolute(value)
         absolute = f"export {rule.variable}={shlex.quote(str(home))}"
         fixes = absolute if value or rule.variable == "HOME" else None
-        if odd == core.NOWHERE:
-            yield core.DISABLED, core.misread(self, rule.variable, *self.placeless, fixes)
-        elif odd == core.HERE and environment.platform != "win32":
+        if odd == NOWHERE:
+            yield DISABLED, misread(self, rule.variable, *self.placeless, fixes)
+        elif odd == HERE and environment.platform != "win32":
             outcome = "is not absolute: each folder that a program is started from gets a cache of its own"
-            yield None, core.misread(self, rule.variable, core.RECOMPILES, outcome, fixes)
+            yield None, misread(self, rule.variable, RECOMPILES, outcome, fixes)
 
-    def _limit_faults(self) -> Iterator[core.Fault]:
+    def _limit_faults(self) -> Iterator[Fault]:
         if (value := self.environment.get(self.limit_variable)) is None:
             return
         number = _leading_number(value)
-        condition = core.DISABLED if self.zero_limit_is_off and not number else None
+        condition = DISABLED if self.zero_limit_is_off and not number else None
         if not _PLAIN_NUMBER.fullmatch(value):
             outcome = f"is no number of bytes: the driver takes it for {number}"
-            severity = core.RECOMPILES if number or condition else core.WASTES
-            yield condition, core.misread(self, self.limit_variable, severity, outcome)
+            severity = RECOMPILES if number or condition else WASTES
+            yield condition, misread(self, self.limit_variable, severity, outcome)
         elif condition is not None:
-            yield condition, core.off(self, self.limit_variable)
+            yield condition, off(self, self.limit_variable)
 
-    def _nearly_full(self) -> Iterator[core.Finding]:
+    def _nearly_full(self) -> Iterator[Finding]:
         value = self.environment.get(self.limit_variable)
         number = _LIMIT if value is None else _leading_number(value)
         if number <= 0 or not (value is None or _PLAIN_NUMBER.fullmatch(value)):
             return
         most, held = min(number, self.limit_highest or number), 0
         # Report names a root that cannot be read.
-        with suppress(core.LayerError, OSError):
+        with suppress(LayerError, OSError):
             listed = (found for root in self.roots() for found in self.store.scan(root, contents=False))
             # The driver counts lengths, not blocks.
-            held = sum(found.length for found in listed if isinstance(found, core.Entry) and found.is_listed)
+            held = sum(found.length for found in listed if isinstance(found, Entry) and found.is_listed)
         wanted = 2 * max(most, held)
         fix = f"export {self.limit_variable}={wanted}"
         if self.limit_highest is not None and wanted > self.limit_highest:
             fix = f"cachectl prune --max-size {most // 2}B {self.name}"
         said = "the default" if value is None else self.limit_variable
         message = f"holds {held:,} of at most {most:,} bytes ({said}): the driver drops entries to make room"
-        yield from self.near_limit(held, most, message, fix, core.first_place(self))
+        yield from self.near_limit(held, most, message, fix, first_place(self))
 
-    def near_limit(self, held: int, limit: int, message: str, fix: str, place: Path) -> Iterator[core.Finding]:
+    def near_limit(self, held: int, limit: int, message: str, fix: str, place: Path) -> Iterator[Finding]:
         """Yield a finding if so many bytes are close to the limit, above which the library drops entries."""
         if held >= _NEARLY * limit:
-            yield core.Finding(self.name, place, None, core.RECOMPILES, "cap", message, fix)
+            yield Finding(self.name, place, None, RECOMPILES, "cap", message, fix)
 
 
 def _leading_number(value: str) -> int:

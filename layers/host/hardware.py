@@ -9,22 +9,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.lazy import regex
 
 #: From this generation on the runtime counts pairs of compute units or single ones; both occur.
 _PAIRED = 10
 #: Up to this number compute units are written in decimal.
 _DECIMAL = 64
-_COUNT = core.regex(r"[1-9][0-9]{0,11}")
+_COUNT = regex(r"[1-9][0-9]{0,11}")
 #: A property, whose number has a limited length.
-_PROPERTY = core.regex(r"(?m)^(\w+) ([0-9]{1,12})$")
+_PROPERTY = regex(r"(?m)^(\w+) ([0-9]{1,12})$")
 #: Where NVIDIA's kernel module states its version, below ``/proc``.
 NVIDIA_VERSION = "driver/nvidia/version"
-_NVIDIA = core.regex(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
-_VERSION = core.regex(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})")
+_NVIDIA = regex(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
+_VERSION = regex(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})")
 
 
-def amd_gpus(environment: core.Environment) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def amd_gpus(environment: Environment) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return the GPUs of this machine, equal ones once, as the variables let MIOpen see them.
 
     Each is its architecture, and the names of its databases, with the numbers of compute units it may be counted with.
@@ -41,7 +42,7 @@ def amd_gpus(environment: core.Environment) -> tuple[tuple[str, tuple[str, ...]]
     return tuple(gpus)
 
 
-def _seen_by_miopen(environment: core.Environment, version: int, units: int) -> tuple[str, tuple[int, ...]]:
+def _seen_by_miopen(environment: Environment, version: int, units: int) -> tuple[str, tuple[int, ...]]:
     major, minor, step = version // 10000, version // 100 % 100, version % 100
     if (enforced := _VERSION.fullmatch(environment.get("HSA_OVERRIDE_GFX_VERSION") or "")) is not None:
         major, minor, step = map(int, enforced.groups())
@@ -51,19 +52,19 @@ def _seen_by_miopen(environment: core.Environment, version: int, units: int) -> 
     return named or f"gfx{major}{minor:x}{step:x}", (int(counted),) if _COUNT.fullmatch(counted) else counts
 
 
-def nvidia_driver(environment: core.Environment) -> str | None:
+def nvidia_driver(environment: Environment) -> str | None:
     """Return the version of NVIDIA's driver that the kernel has loaded."""
     match = _NVIDIA.search(_text(environment.processes / NVIDIA_VERSION))
     return None if match is None else match[1]
 
 
-def nvidia_gpus(environment: core.Environment) -> tuple[str, ...]:
+def nvidia_gpus(environment: Environment) -> tuple[str, ...]:
     """Return the model of each NVIDIA GPU."""
     files = sorted((environment.processes / "driver" / "nvidia" / "gpus").glob("*/information"))
     return tuple(fields["Model"] for file in files if "Model" in (fields := _fields(_text(file))))
 
 
-def processor(environment: core.Environment) -> tuple[str | None, str | None]:
+def processor(environment: Environment) -> tuple[str | None, str | None]:
     """Return the model of the first processor, and a digest of its features in any order."""
     import hashlib
 

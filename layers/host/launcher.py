@@ -10,7 +10,7 @@ job does not get the variables of the job itself.
 
 from __future__ import annotations
 
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment
 
 #: Variables of the number of ranks and of the own rank: Open MPI, MPICH and its kin, MVAPICH, PALS, LSF, Flux, Slurm,
 #: PMIx, and Hydra for one node. If the number is missing, a rank above zero shows that there are several.
@@ -40,7 +40,7 @@ _DIGITS = 12
 Launch = tuple[str, int | None, int | None]
 
 
-def launched(environment: core.Environment) -> Launch | None:
+def launched(environment: Environment) -> Launch | None:
     """Return the launch of this job; ``None`` if there is no launcher, or if it started a single rank."""
     counted: list[tuple[int, int, Launch]] = []
     uncounted: list[Launch] = []
@@ -58,7 +58,7 @@ def launched(environment: core.Environment) -> Launch | None:
     return least if ranks > 1 else None
 
 
-def number_of(environment: core.Environment, variable: str) -> int | None:
+def number_of(environment: Environment, variable: str) -> int | None:
     """Return the number in a variable; ``None`` if it is not set or no number."""
     value = environment.get(variable) or ""
     return int(value) if value.isascii() and value.isdigit() and len(value) <= _DIGITS else None

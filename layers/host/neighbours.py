@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment, user_name
 from cachectl.layers.disk.plain import means_absent, status_at
 
 _TSFC = "FIREDRAKE_TSFC_KERNEL_CACHE_DIR"
@@ -47,7 +47,7 @@ _ROWS = (
 )
 
 
-def neighbours(environment: core.Environment) -> list[Neighbour]:
+def neighbours(environment: Environment) -> list[Neighbour]:
     """Return every place that a variable names, and the default places that exist.
 
     If no variable is set, a default of each library is listed even if it does not exist.
@@ -65,13 +65,13 @@ def neighbours(environment: core.Environment) -> list[Neighbour]:
     return found
 
 
-def _default(text: str, environment: core.Environment) -> tuple[Path, str] | None:
+def _default(text: str, environment: Environment) -> tuple[Path, str] | None:
     """Return the first place of a text that is known, with the variable that it follows."""
     for place in text.split():
         start, _, below = place.partition("/")
         if start[0] != "$":
             user = os.getuid() if hasattr(os, "getuid") else 0
-            login = environment.get("LOGNAME") or environment.get("USER") or core.user_name(user)
+            login = environment.get("LOGNAME") or environment.get("USER") or user_name(user)
             folder = environment.home_folder if start == "~" else environment.temporary
             return folder / below.format(uid=user, login=re.sub(r'[\\/:*?"<>|]', "_", login)), "default"
         if value := environment.get(start[1:]):

@@ -19,19 +19,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from cachectl.layers import core
-from cachectl.layers.disk import plain
+from cachectl.layers.base.environment import Environment, answered_once
+from cachectl.layers.base.errors import BadRequest, reason_of
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.disk import distributions, plain
 from cachectl.layers.disk.trust import shared_because
-from cachectl.layers.host import distributions
 from cachectl.layers.host.record import record_of
 
 #: What the record calls interpreters, and files whose bytes have the version of one.
 PRODUCT, _LIBRARY = "Python", "Python library"
-_PROGRAM = core.regex(r"(?:python|pypy)(?:[23](?:\.\d+)?t?)?(?:\.exe)?")
+_PROGRAM = regex(r"(?:python|pypy)(?:[23](?:\.\d+)?t?)?(?:\.exe)?")
 #: The name of a real program, or of a folder of modules: free-threaded builds have a ``t``, old ones other letters.
-_RELEASE = core.regex(r"(?P<name>(?:python|pypy)(?P<minor>[23]\.\d+)t?)[a-z]*")
+_RELEASE = regex(r"(?P<name>(?:python|pypy)(?P<minor>[23]\.\d+)t?)[a-z]*")
 #: What follows the minor version in C's ``PY_VERSION``. A linker may store it as the end of a longer string.
-_PATCH = core.regex(rb'(\d+)(?:(a|b|rc)(\d+))?\+?(?:\0|"\r?\n)')
+_PATCH = regex(rb'(\d+)(?:(a|b|rc)(\d+))?\+?(?:\0|"\r?\n)')
 _LEVELS = {None: "final", b"a": "alpha", b"b": "beta", b"rc": "candidate"}
 _BIN = "Scripts" if sys.platform == "win32" else "bin"
 _CONFIGURATION, _INCLUDES = "pyvenv.cfg", "include-system-site-packages"
@@ -79,13 +80,13 @@ class _Parts(NamedTuple):
 # ---------------------------------------------------------------------- which interpreters
 
 
-def own_python(environment: core.Environment) -> Python:
+def own_python(environment: Environment) -> Python:
     """Return the interpreter of the environment, without a look at its files."""
     return Python(environment.executable, environment.python, environment.installed)
 
 
-@core.answered_once
-def pythons_of(environment: core.Environment) -> tuple[Python, ...]:
+@answered_once
+def pythons_of(environment: Environment) -> tuple[Python, ...]:
     """Return the known interpreters, that of the environment first, also those that cannot be read.
 
     Known are those that ``environment`` names and, if it is that of a real user, those of :func:`candidates` and those
@@ -109,8 +110,8 @@ def pythons_of(environment: core.Environment) -> tuple[Python, ...]:
     return (own, *(python for key, python in pythons.items() if python and (python.present or key != is_own)))
 
 
-@core.answered_once
-def note_own(environment: core.Environment) -> None:
+@answered_once
+def note_own(environment: Environment) -> None:
     """Record the environment's own interpreter, so that a later command of another one looks at it."""
     record = record_of(environment)
     if environment.searches_pythons and record.version_at(PRODUCT, environment.executable) != environment.python:
@@ -118,7 +119,7 @@ def note_own(environment: core.Environment) -> None:
         record.save()
 
 
-def named_pythons(environment: core.Environment, names: Iterable[str]) -> tuple[Path, ...]:
+def named_pythons(environment: Environment, names: Iterable[str]) -> tuple[Path, ...]:
     """Return the paths of interpreters that a user named, by path or by a name on ``PATH``.
 
     Raises :class:`BadRequest` for one that cannot be read and was not seen before.
@@ -132,7 +133,7 @@ def named_pythons(environment: core.Environment, names: Iterable[str]) -> tuple[
         python = look(path, environment)
         if (python is None or not python.present) and str(path) not in seen:
             reason = "no such file" if python is None else python.reason
-            raise core.BadRequest(f"--python {name}: {path}: {reason}; name an interpreter, such as bin/python")
+            raise BadRequest(f"--python {name}: {path}: {reason}; name an interpreter, such as bin/python")
         paths.append(path)
     return tuple(paths)
 
@@ -169,7 +170,7 @@ def identity(path: Path) -> tuple[str, str]:
 # ---------------------------------------------------------------------- one interpreter
 
 
-def look(path: Path, environment: core.Environment) -> Python | None:
+def look(path: Path, environment: Environment) -> Python | None:
     """Return the interpreter of a path from what its files say; ``None`` if there is none."""
     if not os.path.exists(path):
         sightings = record_of(environment).here(PRODUCT)
@@ -185,12 +186,12 @@ def look(path: Path, environment: core.Environment) -> Python | None:
         folders = tuple(dict.fromkeys(map(str, _package_folders(parts, environment))))
         _require_own(environment, *(Path(folder) for folder in folders if os.path.isdir(folder)))
     except (OSError, ValueError) as error:
-        reason = core.reason_of(error) if isinstance(error, OSError) else str(error)
+        reason = reason_of(error) if isinstance(error, OSError) else str(error)
         return Python(path, version, lambda _: None, reason)
     return Python(path, version, lambda name: distributions.version_in(folders, name))
 
 
-def _require_own(environment: core.Environment, *paths: Path) -> None:
+def _require_own(environment: Environment, *paths: Path) -> None:
     """Raise :class:`ValueError` with the reason if another user could change what is at one of these paths."""
     reasons = _open_paths(environment)
     for path in paths:
@@ -200,8 +201,8 @@ def _require_own(environment: core.Environment, *paths: Path) -> None:
             raise ValueError(reasons[path])
 
 
-@core.answered_once
-def _open_paths(_: core.Environment) -> dict[Path, str | None]:
+@answered_once
+def _open_paths(_: Environment) -> dict[Path, str | None]:
     """Return the paths that were looked at, each with the reason why another user could change what is there."""
     return {}
 
@@ -247,7 +248,7 @@ def _configuration(file: Path) -> dict[str, str]:
 # ---------------------------------------------------------------------- its version and its packages
 
 
-def _version_of(parts: _Parts, environment: core.Environment) -> str:
+def _version_of(parts: _Parts, environment: Environment) -> str:
     """Return the five-part version in the bytes of a program or, if it names one, of its library.
 
     Raises :class:`OSError`, and :class:`ValueError` with the reason if it is not known.
@@ -268,7 +269,7 @@ def _version_of(parts: _Parts, environment: core.Environment) -> str:
     return version
 
 
-def _version_in(file: Path, minor: str, environment: core.Environment) -> str | None:
+def _version_in(file: Path, minor: str, environment: Environment) -> str | None:
     """Return the version in the bytes of a file, which the record keeps; ``None`` if they do not say it."""
     _require_own(environment, file)
     record = record_of(environment)
@@ -289,7 +290,7 @@ def _version_in(file: Path, minor: str, environment: core.Environment) -> str | 
     return single[0]
 
 
-def _package_folders(parts: _Parts, environment: core.Environment) -> Iterator[Path]:
+def _package_folders(parts: _Parts, environment: Environment) -> Iterator[Path]:
     """Yield the folders of packages that an interpreter searches, in its order.
 
     Those that a file ``.pth`` names are yielded also if they are not there. Raises :class:`OSError`.

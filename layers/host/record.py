@@ -18,11 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cachectl.layers import core
-from cachectl.layers.core import documents
+from cachectl.layers.base import documents, processes
+from cachectl.layers.base.environment import Environment, answered_once, node, user_state_folder
+from cachectl.layers.base.errors import PARSE_ERRORS
 from cachectl.layers.disk import atomic, plain
 from cachectl.layers.disk.trust import shared_because
-from cachectl.layers.host import processes
 
 #: The name of the file, in cachectl's folder for its own state, and the most that is read of it in bytes.
 FILE = "seen.json"
@@ -65,9 +65,9 @@ class Sighting(NamedTuple):
 class Record:
     """The sightings of one user, by product, path, version and system."""
 
-    def __init__(self, environment: core.Environment) -> None:
+    def __init__(self, environment: Environment) -> None:
         self.environment = environment
-        self.file = core.user_state_folder(environment) / FILE
+        self.file = user_state_folder(environment) / FILE
         self.system = _system(environment)
         self._written = _read(self.file) if environment.searches_pythons else {}
         self.sightings = dict(self._written)
@@ -160,15 +160,15 @@ class Record:
         return now
 
 
-@core.answered_once
-def record_of(environment: core.Environment) -> Record:
+@answered_once
+def record_of(environment: Environment) -> Record:
     """Return the record of an environment."""
     return Record(environment)
 
 
 def _read(file: Path) -> dict[tuple[str, str, str, str], Sighting]:
     """Return the sightings in a file; none if it is missing, damaged, or open to other users."""
-    with suppress(OSError, *core.PARSE_ERRORS):
+    with suppress(OSError, *PARSE_ERRORS):
         if shared_because(file.parent, (file.name,)) is None:
             document = documents.parse_json(plain.read_plain(file, limit=_LARGEST))
             sightings = [Sighting(**values) for values in document["sightings"]]
@@ -196,7 +196,7 @@ def _is_unchanged(sighting: Sighting) -> bool:
     return status is not None and sighting.is_of(status)
 
 
-def _system(environment: core.Environment) -> str:
+def _system(environment: Environment) -> str:
     """Return what names this host, or this container, which may share a home and a name with the host.
 
     The root folder of a container is not on a disk's file system, and its time is that of its image or of its start.
@@ -204,7 +204,7 @@ def _system(environment: core.Environment) -> str:
     status = os.stat("/")
     kind = processes.mount_of(Path("/"), mounts=environment.mounts).kind
     container = () if kind in _DISKS else (status.st_dev, status.st_ctime_ns)
-    return " ".join(map(str, (core.node(), status.st_ino, *container)))
+    return " ".join(map(str, (node(), status.st_ino, *container)))
 
 
 def _has_gone(sighting: Sighting) -> bool:

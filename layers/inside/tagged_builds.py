@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from typing import Any
 
-from cachectl.layers import core
+from cachectl.layers.core.switch import Patch
 
 #: The library that builds.
 LIBRARY = "PyOpenCL"
@@ -51,7 +51,7 @@ def misfit() -> str | None:
     return f"its programs have no {lacking[0]}" if lacking else None
 
 
-def patches(tagger: Any) -> tuple[core.Patch, ...]:
+def patches(tagger: Any) -> tuple[Patch, ...]:
     """Return the replacements for every function by which PyOpenCL builds programs from source.
 
     ``tagger.salts(platform)`` says whether builds for a platform get a tag. A build takes place in the context

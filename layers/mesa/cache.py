@@ -11,7 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cachectl.layers import core
+from cachectl.layers.base.lazy import later, regex
+from cachectl.layers.core.declarations import NOWHERE, EnvSwitch, Places, Rule, at_load
+from cachectl.layers.core.finding import HARMLESS, RECOMPILES, Finding, Hazard
+from cachectl.layers.core.layer import Fault, faults_of, misread
+from cachectl.layers.core.parts import About, Lookups
+from cachectl.layers.core.root import ABSENT, ENABLED, Root, Scope, State
+from cachectl.layers.core.switch import Switch
 from cachectl.layers.host import drivers
 
 #: What every process maps that has one of the stores open, whichever driver it uses.
@@ -32,7 +38,7 @@ _BY_ACCOUNT = "default (home folder)"
 _SWITCHES = ("MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE")
 _SIZES = ("MESA_SHADER_CACHE_MAX_SIZE", "MESA_GLSL_CACHE_MAX_SIZE")
 _DEFAULT_CAP = 1 << 30
-_LIMIT = core.regex(r"\s*([+-]?\d{1,18})(.?)", re.ASCII | re.DOTALL)
+_LIMIT = regex(r"\s*([+-]?\d{1,18})(.?)", re.ASCII | re.DOTALL)
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 #: Booleans, in capitals as well.
 _TRUE = "1|t|true|y|yes"
@@ -42,19 +48,19 @@ _IGNORED = "is not a boolean that Mesa knows, so it does nothing"
 #: Settings with an effect that few expect. The first two name read-only files of a single-file store next to its own
 #: (``src/util/fossilize_db.c``).
 _SURPRISES = (
-    core.EnvSwitch("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", "(?!)", "", outcome=_ALSO_READ),
-    core.EnvSwitch("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST", "(?!)", "", outcome=_ALSO_READ),
-    core.EnvSwitch(
+    EnvSwitch("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", "(?!)", "", outcome=_ALSO_READ),
+    EnvSwitch("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST", "(?!)", "", outcome=_ALSO_READ),
+    EnvSwitch(
         "MESA_GLSL_DISABLE_IO_OPT",
         "(?!)",
         f"(?!(?:{_TRUE})\\Z).*",
-        core.RECOMPILES,
+        RECOMPILES,
         "switches the cache off in releases since 2025",
     ),
 )
 
 #: Names of files that hold many entries.
-_SHARED = core.regex(r"foz_cache(?:_idx)?\.foz|mesa_cache\.(?:db|idx)")
+_SHARED = regex(r"foz_cache(?:_idx)?\.foz|mesa_cache\.(?:db|idx)")
 
 
 class MesaShaderCache(drivers.DriverLayer):
@@ -62,41 +68,40 @@ class MesaShaderCache(drivers.DriverLayer):
 
     name = "mesa"
     title = "Mesa shader cache (Rusticl)"
-    about = core.About(
-        on_network=core.Hazard(
-            core.HARMLESS,
+    about = About(
+        on_network=Hazard(
+            HARMLESS,
             "every lookup goes over the network, and the size is counted in a file that programs map",
         ),
-        among_ranks=core.Hazard(
-            core.HARMLESS,
+        among_ranks=Hazard(
+            HARMLESS,
             "of those that compile the same at once, one stores it; a single file or a database they lock",
         ),
         # Mesa opens the file of an entry to read it, and renames a temporary to a new one.
-        lookups=core.Lookups(
+        lookups=Lookups(
             mapped=OPENED,
             files=True,
             shared=_SHARED,
             otherwise="Mesa keeps it open, and no event says which of its entries are read",
         ),
     )
-    store: Any = core.later("cachectl.layers.mesa.store", "ShaderCache")
+    store: Any = later("cachectl.layers.mesa.store", "ShaderCache")
     makers = ("Rusticl", "Mesa Clover")
     # Mesa reads them when a device is first opened: the first, then its old name.
     switch, _old_switch = (
-        core.EnvSwitch(name, _TRUE, _FALSE, outcome=_IGNORED, read=core.at_load(*OPENED), value="true")
-        for name in _SWITCHES
+        EnvSwitch(name, _TRUE, _FALSE, outcome=_IGNORED, read=at_load(*OPENED), value="true") for name in _SWITCHES
     )
-    placeless = core.Hazard(core.RECOMPILES, "is empty: Mesa finds no place and keeps nothing")
-    places = core.Places(
+    placeless = Hazard(RECOMPILES, "is empty: Mesa finds no place and keeps nothing")
+    places = Places(
         _PLACES[0],
         linux=(
-            *(core.Rule(variable, empty=core.NOWHERE) for variable in _PLACES),
-            core.Rule("HOME", ".cache", source=_BY_HOME),
-            core.Rule("", ".cache", source=_BY_ACCOUNT),
+            *(Rule(variable, empty=NOWHERE) for variable in _PLACES),
+            Rule("HOME", ".cache", source=_BY_HOME),
+            Rule("", ".cache", source=_BY_ACCOUNT),
         ),
     )
 
-    def roots(self) -> tuple[core.Root, ...]:
+    def roots(self) -> tuple[Root, ...]:
         """Resolve as Mesa does when a device is first opened, the form in use first.
 
         Releases before 2025 ignore ``HOME`` and use the account's home folder. Where the two differ, both count.
@@ -105,7 +110,7 @@ class MesaShaderCache(drivers.DriverLayer):
         selected = (form for form, value in values if re.fullmatch(_TRUE, value, re.IGNORECASE | re.ASCII))
         used = next(selected, MULTI_FILE)
         return tuple(
-            core.Root(base / FOLDERS[role], core.Scope.USER, source, role)
+            Root(base / FOLDERS[role], Scope.USER, source, role)
             for base, source in self._bases()
             for role in sorted(FOLDERS, key=lambda role: role != used)
         )
@@ -123,48 +128,48 @@ class MesaShaderCache(drivers.DriverLayer):
         values = ((variable, self.environment.get(variable)) for variable in variables)
         return next(((variable, value) for variable, value in values if value is not None), (None, ""))
 
-    def state(self) -> core.State:
+    def state(self) -> State:
         """Return the state; without a variable Rusticl has no device."""
         if self.environment.platform == "win32":
-            return core.State(core.ABSENT, "Mesa keeps no cache on Windows")
+            return State(ABSENT, "Mesa keeps no cache on Windows")
         state = super().state()
-        if state.condition is not core.ENABLED or not state.drivers or self.environment.get("RUSTICL_ENABLE"):
+        if state.condition is not ENABLED or not state.drivers or self.environment.get("RUSTICL_ENABLE"):
             return state
         return state._replace(why=f"{state.why}; RUSTICL_ENABLE names no device, so there may be none")
 
-    def enable(self) -> core.Switch:
+    def enable(self) -> Switch:
         """Unset the old name of the variable, too."""
         return super().enable()._replace(unset=frozenset(_SWITCHES))
 
-    def relocate(self, folder: Path) -> core.Switch:
+    def relocate(self, folder: Path) -> Switch:
         """Return the place itself: older releases append their folder to it, and make only that one."""
         return self.switch.read._replace(layer=self.name, set={_PLACES[0]: str(folder)})
 
-    def faults(self) -> Iterator[core.Fault]:
+    def faults(self) -> Iterator[Fault]:
         """Yield problems with the first switch that is set, with the place, and with surprising variables."""
         is_old = self._first(_SWITCHES)[0] == self._old_switch.variable
-        yield from core.faults_of(self, (self._old_switch if is_old else self.switch,))
+        yield from faults_of(self, (self._old_switch if is_old else self.switch,))
         yield from self._place_faults()
         yield from self._more_of_places()
         variable, value = self._first(_SIZES)
         if variable is not None and not read_limit(value)[1]:
             outcome = f"is taken for {read_limit(value)[0]:,} bytes: any unit but K or M counts as gigabytes"
-            yield None, core.misread(self, variable, core.HARMLESS, outcome, f"export {variable}=1G")
-        yield from core.faults_of(self, _SURPRISES)
+            yield None, misread(self, variable, HARMLESS, outcome, f"export {variable}=1G")
+        yield from faults_of(self, _SURPRISES)
 
-    def _more_of_places(self) -> Iterator[core.Fault]:
+    def _more_of_places(self) -> Iterator[Fault]:
         (variable, value), bases = self._first(_PLACES), self._bases()
         if len(bases) > 1:
             account = self.environment.home
             outcome = f"is not the home of the account, {account}, which releases before 2025 use instead"
             fix = f"export {_PLACES[0]}={shlex.quote(str(bases[0][0]))}"
-            yield None, core.misread(self, "HOME", core.HARMLESS, outcome, fix)
+            yield None, misread(self, "HOME", HARMLESS, outcome, fix)
         elif variable is not None and Path(value).is_absolute() and not Path(value).parent.is_dir():
             outcome = "has no parent folder, and releases before 2024 make only the last one: they keep nothing"
             fix = f"mkdir -p {shlex.quote(value)}"
-            yield None, core.misread(self, variable, core.RECOMPILES, outcome, fix)
+            yield None, misread(self, variable, RECOMPILES, outcome, fix)
 
-    def diagnose(self) -> Iterator[core.Finding]:
+    def diagnose(self) -> Iterator[Finding]:
         """Add a cache that is nearly full."""
         yield from super().diagnose()
         limit = read_limit(self._first(_SIZES)[1])[0]

@@ -20,7 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from cachectl.layers import core
+from cachectl.layers.base.errors import LayerError
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.core.entry import Entry, Found, Problem
+from cachectl.layers.core.store import unreadable
 from cachectl.layers.formats import details, device_binaries, elf
 
 #: Bytes that contain the header of every driver and device; GL's longer headers are read whole.
@@ -33,11 +36,11 @@ FOREIGN = "is of a version of Mesa's format that cachectl does not know; left al
 #: After the version: driver and device.
 _NAMES = rb"([\x21-\x7e][\x20-\x7e]{0,199})\0([\x21-\x7e][\x20-\x7e]{0,199})\0"
 #: Other versions than the known one, and other bytes than zeros.
-_FOREIGN = core.regex(rb"[^\0\x01]" + _NAMES, re.DOTALL)
+_FOREIGN = regex(rb"[^\0\x01]" + _NAMES, re.DOTALL)
 #: Then the size of a pointer, a number of the driver, and the kind of the entry: 1 if GL's own compiler has made it.
-_HEAD = core.regex(rb"\x01" + _NAMES + rb"[\x04\x08].{8}([\0\x01])\0{3}", re.DOTALL)
+_HEAD = regex(rb"\x01" + _NAMES + rb"[\x04\x08].{8}([\0\x01])\0{3}", re.DOTALL)
 #: As many other bytes, which are no zeros of a power failure.
-_OTHER_HEAD = core.regex(rb"\x01" + _NAMES + rb"(?!\0{13}).{13}", re.DOTALL)
+_OTHER_HEAD = regex(rb"\x01" + _NAMES + rb"(?!\0{13}).{13}", re.DOTALL)
 _COUNT = struct.Struct("<I")
 _CHECKED = struct.Struct("<II")
 #: The length of each key in GL's headers, which since Mesa 26 are a BLAKE3.
@@ -48,7 +51,7 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 #: How packed bytes begin: those of zstd, and of each level of zlib.
 _PACKED = (_ZSTD, b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 #: Only an OpenCL kernel gets such a function around it.
-_WRAPPED = core.regex(rb"__wrapped_([A-Za-z_]\w{0,254})\0", re.ASCII)
+_WRAPPED = regex(rb"__wrapped_([A-Za-z_]\w{0,254})\0", re.ASCII)
 
 #: How many entries of one driver are unpacked, the smallest first, to find a kernel.
 _LOOKS = 256
@@ -155,7 +158,7 @@ def kernels(content: bytes) -> tuple[str, ...] | None:
     return details.names_or_none(match[1].decode("ascii") for match in _WRAPPED.finditer(content))
 
 
-def with_header(entry: core.Entry, head: bytes) -> core.Entry:
+def with_header(entry: Entry, head: bytes) -> Entry:
     """Add what the first bytes of an entry say of its maker; of one of an unknown version, only that."""
     if (header := read_header(head)) is None:
         return entry._replace(versions={"format": "unknown"}) if is_foreign(head) else entry
@@ -171,23 +174,21 @@ def kernels_in(data: bytes) -> tuple[str, ...] | None:
         return None
 
 
-def owned(
-    found: Iterable[core.Entry], read: Callable[[core.Entry], bytes | None], *, contents: bool
-) -> Iterator[core.Found]:
+def owned(found: Iterable[Entry], read: Callable[[Entry], bytes | None], *, contents: bool) -> Iterator[Found]:
     """Yield entries with their owners, which driver and device show, and a problem for each that cannot be read.
 
     Only ``contents`` unpacks the names of kernels.
     """
-    problems: dict[str, core.Problem] = {}
+    problems: dict[str, Problem] = {}
 
-    def kernels_of(entry: core.Entry) -> tuple[str, ...] | None:
+    def kernels_of(entry: Entry) -> tuple[str, ...] | None:
         try:
             return kernels_in(read(entry) or b"")
-        except core.LayerError as error:
-            problems[entry.key] = core.unreadable(entry.root / entry.key, error)
+        except LayerError as error:
+            problems[entry.key] = unreadable(entry.root / entry.key, error)
             return None
 
-    makers: dict[tuple[str | None, str | None], list[core.Entry]] = {}
+    makers: dict[tuple[str | None, str | None], list[Entry]] = {}
     for entry in found:
         makers.setdefault((entry.versions.get("driver"), entry.device), []).append(entry)
     for maker, group in makers.items():
@@ -196,7 +197,7 @@ def owned(
             if entry.device is None:
                 path = entry.root / entry.key
                 unknown, damaged = ("unknown", FOREIGN), ("damaged", f"has no header of an entry: {NEVER}")
-                problems[entry.key] = core.Problem(path, *(unknown if entry.versions else damaged))
+                problems[entry.key] = Problem(path, *(unknown if entry.versions else damaged))
             kernels = kernels_of(entry) if contents and guest is None else None
             detail = {"of": {None: "OpenCL", _GRAPHICS: _GL}.get(guest, "unknown")}
             yield entry._replace(kernels=kernels, detail=detail, guest=guest)
@@ -204,7 +205,7 @@ def owned(
 
 
 def _guest(
-    maker: tuple[str | None, str | None], group: Sequence[core.Entry], kernels_of: Callable[[core.Entry], object]
+    maker: tuple[str | None, str | None], group: Sequence[Entry], kernels_of: Callable[[Entry], object]
 ) -> str | None:
     """Return the owner of what a driver has stored for a device; ``None`` for OpenCL."""
     if any(entry.detail for entry in group):

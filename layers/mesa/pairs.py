@@ -24,13 +24,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cachectl.layers import core
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, UnknownFormat, Unreachable
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.limits import LARGEST_ENTRY, LARGEST_INDEX
+from cachectl.layers.base.text import too_large
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.mesa import entries
 from cachectl.layers.stores import database, rows, tree
 
 _CHUNK = 1 << 20
-_NAME = core.regex(rb"[0-9a-f]{40}")
+_NAME = regex(rb"[0-9a-f]{40}")
 #: Magic number and version.
 _MAGIC = b"\x81FOSSILIZEDB\0\0\0\x06"
 _MAGICS = (_MAGIC, b"\x81FOSSILIZEDB\0\0\0\x05")
@@ -161,7 +164,7 @@ class Pair(rows.RowFile):
         with self._opened() as is_there:
             return [*self._listed().by_name.values()] if is_there else []
 
-    def content(self, blob: Blob, limit: int = core.LARGEST_ENTRY) -> bytes:
+    def content(self, blob: Blob, limit: int = LARGEST_ENTRY) -> bytes:
         """Read an entry, or its first ``limit`` bytes; nothing if the files are missing."""
         with self._opened() as is_there:
             return self._content(blob, limit) if is_there else b""
@@ -179,32 +182,32 @@ class Pair(rows.RowFile):
         """
         with self._opened() as is_there:
             if not is_there and plain.status_at(self.path) is not None:
-                raise core.Damaged(self.layer, "its index is missing, so Mesa finds none of its entries", self.path)
+                raise Damaged(self.layer, "its index is missing, so Mesa finds none of its entries", self.path)
             if is_there and (lost := self._understood().lost):
                 message = f"its index lists {lost} entries that the data file lacks"
-                raise core.Damaged(self.layer, message, self.path)
+                raise Damaged(self.layer, message, self.path)
             return is_there
 
-    def _content(self, blob: Blob, limit: int = core.LARGEST_ENTRY) -> bytes:
-        if blob.length > limit == core.LARGEST_ENTRY:
-            message = f"an entry {core.too_large(blob.length, limit)}"
-            raise core.Unreachable(self.layer, message, self.path)
+    def _content(self, blob: Blob, limit: int = LARGEST_ENTRY) -> bytes:
+        if blob.length > limit == LARGEST_ENTRY:
+            message = f"an entry {too_large(blob.length, limit)}"
+            raise Unreachable(self.layer, message, self.path)
         return os.pread(self.data, min(limit, blob.length), blob.begin + blob.frame)
 
     def _understood(self) -> Index:
         """Return the index as :meth:`_listed` does. Raises :class:`Refused` if a part of it is not understood."""
         index = self._listed()
         if index.unknown:
-            raise core.UnknownFormat(self.layer, _UNKNOWN, self.path)
+            raise UnknownFormat(self.layer, _UNKNOWN, self.path)
         return index
 
     def _listed(self) -> Index:
         """Read the index, and the frame of each entry. Raises :class:`LayerError` if Mesa would not use the files."""
         if (why := self.complaint(*(os.pread(handle, self.head, 0) for handle in (self.data, self.index)))) is not None:
-            raise (core.UnknownFormat if why == entries.FOREIGN else core.Damaged)(self.layer, why, self.path)
+            raise (UnknownFormat if why == entries.FOREIGN else Damaged)(self.layer, why, self.path)
         _, size = self._sizes()
-        if size > core.LARGEST_INDEX:
-            raise core.Unreachable(self.layer, f"the index {core.too_large(size, core.LARGEST_INDEX)}", self.path)
+        if size > LARGEST_INDEX:
+            raise Unreachable(self.layer, f"the index {too_large(size, LARGEST_INDEX)}", self.path)
         content = os.pread(self.index, size, self.head)
         # Programs write an entry before its record.
         end, _ = self._sizes()
@@ -260,9 +263,9 @@ class Pair(rows.RowFile):
         """Return how many entries have gone: more than planned if Mesa cannot use the files any more."""
         try:
             left = len(self.blobs())
-        except core.Damaged:
+        except Damaged:
             left = 0
-        except core.LayerError:
+        except LayerError:
             # Nothing can be read any more, but the new files are in their places.
             if self.left is None:
                 raise
@@ -283,23 +286,23 @@ class Pair(rows.RowFile):
 
     def insert(
         self, added: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
-    ) -> list[bool | core.LayerError]:
+    ) -> list[bool | LayerError]:
         """Add entries, as :meth:`RowFile.insert` does."""
         # Files that are locked or closed to this user need no change then.
         if self.read_many([key for key, _ in added]) == [values for _, values in added]:
             return [False for _ in added]
-        results: list[bool | core.LayerError] = []
+        results: list[bool | LayerError] = []
         with self._changing(make=True):
             if not any(self._sizes()):
                 self.write_heads(self.new_head())
             listed = self._understood().by_name
             for (name,), (entry, *_) in added:
                 if listed and all(len(name) != len(standing) for standing in listed):
-                    results.append(core.Refused(self.layer, _MIXED, self.path))
+                    results.append(Refused(self.layer, _MIXED, self.path))
                     continue
                 standing = self._content(listed[name]) if name in listed else None
                 if standing not in (None, entry) and not replace:
-                    results.append(core.EntryExists(self.layer, self.path))
+                    results.append(EntryExists(self.layer, self.path))
                     continue
                 try:
                     if standing != entry:
@@ -309,7 +312,7 @@ class Pair(rows.RowFile):
                                 self.keep(blobs, frozenset(blob for blob in blobs if blob.name != name))
                                 listed = self._understood().by_name
                             self._append(name, rows.as_bytes(entry))
-                except core.LayerError as error:
+                except LayerError as error:
                     # Those before it are in place, and a smaller one may have room.
                     results.append(error)
                 else:
@@ -340,7 +343,7 @@ class Pair(rows.RowFile):
 
     def remove_damaged(self, stamp: tuple[int, ...], in_use: Callable[[Path], str | None]) -> str | None:
         """Remove both files if Mesa cannot use them; return why they stay, or ``None``."""
-        with suppress(core.Damaged):
+        with suppress(Damaged):
             self.require_sound()
             return self._sound_now(stamp)
         if (reason := in_use(self.path)) is not None:
@@ -424,7 +427,7 @@ class Pair(rows.RowFile):
             if is_there:
                 self.data, self.index = opened
             elif make:
-                raise core.Unreachable(self.layer, "cannot be made", self.path)
+                raise Unreachable(self.layer, "cannot be made", self.path)
             yield is_there
 
 

@@ -13,38 +13,45 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
 
-from cachectl.layers import core
+from cachectl.layers.base import processes
+from cachectl.layers.base.errors import Damaged, Refused
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.core.entry import Entry, Found, Problem
+from cachectl.layers.core.finding import RECOMPILES, Finding
+from cachectl.layers.core.plan import Outcome
+from cachectl.layers.core.root import Root
+from cachectl.layers.core.selection import ALL, Selection
+from cachectl.layers.core.store import ENTRY, FOREIGN, Damage, counting
 from cachectl.layers.disk import plain
-from cachectl.layers.host import processes
 from cachectl.layers.mesa import cache, entries, pairs
 from cachectl.layers.stores import row_store
 from cachectl.layers.stores import tree as trees
 
-_FOLDER = core.regex("[0-9a-f]{2}")
+_FOLDER = regex("[0-9a-f]{2}")
 #: Keys are a SHA-1, or since Mesa 26 a BLAKE3.
-_ENTRIES = trees.Shape((_FOLDER, core.regex("[0-9a-f]{38}(?:[0-9a-f]{24})?")), mode=0o644)
+_ENTRIES = trees.Shape((_FOLDER, regex("[0-9a-f]{38}(?:[0-9a-f]{24})?")), mode=0o644)
 _TEMPORARIES = trees.Shape(
-    (_FOLDER, core.regex(r"[0-9a-f]{38}(?:[0-9a-f]{24})?\.tmp")), because="a program that was never stored whole"
+    (_FOLDER, regex(r"[0-9a-f]{38}(?:[0-9a-f]{24})?\.tmp")), because="a program that was never stored whole"
 )
 #: Names of which Mesa has made none yet, where it would make them.
-_UNKNOWN = trees.Shape((_FOLDER, core.regex("[0-9a-f]{16,}")), sums=True)
-_OWN = trees.Shape((core.regex("index|marker"),), sums=True)
-_NAME = core.regex(r"[^./][^/]*")
-_FLAT = trees.Shape((core.regex(r"mesa_cache\.(?:db|idx)"),), sums=True)
+_UNKNOWN = trees.Shape((_FOLDER, regex("[0-9a-f]{16,}")), sums=True)
+_OWN = trees.Shape((regex("index|marker"),), sums=True)
+_NAME = regex(r"[^./][^/]*")
+_FLAT = trees.Shape((regex(r"mesa_cache\.(?:db|idx)"),), sums=True)
 _SHAPES: Mapping[str, tuple[trees.Shape, ...]] = {
     cache.MULTI_FILE: (_ENTRIES, _TEMPORARIES, _UNKNOWN, _OWN),
     cache.SINGLE_FILE: (
-        trees.Shape((_NAME, _NAME, core.regex(r"foz_cache(?:_idx)?\.foz")), sums=True),
+        trees.Shape((_NAME, _NAME, regex(r"foz_cache(?:_idx)?\.foz")), sums=True),
         trees.Shape((_NAME, _NAME, *_OWN.levels), sums=True),
     ),
-    cache.DATABASE: (_FLAT, trees.Shape((core.regex(r"part\d{1,9}"), *_FLAT.levels), sums=True), _OWN),
+    cache.DATABASE: (_FLAT, trees.Shape((regex(r"part\d{1,9}"), *_FLAT.levels), sums=True), _OWN),
 }
 #: The format of the larger files of a root, and the keys of their entries.
 _FORMATS: Mapping[str, tuple[type[pairs.Pair], re.Pattern[str]]] = {
-    cache.SINGLE_FILE: (pairs.Fossilize, core.regex(r"(?:[^./][^/]*/){2}foz_cache\.foz(?:::[0-9a-f]{40})?")),
+    cache.SINGLE_FILE: (pairs.Fossilize, regex(r"(?:[^./][^/]*/){2}foz_cache\.foz(?:::[0-9a-f]{40})?")),
     cache.DATABASE: (
         pairs.Database,
-        core.regex(r"(?:part\d{1,9}/)?mesa_cache\.db(?:::[0-9a-f]{40}(?:[0-9a-f]{24})?)?"),
+        regex(r"(?:part\d{1,9}/)?mesa_cache\.db(?:::[0-9a-f]{40}(?:[0-9a-f]{24})?)?"),
     ),
 }
 _INDEX = struct.Struct("<Q")
@@ -64,93 +71,87 @@ class ShaderCache(row_store.Rows):
     # No living process is still writing a temporary then.
     rest_time = 3600.0
     clearing_needs_room = False
-    when_damaged = core.RECOMPILES
+    when_damaged = RECOMPILES
 
-    def shapes_of(self, root: core.Root) -> tuple[trees.Shape, ...]:
+    def shapes_of(self, root: Root) -> tuple[trees.Shape, ...]:
         """Return the shapes of entries, files and temporaries."""
         return _SHAPES[root.role]
 
-    def kind_of(self, root: core.Root, path: str) -> str:
+    def kind_of(self, root: Root, path: str) -> str:
         """Compare with the names of entries in the form of the root."""
         kind = super().kind_of(root, path)
         if root.role == cache.MULTI_FILE:
             return kind
         is_entry = self.separator in path and _FORMATS[root.role][1].fullmatch(path) is not None
-        return core.ENTRY if is_entry else core.FOREIGN if kind == core.ENTRY else kind
+        return ENTRY if is_entry else FOREIGN if kind == ENTRY else kind
 
     def is_database(self, file: str) -> bool:
         """Compare with the names of data files."""
         return any(name.fullmatch(file) is not None for _, name in _FORMATS.values())
 
-    def is_usable(self, root: core.Root, file: str) -> bool:
+    def is_usable(self, root: Root, file: str) -> bool:
         """Return whether a data file is there, and no link leads to it."""
         return self.tree_of(root).find(file) is not None
 
-    def databases(self, root: core.Root) -> Iterator[str | core.Problem]:
+    def databases(self, root: Root) -> Iterator[str | Problem]:
         """Yield the path of each data file."""
         for leaf in self.tree_of(root).scan() if root.role in _FORMATS else ():
-            if isinstance(leaf, core.Problem):
+            if isinstance(leaf, Problem):
                 yield leaf
             elif self.is_database(leaf.entry.key):
                 yield leaf.entry.key
 
-    def opened(self, root: core.Root, file: str) -> pairs.Pair:
+    def opened(self, root: Root, file: str) -> pairs.Pair:
         """Return a data file with its index."""
         return _FORMATS[root.role][0](self.name, root.path, file, self.environment.lock_timeout)
 
-    def with_name(self, entry: core.Entry) -> core.Entry:
+    def with_name(self, entry: Entry) -> Entry:
         """Add nothing: each entry names its driver."""
         return entry
 
-    def list_rows(
-        self, root: core.Root, file: str, template: core.Entry, *, part: bytes, contents: bool
-    ) -> Iterator[core.Found]:
+    def list_rows(self, root: Root, file: str, template: Entry, *, part: bytes, contents: bool) -> Iterator[Found]:
         """Yield the entries of a data file; Mesa itself finds none in one that it cannot use."""
         pair = self.opened(root, file)
         try:
             for blob in pair.blobs():
                 yield entries.with_header(self.entry_of(template, blob.row), pair.content(blob, entries.HEAD))
             pair.require_sound()
-        except (core.Damaged, core.Refused) as error:
-            yield core.Problem(pair.path, "damaged" if isinstance(error, core.Damaged) else "unknown", error.message)
+        except (Damaged, Refused) as error:
+            yield Problem(pair.path, "damaged" if isinstance(error, Damaged) else "unknown", error.message)
 
-    def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
+    def check_rows(self, root: Root, file: str) -> Iterator[Finding]:
         """Check header and both checksums of every entry of any driver: Mesa repairs none of them."""
-        pair, template = self.opened(root, file), core.Entry(self.name, file, root.path, 0, 0)
+        pair, template = self.opened(root, file), Entry(self.name, file, root.path, 0, 0)
         effect = _DROPS if root.role == cache.DATABASE else entries.NEVER
         for blob in pair.blobs():
             data = pair.content(blob)
             if (complaint := entries.complaint(data, blob.checksum)) is not None:
-                damages = [core.Damage(core.RECOMPILES, f"{complaint}: {effect}")]
+                damages = [Damage(RECOMPILES, f"{complaint}: {effect}")]
                 yield from self.judged(root, self.entry_of(template, blob.row), {"": data}, damages)
         pair.require_sound()
 
-    def leaves(self, root: core.Root) -> Iterator[trees.Leaf | core.Problem]:
+    def leaves(self, root: Root) -> Iterator[trees.Leaf | Problem]:
         """Yield entries with their headers, all but the data files, and a problem for names of an unknown length."""
         unknown = 0
         for leaf in self.tree_of(root).scan(head=entries.HEAD):
-            if isinstance(leaf, core.Problem) or not self.is_database(leaf.entry.key):
+            if isinstance(leaf, Problem) or not self.is_database(leaf.entry.key):
                 yield leaf
             unknown += isinstance(leaf, trees.Leaf) and leaf.shape is _UNKNOWN
         if unknown:
             message = f"{unknown} files in a format that this cachectl does not know; left alone"
-            yield core.Problem(root.path, "unknown", message)
+            yield Problem(root.path, "unknown", message)
 
-    def described(
-        self, tree: trees.Tree, leaf: trees.Leaf, selection: core.Selection, *, contents: bool
-    ) -> Iterator[core.Found]:
+    def described(self, tree: trees.Tree, leaf: trees.Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
         """Yield an entry with what its header says."""
         yield entries.with_header(leaf.entry, leaf.head)
 
-    def scan(
-        self, root: core.Root, selection: core.Selection = core.ALL, *, contents: bool = True
-    ) -> Iterator[core.Found]:
+    def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
         """Yield entries, each with its owner; only ``contents`` unpacks kernel names."""
-        listed: list[core.Entry] = []
+        listed: list[Entry] = []
         for found in super().scan(root, selection):
-            if isinstance(found, core.Entry) and found.is_listed:
+            if isinstance(found, Entry) and found.is_listed:
                 listed.append(found)
-            elif isinstance(found, core.Entry):
+            elif isinstance(found, Entry):
                 # Its length does not depend on the entries.
                 yield found._replace(fixed=found.fixed or found.key.endswith("index"))
             else:
@@ -161,7 +162,7 @@ class ShaderCache(row_store.Rows):
         def blobs(file: str) -> Mapping[str, pairs.Blob]:
             return {blob.name: blob for blob in self.opened(root, file).blobs()}
 
-        def read(entry: core.Entry) -> bytes | None:
+        def read(entry: Entry) -> bytes | None:
             file, _, name = entry.key.partition(self.separator)
             if not name:
                 return tree.read_file(file)
@@ -170,10 +171,10 @@ class ShaderCache(row_store.Rows):
 
         yield from entries.owned(listed, read, contents=contents)
 
-    def damages(self, key: str, files: trees.Members) -> Iterator[core.Damage]:
+    def damages(self, key: str, files: trees.Members) -> Iterator[Damage]:
         """Check the checksum. Nothing can check the name."""
         if (complaint := entries.complaint(files[""])) is not None:
-            yield core.Damage(core.RECOMPILES, f"{complaint}: {entries.NEVER}")
+            yield Damage(RECOMPILES, f"{complaint}: {entries.NEVER}")
 
     def foreign(self, files: trees.Members) -> str | None:
         """Return that an entry is of another version."""
@@ -186,16 +187,16 @@ class ShaderCache(row_store.Rows):
         return {"kernels": " ".join(entries.kernels_in(files[""]) or ()), "device": device, "driver": driver}
 
     @contextmanager
-    def changing(self, root: core.Root) -> Iterator[bool]:
+    def changing(self, root: Root) -> Iterator[bool]:
         """Keep the size in the index right; yield whether no process has a driver loaded."""
-        with core.counting(self.name, root.path / "index", partial(self._recount, root)):
+        with counting(self.name, root.path / "index", partial(self._recount, root)):
             yield processes.using(cache.OPENED, processes=self.environment.processes) == ()
 
-    def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
+    def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
         """Remove kernels, which are small, last: they show that the machine code of a driver is OpenCL's."""
         return super().remove(root, tuple(sorted(targets, key=lambda target: target.length, reverse=True)))
 
-    def _recount(self, root: core.Root) -> None:
+    def _recount(self, root: Root) -> None:
         """Write the true size into the index, to which Mesa only adds, and by which it decides when to drop entries.
 
         It is that of the blocks on the disk. Raises :class:`Unreachable` if some entries cannot be counted.
@@ -214,7 +215,7 @@ class ShaderCache(row_store.Rows):
         finally:
             os.close(handle)
 
-    def indexed_bytes(self, root: core.Root) -> int | None:
+    def indexed_bytes(self, root: Root) -> int | None:
         """Return the bytes that the index counts; ``None`` if there is no index. Raises :class:`OSError`."""
         try:
             data = plain.read_plain(root.path / "index", limit=_INDEX.size)

@@ -15,9 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cachectl.layers import core
-from cachectl.layers.disk import plain
-from cachectl.layers.host import distributions
+from cachectl.layers.base.environment import Environment, answered_once
+from cachectl.layers.base.lazy import later, regex
+from cachectl.layers.core.declarations import EnvSwitch, Places, at_load
+from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, RISKS, UNSAFE, Finding, Hazard
+from cachectl.layers.core.layer import Layer, faults_of, first_place, misread
+from cachectl.layers.core.parts import About, Lookups
+from cachectl.layers.core.root import ABSENT, ENABLED, Root, Scope, State
+from cachectl.layers.disk import distributions, plain
 
 #: MIOpen reads each variable once, when it first needs it.
 LIBRARIES = ("libMIOpen",)
@@ -33,14 +38,14 @@ _LINKER_FOLDERS = "/etc/ld.so.conf.d"
 _LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
 
 #: It hides user and system kernels alike. Since ROCm 6.1 MIOpen throws unless it is a boolean.
-_DISABLES = core.EnvSwitch(
+_DISABLES = EnvSwitch(
     "MIOPEN_DISABLE_CACHE",
     "1|enable|enabled|yes|on|true",
     "0|disable|disabled|no|off|false",
-    core.FAILS,
+    FAILS,
     "is not a boolean: MIOpen throws (ignores it before ROCm 6.1)",
     disables=True,
-    read=core.at_load(*LIBRARIES),
+    read=at_load(*LIBRARIES),
     value="1",
 )
 #: What earlier versions know; they ignore any other value.
@@ -49,15 +54,15 @@ _ENFORCE = "MIOPEN_FIND_ENFORCE"
 #: Its values, and the effects of some on every run.
 _ACTIONS = {"NONE": "1", "DB_UPDATE": "2", "SEARCH": "3", "SEARCH_DB_UPDATE": "4", "DB_CLEAN": "5"}
 _ENFORCED = {
-    "2": (core.HARMLESS, "a search that a program requests is repeated although its result is known"),
-    "3": (core.HARMLESS, "everything that has not been tuned is tuned, which takes long"),
-    "4": (core.RECOMPILES, "everything is tuned again in every run"),
-    "5": (core.RECOMPILES, "every run erases the tuning results that it reads"),
+    "2": (HARMLESS, "a search that a program requests is repeated although its result is known"),
+    "3": (HARMLESS, "everything that has not been tuned is tuned, which takes long"),
+    "4": (RECOMPILES, "everything is tuned again in every run"),
+    "5": (RECOMPILES, "every run erases the tuning results that it reads"),
 }
 #: Other variables of a tuning session, and their effects.
 _LEFT_SET = {
-    "MIOPEN_DEBUG_FIND_ONLY_SOLVER": (core.HARMLESS, "no other solver is used, also while tuning"),
-    "MIOPEN_DEBUG_PERFDB_OVERRIDE": (core.HARMLESS, "tuning results are ignored"),
+    "MIOPEN_DEBUG_FIND_ONLY_SOLVER": (HARMLESS, "no other solver is used, also while tuning"),
+    "MIOPEN_DEBUG_PERFDB_OVERRIDE": (HARMLESS, "tuning results are ignored"),
 }
 
 
@@ -68,7 +73,7 @@ _LEFT_SET = {
 _BEGINNINGS = ("gfx", "batchnorm_gfx", ".cachectl-", *"0123456789")
 
 
-class TemporaryFolder(core.Root):
+class TemporaryFolder(Root):
     """A folder of temporary files as a root, which is read only if something in it may be MIOpen's."""
 
     @property
@@ -81,34 +86,32 @@ class TemporaryFolder(core.Root):
         return any(name.startswith(_BEGINNINGS) for name in names)
 
 
-def _user_roots(
-    environment: core.Environment, variable: str, home_folder: str, profile_folder: str
-) -> tuple[core.Root, ...]:
+def _user_roots(environment: Environment, variable: str, home_folder: str, profile_folder: str) -> tuple[Root, ...]:
     """Return the user's folder, and those that MIOpen uses instead of a network home, or without a home."""
     if named := environment.get(variable):
-        return (core.Root(expand(environment, named), core.Scope.USER, variable),)
+        return (Root(expand(environment, named), Scope.USER, variable),)
     if environment.platform == "win32":
         home = environment.get("USERPROFILE") or environment.home
-        return (core.Root(Path(home, profile_folder), core.Scope.USER, "default (USERPROFILE)"),)
+        return (Root(Path(home, profile_folder), Scope.USER, "default (USERPROFILE)"),)
     temporary = temporary_folder(environment)
     home = environment.get("HOME") or "/"
     why = "HOME is not set, empty or /" if home == "/" else "where the home is on a network file system"
     fallbacks = (
-        core.Root(temporary / home_folder, core.Scope.USER, f"MIOpen 3.5's fallback ({why})", TEMPORARY),
-        TemporaryFolder(temporary, core.Scope.USER, f"the fallback of MIOpen up to 3.3 ({why})", TEMPORARY),
+        Root(temporary / home_folder, Scope.USER, f"MIOpen 3.5's fallback ({why})", TEMPORARY),
+        TemporaryFolder(temporary, Scope.USER, f"the fallback of MIOpen up to 3.3 ({why})", TEMPORARY),
     )
     if home == "/":
         return fallbacks
-    first = core.Root(environment.absolute(home) / home_folder, core.Scope.USER, "default")
+    first = Root(environment.absolute(home) / home_folder, Scope.USER, "default")
     return (first, *(root for root in fallbacks if root.path != first.path))
 
 
-def _user_place(variable: str, home_folder: str, profile_folder: str, below: str) -> core.Places:
+def _user_place(variable: str, home_folder: str, profile_folder: str, below: str) -> Places:
     find = partial(_user_roots, variable=variable, home_folder=home_folder, profile_folder=profile_folder)
-    return core.Places(variable, find=find, below=below)
+    return Places(variable, find=find, below=below)
 
 
-def _system_roots(environment: core.Environment, *, expands: bool) -> tuple[core.Root, ...]:
+def _system_roots(environment: Environment, *, expands: bool) -> tuple[Root, ...]:
     """Return the databases that came with MIOpen: the named folder, or one relative to each library that is found.
 
     ``expands`` says whether every ``~`` in the variable means the home.
@@ -116,24 +119,24 @@ def _system_roots(environment: core.Environment, *, expands: bool) -> tuple[core
     if named := environment.get(_SYSTEM):
         path = expand(environment, named) if expands else environment.absolute(named)
         literal = "" if "~" not in named or expands else " (its ~ is taken as it stands)"
-        return (core.Root(path, core.Scope.SYSTEM, _SYSTEM + literal),)
+        return (Root(path, Scope.SYSTEM, _SYSTEM + literal),)
     sources: dict[str, str] = {}
     for library in libraries(environment):
         sources.setdefault(os.path.realpath(library.parent.parent / _DATABASES[0]), f"next to {library}")
     for folder in (Path(prefix, below) for prefix in (*_prefixes(environment), "/usr") for below in _DATABASES):
         if folder.is_dir():
             sources.setdefault(os.path.realpath(folder), "a usual place, without a library next to it")
-    return tuple(core.Root(Path(path), core.Scope.SYSTEM, source) for path, source in sources.items())
+    return tuple(Root(Path(path), Scope.SYSTEM, source) for path, source in sources.items())
 
 
 #: Up to MIOpen 3.3 the variable names the folder itself; MIOpen 3.5 makes its version folder in it.
 KERNELS = _user_place("MIOPEN_CUSTOM_CACHE_DIR", ".cache/miopen", ".miopen/cache", "miopen")
 TUNING = _user_place("MIOPEN_USER_DB_PATH", ".config/miopen", ".miopen/db", "miopen-db")
-SYSTEM_KERNELS = core.Places(_SYSTEM, find=partial(_system_roots, expands=True), unmoved=_UNMOVED)
-SYSTEM_TUNING = core.Places(_SYSTEM, find=partial(_system_roots, expands=False), unmoved=_UNMOVED)
+SYSTEM_KERNELS = Places(_SYSTEM, find=partial(_system_roots, expands=True), unmoved=_UNMOVED)
+SYSTEM_TUNING = Places(_SYSTEM, find=partial(_system_roots, expands=False), unmoved=_UNMOVED)
 
 
-def expand(environment: core.Environment, text: str) -> Path:
+def expand(environment: Environment, text: str) -> Path:
     """Expand a path as MIOpen does: every ``~`` in it means the home folder, except on Windows."""
     if environment.platform == "win32":
         return environment.absolute(text)
@@ -141,14 +144,14 @@ def expand(environment: core.Environment, text: str) -> Path:
     return environment.absolute(text.replace("~", str(temporary_folder(environment)) if home == "/" else home))
 
 
-def temporary_folder(environment: core.Environment) -> Path:
+def temporary_folder(environment: Environment) -> Path:
     """Return C++'s ``temp_directory_path``."""
     named = (environment.get(variable) for variable in ("TMPDIR", "TMP", "TEMP", "TEMPDIR"))
     return environment.absolute(next(filter(None, named), environment.temporary))
 
 
-@core.answered_once
-def libraries(environment: core.Environment) -> tuple[Path, ...]:
+@answered_once
+def libraries(environment: Environment) -> tuple[Path, ...]:
     """Return every libMIOpen that a program could load, once, with links resolved, as first found."""
     paths = (
         os.path.realpath(os.path.join(folder, name))
@@ -158,7 +161,7 @@ def libraries(environment: core.Environment) -> tuple[Path, ...]:
     return tuple(map(Path, dict.fromkeys(paths)))
 
 
-def _prefixes(environment: core.Environment) -> Iterator[str]:
+def _prefixes(environment: Environment) -> Iterator[str]:
     for site in map(os.fspath, environment.site):
         yield f"{site}/torch"
         yield from (f"{site}/{name}" for name in distributions.names_in(site, "_rocm_sdk_"))
@@ -168,7 +171,7 @@ def _prefixes(environment: core.Environment) -> Iterator[str]:
     yield from (f"/opt/{name}" for name in distributions.names_in("/opt", "rocm-"))
 
 
-def _library_folders(environment: core.Environment) -> Iterator[str]:
+def _library_folders(environment: Environment) -> Iterator[str]:
     for named in (environment.get("LD_LIBRARY_PATH") or "").split(":"):
         if named:
             yield os.fspath(environment.absolute(named))
@@ -184,14 +187,14 @@ def _library_folders(environment: core.Environment) -> Iterator[str]:
 # ---------------------------------------------------------------------- layers
 
 #: Databases hold many entries; old versions have a file for each kernel.
-_LOOKUPS = core.Lookups(
+_LOOKUPS = Lookups(
     files=True,
-    shared=core.regex(r".*\.(?:u?kdb|u?db|txt)"),
+    shared=regex(r".*\.(?:u?kdb|u?db|txt)"),
     otherwise="no event says which records are read, or whether a lookup found one",
 )
 
 
-def _by_openings(openings: int, stores: int, environment: core.Environment) -> tuple[int, int] | None:
+def _by_openings(openings: int, stores: int, environment: Environment) -> tuple[int, int] | None:
     """Take each store for a miss, and the openings beyond these lookups and stores for hits.
 
     The database is opened for each lookup and each store, ``src/binary_cache.cpp`` (``LoadBinary``, ``SaveBinary``). So
@@ -208,39 +211,39 @@ def _place_of_file(layer: Any, file: Path) -> Path | None:  # noqa: ANN401 - a l
     return None if root is None else layer.store.place_of(root, file)
 
 
-class MIOpenLayer(core.Layer):
+class MIOpenLayer(Layer):
     """A layer of MIOpen's databases: its place and its variable are declared.
 
     Nothing is foreseen of its entries elsewhere: only MIOpen itself sees which device it would name.
     """
 
     store: Any
-    switch: ClassVar[core.EnvSwitch] = _DISABLES
-    about = core.About(lookups=_LOOKUPS, place_of_file=_place_of_file)
+    switch: ClassVar[EnvSwitch] = _DISABLES
+    about = About(lookups=_LOOKUPS, place_of_file=_place_of_file)
 
-    def state(self) -> core.State:
+    def state(self) -> State:
         """Read the switch. In a temporary folder only a database shows that MIOpen was there."""
-        for condition, fault in core.faults_of(self, (self.switch,)):
+        for condition, fault in faults_of(self, (self.switch,)):
             if condition is not None:
-                return core.State(condition, fault.message)
+                return State(condition, fault.message)
         used = (
             root.exists and (root.role != TEMPORARY or (root.may_exist and any(self.store.databases(root))))
             for root in self.roots()
         )
         if not libraries(self.environment) and not any(used):
-            return core.State(core.ABSENT, "no libMIOpen is found here, and none has left a file")
-        return core.State(core.ENABLED, f"on unless {self.switch.variable} is true")
+            return State(ABSENT, "no libMIOpen is found here, and none has left a file")
+        return State(ENABLED, f"on unless {self.switch.variable} is true")
 
-    def diagnose(self) -> Iterator[core.Finding]:
+    def diagnose(self) -> Iterator[Finding]:
         """Yield problems with the switch."""
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         if self.switch.is_off(value) and value not in _ALWAYS_KNOWN:
             outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
-            yield core.misread(self, variable, core.HARMLESS, outcome, f"export {variable}=1")
-        yield from (finding for _, finding in core.faults_of(self, (self.switch,)))
+            yield misread(self, variable, HARMLESS, outcome, f"export {variable}=1")
+        yield from (finding for _, finding in faults_of(self, (self.switch,)))
 
 
-_PACKAGED = MIOpenLayer.about._replace(scope=core.Scope.SYSTEM, on_network=None, among_ranks=None, when_closed=None)
+_PACKAGED = MIOpenLayer.about._replace(scope=Scope.SYSTEM, on_network=None, among_ranks=None, when_closed=None)
 
 
 class MIOpenKernels(MIOpenLayer):
@@ -250,22 +253,22 @@ class MIOpenKernels(MIOpenLayer):
     title = "MIOpen user kernels"
     places = KERNELS
     about = MIOpenLayer.about._replace(
-        on_network=core.Hazard(
-            core.RISKS,
+        on_network=Hazard(
+            RISKS,
             "sqlite's WAL mode fails there, and databases were damaged; MIOpen since ROCm 5.7 uses the temporary "
             "folder instead, unless MIOPEN_CUSTOM_CACHE_DIR names this one",
         ),
-        among_ranks=core.Hazard(
-            core.HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
+        among_ranks=Hazard(
+            HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
         ),
-        when_closed=core.Hazard(core.FAILS, "MIOpen throws, even where it only looks up"),
+        when_closed=Hazard(FAILS, "MIOpen throws, even where it only looks up"),
         lookups=_LOOKUPS._replace(by_openings=_by_openings),
     )
-    store: Any = core.later("cachectl.layers.miopen.kernels", "KernelDatabases")
+    store: Any = later("cachectl.layers.miopen.kernels", "KernelDatabases")
 
-    def diagnose(self) -> Iterator[core.Finding]:
+    def diagnose(self) -> Iterator[Finding]:
         """Yield problems with the switch, and a place where anybody can write."""
-        from cachectl.layers.host import processes
+        from cachectl.layers.base import processes
 
         yield from super().diagnose()
         environment, variable = self.environment, KERNELS.variable
@@ -281,7 +284,7 @@ class MIOpenKernels(MIOpenLayer):
             why = "HOME names no folder" if kind is None else f"the home is on {kind}"
             message = f"as {why}, MIOpen up to 3.3 takes kernels from {folder} itself, where anybody may have put them"
             fix = f'export {variable}="$(mktemp -d)"'
-            yield core.Finding(self.name, folder, None, core.UNSAFE, "fallback", message, fix)
+            yield Finding(self.name, folder, None, UNSAFE, "fallback", message, fix)
 
 
 class MIOpenSystemKernels(MIOpenLayer):
@@ -291,9 +294,9 @@ class MIOpenSystemKernels(MIOpenLayer):
     title = "MIOpen system kernels"
     places = SYSTEM_KERNELS
     about = _PACKAGED
-    store: Any = core.later("cachectl.layers.miopen.kernels", "KernelDatabases", "miopen")
+    store: Any = later("cachectl.layers.miopen.kernels", "KernelDatabases", "miopen")
 
-    def diagnose(self) -> Iterator[core.Finding]:
+    def diagnose(self) -> Iterator[Finding]:
         """Yield problems with the switch, and each GPU without a database."""
         from cachectl.layers.host import hardware
 
@@ -308,7 +311,7 @@ class MIOpenSystemKernels(MIOpenLayer):
                 package = f"miopen-hip-{arch}kdb"
                 fix = f"sudo apt-get install {package} || sudo dnf install {package}"
                 place = self.name, roots[0].path, None
-                yield core.Finding(*place, core.RECOMPILES, "no-database", message, fix)
+                yield Finding(*place, RECOMPILES, "no-database", message, fix)
 
 
 class MIOpenTuning(MIOpenLayer):
@@ -321,19 +324,19 @@ class MIOpenTuning(MIOpenLayer):
     switch = _DISABLES._replace(variable="MIOPEN_DEBUG_DISABLE_FIND_DB", what="MIOpen's find-db")
     about = MIOpenLayer.about._replace(
         precious=True,
-        on_network=core.Hazard(
-            core.RISKS,
+        on_network=Hazard(
+            RISKS,
             "the locks of MIOpen up to 3.3 lie in each node's temporary folder, so nodes write over each other's "
             "results",
         ),
-        among_ranks=core.Hazard(
-            core.RISKS,
+        among_ranks=Hazard(
+            RISKS,
             "a rewrite removes the file before it renames the new one, so the others may not find it",
         ),
     )
-    store: Any = core.later("cachectl.layers.miopen.tuning", "TuningDatabases")
+    store: Any = later("cachectl.layers.miopen.tuning", "TuningDatabases")
 
-    def state(self) -> core.State:
+    def state(self) -> State:
         """Read the switch of the find-db; the perf-db stays on."""
         state = super().state()
         why = [state.why]
@@ -341,13 +344,13 @@ class MIOpenTuning(MIOpenLayer):
             why.append("the perf-db stays on")
         if self._enforced() == "5":
             why.append(f"{_ENFORCE}={self.environment.get(_ENFORCE)} erases the user's results: unset it")
-        return core.State(state.condition, "; ".join(why))
+        return State(state.condition, "; ".join(why))
 
     def _enforced(self) -> str:
         value = (self.environment.get(_ENFORCE) or "1").strip()
         return _ACTIONS.get(value.upper(), value)
 
-    def diagnose(self) -> Iterator[core.Finding]:
+    def diagnose(self) -> Iterator[Finding]:
         """Yield problems with the switch, and for the user's results variables of a past tuning session."""
         yield from super().diagnose()
         if not self.about.precious:
@@ -356,11 +359,11 @@ class MIOpenTuning(MIOpenLayer):
         effects = {_ENFORCE: _ENFORCED[action]} if action in _ENFORCED else {}
         if not effects and action != "1":
             outcome = "is no action that MIOpen knows: it throws, or ignores it"
-            yield core.misread(self, _ENFORCE, core.FAILS, outcome)
+            yield misread(self, _ENFORCE, FAILS, outcome)
         for variable, (severity, effect) in {**effects, **_LEFT_SET}.items():
             if value := self.environment.get(variable):
-                message, place = f"{variable}={value} is set: {effect}", core.first_place(self)
-                yield core.Finding(self.name, place, None, severity, "tuning", message, f"unset {variable}")
+                message, place = f"{variable}={value} is set: {effect}", first_place(self)
+                yield Finding(self.name, place, None, severity, "tuning", message, f"unset {variable}")
 
 
 class MIOpenSystemTuning(MIOpenTuning):
@@ -370,4 +373,4 @@ class MIOpenSystemTuning(MIOpenTuning):
     title = "MIOpen system tuning results"
     places = SYSTEM_TUNING
     about = _PACKAGED
-    store: Any = core.later("cachectl.layers.miopen.tuning", "TuningDatabases", "miopen-tuning")
+    store: Any = later("cachectl.layers.miopen.tuning", "TuningDatabases", "miopen-tuning")

@@ -13,7 +13,16 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, NamedTuple
 
-from cachectl.layers import core, miopen
+from cachectl.layers import miopen
+from cachectl.layers.base.errors import BadRequest, Refused, not_a_key
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.text import printable
+from cachectl.layers.core.entry import Artifact, Entry, Found, Problem
+from cachectl.layers.core.finding import Finding
+from cachectl.layers.core.root import Root
+from cachectl.layers.core.selection import ALL, Selection
+from cachectl.layers.core.store import ENTRY, FOREIGN, OWN
+from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import plain
 from cachectl.layers.host import record
 from cachectl.layers.miopen import releases
@@ -23,7 +32,7 @@ from cachectl.layers.stores import database, row_store, tree
 SEPARATOR = "::"
 #: ``3.3.0.a85ca8a54``; without a build id before 2.4, and with an empty one if built without git.
 #: A colon would end the file's name in a key.
-VERSION_FOLDER = core.regex(r"\d+\.\d+\.\d+(?:\.[^/:]*)?")
+VERSION_FOLDER = regex(r"\d+\.\d+\.\d+(?:\.[^/:]*)?")
 
 _NUMBERS = (
     "700 701 702 703 704 705 801 802 803 805 810 900 902 904 906 908 909 90a 90c 940 941 942 950 1010 1011 1012 1013 "
@@ -31,15 +40,15 @@ _NUMBERS = (
 )
 # Hex compute units follow the architecture without a separator, so a list must separate them.
 _ARCHITECTURES = sorted((f"gfx{number}" for number in _NUMBERS.split()), key=len, reverse=True)
-_BASE = core.regex(
+_BASE = regex(
     rf"(?P<arch>{'|'.join(_ARCHITECTURES)})(?P<modes>(?:_(?:no)?sramecc)?(?:_xnack)?)"
     r"(?:_(?P<decimal>\d+)|(?P<hexadecimal>[0-9a-f]+))?"
 )
 _RAW_BASE = r"(?:batchnorm_)?(?P<base>gfx[0-9a-z]+(?:_[0-9a-z]+)*)"
-_BACKEND = core.regex(r"\.(?:HIPNOGPU|HIP|OpenCL)(?=\.)")
-_VERSION = core.regex(r"\.(?P<version>\d+_\d+_\d+(?:_[^.:]*)?)(?=\.)")
-_SQLITE = core.regex(rf"{_RAW_BASE}(?:_\d+\.\d+\.\d+)?\.(?P<kind>u?kdb|u?db)")
-_TEXT = core.regex(
+_BACKEND = regex(r"\.(?:HIPNOGPU|HIP|OpenCL)(?=\.)")
+_VERSION = regex(r"\.(?P<version>\d+_\d+_\d+(?:_[^.:]*)?)(?=\.)")
+_SQLITE = regex(rf"{_RAW_BASE}(?:_\d+\.\d+\.\d+)?\.(?P<kind>u?kdb|u?db)")
+_TEXT = regex(
     rf"{_RAW_BASE}(?P<backend>{_BACKEND.pattern})?(?:{_VERSION.pattern})?(?:\.fusion)?"
     r"\.(?P<kind>u?fdb\.txt|u?db\.txt|cd\.u?pdb\.txt)"
 )
@@ -154,7 +163,7 @@ class MIOpenDatabases(row_store.Rows):
             self.kinds = tuple(INSTALLED[kind] for kind in self.kinds)
             into = f"{miopen.PACKAGED}; put into the layer {asked_first}, which MIOpen asks first"
             clear = f"{miopen.PACKAGED}; its package manager removes them"
-            self.refusals = {**tree.REFUSALS, core.Ability.PUT: into, core.Ability.CLEAR: clear}
+            self.refusals = {**tree.REFUSALS, Ability.PUT: into, Ability.CLEAR: clear}
 
     def named(self, relative: str) -> DatabaseFile | None:
         """Return the file of a relative path, whether or not it exists; ``None`` for other names."""
@@ -166,44 +175,44 @@ class MIOpenDatabases(row_store.Rows):
     def known(self, relative: str) -> DatabaseFile:
         """Return the same. Raises :class:`LayerError` for other names."""
         if (named := self.named(relative)) is None:
-            raise core.not_a_key(self.name, relative)
+            raise not_a_key(self.name, relative)
         return named
 
     def is_database(self, file: str) -> bool:
         """Compare with the names of databases, those included that are only counted."""
         return self.named(file) is not None
 
-    def kind_of(self, root: core.Root, path: str) -> str:
+    def kind_of(self, root: Root, path: str) -> str:
         """Compare with the names of databases, which an entry's parts follow, of files next to them, and of folders."""
         relative, *parts = path.split(SEPARATOR, self.parts)
         if parts:
             file = self.named(relative)
             is_entry = len(parts) == self.parts and any(parts) and file is not None and file.kind in self.kinds
-            return core.ENTRY if is_entry else core.FOREIGN
+            return ENTRY if is_entry else FOREIGN
         is_folder = self.versioned and VERSION_FOLDER.fullmatch(path) is not None
-        return core.OWN if is_folder or self.is_database(database.without_companion(path)) else core.FOREIGN
+        return OWN if is_folder or self.is_database(database.without_companion(path)) else FOREIGN
 
-    def counts(self, root: core.Root, status: os.stat_result) -> bool:
+    def counts(self, root: Root, status: os.stat_result) -> bool:
         """Return whether a file counts: in a temporary folder other users have theirs, and links lead anywhere."""
         return root.role != miopen.TEMPORARY or (status.st_uid == os.getuid() and not stat.S_ISLNK(status.st_mode))
 
-    def present(self, root: core.Root) -> list[DatabaseFile]:
+    def present(self, root: Root) -> list[DatabaseFile]:
         """Return each file that may be used."""
         named = (self.named(file) for file in self.databases(root) if isinstance(file, str))
         return [file for file in named if file is not None]
 
-    def is_usable(self, root: core.Root, relative: str) -> bool:
+    def is_usable(self, root: Root, relative: str) -> bool:
         """Return whether a file exists and may be used. Raises :class:`OSError` where that cannot be determined."""
         path = root.path / relative
         status = None if path.parent != root.path and _is_link(path.parent) else plain.status_at(path)
         return status is not None and stat.S_ISREG(status.st_mode) and self.counts(root, status)
 
-    def newest(self, root: core.Root) -> str | None:
+    def newest(self, root: Root) -> str | None:
         """Return the newest version with a folder, or files, in the root."""
         named = self.folders(root) if self.versioned else (file.version for file in self.present(root))
         return max(filter(None, named), key=version_numbers, default=None)
 
-    def folders(self, root: core.Root) -> Sequence[str]:
+    def folders(self, root: Root) -> Sequence[str]:
         """Return the folders of MIOpen's versions. Raises :class:`OSError` if the root cannot be listed."""
         try:
             with os.scandir(root.path) as items:
@@ -214,7 +223,7 @@ class MIOpenDatabases(row_store.Rows):
                 return ()
             raise
 
-    def place_of(self, root: core.Root, file: Path) -> Path | None:
+    def place_of(self, root: Root, file: Path) -> Path | None:
         """Return the place in a root of a database by its name: that of the newest file there for the same device.
 
         Without one, kernels belong to the version of MIOpen that the file's folder names, or to the newest known one.
@@ -232,30 +241,28 @@ class MIOpenDatabases(row_store.Rows):
         version = file.parent.name if has_version else self.newest(root)
         if version is None:
             why = "name the version of MIOpen by the file's folder, such as 3.3.0.a85ca8a54"
-            raise core.BadRequest(f"{core.printable(file)}: no MIOpen has kept kernels here; {why}")
+            raise BadRequest(f"{printable(file)}: no MIOpen has kept kernels here; {why}")
         return Path(version, f"{installed.removesuffix('kdb')}ukdb")
 
-    def leaves(self, root: core.Root) -> Iterator[tree.Leaf | core.Problem]:
+    def leaves(self, root: Root) -> Iterator[tree.Leaf | Problem]:
         """Yield what lies next to the databases; nothing changes a package's files."""
         return iter(()) if self.asked_first else super().leaves(root)
 
-    def scan(
-        self, root: core.Root, selection: core.Selection = core.ALL, *, contents: bool = True
-    ) -> Iterator[core.Found]:
+    def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
         """Yield the entries of each database; one is stale if the record shows that its MIOpen has gone from here."""
         seen = releases.note_here(self.environment, reads=contents)
         moment = seen.last_gone(releases.PRODUCT)
         judge = partial(_judged, seen=seen, are_known=releases.all_are_known(self.environment, seen))
         for thing in super().scan(root, selection, contents=contents):
-            is_older = isinstance(thing, core.Entry) and (thing.latest or 0.0) < moment
-            yield judge(thing) if isinstance(thing, core.Entry) and is_older else thing
+            is_older = isinstance(thing, Entry) and (thing.latest or 0.0) < moment
+            yield judge(thing) if isinstance(thing, Entry) and is_older else thing
 
-    def with_name(self, entry: core.Entry) -> core.Entry:
+    def with_name(self, entry: Entry) -> Entry:
         """Add device, version and the other facts."""
         named = self.known(entry.key)
         return entry._replace(device=named.arch or named.base, versions=named.versions, detail=named.detail)
 
-    def verify(self, root: core.Root) -> Iterator[core.Finding]:
+    def verify(self, root: Root) -> Iterator[Finding]:
         """Check every file; a package's file has another fix, and is never removed."""
         for finding in super().verify(root):
             if self.asked_first and finding.code not in _OTHER_FIXES:
@@ -264,19 +271,17 @@ class MIOpenDatabases(row_store.Rows):
             else:
                 yield finding
 
-    def write_rows(
-        self, root: core.Root, file: str, artifacts: Sequence[core.Artifact], *, replace: bool
-    ) -> tree.Placed:
+    def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact], *, replace: bool) -> tree.Placed:
         """Check and insert entries of one database, if nothing else stands in its place."""
         path = root.path / file
         is_in_link = path.parent != root.path and _is_link(path.parent)
         if not self.is_usable(root, file) and (is_in_link or plain.status_at(path) is not None):
             message = "cannot put: a link, a folder, or somebody else's file stands there"
-            raise core.Refused(self.name, message, path)
+            raise Refused(self.name, message, path)
         return super().write_rows(root, file, artifacts, replace=replace)
 
 
-def _judged(entry: core.Entry, seen: record.Record, *, are_known: bool) -> core.Entry:
+def _judged(entry: Entry, seen: record.Record, *, are_known: bool) -> Entry:
     """Return an entry with whether the record shows that no MIOpen can hit it: each opens files of its own version."""
     version = entry.versions.get("miopen")
     if version is None:

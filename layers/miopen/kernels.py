@@ -11,7 +11,14 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
-from cachectl.layers import core, miopen
+from cachectl.layers import miopen
+from cachectl.layers.base.errors import Damaged, Unreachable
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.core.entry import Artifact, Entry, Found, Problem
+from cachectl.layers.core.finding import FAILS, HARMLESS, HEALS, RECOMPILES, Finding
+from cachectl.layers.core.root import Root
+from cachectl.layers.core.selection import Selection
+from cachectl.layers.core.store import OWN, Damage
 from cachectl.layers.disk import plain
 from cachectl.layers.miopen import databases
 from cachectl.layers.stores import database, files, rows, tree
@@ -21,7 +28,7 @@ _LEAST = 512
 _ROW, _OBJECT = "miopen-kernel/1", "miopen-object/1"
 #: Kernels of old versions, each in a folder named by the md5 of device and options; MIOpen makes the folders that it
 #: needs.
-_OBJECTS = tree.Shape((databases.VERSION_FOLDER, core.regex("[0-9a-f]{32}"), core.regex(r".+\.o(?:bj)?")))
+_OBJECTS = tree.Shape((databases.VERSION_FOLDER, regex("[0-9a-f]{32}"), regex(r".+\.o(?:bj)?")))
 _NO_CODE = "has the name of a kernel, but is no code; left alone"
 
 
@@ -50,7 +57,7 @@ SCHEMA = rows.Schema(
 )
 #: More than any kernel has, in bytes: larger blobs are bombs.
 _LARGEST = 1 << 30
-_INTEGER = core.regex(rb"\s*[+-]?\d{1,30}", re.ASCII)
+_INTEGER = regex(rb"\s*[+-]?\d{1,30}", re.ASCII)
 #: The first bytes of code objects: an ELF file, or a bundle of several.
 CODE = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
 
@@ -70,25 +77,23 @@ class KernelDatabases(databases.MIOpenDatabases):
         self.forms = (_ROW,) if asked_first else (_ROW, _OBJECT)
         self.shapes = () if asked_first else (_OBJECTS,)
 
-    def kind_of(self, root: core.Root, path: str) -> str:
+    def kind_of(self, root: Root, path: str) -> str:
         """Compare with the names of databases, version folders and object files."""
         kind = super().kind_of(root, path)
-        return kind if databases.SEPARATOR in path or kind == core.OWN else files.Files.kind_of(self, root, path)
+        return kind if databases.SEPARATOR in path or kind == OWN else files.Files.kind_of(self, root, path)
 
     def key_of(self, key: str) -> tuple[str, ...]:
         """Return name and arguments."""
         return split_kernel_key(key.partition(databases.SEPARATOR)[2])
 
-    def _is_ignored(self, root: core.Root, file: str) -> bool:
+    def _is_ignored(self, root: Root, file: str) -> bool:
         return bool(self.asked_first) and (root.path / file).stat().st_size < _LEAST
 
-    def is_usable(self, root: core.Root, relative: str) -> bool:
+    def is_usable(self, root: Root, relative: str) -> bool:
         """Return whether MIOpen would open a file."""
         return super().is_usable(root, relative) and not self._is_ignored(root, relative)
 
-    def list_rows(
-        self, root: core.Root, file: str, template: core.Entry, *, part: bytes, contents: bool
-    ) -> Iterator[core.Found]:
+    def list_rows(self, root: Root, file: str, template: Entry, *, part: bytes, contents: bool) -> Iterator[Found]:
         """Yield the rows of a file that MIOpen does not ignore. Their keys say everything, so no content is read."""
         for row in () if self._is_ignored(root, file) else self.opened(root, file).rows():
             name, args = row.key
@@ -99,24 +104,24 @@ class KernelDatabases(databases.MIOpenDatabases):
         """Unpack a kernel, and check it as MIOpen does."""
         return decode(values)
 
-    def packed(self, artifact: core.Artifact) -> rows.Values:
+    def packed(self, artifact: Artifact) -> rows.Values:
         """Pack a kernel as MIOpen does, under a name as MIOpen makes it."""
         name, args = self.key_of(artifact.key)
         if not name.endswith((".o", ".obj")):
-            raise core.Damaged(self.name, f"the kernel name {name!r} does not end in .o", artifact.key)
+            raise Damaged(self.name, f"the kernel name {name!r} does not end in .o", artifact.key)
         if (complaint := key_complaint(name, args)) is not None:
-            raise core.Damaged(self.name, complaint, artifact.key)
+            raise Damaged(self.name, complaint, artifact.key)
         if artifact.detail.get("md5") not in (None, digest(artifact.data)):
             message = "the kernel does not have the md5 that the artifact states"
-            raise core.Damaged(self.name, message, artifact.key)
+            raise Damaged(self.name, message, artifact.key)
         return encode(artifact.data)
 
-    def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
+    def check_rows(self, root: Root, file: str) -> Iterator[Finding]:
         """Unpack and check every row as MIOpen does when it loads it; no run repairs a row on which it throws."""
         place, path = (self.name, root.path, file), root.path / file
         if self._is_ignored(root, file):
             message = "is smaller than 512 bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
-            yield core.Finding(*place, core.RECOMPILES, "too-small", message, "")
+            yield Finding(*place, RECOMPILES, "too-small", message, "")
             return
         # The header decides whether MIOpen and other users can open a file of a package; an unreadable one has a
         # finding.
@@ -124,50 +129,48 @@ class KernelDatabases(databases.MIOpenDatabases):
             if self.asked_first and database.is_wal(plain.read_plain(path, limit=_LEAST)):
                 message = "is in WAL mode: only users who can write next to it can open it"
                 fix = f"as its owner: sqlite3 {shlex.quote(str(path))} 'pragma journal_mode=delete'"
-                yield core.Finding(*place, core.FAILS, "wal", message, fix)
+                yield Finding(*place, FAILS, "wal", message, fix)
         yield from super().check_rows(root, file)
         seen: set[tuple[str, ...]] = set()
         # MIOpen makes no index in a file of a package: the first row answers there.
         for row in () if self.asked_first else self.opened(root, file).rows():
             if row.key in seen:
-                damage = core.Damage(core.FAILS, "a second row has this key: MIOpen cannot make its index, and throws")
-                yield self.damaged(self.entry_of(core.Entry(self.name, file, root.path, 0, 0), row), damage)
+                damage = Damage(FAILS, "a second row has this key: MIOpen cannot make its index, and throws")
+                yield self.damaged(self.entry_of(Entry(self.name, file, root.path, 0, 0), row), damage)
             seen.add(row.key)
 
-    def entry_of(self, template: core.Entry, row: rows.Row) -> core.Entry:
+    def entry_of(self, template: Entry, row: rows.Row) -> Entry:
         """Return the entry of a row; MIOpen gives a row a new id whenever it stores it."""
         name, args = row.key
         return super().entry_of(template, row._replace(key=(escaped(name), args)))
 
-    def leaves(self, root: core.Root) -> Iterator[tree.Leaf | core.Problem]:
+    def leaves(self, root: Root) -> Iterator[tree.Leaf | Problem]:
         """Yield object files; in a temporary folder such files may belong to other programs."""
         return iter(()) if self.asked_first or root.role == miopen.TEMPORARY else self.tree_of(root).scan(head=32)
 
-    def described(
-        self, tree: tree.Tree, leaf: tree.Leaf, selection: core.Selection, *, contents: bool
-    ) -> Iterator[core.Found]:
+    def described(self, tree: tree.Tree, leaf: tree.Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
         """Yield the entry of an object file."""
         if not leaf.head.startswith(CODE):
-            yield core.Problem(tree.root / leaf.entry.key, "unrecognised", _NO_CODE)
+            yield Problem(tree.root / leaf.entry.key, "unrecognised", _NO_CODE)
             return
         version, _, name = leaf.entry.key.split("/")
         yield leaf.entry._replace(versions={"miopen": version}, kernels=databases.program_names(name))
 
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
         """Yield that MIOpen could not use a kernel, or that an object file is no code."""
         if databases.SEPARATOR not in key:
             if not files[""].startswith(CODE):
-                yield core.Damage(core.HARMLESS, "is no code object")
+                yield Damage(HARMLESS, "is no code object")
         elif not files[""]:
-            yield core.Damage(core.HEALS, "the kernel is empty, which MIOpen takes for a miss")
+            yield Damage(HEALS, "the kernel is empty, which MIOpen takes for a miss")
 
     def foreign(self, files: Mapping[str, bytes]) -> str | None:
         """Return that a file without code may be of another program."""
         return None if files[""].startswith(CODE) else _NO_CODE
 
     def judged(
-        self, root: core.Root, entry: core.Entry, files: tree.Members | None, damages: Iterable[core.Damage]
-    ) -> Iterator[core.Finding]:
+        self, root: Root, entry: Entry, files: tree.Members | None, damages: Iterable[Damage]
+    ) -> Iterator[Finding]:
         """Yield the damages of a row even if it has no code: only MIOpen stores rows."""
         yield from super().judged(root, entry, None if databases.SEPARATOR in entry.key else files, damages)
 
@@ -249,7 +252,7 @@ def _unpacked(blob: bytes, size: int) -> bytes:
     if len(data) > size:
         raise ValueError(f"the kernel is larger than the {size} bytes that its row states")
     if len(data) > most:
-        raise core.Unreachable("miopen", f"a kernel of more than {most:,} bytes, the limit of what is read")
+        raise Unreachable("miopen", f"a kernel of more than {most:,} bytes, the limit of what is read")
     if not decompressor.eof:
         raise ValueError("the bz2 stream is cut short")
     return data

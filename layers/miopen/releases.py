@@ -9,7 +9,9 @@ from __future__ import annotations
 import mmap
 from contextlib import suppress
 
-from cachectl.layers import core, miopen
+from cachectl.layers import miopen
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk import plain
 from cachectl.layers.formats import elf
 from cachectl.layers.host import record
@@ -17,7 +19,7 @@ from cachectl.layers.host import record
 PRODUCT = "MIOpen"
 _CONSTANTS = ".rodata"
 #: Backend, version, and the id of the build, which is empty if it was built without git.
-_TEXT = core.regex(rb"(?<=\0)(?:HIPNOGPU|HIP|OpenCL)\.(\d{1,3})_(\d{1,3})_(\d{1,3})_([0-9A-Za-z-]{0,64})(?=\0)")
+_TEXT = regex(rb"(?<=\0)(?:HIPNOGPU|HIP|OpenCL)\.(\d{1,3})_(\d{1,3})_(\d{1,3})_([0-9A-Za-z-]{0,64})(?=\0)")
 
 
 def read_version(library: str) -> str | None:
@@ -35,7 +37,7 @@ def read_version(library: str) -> str | None:
     return None
 
 
-def note_here(environment: core.Environment, *, reads: bool) -> record.Record:
+def note_here(environment: Environment, *, reads: bool) -> record.Record:
     """Note the MIOpens that programs of this environment find, and return the record.
 
     Their libraries have hundreds of MiB, so that of a new one is only read if ``reads`` allows it.
@@ -48,7 +50,7 @@ def note_here(environment: core.Environment, *, reads: bool) -> record.Record:
     return seen
 
 
-def all_are_known(environment: core.Environment, seen: record.Record) -> bool:
+def all_are_known(environment: Environment, seen: record.Record) -> bool:
     """Return whether the version of every MIOpen here is known."""
     versions = (seen.version_at(PRODUCT, library) for library in miopen.libraries(environment))
     return all(version not in (None, record.UNREADABLE) for version in versions)

@@ -15,7 +15,15 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
-from cachectl.layers import core, miopen
+from cachectl.layers import miopen
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import LayerError
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.core.entry import Entry, Found, Problem
+from cachectl.layers.core.finding import HARMLESS, RECOMPILES, WASTES, Finding
+from cachectl.layers.core.root import Root
+from cachectl.layers.core.store import Damage, finding_of
+from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.miopen import databases
 from cachectl.layers.stores import records, rows, tree
@@ -27,9 +35,9 @@ _OPEN_TO_ALL = 0o777
 _THREADS = Lock()
 #: The effect of each fault of a record. The finding of a line that hides another says what that costs.
 _FAULTS = {
-    **dict.fromkeys(("malformed", "newline"), core.RECOMPILES),
-    **dict.fromkeys(("duplicate", "duplicate-id"), core.WASTES),
-    **dict.fromkeys(("hidden", "item"), core.HARMLESS),
+    **dict.fromkeys(("malformed", "newline"), RECOMPILES),
+    **dict.fromkeys(("duplicate", "duplicate-id"), WASTES),
+    **dict.fromkeys(("hidden", "item"), HARMLESS),
 }
 
 
@@ -41,37 +49,33 @@ class TuningDatabases(databases.MIOpenDatabases):
     parts = 1
     # What MIOpen, or cachectl, writes before it renames it over a database.
     shapes = (
-        tree.Shape(
-            (core.regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"),), because="left by an interrupted rewrite of MIOpen"
-        ),
+        tree.Shape((regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"),), because="left by an interrupted rewrite of MIOpen"),
         tree.Shape((tree.OWN_TEMPORARY,), because="left by an interrupted cachectl"),
     )
     writers = miopen.LIBRARIES
     # If MIOpen cannot open its database, it tunes again in every run.
-    when_damaged = core.RECOMPILES
+    when_damaged = RECOMPILES
 
     def __init__(self, asked_first: str = "") -> None:
         super().__init__(asked_first)
         self.counted = ("db",) if asked_first else ("udb",)
         reason = "a record has a problem and its solvers, not the kernels they run"
-        self.refusals = {**self.refusals, core.Ability.KERNELS: reason}
+        self.refusals = {**self.refusals, Ability.KERNELS: reason}
 
-    def kind_of(self, root: core.Root, path: str) -> str:
+    def kind_of(self, root: Root, path: str) -> str:
         """Compare with the names of databases, and of the files that their rewrites leave."""
         is_key = databases.SEPARATOR in path
         return super().kind_of(root, path if is_key else path.removesuffix(_TIME).removesuffix(".temp"))
 
-    def opened(self, root: core.Root, file: str) -> records.RecordFile:
+    def opened(self, root: Root, file: str) -> records.RecordFile:
         """Return the records of a file, which are changed under MIOpen's locks."""
         return records.RecordFile(self.name, root.path / file, partial(self._editing, root, file))
 
-    def _found(self, root: core.Root, file: str) -> Iterator[rows.Row | records.Fault]:
+    def _found(self, root: Root, file: str) -> Iterator[rows.Row | records.Fault]:
         """Yield the records and faults of a file, none of one that is only counted."""
         return self.opened(root, file).scan() if self.known(file).kind in self.kinds else iter(())
 
-    def list_rows(
-        self, root: core.Root, file: str, template: core.Entry, *, part: bytes, contents: bool
-    ) -> Iterator[core.Found]:
+    def list_rows(self, root: Root, file: str, template: Entry, *, part: bytes, contents: bool) -> Iterator[Found]:
         """Yield the records of a file, and its faults."""
         path = root.path / file
         for found in self._found(root, file):
@@ -81,11 +85,11 @@ class TuningDatabases(databases.MIOpenDatabases):
             number, code, message = found
             # These have a record, which MIOpen reads and which is listed; only verify reports the fault.
             if code not in ("item", "duplicate-id"):
-                yield core.Problem(path, code, f"line {number}: {message}")
+                yield Problem(path, code, f"line {number}: {message}")
         if (status := plain.status_at(path.with_name(path.name + _TIME))) is not None:
             yield template._replace(key=file + _TIME, bytes=handles.size_of(status), files=1, sums=0)
 
-    def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
+    def check_rows(self, root: Root, file: str) -> Iterator[Finding]:
         """Check every line by the rules of MIOpen's reader. Nothing here is ever removed as damaged."""
         path = root.path / file
         for found in self._found(root, file):
@@ -95,19 +99,19 @@ class TuningDatabases(databases.MIOpenDatabases):
                 if code == "newline":
                     fix = f"while nothing uses MIOpen: echo >> {shlex.quote(str(path))}"
                 place, told = (self.name, root.path, file, _FAULTS[code]), f"line {number}: {message}"
-                yield core.Finding(*place, code, told, fix)
+                yield Finding(*place, code, told, fix)
 
-    def file_finding(self, root: core.Root, file: str, error: core.LayerError) -> core.Finding:
+    def file_finding(self, root: Root, file: str, error: LayerError) -> Finding:
         """Return the finding of a file that could not be read."""
-        return core.finding_of(self, root, core.Problem(root.path / file, "unreadable", error.message))
+        return finding_of(self, root, Problem(root.path / file, "unreadable", error.message))
 
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
         """Yield that a line is no record, or has another key."""
         complaint = records.record_complaint(files[""])
         if complaint is None and files[""].partition(b"=")[0] != self.key_of(key)[0].encode(errors="surrogateescape"):
             complaint = "the line contains another key than the one it is put under"
         if complaint is not None:
-            yield core.Damage(core.RECOMPILES, complaint)
+            yield Damage(RECOMPILES, complaint)
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the facts in the name of the file."""
@@ -115,7 +119,7 @@ class TuningDatabases(databases.MIOpenDatabases):
         return {**named.detail, **named.versions, "database": named.kind}
 
     @contextlib.contextmanager
-    def _editing(self, root: core.Root, file: str) -> Iterator[None]:
+    def _editing(self, root: Root, file: str) -> Iterator[None]:
         """Hold the locks of every MIOpen version while a file is changed, then notify running programs.
 
         Lock files are made as MIOpen makes them, and stay. Programs read the file again if ``.time`` contains a later
@@ -143,7 +147,7 @@ class TuningDatabases(databases.MIOpenDatabases):
                 atomic.remove_file(marks)
 
 
-def _lock_files(environment: core.Environment, path: Path) -> tuple[Path, ...]:
+def _lock_files(environment: Environment, path: Path) -> tuple[Path, ...]:
     """Return the lock files of a text database, for every version and every path of its folder.
 
     Up to 3.3 they lie in the temporary folder, named by the md5 of the folder's path as it was given; later they lie

@@ -12,7 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cachectl.layers import core
+from cachectl.layers.base.lazy import later
+from cachectl.layers.core.declarations import EnvSwitch, Places, Rule, at_load
+from cachectl.layers.core.finding import RECOMPILES, Finding
+from cachectl.layers.core.layer import Fault, misread
+from cachectl.layers.core.parts import About, Lookups
+from cachectl.layers.core.root import DISABLED, UNKNOWN
+from cachectl.layers.core.switch import Switch
 from cachectl.layers.host import drivers
 
 #: The drivers of OpenCL and Level Zero, and the stand-alone compiler.
@@ -27,34 +33,34 @@ class NeoCompilerCache(drivers.DriverLayer):
     title = "Intel NEO compiler cache"
     makers = ("Intel NEO",)
     # The driver reads it once for each device.
-    switch = core.EnvSwitch(
+    switch = EnvSwitch(
         "NEO_CACHE_PERSISTENT",
         r"\s*0\s*",
         r"\s*[+-]?0*[1-9].*",
-        core.RECOMPILES,
+        RECOMPILES,
         "is no number: the driver takes it for 0, and keeps nothing",
         "export NEO_CACHE_PERSISTENT=1",
         disables=True,
-        read=core.at_load(*LIBRARIES),
+        read=at_load(*LIBRARIES),
         value="0",
     )
     limit_variable = "NEO_CACHE_MAX_SIZE"
     # An empty variable counts as not set.
-    places = core.Places(
+    places = Places(
         "NEO_CACHE_DIR",
         linux=(
-            core.Rule("NEO_CACHE_DIR"),
-            core.Rule("XDG_CACHE_HOME", _LEAF),
-            core.Rule("HOME", f".cache/{_LEAF}", source="default (HOME)"),
+            Rule("NEO_CACHE_DIR"),
+            Rule("XDG_CACHE_HOME", _LEAF),
+            Rule("HOME", f".cache/{_LEAF}", source="default (HOME)"),
         ),
-        windows=(core.Rule("NEO_CACHE_DIR"), core.Rule("LOCALAPPDATA", f"NEO/{_LEAF}")),
+        windows=(Rule("NEO_CACHE_DIR"), Rule("LOCALAPPDATA", f"NEO/{_LEAF}")),
         macos=(),
     )
-    store: Any = core.later("cachectl.layers.neo.entries", "NeoPrograms")
+    store: Any = later("cachectl.layers.neo.entries", "NeoPrograms")
     # The driver opens the file of an entry to read it, and renames a temporary to a new one.
-    about = core.About(lookups=core.Lookups(mapped=LIBRARIES, files=True))
+    about = About(lookups=Lookups(mapped=LIBRARIES, files=True))
 
-    def faults(self) -> Iterator[core.Fault]:
+    def faults(self) -> Iterator[Fault]:
         """Add a missing folder, and variables of the compiler."""
         yield from super().faults()
         for root in self.roots():
@@ -63,14 +69,14 @@ class NeoCompilerCache(drivers.DriverLayer):
             folder = (root.path, *root.path.parents)[above]
             if not folder.is_dir():
                 message = f"{folder} is not there ({root.source}): the driver keeps nothing, and every run compiles"
-                severity, fix = core.RECOMPILES, f"mkdir -p {shlex.quote(str(folder))}"
-                found = core.Finding(self.name, folder, None, severity, "folder", message, fix)
-                yield core.DISABLED, found
+                severity, fix = RECOMPILES, f"mkdir -p {shlex.quote(str(folder))}"
+                found = Finding(self.name, folder, None, severity, "folder", message, fix)
+                yield DISABLED, found
         for variable in sorted(name for name in self.environment.variables if name.startswith("IGC_"))[:1]:
             outcome = "switches the cache off in compute-runtime 25.31 to 26.31, and is in no key of earlier ones"
-            yield core.UNKNOWN, core.misread(self, variable, core.RECOMPILES, outcome)
+            yield UNKNOWN, misread(self, variable, RECOMPILES, outcome)
 
-    def relocate(self, folder: Path) -> core.Switch:
+    def relocate(self, folder: Path) -> Switch:
         """Return the path, and the folder to make first: the driver keeps nothing in a missing folder."""
         place = folder / "neo"
-        return core.Switch(self.name, {"NEO_CACHE_DIR": str(place)}, read_at_load=LIBRARIES, makes=(place,))
+        return Switch(self.name, {"NEO_CACHE_DIR": str(place)}, read_at_load=LIBRARIES, makes=(place,))

@@ -15,7 +15,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-from cachectl.layers import core, neo
+from cachectl.layers import neo
+from cachectl.layers.base.errors import Unreachable
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.core.finding import FAILS, RECOMPILES, WASTES, Finding
+from cachectl.layers.core.root import Root
+from cachectl.layers.core.store import Damage, counting, finding_of, unreadable
 from cachectl.layers.disk import atomic, locks, plain
 from cachectl.layers.formats import details, device_binaries, elf
 from cachectl.layers.stores import files, tree
@@ -23,16 +28,16 @@ from cachectl.layers.stores import files, tree
 ACCOUNT = "config.file"
 #: Bytes of all entries, as the driver holds them against its limit (``size_t``).
 _TOTAL = struct.Struct("=Q")
-_DIGIT = core.regex("[0-9a-f]")
-_ENTRY = core.regex(r"[0-9a-f]{16}\.(?:cl|l0|ocloc)_cache")
+_DIGIT = regex("[0-9a-f]")
+_ENTRY = regex(r"[0-9a-f]{16}\.(?:cl|l0|ocloc)_cache")
 _SHAPES = (
     tree.Shape((_ENTRY,)),
     tree.Shape((_DIGIT, _DIGIT, _ENTRY)),
-    tree.Shape((core.regex(r"cl_cache\.[A-Za-z0-9]{6}"),), because="left by a killed driver", private=True),
+    tree.Shape((regex(r"cl_cache\.[A-Za-z0-9]{6}"),), because="left by a killed driver", private=True),
     # The account and debugging aids are at the top, statistics at each level.
-    tree.Shape((core.regex(re.escape(ACCOUNT)),), sums=True, sizes=(0, _TOTAL.size)),
-    tree.Shape((core.regex(r"[0-9a-f]{16}\.(?:trace|input)"),), sums=True),
-    *(tree.Shape((*above, core.regex("stats")), sums=True, sizes=(24,)) for above in ((), (_DIGIT,), (_DIGIT, _DIGIT))),
+    tree.Shape((regex(re.escape(ACCOUNT)),), sums=True, sizes=(0, _TOTAL.size)),
+    tree.Shape((regex(r"[0-9a-f]{16}\.(?:trace|input)"),), sums=True),
+    *(tree.Shape((*above, regex("stats")), sums=True, sizes=(24,)) for above in ((), (_DIGIT,), (_DIGIT, _DIGIT))),
 )
 _NEVER = "the driver compiles it again at every run, and never replaces it"
 
@@ -64,7 +69,7 @@ class NeoPrograms(files.Files):
     shapes = _SHAPES
     forms = ("neo-entry/1",)
     writers = neo.LIBRARIES
-    unread = core.Damage(core.RECOMPILES, f"; {_NEVER}")
+    unread = Damage(RECOMPILES, f"; {_NEVER}")
 
     def describe(self, data: bytes) -> details.Details:
         """Return kernels, device and versions of a program of any kind."""
@@ -83,7 +88,7 @@ class NeoPrograms(files.Files):
         inner = _zebin(elf.read_elf(device)) or _patch_tokens(device)
         return inner or details.Details("OpenCL ELF", device_binaries.spirv_kernels(wrapped.get(_SPIRV, b"")))
 
-    def check(self, data: bytes) -> core.Damage | None:
+    def check(self, data: bytes) -> Damage | None:
         """Check that an entry is a whole program, of a kind that the driver stores."""
         wrong = None
         if device_binaries.is_known(data):
@@ -96,12 +101,12 @@ class NeoPrograms(files.Files):
             return None
         is_wrapper = data.startswith(elf.MAGIC) and data[16:18] == _WRAPPER.to_bytes(2, "little")
         if not data or is_wrapper:
-            return core.Damage(core.RECOMPILES, f"{wrong}; {_NEVER}")
+            return Damage(RECOMPILES, f"{wrong}; {_NEVER}")
         message = f"{wrong}; the driver takes it for a program, and the build fails"
-        return core.Damage(core.FAILS, message)
+        return Damage(FAILS, message)
 
     @contextmanager
-    def changing(self, root: core.Root) -> Iterator[bool]:
+    def changing(self, root: Root) -> Iterator[bool]:
         """Hold the driver's lock around a change, then write the sum of all entries into the account.
 
         The sum is also written if the change fails. Raises :class:`Unsettled` where only that writing fails. Without an
@@ -110,11 +115,11 @@ class NeoPrograms(files.Files):
         path = root.path / ACCOUNT
         with (
             locks.file_lock(self.name, path, lock_timeout=self.environment.lock_timeout) as handle,
-            core.counting(self.name, path, partial(self._count, root, handle)),
+            counting(self.name, path, partial(self._count, root, handle)),
         ):
             yield handle is not None
 
-    def _count(self, root: core.Root, handle: int | None) -> None:
+    def _count(self, root: Root, handle: int | None) -> None:
         if handle is None:
             return
         # A longer file is not the driver's.
@@ -123,7 +128,7 @@ class NeoPrograms(files.Files):
         if len(old) in (0, len(new)) and old != new:
             atomic.overwrite(handle, old, new)
 
-    def _sizes(self, root: core.Root) -> dict[str, int]:
+    def _sizes(self, root: Root) -> dict[str, int]:
         """Return the bytes of the entries of each kind. Raises :class:`Unreachable` if some cannot be read."""
         sizes: dict[str, int] = {}
         for leaf in self.tree_of(root).leaves():
@@ -132,20 +137,20 @@ class NeoPrograms(files.Files):
                 sizes[kind] = sizes.get(kind, 0) + leaf.entry.length
         return sizes
 
-    def check_index(self, root: core.Root) -> Iterator[core.Finding]:
+    def check_index(self, root: Root) -> Iterator[Finding]:
         """Compare the account with the entries."""
         try:
             sizes = self._sizes(root)
             account = plain.read_plain(root.path / ACCOUNT, limit=_TOTAL.size + 1)
-        except (core.Unreachable, OSError) as error:
-            if isinstance(error, core.Unreachable) or not plain.means_no_file(error):
-                yield core.finding_of(self, root, core.unreadable(root.path / ACCOUNT, error))
+        except (Unreachable, OSError) as error:
+            if isinstance(error, Unreachable) or not plain.means_no_file(error):
+                yield finding_of(self, root, unreadable(root.path / ACCOUNT, error))
             return
         if (complaint := _account_complaint(account, sizes)) is not None:
             fix = "nothing: the next put or purge in this layer counts again"
             if len(account) != _TOTAL.size:
                 fix = f"rm {shlex.quote(str(root.path / ACCOUNT))}"
-            yield core.Finding(self.name, root.path, ACCOUNT, core.WASTES, "index", complaint, fix)
+            yield Finding(self.name, root.path, ACCOUNT, WASTES, "index", complaint, fix)
 
 
 def _zebin(file: elf.Elf | None) -> details.Details | None:

@@ -10,8 +10,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cachectl.layers import core
-from cachectl.layers.host import distributions, drivers
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.lazy import later, regex
+from cachectl.layers.core.declarations import NOWHERE, TOP, EnvSwitch, Places, Rule, at_load
+from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, RISKS, Finding, Hazard
+from cachectl.layers.core.layer import first_place
+from cachectl.layers.core.parts import OR, About, Compilation, Facts, Lookups, Portability
+from cachectl.layers.core.root import Root, Scope
+from cachectl.layers.core.switch import Switch
+from cachectl.layers.disk import distributions
+from cachectl.layers.host import drivers
 
 LIBRARIES = ("libpocl",)
 _PLATFORMS = ("Portable Computing Language",)
@@ -22,7 +30,7 @@ _BITCODE = "program.bc"
 _HERE, _NO_FOLLOW, _BIRTH, _BIRTH_AT, _STATX_SIZE = -100, 0x100, 0x800, 80, 256
 
 
-def _facts(environment: core.Environment) -> core.Facts:
+def _facts(environment: Environment) -> Facts:
     """Return versions, the name of each PoCL's library (which bears a version or a digest), and the processor."""
     from cachectl.layers.host import hardware
     from cachectl.layers.pocl import releases
@@ -31,8 +39,8 @@ def _facts(environment: core.Environment) -> core.Facts:
     known = [release for library in libraries if (release := releases.read_release(library)) is not None]
     model, features = hardware.processor(environment)
     return {
-        "PoCL": core.OR.join(known) if known and len(known) == len(libraries) else None,
-        "PoCL library": core.OR.join(Path(library).resolve().name for library in libraries) or None,
+        "PoCL": OR.join(known) if known and len(known) == len(libraries) else None,
+        "PoCL library": OR.join(Path(library).resolve().name for library in libraries) or None,
         "processor": model,
         "processor features": features,
         "pyopencl": environment.installed("pyopencl"),
@@ -40,13 +48,13 @@ def _facts(environment: core.Environment) -> core.Facts:
     }
 
 
-def _of_entry(versions: Mapping[str, str], there: core.Facts) -> core.Facts:
+def _of_entry(versions: Mapping[str, str], there: Facts) -> Facts:
     """Keep the PoCL whose LLVM compiled an entry, which is unknown if none has it, as after an update.
 
     A shared LLVM may have been updated too, but not to another number.
     """
     compiler = f"LLVM {versions.get('llvm', '').partition('.')[0]}."
-    pairs = zip(*((there.get(name) or "").split(core.OR) for name in _DRIVER), strict=False)
+    pairs = zip(*((there.get(name) or "").split(OR) for name in _DRIVER), strict=False)
     built = [dict(zip(_DRIVER, pair, strict=True)) for pair in pairs if compiler in pair[0]]
     if len(built) > 1 or "llvm" not in versions:
         return there
@@ -54,7 +62,7 @@ def _of_entry(versions: Mapping[str, str], there: core.Facts) -> core.Facts:
 
 
 #: PoCL hashes options with its version, LLVM and the processor (``lib/CL/pocl_cache.c``).
-_PORTABILITY = core.Portability(
+_PORTABILITY = Portability(
     _facts,
     deciding={
         "PoCL": "PoCL's version is part of every key",
@@ -78,14 +86,14 @@ def _weigh(path: str) -> int | None:
         return 0
 
 
-def _compilations(path: str) -> tuple[core.Compilation, ...]:
+def _compilations(path: str) -> tuple[Compilation, ...]:
     """Read the times of a program's folder, which PoCL makes when it has missed.
 
     A kernel is compiled for each shape of its work-groups when it is first launched with it.
     """
     try:
         born, compiled = birth_time(path), os.stat(os.path.join(path, _BITCODE)).st_mtime
-        found: list[core.Compilation] = [] if born is None else [(None, born, compiled)]
+        found: list[Compilation] = [] if born is None else [(None, born, compiled)]
         natives = Path(path).glob("*/*/*.so")
         found += [(native.parents[1].name, None, native.stat().st_ctime) for native in natives]
     except OSError:
@@ -100,7 +108,7 @@ def _other_output(heard: bytes) -> bytes:
 
 
 #: PoCL prints what it looks up and stores, if its messages are on while it builds.
-_LOOKUPS = core.Lookups(
+_LOOKUPS = Lookups(
     "PoCL's own messages",
     listeners=dict.fromkeys(_PLATFORMS, Path(__file__).parents[1] / "inside" / "pocl_messages.py"),
     mapped=("/libpocl",),
@@ -135,16 +143,16 @@ class PoclKernels(drivers.DriverLayer):
 
     name = "pocl"
     title = "PoCL kernel cache"
-    about = core.About(
-        on_network=core.Hazard(
-            core.HARMLESS,
+    about = About(
+        on_network=Hazard(
+            HARMLESS,
             "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",
         ),
-        among_ranks=core.Hazard(
-            core.RISKS,
+        among_ranks=Hazard(
+            RISKS,
             "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
         ),
-        when_closed=core.Hazard(core.FAILS, "PoCL can build no program"),
+        when_closed=Hazard(FAILS, "PoCL can build no program"),
         unchecked="machine code, and the records of LLVM bitcode",
         reveals="paths of your home, in bitcode",
         portability=_PORTABILITY,
@@ -153,38 +161,38 @@ class PoclKernels(drivers.DriverLayer):
         finds_tags=True,
         libraries=LIBRARIES,
         platforms=_PLATFORMS,
-        failure_trace=core.regex("tempfile_[A-Za-z0-9]{6}"),
+        failure_trace=regex("tempfile_[A-Za-z0-9]{6}"),
     )
-    places = core.Places(
+    places = Places(
         "POCL_CACHE_DIR",
         linux=(
-            core.Rule("POCL_CACHE_DIR", empty=core.NOWHERE),
-            core.Rule("XDG_CACHE_HOME", "pocl"),
-            core.Rule("HOME", ".cache/pocl", empty=core.TOP, source="default (HOME)"),
+            Rule("POCL_CACHE_DIR", empty=NOWHERE),
+            Rule("XDG_CACHE_HOME", "pocl"),
+            Rule("HOME", ".cache/pocl", empty=TOP, source="default (HOME)"),
         ),
         windows=(
-            core.Rule("POCL_CACHE_DIR", empty=core.NOWHERE),
-            core.Rule("LOCALAPPDATA", "pocl"),
-            core.Rule("TEMP", "pocl"),
+            Rule("POCL_CACHE_DIR", empty=NOWHERE),
+            Rule("LOCALAPPDATA", "pocl"),
+            Rule("TEMP", "pocl"),
         ),
     )
-    placeless = core.Hazard(core.FAILS, "is empty: PoCL finds no device; unset it")
+    placeless = Hazard(FAILS, "is empty: PoCL finds no device; unset it")
     makers = ("PoCL",)
     # PoCL reads it once, when its first device is opened.
-    switch = core.EnvSwitch(
+    switch = EnvSwitch(
         "POCL_KERNEL_CACHE",
         "n|no|f|false|off|0",
         "1.*",
-        core.RECOMPILES,
+        RECOMPILES,
         "switches the cache off: only a value that begins with 1 means on",
         "export POCL_KERNEL_CACHE=1",
         disables=True,
-        read=core.at_load(*LIBRARIES),
+        read=at_load(*LIBRARIES),
         value="0",
     )
-    store: Any = core.later("cachectl.layers.pocl.programs", "Programs")
+    store: Any = later("cachectl.layers.pocl.programs", "Programs")
 
-    def roots(self) -> tuple[core.Root, ...]:
+    def roots(self) -> tuple[Root, ...]:
         """Resolve as PoCL does when its first device is opened.
 
         ``POCL_CACHE_DIR`` is used as it stands, with the cache on or off; every other rule appends a leaf for each.
@@ -196,10 +204,10 @@ class PoclKernels(drivers.DriverLayer):
             place = Path("/tmp/pocl"), NO_HOME  # noqa: S108 - PoCL's own rule
         path, source = place
         if environment.platform == "win32" or source == "POCL_CACHE_DIR":
-            return (core.Root(path, core.Scope.USER, source, "kcache"),)
-        return tuple(core.Root(path / leaf, core.Scope.USER, source, leaf) for leaf in ("kcache", "uncached"))
+            return (Root(path, Scope.USER, source, "kcache"),)
+        return tuple(Root(path / leaf, Scope.USER, source, leaf) for leaf in ("kcache", "uncached"))
 
-    def diagnose(self) -> Iterator[core.Finding]:
+    def diagnose(self) -> Iterator[Finding]:
         """Add several drivers."""
         libraries = drivers.driver_libraries(self.environment, "PoCL")
         if len(libraries) > 1:
@@ -209,9 +217,9 @@ class PoclKernels(drivers.DriverLayer):
             what = f"{len(libraries)} drivers of PoCL are registered ({named})"
             message = f"{what}: only its LLVM says which of them built an entry"
             fix = "none needed; cachectl report --by driver"
-            yield core.Finding(self.name, core.first_place(self), None, core.HARMLESS, "drivers", message, fix)
+            yield Finding(self.name, first_place(self), None, HARMLESS, "drivers", message, fix)
         yield from super().diagnose()
 
-    def enable(self) -> core.Switch:
+    def enable(self) -> Switch:
         """Return the variable with a value that means on, whatever the default."""
         return self.switch.read._replace(layer=self.name, set={self.switch.variable: "1"})

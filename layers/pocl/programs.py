@@ -17,8 +17,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 
-from cachectl.layers import core, pocl
-from cachectl.layers.host import processes, record
+from cachectl.layers import pocl
+from cachectl.layers.base import processes
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import Busy, LayerError
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.core.entry import Entry, Found, Problem
+from cachectl.layers.core.finding import FAILS, HEALS
+from cachectl.layers.core.plan import Outcome
+from cachectl.layers.core.root import Root
+from cachectl.layers.core.selection import Selection
+from cachectl.layers.core.store import Damage, attempt, unreadable
+from cachectl.layers.host import record
 from cachectl.layers.pocl import releases
 from cachectl.layers.stores import files
 from cachectl.layers.stores import tree as trees
@@ -27,31 +37,31 @@ BITCODE = "program.bc"
 #: Six characters drawn by ``mkstemp``.
 DRAWN = "[A-Za-z0-9]{6}"
 #: A folder name that may be shortened: no OpenCL C name contains a dot or a blank.
-SHORTENED = core.regex(r".+[. ][A-P]{40}", re.DOTALL)
+SHORTENED = regex(r".+[. ][A-P]{40}", re.DOTALL)
 #: The longest names that are kept whole, in bytes: by PoCL 7.0 and newer, by 6.0, and by 4.0 and 5.0.
 _LIMITS = (59, 64, 255)
 _HASH_AND_DOT = 41
 
-_TEMPORARY = core.regex(rf".*_{DRAWN}\.(?:temp|so)")
+_TEMPORARY = regex(rf".*_{DRAWN}\.(?:temp|so)")
 #: Files of a work-group function: native code, and what ``POCL_LEAVE_KERNEL_COMPILER_TEMP_FILES`` and other devices
 #: add. Any other file there does not belong to PoCL.
 _FUNCTION = (
     r"[^/]+\.(?:so|so\.o|o|obj|dll|tpef|img)|parallel\.bc(?:\.brig)?|descriptor\.so\.kernel_obj\.c"
     rf"|[^/]+_{DRAWN}\.(?:temp|so)"
 )
-_VARIANT = core.regex(rf"(?P<kernel>[^/]+)/(?P<variant>\d+-\d+-\d+(?:-goffs0)?(?:-smallgrid)?)/(?P<file>{_FUNCTION})")
+_VARIANT = regex(rf"(?P<kernel>[^/]+)/(?P<variant>\d+-\d+-\d+(?:-goffs0)?(?:-smallgrid)?)/(?P<file>{_FUNCTION})")
 _PROGRAM = (
     r"program\.(?:bc|spv|map|mlir|bc\.(?:noOfs|Ofs)\.ptx)|last_accessed|build\.log|native/[^/]+\.native|parallel\.bc"
 )
 #: Every file that a program may have.
-MEMBERS = core.regex(f"{_PROGRAM}|{_VARIANT.pattern}|{_TEMPORARY.pattern}")
+MEMBERS = regex(f"{_PROGRAM}|{_VARIANT.pattern}|{_TEMPORARY.pattern}")
 #: Files that a folder may have without being a program.
 NO_PROGRAM = frozenset({"build.log", "last_accessed"})
 #: Native code that PoCL links itself, since version 7.2.
 OBJECT = ".o"
 _NATIVE = (".so", OBJECT)
 #: The symbol of a work-group function, in a table of strings.
-_WORK_GROUP = core.regex(rb"_pocl_kernel_([^\0]+)_workgroup\0")
+_WORK_GROUP = regex(rb"_pocl_kernel_([^\0]+)_workgroup\0")
 
 #: The bytes of bitcode that say which LLVM wrote it: those of its first block.
 _HEAD = 64
@@ -75,9 +85,7 @@ def _temporaries(drawn: str) -> tuple[trees.Shape, ...]:
 
     The last one, for those of a compile, is safe only in a folder with PoCL's name.
     """
-    leaked, uncached, compiling = map(
-        core.regex, (f"tempfile_{drawn}", f"{UNCACHED}{drawn}", f"tempfile_{drawn}{_SUFFIX}")
-    )
+    leaked, uncached, compiling = map(regex, (f"tempfile_{drawn}", f"{UNCACHED}{drawn}", f"tempfile_{drawn}{_SUFFIX}"))
     built = trees.Shape(
         (uncached,), folders=True, members=MEMBERS, because="a program built with the cache off", private=True
     )
@@ -89,10 +97,8 @@ def _temporaries(drawn: str) -> tuple[trees.Shape, ...]:
 
 
 #: Headers handed to a compile may have any name, so they are recognised only in a folder that belongs to PoCL only.
-_HEADERS = trees.Shape(
-    (core.regex(f"tempdir_{DRAWN}"),), folders=True, because="a compile's temporary folder", private=True
-)
-LEVELS = (core.regex("[A-P]{2}"), core.regex("[A-P]{37}"))
+_HEADERS = trees.Shape((regex(f"tempdir_{DRAWN}"),), folders=True, because="a compile's temporary folder", private=True)
+LEVELS = (regex("[A-P]{2}"), regex("[A-P]{37}"))
 #: A purge while PoCL runs leaves these: PoCL makes one if it is missing, then a program's folder in it, and the
 #: build fails if it vanishes between the two (``pocl_mkdir_p`` in ``lib/CL/pocl_file_util.c``).
 _EMPTY = trees.Shape((LEVELS[0],), folders=True, because="an empty folder of programs", sizes=(0,))
@@ -109,17 +115,15 @@ class Programs(files.Files):
     shapes = NAMED
     beside = NO_PROGRAM
     forms = ("pocl-entry/1",)
-    unread = core.Damage(core.FAILS, "")
+    unread = Damage(FAILS, "")
 
-    def shapes_of(self, root: core.Root) -> tuple[trees.Shape, ...]:
+    def shapes_of(self, root: Root) -> tuple[trees.Shape, ...]:
         """Return the shapes in a root: the less certain it is that only PoCL uses it, the fewer temporaries."""
         if root.path.name == root.role:
             return _OWN
         return _BEARING if "pocl" in root.path.name.lower() else NAMED
 
-    def described(
-        self, tree: trees.Tree, leaf: trees.Leaf, selection: core.Selection, *, contents: bool
-    ) -> Iterator[core.Found]:
+    def described(self, tree: trees.Tree, leaf: trees.Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
         """Yield a program; its kernels are unknown unless all their names are known."""
         if not _may_have(leaf.members, selection):
             return
@@ -136,12 +140,12 @@ class Programs(files.Files):
             yield entry
             return
 
-        unread: dict[str, core.LayerError] = {}
+        unread: dict[str, LayerError] = {}
 
         def content(path: str, limit: int = -1) -> bytes | None:
             try:
                 return tree.read_file(entry.key, path, limit)
-            except core.LayerError as error:
+            except LayerError as error:
                 unread[path] = error
                 return None
 
@@ -156,14 +160,14 @@ class Programs(files.Files):
             detail=detail,
         )
         for path, error in unread.items():
-            yield core.unreadable(tree.root / entry.key / path, error)
+            yield unreadable(tree.root / entry.key / path, error)
 
-    def leaves(self, root: core.Root) -> Iterator[trees.Leaf | core.Problem]:
+    def leaves(self, root: Root) -> Iterator[trees.Leaf | Problem]:
         """Read the beginning of programs that are older than the last PoCL that has gone from here."""
         before = releases.note_here(self.environment).last_gone(releases.PRODUCT)
         return self.tree_of(root).scan(head=_HEAD, before=before)
 
-    def _judged(self, entry: core.Entry, compiler: str) -> core.Entry:
+    def _judged(self, entry: Entry, compiler: str) -> Entry:
         """Return an entry as stale if the record shows that its PoCL has gone, and no other here has its LLVM.
 
         PoCL hashes its version and LLVM's into every key. A shared LLVM may have been updated without PoCL, so an entry
@@ -199,27 +203,27 @@ class Programs(files.Files):
         names = kernel_names(files, files.get)
         return {"kernels": " ".join(sorted(name or folder for folder, name in names.items()))}
 
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
         """Yield damaged files: PoCL checks nothing, and fails with one, but for an object that it links itself."""
         from cachectl.layers.formats import bitcode, elf
 
         for path in filter(self.is_checked, files):
             message = (bitcode.complaint if path == BITCODE else elf.linking_complaint)(files[path])
             if message is not None and path.endswith(OBJECT):
-                yield core.Damage(core.HEALS, f"{path}: {message}; PoCL compiles the kernel again")
+                yield Damage(HEALS, f"{path}: {message}; PoCL compiles the kernel again")
             elif message is not None:
-                yield core.Damage(core.FAILS, f"{path}: {message}")
+                yield Damage(FAILS, f"{path}: {message}")
 
-    def require_replaceable(self, root: core.Root, key: str, files: Mapping[str, bytes]) -> None:
+    def require_replaceable(self, root: Root, key: str, files: Mapping[str, bytes]) -> None:
         """Refuse to replace a program that PoCL may be using."""
-        standing = core.attempt(partial(self.tree_of(root).read_members, key, self.is_carried))
+        standing = attempt(partial(self.tree_of(root).read_members, key, self.is_carried))
         if standing not in (None, files):
             users = users_of(root.path, self.environment)
             if users != ():
                 named = processes.process_names(users, processes=self.environment.processes)
-                raise core.Busy(self.name, f"is not replaced while PoCL is in use by {named}", key)
+                raise Busy(self.name, f"is not replaced while PoCL is in use by {named}", key)
 
-    def in_use(self, targets: Iterable[core.Entry]) -> Iterator[tuple[core.Entry, str | None]]:
+    def in_use(self, targets: Iterable[Entry]) -> Iterator[tuple[Entry, str | None]]:
         """Skip entries that a running compile may use, and programs that a running process may hold.
 
         A process whose file vanishes fails or, before PoCL 7, aborts. A process reads the binary of a program from the
@@ -252,7 +256,7 @@ class Programs(files.Files):
                 because = f"may be held by {named(holders)}, which ran when it was last used; purge again after its end"
             yield target, because
 
-    def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
+    def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
         """Rename programs away, then delete them; never the top folder."""
         return self.remove_files(root, targets, tidy=lambda: self._users_of(root.path) == ())
 
@@ -262,7 +266,7 @@ class Programs(files.Files):
         is_shared = users == () and processes.network_file_system(self.environment, root) is not None
         return None if is_shared else users
 
-    def tagged_text(self, tree: trees.Tree, entry: core.Entry) -> bytes | None:
+    def tagged_text(self, tree: trees.Tree, entry: Entry) -> bytes | None:
         """Return bitcode and log; of the source of a build that failed in the preprocessor, the name.
 
         A kernel launched in a new work-group shape after its program was removed leaves a folder without bitcode.
@@ -272,7 +276,7 @@ class Programs(files.Files):
         return b"".join(tree.read_file(entry.key, file) or b"" for file in (BITCODE, "build.log"))
 
 
-def _may_have(paths: Iterable[str], selection: core.Selection) -> bool:
+def _may_have(paths: Iterable[str], selection: Selection) -> bool:
     """Return whether a program may have a selected kernel, by its folders' names, some of which are shortened."""
     pattern = selection.kernel_pattern
     if pattern is None:
@@ -337,13 +341,13 @@ def _folder_names(name: bytes) -> frozenset[bytes]:
 # ---------------------------------------------------------------------- running programs
 
 
-def users_of(root: Path, environment: core.Environment) -> tuple[int, ...] | None:
+def users_of(root: Path, environment: Environment) -> tuple[int, ...] | None:
     """Return the ids of processes with PoCL loaded whose root this is, or may be; ``None`` if they are unknown."""
     users = processes.using(pocl.LIBRARIES, processes=environment.processes)
     return None if users is None else tuple(number for number in users if _may_use(number, root, environment))
 
 
-def _may_use(number: int, root: Path, environment: core.Environment) -> bool:
+def _may_use(number: int, root: Path, environment: Environment) -> bool:
     """Return whether a program's root is this one, by its first variables or its mapped files, or is unknown.
 
     It is unknown for this very process, whose variables change, and where the variables name no absolute folder: the

@@ -8,14 +8,15 @@ from __future__ import annotations
 import mmap
 from contextlib import suppress
 
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment, answered_once
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk import plain
 from cachectl.layers.host import drivers, record
 
 PRODUCT = "PoCL"
 
 _BEFORE = b" PoCL "
-_TEXT = core.regex(rb"OpenCL [\d.]+ PoCL (\S+)[^\0]*? LLVM (\d+\.\d+\.\d+)")
+_TEXT = regex(rb"OpenCL [\d.]+ PoCL (\S+)[^\0]*? LLVM (\d+\.\d+\.\d+)")
 #: Bytes around the name in which the text is looked for.
 _NEAR, _LONGEST = 20, 300
 
@@ -33,7 +34,7 @@ def read_release(library: str) -> str | None:
     return None
 
 
-def note_here(environment: core.Environment) -> record.Record:
+def note_here(environment: Environment) -> record.Record:
     """Note the PoCLs that programs of this environment find, and return the record; a library is read once."""
     seen = record.record_of(environment)
     for library in drivers.driver_libraries(environment, PRODUCT) if environment.searches_pythons else ():
@@ -42,8 +43,8 @@ def note_here(environment: core.Environment) -> record.Record:
     return seen
 
 
-@core.answered_once
-def note_all(environment: core.Environment) -> bool:
+@answered_once
+def note_all(environment: Environment) -> bool:
     """Note also the PoCLs that other known Pythons find; return whether that can be all there are here."""
     from cachectl.layers.host import pythons
 

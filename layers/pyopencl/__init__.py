@@ -10,8 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cachectl.layers import core, pytools
-from cachectl.layers.host import distributions, drivers
+from cachectl.layers import pytools
+from cachectl.layers.base.environment import Environment, release_of
+from cachectl.layers.base.lazy import later
+from cachectl.layers.core.finding import FAILS, RISKS, Finding, Hazard
+from cachectl.layers.core.parts import About, Facts, Lookups, Portability
+from cachectl.layers.core.root import ABSENT, BYPASSED, DISABLED, ENABLED, UNKNOWN, State
+from cachectl.layers.core.switch import NOW, Switch
+from cachectl.layers.disk import distributions
+from cachectl.layers.host import drivers
 
 _VARIABLES = ("PYOPENCL_NO_CACHE",)
 #: Methods that remember the kernels they have compiled, with module and class.
@@ -35,7 +42,7 @@ _BYPASSED_ON = frozenset({"PoCL", "NVIDIA"})
 _BYPASSES_SINCE = (2024, 2, 3)
 
 
-def bypassed_on(environment: core.Environment) -> frozenset[str]:
+def bypassed_on(environment: Environment) -> frozenset[str]:
     """Return the makers of the drivers whose programs PyOpenCL does not keep, by its release here.
 
     Where an environment's own Python has no PyOpenCL, another known one may.
@@ -45,11 +52,11 @@ def bypassed_on(environment: core.Environment) -> frozenset[str]:
         from cachectl.layers.host.pythons import pythons_of
 
         versions = [python.installed("pyopencl") for python in pythons_of(environment) if python.present]
-    releases = filter(None, map(core.release_of, versions))
+    releases = filter(None, map(release_of, versions))
     return frozenset() if any(release < _BYPASSES_SINCE for release in releases) else _BYPASSED_ON
 
 
-def _facts(environment: core.Environment) -> core.Facts:
+def _facts(environment: Environment) -> Facts:
     """Return versions, the include folder, and the names of the OpenCL drivers.
 
     The names say nothing if several drivers that PyOpenCL keeps binaries of have one name.
@@ -67,7 +74,7 @@ def _facts(environment: core.Environment) -> core.Facts:
 
 
 #: PyOpenCL's keys hash the source, the options and the devices; their folder bears the version of Python.
-_PORTABILITY = core.Portability(
+_PORTABILITY = Portability(
     _facts,
     deciding={
         "python": "PyOpenCL's folder bears the version of Python",
@@ -82,25 +89,25 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
 
     name = "pyopencl"
     title = "PyOpenCL program binaries"
-    about = core.About(
-        on_network=core.Hazard(
-            core.RISKS,
+    about = About(
+        on_network=Hazard(
+            RISKS,
             "its one lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
             "and fails",
         ),
-        among_ranks=core.Hazard(
-            core.RISKS,
+        among_ranks=Hazard(
+            RISKS,
             "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others "
             "fail",
         ),
-        when_closed=core.Hazard(core.FAILS, "every build fails, after a minute where its lock cannot be made"),
+        when_closed=Hazard(FAILS, "every build fails, after a minute where its lock cannot be made"),
         unchecked="machine code, the records of LLVM bitcode, and binaries whose format only their driver knows",
         reveals="source text of your kernels, paths of included headers",
         # PyOpenCL adds a random constant to each build, so the cache of these drivers never answers (``cache.py``).
         ahead_of=("mesa", "neo", "comgr"),
         portability=_PORTABILITY,
         # PyOpenCL's own cache is watched by its functions, and every build by the methods of its programs.
-        lookups=core.Lookups(
+        lookups=Lookups(
             "PyOpenCL",
             watchers=dict.fromkeys(("pyopencl.cache", "pyopencl"), Path(__file__).parents[1] / "inside" / "builds.py"),
             modules=("pyopencl.cache",),
@@ -111,41 +118,41 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
         # Whatever platform PyOpenCL builds for.
         finds_tags=True,
     )
-    store: Any = core.later("cachectl.layers.pyopencl.programs", "ProgramFolders")
+    store: Any = later("cachectl.layers.pyopencl.programs", "ProgramFolders")
     # A context's own ``cache_dir`` cannot be known.
     library = application = "pyopencl"
     variables = _VARIABLES
 
-    def state(self) -> core.State:
+    def state(self) -> State:
         """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""
         for finding in self.switched_off():
-            return core.State(core.DISABLED, finding.message)
+            return State(DISABLED, finding.message)
         if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
-            return core.State(core.ABSENT, "pyopencl is not installed here and has left no binaries")
+            return State(ABSENT, "pyopencl is not installed here and has left no binaries")
         found = drivers.find_drivers(self.environment)
         makers = tuple(dict.fromkeys(maker for maker, *_ in found))
         others = bypassed_on(self.environment)
         bypassed, used = ([maker for maker in makers if (maker in others) is left] for left in (True, False))
         if not makers:
-            return core.State(core.UNKNOWN, "no OpenCL driver is registered here")
+            return State(UNKNOWN, "no OpenCL driver is registered here")
         if not used:
-            return core.State(core.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache")
+            return State(BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache")
         why = f"on for {' and '.join(used)}" + (f", but not {' and '.join(bypassed)}" if bypassed else "")
         files = dict.fromkeys(file for maker, _, file in found if maker in used)
-        return core.State(core.ENABLED, why, tuple(files))
+        return State(ENABLED, why, tuple(files))
 
-    def disable(self) -> core.Switch:
+    def disable(self) -> Switch:
         """Return the switch that PyOpenCL reads at every build."""
         return _no_cache_switch(self.name, on=False)
 
-    def enable(self) -> core.Switch:
+    def enable(self) -> Switch:
         """Return the same switch."""
         return _no_cache_switch(self.name, on=True)
 
-    def diagnose(self) -> Iterator[core.Finding]:
+    def diagnose(self) -> Iterator[Finding]:
         """Add locks that have lost their holders."""
         yield from super().diagnose()
-        consulted = self.state().condition in (core.ENABLED, core.UNKNOWN)
+        consulted = self.state().condition in (ENABLED, UNKNOWN)
         for root in self.roots():
             yield from self.store.stale_locks(root, consulted=consulted)
 
@@ -161,25 +168,25 @@ class PyOpenCLInvoker(pytools.PytoolsDictionaries):
     variables = _VARIABLES
     opened_by = ("pyopencl.invoker", "pyopencl.scan")
 
-    def disable(self) -> core.Switch:
+    def disable(self) -> Switch:
         """Return PyOpenCL's one switch; until 2024.1 it stores invokers all the same, which patches prevent here."""
-        release = core.release_of(self.environment.installed("pyopencl"))
+        release = release_of(self.environment.installed("pyopencl"))
         stores_nothing = release is None or release >= _STORES_NOTHING_SINCE
         patches = () if stores_nothing else super().disable().patches
         return _no_cache_switch(self.name, on=False)._replace(patches=patches)
 
-    def enable(self) -> core.Switch:
+    def enable(self) -> Switch:
         """Return PyOpenCL's one switch."""
         return _no_cache_switch(self.name, on=True)
 
 
-def _no_cache_switch(layer: str, *, on: bool) -> core.Switch:
+def _no_cache_switch(layer: str, *, on: bool) -> Switch:
     """Return the one switch that PyOpenCL has for its invokers and its binaries.
 
     ``pyopencl.invoker`` makes its dictionary only if the flag is off at import, and uses it whenever the flag is off.
     So the modules are loaded again.
     """
-    return core.Switch(
+    return Switch(
         layer,
         set={} if on else dict.fromkeys(_VARIABLES, "1"),
         unset=frozenset(_VARIABLES) if on else frozenset(),
@@ -189,5 +196,5 @@ def _no_cache_switch(layer: str, *, on: bool) -> core.Switch:
         ),
         clear_functions=(("pyopencl.tools", "clear_first_arg_caches"),),
         reloads=(("pyopencl.invoker", "invoker_cache"), ("pyopencl.scan", "generic_scan_kernel_cache")),
-        takes_effect=core.NOW,
+        takes_effect=NOW,
     )

@@ -14,16 +14,24 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from cachectl.layers import core
+from cachectl.layers.base import processes
+from cachectl.layers.base.environment import node
+from cachectl.layers.base.errors import LayerError
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.core.entry import Entry, Found, Note, Problem, orphan
+from cachectl.layers.core.finding import FAILS, HARMLESS, HEALS, RISKS, Finding
+from cachectl.layers.core.plan import Outcome
+from cachectl.layers.core.root import Root
+from cachectl.layers.core.selection import Selection
+from cachectl.layers.core.store import ENTRY, FOREIGN, OWN, Damage, noted, unreadable
 from cachectl.layers.disk import handles, locks, plain
 from cachectl.layers.formats import opencl_source, pickles
-from cachectl.layers.host import processes
 from cachectl.layers.pytools import dictionaries
 from cachectl.layers.stores import files
 from cachectl.layers.stores import tree as trees
 
-_BASE = core.regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
-_MEMBERS = core.regex("source\\.cl|binary|info")
+_BASE = regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
+_MEMBERS = regex("source\\.cl|binary|info")
 #: PyOpenCL's extension module.
 _EXTENSION = ("_cl.",)
 #: The age in seconds above which a lock has no running holder: PyOpenCL holds it for milliseconds, and waits a minute.
@@ -37,63 +45,61 @@ class ProgramFolders(files.Files):
     """A folder for each program, below a folder for each Python, which PyOpenCL locks with one lock file."""
 
     # Without info PyOpenCL takes an entry for a miss; without binary alone it fails.
-    shapes = (trees.Shape((_BASE, core.regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",)),)
+    shapes = (trees.Shape((_BASE, regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",)),)
     forms = ("pyopencl-binary/2",)
     beside = frozenset()
-    unread = core.Damage(core.FAILS, "")
+    unread = Damage(FAILS, "")
     # PyOpenCL's lock is a file.
     clearing_needs_room = True
 
-    def stale_locks(self, root: core.Root, *, consulted: bool) -> Iterator[core.Finding]:
+    def stale_locks(self, root: Root, *, consulted: bool) -> Iterator[Finding]:
         """Yield a finding for each lock that was held too long; ``consulted`` says whether programs wait for it."""
         outcome = "every build waits a minute for it, and fails" if consulted else "no build of this set-up asks for it"
         for key, lock, status in self._locks(root):
             age = self.environment.clock() - status.st_mtime
             if age <= STALE_LOCK:
                 continue
-            severity, fix = core.FAILS, f"rm {shlex.quote(str(lock))}"
+            severity, fix = FAILS, f"rm {shlex.quote(str(lock))}"
             message = f"an abandoned lock, {age:.0f} s old; PyOpenCL holds it for milliseconds"
             if not locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
                 holder = self._holder(lock)
                 message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
-                severity, fix = core.RISKS, f"end {holder}, then: {fix}"
-            severity = severity if consulted else core.HARMLESS
-            yield core.Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
+                severity, fix = RISKS, f"end {holder}, then: {fix}"
+            severity = severity if consulted else HARMLESS
+            yield Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
 
     def _holder(self, lock: Path) -> str:
         """Return the words for who may hold a lock: the cachectl that it names, else those who use PyOpenCL."""
         with suppress(OSError):
             match = re.fullmatch(rb"cachectl (\d+) (.*)\n", plain.read_plain(lock, limit=300))
-            if match is not None and match[2] == os.fsencode(core.node()):
+            if match is not None and match[2] == os.fsencode(node()):
                 return f"process {int(match[1])}"
         users = processes.using(_EXTENSION, processes=self.environment.processes)
         return processes.process_names(users) if users != () else "a program of another machine"
 
-    def leaves(self, root: core.Root) -> Iterator[trees.Leaf | core.Problem]:
+    def leaves(self, root: Root) -> Iterator[trees.Leaf | Problem]:
         """Add locks without a holder."""
         yield from super().leaves(root)
         for key, lock, status in self._locks(root):
             if locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
-                entry = core.Entry(self.name, key, root.path, handles.size_of(status), 1, modified=status.st_mtime)
-                yield trees.Leaf(core.orphan(entry, "a lock that nobody holds any more"), {}, self.shapes[0])
+                entry = Entry(self.name, key, root.path, handles.size_of(status), 1, modified=status.st_mtime)
+                yield trees.Leaf(orphan(entry, "a lock that nobody holds any more"), {}, self.shapes[0])
 
     @staticmethod
-    def _locks(root: core.Root) -> Iterator[tuple[str, Path, os.stat_result]]:
+    def _locks(root: Root) -> Iterator[tuple[str, Path, os.stat_result]]:
         """Yield the lock files of a root, held or not, each with its key and its status."""
         for lock in sorted(root.path.glob(f"*/{_LOCK}")):
             with suppress(FileNotFoundError):
                 if _BASE.fullmatch(lock.parent.name) and not lock.parent.is_symlink():
                     yield str(lock.relative_to(root.path)), lock, lock.lstat()
 
-    def described(
-        self, tree: trees.Tree, leaf: trees.Leaf, selection: core.Selection, *, contents: bool
-    ) -> Iterator[core.Found]:
+    def described(self, tree: trees.Tree, leaf: trees.Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
         """Yield a program, with a problem for each missing or empty half."""
         key, path = leaf.entry.key, tree.root / leaf.entry.key
         for half in ("info", "binary"):
             status = leaf.members.get(half)
             if status is None or not status.st_size:
-                yield core.Problem(path, "half", f"{half} is {'missing' if status is None else 'empty'}")
+                yield Problem(path, "half", f"{half} is {'missing' if status is None else 'empty'}")
         # The key has only the version of Python.
         python, source = _python_of(key), None
         stale = dictionaries.staleness(self.environment, "built under", dictionaries.Needs(python))
@@ -102,18 +108,18 @@ class ProgramFolders(files.Files):
                 if change := change_of_headers(tree.read_file(key, "info") or b""):
                     stale = None, f"unknown: {change}"
                 source = tree.read_file(key, "source.cl")
-        except core.LayerError as error:
-            yield core.unreadable(path, error)
+        except LayerError as error:
+            yield unreadable(path, error)
             stale = None, "unknown: the entry could not be read"
         kernels = None if source is None else opencl_source.kernel_names(source)
         is_stale, because = stale
         yield leaf.entry._replace(kernels=kernels, versions={"python": python}, stale=is_stale, stale_because=because)
 
-    def kind_of(self, root: core.Root, path: str) -> str:
+    def kind_of(self, root: Root, path: str) -> str:
         """Compare with the name of the folders of each Python."""
         if trees.entry_shape(self.shapes, path) is not None:
-            return core.ENTRY
-        return core.OWN if _BASE.fullmatch(path.partition("/")[0]) else core.FOREIGN
+            return ENTRY
+        return OWN if _BASE.fullmatch(path.partition("/")[0]) else FOREIGN
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the version of Python."""
@@ -123,45 +129,45 @@ class ProgramFolders(files.Files):
         """Return whether a file is info or binary, since a damaged one fails its program in every run."""
         return path != "source.cl"
 
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
         """Yield damage of the binary, if its kind is known, and of the pickle in info."""
         from cachectl.layers.formats import device_binaries
 
         binary, info = files.get("binary"), files.get("info")
         wrong = device_binaries.complaint(binary) if binary else "is missing or empty"
         if wrong is not None:
-            yield core.Damage(core.FAILS, f"binary: {wrong}")
+            yield Damage(FAILS, f"binary: {wrong}")
         if not info:
-            yield core.Damage(core.HEALS, "info is missing or empty: PyOpenCL builds the program again")
+            yield Damage(HEALS, "info is missing or empty: PyOpenCL builds the program again")
         elif (complaint := pickles.complaint(info)) is not None:
-            yield core.Damage(core.FAILS, f"info: {complaint}")
+            yield Damage(FAILS, f"info: {complaint}")
 
-    def guarded(self, root: core.Root, keys: Iterable[str]) -> Iterator[tuple[str, trees.Guard, list[str]]]:
+    def guarded(self, root: Root, keys: Iterable[str]) -> Iterator[tuple[str, trees.Guard, list[str]]]:
         """Yield the programs of each Python, and its lock."""
         for base, own in groupby(sorted(keys), lambda key: key.partition("/")[0]):
             yield base, partial(self._locked, root, base) if _BASE.fullmatch(base) else nullcontext, list(own)
 
-    def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
+    def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
         """Remove program folders, those of one Python under its lock; never the folder of a Python."""
         held = [target for target in targets if target.key.endswith(f"/{_LOCK}")]
         programs = (target for target in targets if target not in held)
-        outcome, failed = core.Outcome(self.name), list[core.Note]()
+        outcome, failed = Outcome(self.name), list[Note]()
         # First: what removes programs takes over a lock without a holder, and would leave none to remove here.
         for target in held:
-            with core.noted(failed, target.key):
+            with noted(failed, target.key):
                 outcome = outcome.plus(self._remove_lock(root, target))
         outcome = outcome.plus(self.remove_files(root, programs, tidy=lambda: False))
         return outcome._replace(failed=(*failed, *outcome.failed))
 
-    def _remove_lock(self, root: core.Root, target: core.Entry) -> core.Outcome:
+    def _remove_lock(self, root: Root, target: Entry) -> Outcome:
         lock = root.path / target.key
         if locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent), remove=True):
-            return core.Outcome(self.name, bytes_freed=target.bytes)
+            return Outcome(self.name, bytes_freed=target.bytes)
         reason = trees.CHANGED if os.path.lexists(lock) else trees.GONE
-        return core.Outcome(self.name, skipped=(core.Note(target.key, reason),))
+        return Outcome(self.name, skipped=(Note(target.key, reason),))
 
     @contextmanager
-    def _locked(self, root: core.Root, base: str, handle: int) -> Iterator[None]:
+    def _locked(self, root: Root, base: str, handle: int) -> Iterator[None]:
         """Hold PyOpenCL's lock in a folder of the open root, and first remove one without a holder."""
         folder, lock_timeout = root.path / base, self.environment.lock_timeout
         abandoned = partial(self._is_abandoned, folder)
@@ -181,7 +187,7 @@ class ProgramFolders(files.Files):
             and processes.network_file_system(self.environment, base) is None
         )
 
-    def tagged_text(self, tree: trees.Tree, entry: core.Entry) -> bytes | None:
+    def tagged_text(self, tree: trees.Tree, entry: Entry) -> bytes | None:
         """Return the source, which PyOpenCL keeps next to the binary."""
         return tree.read_file(entry.key, "source.cl") if entry.is_listed else None
 

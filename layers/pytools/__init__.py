@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment, is_common_cache_home, release_of, user_cache_folder
+from cachectl.layers.base.lazy import later
+from cachectl.layers.core.declarations import EnvSwitch
+from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, RISKS, Finding, Hazard
+from cachectl.layers.core.layer import Layer, faults_of, misread
+from cachectl.layers.core.parts import About, Event, Facts, Lookups, Outlook, Portability
+from cachectl.layers.core.root import ABSENT, DISABLED, ENABLED, Root, Scope, State
+from cachectl.layers.core.switch import NEXT_IMPORT, NOW, Switch
 
 #: The beginnings of identifiers, and the layers of their dictionaries; others belong to ``pytools``.
 _PREFIXES = {"loopy-": "loopy", "pyopencl-": "pyopencl-invoker"}
@@ -29,11 +36,11 @@ _EXECUTORS = (
 _BOOLEAN_SINCE = {"loopy": (2025, 1), "pyopencl": (2024, 2)}
 #: Sumpy asks only whether its variables are set.
 _SETTINGS = tuple(
-    core.EnvSwitch(
+    EnvSwitch(
         variable,
         "y|yes|t|true|on|1",
         "(?!)",
-        core.RECOMPILES,
+        RECOMPILES,
         "switches sumpy's dictionaries off all the same: sumpy asks only whether it is set",
         what="sumpy's dictionaries",
     )
@@ -48,16 +55,16 @@ def layer_of(identifier: str) -> str:
 
 def dictionary_store(layer: str) -> Any:  # noqa: ANN401 - loaded when it is used
     """Return the store of a layer's dictionaries."""
-    return core.later("cachectl.layers.pytools.dictionaries", "Dictionaries", layer)
+    return later("cachectl.layers.pytools.dictionaries", "Dictionaries", layer)
 
 
-def _facts(environment: core.Environment) -> core.Facts:
+def _facts(environment: Environment) -> Facts:
     """Return the versions of Python and of the packages that dictionaries are named by."""
     packages = ("loopy", "islpy", "cgen", "pytools", "pyopencl", "numpy")
     return {"python": environment.python, **{name: environment.installed(name) for name in packages}}
 
 
-def _outlook(versions: Mapping[str, str], there: core.Facts, environment: core.Environment) -> core.Outlook | None:
+def _outlook(versions: Mapping[str, str], there: Facts, environment: Environment) -> Outlook | None:
     """Judge a row by the versions in its dictionary's name, as ``ls`` decides which rows are stale."""
     from cachectl.layers.formats.pdict import UNKNOWN
 
@@ -65,20 +72,20 @@ def _outlook(versions: Mapping[str, str], there: core.Facts, environment: core.E
     for name, version in sorted(versions.items()):
         here = environment.python if name == "python" else environment.installed(name)
         if here is None:
-            return core.Outlook(None, f"{name} {version} is not installed next to cachectl")
+            return Outlook(None, f"{name} {version} is not installed next to cachectl")
         if version not in (here, UNKNOWN):
-            return core.Outlook(False, f"stored with {name} {version}, here {here}")  # noqa: FBT003
+            return Outlook(False, f"stored with {name} {version}, here {here}")  # noqa: FBT003
     return None
 
 
-def _owns(event: core.Event, layer: str) -> bool:
+def _owns(event: Event, layer: str) -> bool:
     """Return whether the dictionary of an event is the layer's."""
     return event["layer"] == "pytools" and layer_of(str(event.get("dictionary") or "")) == layer
 
 
 #: Dictionaries are watched by the methods of pytools; the identifier says to which layer each belongs.
 _WATCHERS = {"pytools.persistent_dict": _INSIDE / "dictionaries.py"}
-_LOOKUPS = core.Lookups(
+_LOOKUPS = Lookups(
     "pytools",
     watchers=_WATCHERS,
     modules=tuple(_WATCHERS),
@@ -91,7 +98,7 @@ _LOOKUPS = core.Lookups(
 _STAGES = dict.fromkeys(("loopy", "loopy.target.pyopencl_execution"), _INSIDE / "loopy_stages.py")
 
 
-class UserCacheLayer(core.Layer):
+class UserCacheLayer(Layer):
     """A layer of a Python library in the user's cache folder, whose variables switch it off when it is imported."""
 
     #: The distribution, and the application by which platformdirs names the folder.
@@ -102,43 +109,43 @@ class UserCacheLayer(core.Layer):
     #: Modules that open the layer's dictionaries when they are imported.
     opened_by: ClassVar[tuple[str, ...]] = ()
 
-    def roots(self) -> tuple[core.Root, ...]:
+    def roots(self) -> tuple[Root, ...]:
         """Return the places in the user's cache folder, that of the environment's own Python first.
 
         There are several only if releases of platformdirs disagree about the environment, and known Pythons differ in
         it.
         """
         environment, application = self.environment, self.application
-        path, source = core.user_cache_folder(environment, application)
-        roots = {path: core.Root(path, core.Scope.USER, source)}
-        if not core.is_common_cache_home(environment):
+        path, source = user_cache_folder(environment, application)
+        roots = {path: Root(path, Scope.USER, source)}
+        if not is_common_cache_home(environment):
             from cachectl.layers.host.pythons import pythons_of
 
             for python in pythons_of(environment)[1:]:
                 if python.present and python.installed("platformdirs") is not None:
-                    path, source = core.user_cache_folder(environment._replace(installed=python.installed), application)
-                    roots.setdefault(path, core.Root(path, core.Scope.USER, f"{source}, of {python.path}"))
+                    path, source = user_cache_folder(environment._replace(installed=python.installed), application)
+                    roots.setdefault(path, Root(path, Scope.USER, f"{source}, of {python.path}"))
         return tuple(roots.values())
 
-    def switched_off(self) -> Iterator[core.Finding]:
+    def switched_off(self) -> Iterator[Finding]:
         """Yield how the variables switch the layer off."""
         version = self.environment.installed(self.library)
-        fine, severity = "n|no|f|false|off|0", core.FAILS
+        fine, severity = "n|no|f|false|off|0", FAILS
         outcome = f"is not a boolean: import {self.library} raises ValueError"
-        if (core.release_of(version) or (9999,)) < _BOOLEAN_SINCE.get(self.library, ()):
-            fine, severity = "(?!)", core.RECOMPILES
+        if (release_of(version) or (9999,)) < _BOOLEAN_SINCE.get(self.library, ()):
+            fine, severity = "(?!)", RECOMPILES
             outcome = f"switches {self.title} off all the same: {self.library} {version} asks only whether it is set"
         for variable in self.variables:
-            switch = core.EnvSwitch(variable, "y|yes|t|true|on|1", fine, severity, outcome)
-            yield from (finding for _, finding in core.faults_of(self, (switch,)))
+            switch = EnvSwitch(variable, "y|yes|t|true|on|1", fine, severity, outcome)
+            yield from (finding for _, finding in faults_of(self, (switch,)))
 
-    def relocate(self, folder: Path) -> core.Switch:
+    def relocate(self, folder: Path) -> Switch:
         """Return the variable that moves the user cache folder; open dictionaries stay where they are."""
         variable = "WIN_PD_OVERRIDE_LOCAL_APPDATA" if self.environment.platform == "win32" else "XDG_CACHE_HOME"
         moved = {variable: str(folder / "xdg")}
-        return core.Switch(self.name, moved, read_at_import=self.opened_by, takes_effect=core.NEXT_IMPORT)
+        return Switch(self.name, moved, read_at_import=self.opened_by, takes_effect=NEXT_IMPORT)
 
-    def diagnose(self) -> Iterator[core.Finding]:
+    def diagnose(self) -> Iterator[Finding]:
         """Yield problems with the variables, and an ``XDG_CACHE_HOME`` that is ignored, or resolved anywhere."""
         yield from self.switched_off()
         value = self.environment.get("XDG_CACHE_HOME")
@@ -146,7 +153,7 @@ class UserCacheLayer(core.Layer):
             outcome = "is not absolute: pytools and PyOpenCL ignore it, and use ~/.cache"
             if self.environment.follows_relative_cache_home:
                 outcome = "is not absolute: pytools and PyOpenCL make a cache in every folder that a program starts in"
-            yield core.misread(self, "XDG_CACHE_HOME", core.HARMLESS, outcome)
+            yield misread(self, "XDG_CACHE_HOME", HARMLESS, outcome)
 
 
 class PytoolsDictionaries(UserCacheLayer):
@@ -154,27 +161,27 @@ class PytoolsDictionaries(UserCacheLayer):
 
     name = "pytools"
     title = "other pytools persistent dictionaries"
-    about = core.About(
-        on_network=core.Hazard(
-            core.RISKS,
+    about = About(
+        on_network=Hazard(
+            RISKS,
             "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
         ),
-        among_ranks=core.Hazard(core.HARMLESS, "sqlite lets one of them write at a time, and the others wait"),
-        when_closed=core.Hazard(core.FAILS, "no dictionary can be made or extended, and programs that try fail"),
+        among_ranks=Hazard(HARMLESS, "sqlite lets one of them write at a time, and the others wait"),
+        when_closed=Hazard(FAILS, "no dictionary can be made or extended, and programs that try fail"),
         unchecked="what is in whole pickles",
         reveals="whatever the programs keep in their dictionaries",
         # A dictionary's name bears Python and the versions of the libraries whose code its values depend on.
-        portability=core.Portability(_facts, outlook=_outlook),
+        portability=Portability(_facts, outlook=_outlook),
         lookups=_LOOKUPS,
     )
     store: Any = dictionary_store("pytools")
     library = application = "pytools"
 
-    def state(self) -> core.State:
+    def state(self) -> State:
         """Read the variables as the library does when it is imported; pytools has none, but sumpy has one."""
         library, root = self.library, self.roots()[0]
         for finding in self.switched_off():
-            return core.State(core.DISABLED, finding.message)
+            return State(DISABLED, finding.message)
         why = f"not switched off by {' or '.join(self.variables)}" if self.variables else "pytools has no switch"
         if not self.variables and self.environment.get("SUMPY_NO_CACHE") is not None:
             why = "off for sumpy only (SUMPY_NO_CACHE is set, its value is not read)"
@@ -183,28 +190,28 @@ class PytoolsDictionaries(UserCacheLayer):
             root.exists and self.store.has_any(root)
         ):
             why = f"{library} is not installed here and has left no dictionary"
-            return core.State(core.ABSENT, why)
-        return core.State(core.ENABLED, why)
+            return State(ABSENT, why)
+        return State(ENABLED, why)
 
-    def diagnose(self) -> Iterator[core.Finding]:
+    def diagnose(self) -> Iterator[Finding]:
         """Add problems with the variables of sumpy."""
         yield from super().diagnose()
         if not self.variables:
             known = 1 if self.environment.installed("sumpy") is None else 2
-            yield from (finding for _, finding in core.faults_of(self, _SETTINGS[:known]))
+            yield from (finding for _, finding in faults_of(self, _SETTINGS[:known]))
 
-    def enable(self) -> core.Switch:
+    def enable(self) -> Switch:
         """Return sumpy's variable."""
-        return core.Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=core.NEXT_IMPORT)
+        return Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=NEXT_IMPORT)
 
-    def disable(self) -> core.Switch:
+    def disable(self) -> Switch:
         """Return sumpy's variable, and patches that replace the switch that pytools lacks in this process."""
         patches = tuple(
             ("pytools.persistent_dict", owner, name, partial(_without, self.name, name))
             for owner in ("PersistentDict", "WriteOncePersistentDict")
             for name in ("fetch", "store", "store_if_not_present")
         )
-        return core.Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=core.NOW)
+        return Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=NOW)
 
 
 class LoopyDictionaries(PytoolsDictionaries):
@@ -225,18 +232,18 @@ class LoopyDictionaries(PytoolsDictionaries):
     variables = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
     opened_by = ("loopy",)
 
-    def disable(self) -> core.Switch:
+    def disable(self) -> Switch:
         """Return the variable for the next import, and the flag that loopy reads at each call in a running process."""
-        return core.Switch(
+        return Switch(
             self.name,
             set={"LOOPY_NO_CACHE": "1"},
             flags={_LOOPY_FLAG: False},
             memo_patches=tuple((*executor, "translation_unit_info", forgetting) for executor in _EXECUTORS),
             clear_functions=(("loopy", "clear_in_mem_caches"),),
-            takes_effect=core.NOW,
+            takes_effect=NOW,
         )
 
-    def enable(self) -> core.Switch:
+    def enable(self) -> Switch:
         """Return the same, the other way round."""
         return self.disable()._replace(set={}, unset=frozenset(self.variables), flags={_LOOPY_FLAG: True})
 

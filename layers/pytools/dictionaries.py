@@ -11,7 +11,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment, release_of
+from cachectl.layers.core.entry import Entry, Found, Problem, Usage
+from cachectl.layers.core.finding import FAILS
+from cachectl.layers.core.root import Root
+from cachectl.layers.core.selection import Selection
+from cachectl.layers.core.store import ENTRY, FOREIGN, OWN, Damage, sum_usage
 from cachectl.layers.formats import pdict, pickles
 from cachectl.layers.pytools import layer_of
 from cachectl.layers.stores import database, files, row_store, rows, tree
@@ -50,27 +55,25 @@ class Dictionaries(row_store.Rows):
         name = self.named(file)
         return name is not None and name.generation == "v5"
 
-    def has_any(self, root: core.Root) -> bool:
+    def has_any(self, root: Root) -> bool:
         """Return whether there is a dictionary of any generation. Raises :class:`OSError`."""
         return any(map(self.named, os.listdir(root.path)))
 
-    def kind_of(self, root: core.Root, path: str) -> str:
+    def kind_of(self, root: Root, path: str) -> str:
         """Compare the identifier; other names belong to the layer that takes all other dictionaries."""
         file, _, digest = path.partition("/")
         # The key of a row is any one word.
         is_row = self.is_database(file) and bool(digest) and "/" not in digest
         if is_row or (self.named(file) is not None and tree.entry_shape(self.shapes, path) is not None):
-            return core.ENTRY
+            return ENTRY
         name = pdict.parse_name(database.without_companion(file), self.environment.python)
-        return core.OWN if layer_of("" if name is None else name.identifier) == self.name else core.FOREIGN
+        return OWN if layer_of("" if name is None else name.identifier) == self.name else FOREIGN
 
-    def described(
-        self, tree: tree.Tree, leaf: tree.Leaf, selection: core.Selection, *, contents: bool
-    ) -> Iterator[core.Found]:
+    def described(self, tree: tree.Tree, leaf: tree.Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
         """Yield an entry of an older dictionary."""
         yield self.with_name(leaf.entry)
 
-    def with_name(self, entry: core.Entry) -> core.Entry:
+    def with_name(self, entry: Entry) -> Entry:
         """Add the versions in a dictionary's name, and whether a program can still hit its entries."""
         name = self.named(entry.key)
         if name is None:
@@ -81,16 +84,14 @@ class Dictionaries(row_store.Rows):
         detail = {"dictionary": name.identifier}
         return entry._replace(versions=versions, stale=stale, stale_because=because, detail=detail)
 
-    def list_rows(
-        self, root: core.Root, file: str, template: core.Entry, *, part: bytes, contents: bool
-    ) -> Iterator[core.Entry]:
+    def list_rows(self, root: Root, file: str, template: Entry, *, part: bytes, contents: bool) -> Iterator[Entry]:
         """Yield the rows of a dictionary; those without the part are not read, since pickles store text as it is."""
         opened = self.opened(root, file)
         listing = opened.rows_with(part) if contents else ((row, ()) for row in opened.rows())
         for row, values in listing:
             kernels = pdict.kernel_names(rows.as_bytes(values[0])) if values else None
             # Of many rows this takes half the time of _replace.
-            yield core.Entry(
+            yield Entry(
                 *(self.name, f"{file}/{row.key[0]}", root.path, row.bytes, 0),
                 written_before=template.written_before,
                 kernels=kernels,
@@ -101,22 +102,22 @@ class Dictionaries(row_store.Rows):
                 stamp=(row.rowid, row.bytes),
             )
 
-    def usage(self, root: core.Root) -> core.Usage:
+    def usage(self, root: Root) -> Usage:
         """Count the rows of each dictionary together, summed by sqlite."""
 
-        def summed(root: core.Root, file: str, template: core.Entry) -> Iterator[core.Entry]:
+        def summed(root: Root, file: str, template: Entry) -> Iterator[Entry]:
             count, size = self.opened(root, file).sum()
             if count:
                 yield template._replace(bytes=size, sums=count)
 
-        return core.sum_usage(chain(self.listed(root, summed), files.Files.scan(self, root)))
+        return sum_usage(chain(self.listed(root, summed), files.Files.scan(self, root)))
 
-    def leaves(self, root: core.Root) -> Iterator[tree.Leaf | core.Problem]:
+    def leaves(self, root: Root) -> Iterator[tree.Leaf | Problem]:
         """Yield the folders of older dictionaries, this layer's orphans, and problems of either."""
         for leaf in super().leaves(root):
-            if isinstance(leaf, core.Problem):
+            if isinstance(leaf, Problem):
                 path = os.path.relpath(leaf.path, root.path)
-                if path == "." or self.kind_of(root, path) != core.FOREIGN:
+                if path == "." or self.kind_of(root, path) != FOREIGN:
                     yield leaf
             # What an interrupted cachectl left belongs to the layer that takes all other dictionaries.
             elif self.name == layer_of("") if leaf.entry.is_orphan else self.named(leaf.entry.key) is not None:
@@ -134,10 +135,10 @@ class Dictionaries(row_store.Rows):
     def require_whole(self, key: str, files: Mapping[str, bytes], path: Path | str) -> None:
         """Do nothing: to check a pickle takes longer than to read it, and ``put`` does."""
 
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[core.Damage]:
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
         """Yield the damage of a row's pickle."""
         if "" in files and (complaint := pickles.complaint(files[""])):
-            yield core.Damage(core.FAILS, complaint)
+            yield Damage(FAILS, complaint)
 
     def foreign(self, files: Mapping[str, bytes]) -> str | None:
         """Return that a pickle has a protocol of a later Python."""
@@ -174,7 +175,7 @@ class Needs(NamedTuple):
         return met and python.version == self.python
 
 
-def staleness(environment: core.Environment, how: str, needs: Needs) -> Staleness:
+def staleness(environment: Environment, how: str, needs: Needs) -> Staleness:
     """Return that a known Python can hit an entry, or why that is unknown.
 
     A hit leaves no trace, and a Python that is started by its path may be one that nobody looked for. So no entry is
@@ -207,7 +208,7 @@ def _packages(name: pdict.DictionaryName) -> dict[str, str]:
 
 def _generation(pytools: str | None) -> tuple[str, bool] | None:
     """Return generation and dash of the dictionaries that a pytools version makes."""
-    release = core.release_of(pytools)
+    release = release_of(pytools)
     if release is None:
         return None
     if release >= (2026, 1):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 
-from cachectl.layers import core
+from cachectl.layers.base.errors import PARSE_ERRORS, CachectlError
+from cachectl.layers.core.entry import Artifact
 
 _HEADER = "artifact.json"
 _DATA = "data"
@@ -56,16 +57,16 @@ def unpack(data: bytes) -> dict[str, bytes]:
             # tarfile takes a truncated or damaged header for the end, except for the first.
             if data[tar.offset : tar.offset + tarfile.BLOCKSIZE] != bytes(tarfile.BLOCKSIZE):
                 raise ValueError("not a tar: it ends before its last block, or is damaged")
-    except (tarfile.TarError, EOFError, *core.PARSE_ERRORS) as error:
+    except (tarfile.TarError, EOFError, *PARSE_ERRORS) as error:
         raise ValueError(f"not a tar: {error}") from error
     return members
 
 
-def artifact_to_bytes(artifact: core.Artifact) -> bytes:
+def artifact_to_bytes(artifact: Artifact) -> bytes:
     """Return an artifact as the file that ``cachectl get`` writes: a tar of ``artifact.json`` and ``data``."""
     import hashlib
 
-    from cachectl.layers.core.documents import encode_json
+    from cachectl.layers.base.documents import encode_json
 
     header = {
         "schema": _SCHEMA,
@@ -84,11 +85,11 @@ def is_artifact_file(head: bytes) -> bool:
     return head.startswith(_HEADER.encode() + b"\0") and f'"schema": "{_SCHEMA}"'.encode() in head
 
 
-def artifact_from_bytes(data: bytes) -> core.Artifact:
+def artifact_from_bytes(data: bytes) -> Artifact:
     """Read a file of ``cachectl get``. Raises :class:`CachectlError` for another file or a wrong checksum."""
     import hashlib
 
-    from cachectl.layers.core.documents import parse_json
+    from cachectl.layers.base.documents import parse_json
 
     try:
         members = unpack(data)
@@ -98,8 +99,8 @@ def artifact_from_bytes(data: bytes) -> core.Artifact:
             raise ValueError(f"unknown schema {header['schema']!r}")
         layer, key, form, digest = (str(header[name]) for name in ("layer", "key", "form", "sha256"))
         detail = {str(name): str(value) for name, value in header["detail"].items()}
-    except core.PARSE_ERRORS as error:
-        raise core.CachectlError(f"not an artifact file of cachectl get: {error}") from error
+    except PARSE_ERRORS as error:
+        raise CachectlError(f"not an artifact file of cachectl get: {error}") from error
     if hashlib.sha256(content).hexdigest() != digest:
-        raise core.CachectlError("the artifact file is damaged: wrong checksum")
-    return core.Artifact(layer, key, form, content, detail)
+        raise CachectlError("the artifact file is damaged: wrong checksum")
+    return Artifact(layer, key, form, content, detail)

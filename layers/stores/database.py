@@ -26,7 +26,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from cachectl.layers import core
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk import atomic, handles, plain
 
 #: Suffixes of the files that sqlite keeps next to a database.
@@ -38,8 +38,8 @@ _OPEN_LOCK = 128
 _FLOCK = "hhqqi4x"
 #: Characters of a foreign name shown in messages.
 _LONGEST = 80
-_QUOTES = core.regex(r'[`"\[\]]')
-_TOKEN = core.regex(r"\w+|[^\w\s]")
+_QUOTES = regex(r'[`"\[\]]')
+_TOKEN = regex(r"\w+|[^\w\s]")
 #: Sizes of a page of the empty database, the smaller first: sqlite allows no smaller one.
 _PAGE_SIZES = (512, 1024)
 _HEADER = 100

@@ -11,14 +11,33 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from cachectl.layers import core
+from cachectl.layers.base import processes
+from cachectl.layers.base.errors import Damaged, LayerError, Unreachable, not_a_key, reason_of
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, orphan
+from cachectl.layers.core.finding import RECOMPILES, Finding
+from cachectl.layers.core.plan import Outcome
+from cachectl.layers.core.root import Root
+from cachectl.layers.core.selection import ALL, Selection
+from cachectl.layers.core.store import (
+    ENTRY,
+    FOREIGN,
+    OWN,
+    Codec,
+    Damage,
+    EntryError,
+    Store,
+    finding_of,
+    noted,
+    read_each,
+    unreadable,
+)
 from cachectl.layers.formats.details import Details
-from cachectl.layers.host import processes
 from cachectl.layers.stores import archive
 from cachectl.layers.stores import tree as trees
 
 
-class Files(core.Store):
+class Files(Store):
     """Entries that are files, or folders of files, under names of a pattern.
 
     ``patterns`` are regular expressions of file names in the root, or shapes: of entries, of orphans, and of files that
@@ -30,7 +49,7 @@ class Files(core.Store):
     """
 
     shapes: tuple[trees.Shape, ...]
-    codec: core.Codec
+    codec: Codec
     writers: tuple[str, ...] = ()
     refusals = trees.REFUSALS
     #: Files that a folder may have without being an entry; ``None`` if every folder is one, an empty one too.
@@ -40,17 +59,15 @@ class Files(core.Store):
     #: Seconds without change after which no program is still writing a temporary.
     rest_time: ClassVar[float] = math.inf
     #: The effect of an entry that is too large to be read, added to the reason.
-    unread: ClassVar[core.Damage] = core.Damage(core.RECOMPILES, "")
+    unread: ClassVar[Damage] = Damage(RECOMPILES, "")
 
-    def __init__(
-        self, *patterns: str | trees.Shape, codec: core.Codec | None = None, writers: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, *patterns: str | trees.Shape, codec: Codec | None = None, writers: tuple[str, ...] = ()) -> None:
         if codec is not None:
-            self.shapes = tuple(trees.Shape((core.regex(one),)) if isinstance(one, str) else one for one in patterns)
+            self.shapes = tuple(trees.Shape((regex(one),)) if isinstance(one, str) else one for one in patterns)
             self.codec = codec
             self.forms, self.writers = (codec.form,), writers
 
-    def shapes_of(self, root: core.Root) -> tuple[trees.Shape, ...]:
+    def shapes_of(self, root: Root) -> tuple[trees.Shape, ...]:
         """Return the shapes in a root, which may have some of its own."""
         return self.shapes
 
@@ -62,9 +79,7 @@ class Files(core.Store):
         """Return whether the content of a file of an entry is checked."""
         return True
 
-    def described(
-        self, tree: trees.Tree, leaf: trees.Leaf, selection: core.Selection, *, contents: bool
-    ) -> Iterator[core.Found]:
+    def described(self, tree: trees.Tree, leaf: trees.Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
         """Yield an entry with what its content says, and its problems; nothing if the selection does not match it."""
         if not contents:
             yield leaf.entry
@@ -72,14 +87,14 @@ class Files(core.Store):
         path = tree.root / leaf.entry.key
         try:
             files = tree.read_members(leaf.entry.key)
-        except core.LayerError as error:
-            yield core.Problem(path, "unreadable", error.message)
+        except LayerError as error:
+            yield Problem(path, "unreadable", error.message)
             yield leaf.entry
             return
         if files is not None:
             data = archive.entry_bytes(files)
             if (damage := self.check(data)) is not None:
-                yield core.Problem(path, "damaged", damage.message)
+                yield Problem(path, "damaged", damage.message)
             about = self.describe(data)
             yield leaf.entry._replace(
                 kernels=about.kernels, device=about.device, versions=about.versions, detail=about.words
@@ -89,11 +104,11 @@ class Files(core.Store):
         """Return the details in the bytes of an entry, as the codec does."""
         return self.codec.describe(data)
 
-    def check(self, data: bytes) -> core.Damage | None:
+    def check(self, data: bytes) -> Damage | None:
         """Return the damage of an entry's bytes, as the codec does."""
         return self.codec.check(data)
 
-    def damages(self, key: str, files: trees.Members) -> Iterator[core.Damage]:
+    def damages(self, key: str, files: trees.Members) -> Iterator[Damage]:
         """Yield what is wrong with an entry, by its checked files."""
         if (damage := self.check(archive.entry_bytes(files))) is not None:
             yield damage
@@ -107,98 +122,96 @@ class Files(core.Store):
         about = self.describe(archive.entry_bytes(files))
         return {**about.words, "kernels": " ".join(about.kernels or ()), "device": about.device or "", **about.versions}
 
-    def changing(self, root: core.Root) -> AbstractContextManager[bool]:
+    def changing(self, root: Root) -> AbstractContextManager[bool]:
         """Return a context to hold while entries change; it yields whether no program can make a folder meanwhile."""
         return nullcontext(self.tidies)
 
-    def guarded(self, root: core.Root, keys: Iterable[str]) -> Iterator[tuple[str, trees.Guard, list[str]]]:
+    def guarded(self, root: Root, keys: Iterable[str]) -> Iterator[tuple[str, trees.Guard, list[str]]]:
         """Yield groups of keys that change together: a name for failures, and what makes the context of the renames."""
         if listed := list(keys):
             yield str(root.path), nullcontext, listed
 
-    def require_replaceable(self, root: core.Root, key: str, files: trees.Members) -> None:
+    def require_replaceable(self, root: Root, key: str, files: trees.Members) -> None:
         """Raise :class:`LayerError` if an entry must not be replaced by these files now."""
 
-    def check_index(self, root: core.Root) -> Iterator[core.Finding]:
+    def check_index(self, root: Root) -> Iterator[Finding]:
         """Yield differences between the files of the cache as a whole and the entries, all of which could be read."""
         yield from ()
 
-    def tagged_text(self, tree: trees.Tree, entry: core.Entry) -> bytes | None:
+    def tagged_text(self, tree: trees.Tree, entry: Entry) -> bytes | None:
         """Return the part of an entry, or of an orphan, that has the tag of its build."""
         return None
 
-    def tree_of(self, root: core.Root) -> trees.Tree:
+    def tree_of(self, root: Root) -> trees.Tree:
         """Return the tree of a root."""
         return trees.Tree(self.name, root.path, *self.shapes_of(root))
 
-    def leaves(self, root: core.Root) -> Iterator[trees.Leaf | core.Problem]:
+    def leaves(self, root: Root) -> Iterator[trees.Leaf | Problem]:
         """Yield what is there, and what is in the way."""
         return self.tree_of(root).scan()
 
-    def scan(
-        self, root: core.Root, selection: core.Selection = core.ALL, *, contents: bool = True
-    ) -> Iterator[core.Found]:
+    def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
         """Yield entries with the problems of their files, leaked temporaries, and the files of the cache as a whole."""
         tree = self.tree_of(root)
         for leaf in self.leaves(root):
-            if isinstance(leaf, core.Problem):
+            if isinstance(leaf, Problem):
                 yield leaf
             elif not leaf.entry.is_listed:
                 yield leaf.entry
             elif self._is_no_entry(leaf.members):
                 why = "a build that failed" if leaf.members else "an empty program folder"
-                yield core.orphan(leaf.entry, why, idle_only=True)
+                yield orphan(leaf.entry, why, idle_only=True)
             else:
                 yield from self.described(tree, leaf, selection, contents=contents)
 
     def _is_no_entry(self, files: Mapping[str, object]) -> bool:
         return self.beside is not None and files.keys() <= self.beside
 
-    def kind_of(self, root: core.Root, path: str) -> str:
+    def kind_of(self, root: Root, path: str) -> str:
         """Compare with the names of entries, temporaries, and files next to them."""
         if trees.entry_shape(self.shapes, path) is not None:
-            return core.ENTRY
+            return ENTRY
         parts = path.split("/")
-        return core.OWN if any(shape.owns(parts) for shape in self.shapes_of(root)) else core.FOREIGN
+        return OWN if any(shape.owns(parts) for shape in self.shapes_of(root)) else FOREIGN
 
     def find_tagged(
-        self, root: core.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[core.Entry, str]]:
+        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Entry, str]]:
         """Look for the tag in what has changed."""
         tree = self.tree_of(root)
         for leaf in tree.scan():
-            if isinstance(leaf, core.Problem) or (leaf.entry.modified or 0) < since:
+            if isinstance(leaf, Problem) or (leaf.entry.modified or 0) < since:
                 continue
             match = tag.search(self.tagged_text(tree, leaf.entry) or b"")
             if match is not None or leaf.entry.key in known:
                 yield leaf.entry, "" if match is None else match[0].decode()
 
-    def read(self, root: core.Root, keys: Sequence[str]) -> Mapping[str, core.Artifact | core.EntryError]:
+    def read(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | EntryError]:
         """Read entries one by one."""
-        return core.read_each(partial(self.read_entry, root), keys)
+        return read_each(partial(self.read_entry, root), keys)
 
-    def read_entry(self, root: core.Root, key: str) -> core.Artifact | None:
+    def read_entry(self, root: Root, key: str) -> Artifact | None:
         """Read one entry. Raises :class:`Damaged` if it is not whole, as while a program writes it."""
         files = self.tree_of(root).read_members(key, self.is_carried)
         if files is None or self._is_no_entry(files):
             return None
         self.require_whole(key, files, root.path / key)
-        return core.Artifact(self.name, key, self.forms[-1], archive.entry_bytes(files), self.detail(key, files))
+        return Artifact(self.name, key, self.forms[-1], archive.entry_bytes(files), self.detail(key, files))
 
     def require_whole(self, key: str, files: trees.Members, path: Path | str) -> None:
         """Raise :class:`Damaged` for an entry that its library could not use."""
         for damage in self.damages(key, files):
-            raise core.Damaged(self.name, damage.message, path)
+            raise Damaged(self.name, damage.message, path)
 
-    def files_of(self, artifact: core.Artifact) -> dict[str, bytes]:
+    def files_of(self, artifact: Artifact) -> dict[str, bytes]:
         """Return the files of an artifact. Raises :class:`LayerError` unless they are those of a whole entry."""
         key, shape = artifact.key, trees.entry_shape(self.shapes, artifact.key)
         if shape is None:
-            raise core.not_a_key(self.name, key)
+            raise not_a_key(self.name, key)
         try:
             files = archive.unpack(artifact.data) if shape.is_packed else {"": artifact.data}
         except ValueError as error:
-            raise core.Damaged(self.name, f"not the tar of an entry: {error}", key) from error
+            raise Damaged(self.name, f"not the tar of an entry: {error}", key) from error
         name, wrong = key.rpartition("/")[2], None
         if (strange := shape.strange(name, files)) is not None:
             wrong = f"{strange!r} is no file of an entry"
@@ -207,11 +220,11 @@ class Files(core.Store):
         elif self._is_no_entry(files):
             wrong = "the artifact holds no program"
         if wrong is not None:
-            raise core.Damaged(self.name, wrong, key)
+            raise Damaged(self.name, wrong, key)
         Files.require_whole(self, key, files, key)
         return files
 
-    def write(self, root: core.Root, artifacts: Sequence[core.Artifact], *, replace: bool = False) -> trees.Placed:
+    def write(self, root: Root, artifacts: Sequence[Artifact], *, replace: bool = False) -> trees.Placed:
         """Check entries, then place them together."""
         results: trees.Placed = {}
         whole: dict[str, trees.Members] = {}
@@ -220,7 +233,7 @@ class Files(core.Store):
                 files = self.files_of(artifact)
                 if replace:
                     self.require_replaceable(root, artifact.key, files)
-            except (core.LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
+            except (LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
                 results[artifact.key] = error
             else:
                 whole[artifact.key] = files
@@ -231,14 +244,14 @@ class Files(core.Store):
                 for _, guard, keys in self.guarded(root, whole):
                     group = {key: whole[key] for key in keys}
                     results |= tree.write(group, guard=guard, replace=replace, wanted=self.is_carried)
-        except (core.LayerError, OSError) as error:
+        except (LayerError, OSError) as error:
             # What was placed is unsettled.
             for key in whole:
                 if results.get(key, True) is True:
                     results[key] = error
         return results
 
-    def in_use(self, targets: Iterable[core.Entry]) -> Iterator[tuple[core.Entry, str | None]]:
+    def in_use(self, targets: Iterable[Entry]) -> Iterator[tuple[Entry, str | None]]:
         """Leave temporaries that a program may still be writing."""
         users = processes.using(self.writers, processes=self.environment.processes) if self.writers else ()
         reason, now = f"{processes.process_names(users)} may be writing it", self.environment.clock()
@@ -246,32 +259,30 @@ class Files(core.Store):
             may_change = target.idle_only and users != () and now - (target.modified or now) <= self.rest_time
             yield target, reason if may_change else None
 
-    def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
+    def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
         """Remove entries: programs that look for one miss, and programs that have one mapped keep it."""
-        outcome: core.Outcome | None = None
+        outcome: Outcome | None = None
         try:
             with self.changing(root) as alone:
                 outcome = self.remove_files(root, targets, tidy=lambda: alone)
-        except (core.LayerError, OSError) as error:
+        except (LayerError, OSError) as error:
             if outcome is None:
                 raise
             # They have gone, but what ends the change, such as counting the others, failed.
-            where = error.path if isinstance(error, core.LayerError) else error.filename
-            outcome = outcome.plus(
-                core.Outcome(self.name, failed=(core.Note(str(where or "*"), core.reason_of(error)),))
-            )
+            where = error.path if isinstance(error, LayerError) else error.filename
+            outcome = outcome.plus(Outcome(self.name, failed=(Note(str(where or "*"), reason_of(error)),)))
         return outcome
 
-    def remove_files(self, root: core.Root, targets: Iterable[core.Entry], *, tidy: trees.Tidy) -> core.Outcome:
+    def remove_files(self, root: Root, targets: Iterable[Entry], *, tidy: trees.Tidy) -> Outcome:
         """Remove things, and if ``tidy`` returns true, empty folders above them."""
         planned = {target.key: target for target in targets}
-        tree, outcome, failed = self.tree_of(root), core.Outcome(self.name), list[core.Note]()
+        tree, outcome, failed = self.tree_of(root), Outcome(self.name), list[Note]()
         for name, guard, keys in self.guarded(root, planned):
-            with core.noted(failed, name):
+            with noted(failed, name):
                 outcome = outcome.plus(tree.remove([planned[key] for key in keys], tidy=tidy, guard=guard))
         return outcome._replace(failed=(*outcome.failed, *failed))
 
-    def verify(self, root: core.Root) -> Iterator[core.Finding]:
+    def verify(self, root: Root) -> Iterator[Finding]:
         """Check every entry, and the files of the cache as a whole."""
         complete, tree = True, self.tree_of(root)
         for leaf in self.leaves(root):
@@ -281,13 +292,13 @@ class Files(core.Store):
         if complete:
             yield from self.check_index(root)
 
-    def _examined(self, root: core.Root, tree: trees.Tree, leaf: trees.Leaf | core.Problem) -> Iterator[core.Finding]:
+    def _examined(self, root: Root, tree: trees.Tree, leaf: trees.Leaf | Problem) -> Iterator[Finding]:
         """Yield the findings of an entry, or that of what could not be read or is in the way."""
-        if isinstance(leaf, core.Problem):
+        if isinstance(leaf, Problem):
             path = os.path.relpath(leaf.path, root.path)
             # Files of the cache as a whole are no entries; their contents are checked below.
             if leaf.hides or not any(shape.sums and shape.accepts(path) for shape in self.shapes_of(root)):
-                yield core.finding_of(self, root, leaf)
+                yield finding_of(self, root, leaf)
             return
         key = leaf.entry.key
         if not leaf.entry.is_listed or self._is_no_entry(leaf.members):
@@ -296,24 +307,24 @@ class Files(core.Store):
         try:
             files = tree.read_members(key, self.is_checked)
             damages = [] if files is None else list(self.damages(key, files))
-        except core.Unreachable as error:
-            yield core.finding_of(self, root, core.unreadable(Path(error.path or root.path), error))
+        except Unreachable as error:
+            yield finding_of(self, root, unreadable(Path(error.path or root.path), error))
             return
-        except core.LayerError as error:
-            damages = [core.Damage(self.unread.severity, error.message + self.unread.message)]
+        except LayerError as error:
+            damages = [Damage(self.unread.severity, error.message + self.unread.message)]
         yield from self.judged(root, leaf.entry, files, damages)
 
     def judged(
-        self, root: core.Root, entry: core.Entry, files: trees.Members | None, damages: Iterable[core.Damage]
-    ) -> Iterator[core.Finding]:
+        self, root: Root, entry: Entry, files: trees.Members | None, damages: Iterable[Damage]
+    ) -> Iterator[Finding]:
         """Yield the findings of the damages of an entry, or that it is of an unknown version."""
         for damage in damages:
             if files is not None and (why := self.foreign(files)) is not None:
-                yield core.finding_of(self, root, core.Problem(root.path / entry.key, "unknown", why))
+                yield finding_of(self, root, Problem(root.path / entry.key, "unknown", why))
                 return
             yield self.damaged(entry, damage)
 
-    def damaged(self, entry: core.Entry, damage: core.Damage) -> core.Finding:
+    def damaged(self, entry: Entry, damage: Damage) -> Finding:
         """Return the finding of a damaged thing, which ``purge --damaged`` removes."""
         fix = f"cachectl purge --damaged {self.name}"
-        return core.Finding(self.name, entry.root, entry.key, damage.severity, "damaged", damage.message, fix, entry)
+        return Finding(self.name, entry.root, entry.key, damage.severity, "damaged", damage.message, fix, entry)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from cachectl.layers import core
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError
+from cachectl.layers.base.limits import LARGEST_RECORDS
 from cachectl.layers.disk import atomic, plain
 from cachectl.layers.stores.rows import Row, RowFile, Values
 from cachectl.layers.stores.tree import CHANGED
@@ -57,7 +58,7 @@ class RecordFile(RowFile):
 
     def insert(
         self, rows: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
-    ) -> list[bool | core.LayerError]:
+    ) -> list[bool | LayerError]:
         """Insert the records whose keys are free, in one rewrite; with ``replace`` also in the places of others.
 
         Only the first value counts, the line, which contains the key. Returns for each: ``True`` if it was inserted,
@@ -76,27 +77,25 @@ class RecordFile(RowFile):
                 results = self._inserted(lines, standing, replace=replace)
                 if True in results:
                     self._rewrite(content, standing)
-        except core.LayerError as error:
+        except LayerError as error:
             # The record may be in the file already: a retry would find it and take it for an older one.
             return [error if result is True else result for result in results]
         return results
 
-    def _inserted(
-        self, lines: Sequence[bytes], standing: list[bytes], *, replace: bool
-    ) -> list[bool | core.LayerError]:
+    def _inserted(self, lines: Sequence[bytes], standing: list[bytes], *, replace: bool) -> list[bool | LayerError]:
         """Insert lines into those of a file; return the result of each."""
         # Filled from the end, so that the first of equal keys wins.
         places = {_key(line): place for place, line in reversed(list(enumerate(standing)))}
-        results: list[bool | core.LayerError] = []
+        results: list[bool | LayerError] = []
         for line in lines:
             if complaint := record_complaint(line):
-                results.append(core.Damaged(self.layer, complaint, self.path))
+                results.append(Damaged(self.layer, complaint, self.path))
                 continue
             place = places.setdefault(_key(line), len(standing))
             if standing[place : place + 1] == [line]:
                 results.append(False)
             elif place < len(standing) and not replace:
-                results.append(core.EntryExists(self.layer, self.path))
+                results.append(EntryExists(self.layer, self.path))
             else:
                 standing[place : place + 1] = [line]
                 results.append(True)
@@ -138,7 +137,7 @@ class RecordFile(RowFile):
 
     def _content(self) -> bytes:
         with self._translated("read"), suppress(FileNotFoundError):
-            return plain.read_plain(self.path, most=core.LARGEST_RECORDS)
+            return plain.read_plain(self.path, most=LARGEST_RECORDS)
         return b""
 
 

@@ -12,15 +12,21 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from cachectl.layers import core
+from cachectl.layers.base import processes
+from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, UnknownFormat, Unreachable, reason_of
+from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, orphan
+from cachectl.layers.core.finding import FAILS, HARMLESS, Finding, Severity
+from cachectl.layers.core.plan import Outcome
+from cachectl.layers.core.root import Root
+from cachectl.layers.core.selection import ALL, Selection
+from cachectl.layers.core.store import ENTRY, Damage, EntryError, attempt, finding_of, noted, read_each, unreadable
 from cachectl.layers.disk import plain
-from cachectl.layers.host import processes
 from cachectl.layers.stores import database, files, rows, tree
 
 T = TypeVar("T")
 R = TypeVar("R")
 #: Takes a database by its path below the root, and what its entries have in common; yields its rows.
-Lister = Callable[[core.Root, str, core.Entry], Iterator[core.Found]]
+Lister = Callable[[Root, str, Entry], Iterator[Found]]
 
 
 class Rows(files.Files):
@@ -34,7 +40,7 @@ class Rows(files.Files):
     schema: ClassVar[rows.Schema]
     shapes: tuple[tree.Shape, ...] = ()
     #: The effect of a database that cannot be read, or in whose place there is something else.
-    when_damaged: ClassVar[core.Severity] = core.FAILS
+    when_damaged: ClassVar[Severity] = FAILS
     #: Whether a database without the table is damaged.
     needs_table = False
     #: True because sqlite writes a journal before it deletes rows.
@@ -45,37 +51,35 @@ class Rows(files.Files):
         """Return whether a path below a root is that of a database of rows."""
 
     @abstractmethod
-    def with_name(self, entry: core.Entry) -> core.Entry:
+    def with_name(self, entry: Entry) -> Entry:
         """Add what the name of a database says of its entries to one that has its path for a key."""
 
     @abstractmethod
-    def list_rows(
-        self, root: core.Root, file: str, template: core.Entry, *, part: bytes, contents: bool
-    ) -> Iterator[core.Found]:
+    def list_rows(self, root: Root, file: str, template: Entry, *, part: bytes, contents: bool) -> Iterator[Found]:
         """Yield the entries of a database, and its problems.
 
         With ``contents`` those whose bytes contain ``part``, which is a part of the name of every selected kernel.
         """
 
-    def check_rows(self, root: core.Root, file: str) -> Iterator[core.Finding]:
+    def check_rows(self, root: Root, file: str) -> Iterator[Finding]:
         """Check a database with sqlite's own check, and every row. Raises :class:`LayerError` if it cannot be read."""
         opened = self.opened(root, file)
         if not opened.require_sound() and self.needs_table:
-            raise core.Damaged(self.name, f"has no table {self.schema.table}", opened.path)
-        template = core.Entry(self.name, file, root.path, 0, 0)
+            raise Damaged(self.name, f"has no table {self.schema.table}", opened.path)
+        template = Entry(self.name, file, root.path, 0, 0)
         for row, values in opened.rows_with():
             entry, contents = self.entry_of(template, row), None
             try:
                 contents = {"": self.unpacked(values)}
                 damages = list(self.damages(entry.key, contents))
             except ValueError as error:
-                damages = [core.Damage(core.FAILS, str(error))]
-            except core.Unreachable as error:
-                yield core.finding_of(self, root, core.unreadable(opened.path, error))
+                damages = [Damage(FAILS, str(error))]
+            except Unreachable as error:
+                yield finding_of(self, root, unreadable(opened.path, error))
                 continue
             yield from self.judged(root, entry, contents, damages)
 
-    def entry_of(self, template: core.Entry, row: rows.Row) -> core.Entry:
+    def entry_of(self, template: Entry, row: rows.Row) -> Entry:
         """Return the entry of a row of a database, given what its entries have in common."""
         key = self.separator.join((template.key, *row.key))
         return template._replace(key=key, bytes=row.bytes, stamp=(row.rowid, row.bytes))
@@ -84,19 +88,19 @@ class Rows(files.Files):
         """Return the bytes of an entry from the values of its row. Raises :class:`ValueError` if it is not whole."""
         return rows.as_bytes(values[0])
 
-    def packed(self, artifact: core.Artifact) -> rows.Values:
+    def packed(self, artifact: Artifact) -> rows.Values:
         """Return the values of a row from a whole entry. Raises :class:`Damaged` if the entry is another."""
         return (artifact.data,)
 
-    def counts(self, root: core.Root, status: os.stat_result) -> bool:
+    def counts(self, root: Root, status: os.stat_result) -> bool:
         """Return whether a file of a root may be the user's."""
         return True
 
-    def folders(self, root: core.Root) -> Sequence[str]:
+    def folders(self, root: Root) -> Sequence[str]:
         """Return the names of the folders in a root that have databases too. Raises :class:`OSError`."""
         return ()
 
-    def is_usable(self, root: core.Root, file: str) -> bool:
+    def is_usable(self, root: Root, file: str) -> bool:
         """Return whether a database is there. Raises :class:`OSError` where that cannot be determined."""
         return plain.status_at(root.path / file) is not None
 
@@ -104,12 +108,12 @@ class Rows(files.Files):
         """Return the key columns of a row."""
         return (key.partition(self.separator)[2],)
 
-    def opened(self, root: core.Root, file: str) -> rows.RowFile:
+    def opened(self, root: Root, file: str) -> rows.RowFile:
         """Return a database as this environment may use it."""
         waits, trusts = self.environment.lock_timeout, self.environment.trusts_writers
         return rows.RowFile(self.name, root.path / file, self.schema, waits, shared=trusts)
 
-    def databases(self, root: core.Root) -> Iterator[str | core.Problem]:
+    def databases(self, root: Root) -> Iterator[str | Problem]:
         """Yield the path of each database below a root, and a problem for each link and each unreadable thing."""
         try:
             folders = ("", *self.folders(root))
@@ -128,68 +132,66 @@ class Rows(files.Files):
                     if stat.S_ISREG(status.st_mode):
                         yield file
                     elif stat.S_ISLNK(status.st_mode):
-                        yield core.Problem(place, "link", "a link under a database's name is not followed")
+                        yield Problem(place, "link", "a link under a database's name is not followed")
                     else:
                         message = "a folder, or something else that is no file, has a database's name"
-                        yield core.Problem(place, "no-file", message)
+                        yield Problem(place, "no-file", message)
             except OSError as error:
                 if not plain.means_absent(error):
                     yield unlisted(place, error)
 
-    def scan(
-        self, root: core.Root, selection: core.Selection = core.ALL, *, contents: bool = True
-    ) -> Iterator[core.Found]:
+    def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
         """Yield the rows of each database, then the rest of its files; then what lies next to the databases."""
         # Text that cannot be encoded is in no row; the selection reports that.
         part = selection.kernel_part.encode() if selection.kernel_part.isprintable() else b""
         problems = set()
         for thing in self.listed(root, partial(self.list_rows, part=part, contents=contents)):
-            if isinstance(thing, core.Problem):
+            if isinstance(thing, Problem):
                 problems.add(thing.path)
             yield thing
         for thing in () if root.path in problems else super().scan(root, selection, contents=contents):
-            if isinstance(thing, core.Entry) or thing.path not in problems:
+            if isinstance(thing, Entry) or thing.path not in problems:
                 yield thing
 
-    def listed(self, root: core.Root, lister: Lister) -> Iterator[core.Found]:
+    def listed(self, root: Root, lister: Lister) -> Iterator[Found]:
         """Yield what a lister yields of each database, and the rest of its files."""
         for file in self.databases(root):
-            if isinstance(file, core.Problem):
+            if isinstance(file, Problem):
                 yield file
             else:
                 yield from self._list_file(root, file, lister)
 
-    def _list_file(self, root: core.Root, file: str, lister: Lister) -> Iterator[core.Found]:
+    def _list_file(self, root: Root, file: str, lister: Lister) -> Iterator[Found]:
         path, payload = root.path / file, 0
         modified = (plain.status_at(path), plain.status_at(database.companion(path, "-wal")))
         written = max((status.st_mtime for status in modified if status is not None), default=None)
-        template = core.Entry(self.name, file, root.path, 0, 0, written_before=written)
+        template = Entry(self.name, file, root.path, 0, 0, written_before=written)
         try:
             template = self.with_name(template)
             for thing in lister(root, file, template):
-                payload += thing.bytes if isinstance(thing, core.Entry) and thing.files == 0 else 0
+                payload += thing.bytes if isinstance(thing, Entry) and thing.files == 0 else 0
                 yield thing
-        except (core.LayerError, OSError) as error:
-            kinds: dict[type, str] = {core.Busy: "busy", core.Damaged: "sqlite"}
-            yield core.Problem(path, kinds.get(type(error), "unreadable"), self.explain(error))
+        except (LayerError, OSError) as error:
+            kinds: dict[type, str] = {Busy: "busy", Damaged: "sqlite"}
+            yield Problem(path, kinds.get(type(error), "unreadable"), self.explain(error))
         try:
             sizes = database.sizes_of(path)
             yield template._replace(bytes=max(0, sum(sizes) - payload), files=len(sizes), sums=0)
         except OSError as error:
-            yield core.Problem(path, "unreadable", self.explain(error))
+            yield Problem(path, "unreadable", self.explain(error))
 
-    def explain(self, error: core.EntryError) -> str:
+    def explain(self, error: EntryError) -> str:
         """Return the message of an error about a file; for damage, with the command that removes it."""
-        cure = f"; to remove it: cachectl purge --damaged {self.name}" if isinstance(error, core.Damaged) else ""
-        return core.reason_of(error) + cure
+        cure = f"; to remove it: cachectl purge --damaged {self.name}" if isinstance(error, Damaged) else ""
+        return reason_of(error) + cure
 
-    def verify(self, root: core.Root) -> Iterator[core.Finding]:
+    def verify(self, root: Root) -> Iterator[Finding]:
         """Check every database, and find what is in the way of one; then check what lies next to the databases."""
         problems = set()
         for file in list(self.databases(root)):
-            if isinstance(file, core.Problem):
+            if isinstance(file, Problem):
                 problems.add(file.path)
-                finding = core.finding_of(self, root, file)
+                finding = finding_of(self, root, file)
                 if file.code == "no-file":
                     quoted = shlex.quote(str(file.path))
                     finding = finding._replace(severity=self.when_damaged, fix=f"mv {quoted} {quoted}.moved")
@@ -204,52 +206,52 @@ class Rows(files.Files):
             if root.path / (finding.key or "") not in problems:
                 yield finding
 
-    def _verify_file(self, root: core.Root, file: str) -> Iterator[core.Finding]:
+    def _verify_file(self, root: Root, file: str) -> Iterator[Finding]:
         try:
             yield from self.check_rows(root, file)
-        except core.LayerError as error:
+        except LayerError as error:
             yield self.file_finding(root, file, error)
 
-    def file_finding(self, root: core.Root, file: str, error: core.LayerError) -> core.Finding:
+    def file_finding(self, root: Root, file: str, error: LayerError) -> Finding:
         """Return the finding of a file that could not be read; its ``thing`` is the file only if it is damaged."""
         if isinstance(error.__cause__, PermissionError):
             # Closed to its library too, and not only while a program writes.
-            return core.finding_of(self, root, core.unreadable(root.path / file, error))
-        severity, code, fix = core.HARMLESS, "unreadable", "nothing: try again when no program is writing"
+            return finding_of(self, root, unreadable(root.path / file, error))
+        severity, code, fix = HARMLESS, "unreadable", "nothing: try again when no program is writing"
         thing = None
-        if isinstance(error, core.Refused):
-            code = "unknown" if isinstance(error, core.UnknownFormat) else "foreign"
+        if isinstance(error, Refused):
+            code = "unknown" if isinstance(error, UnknownFormat) else "foreign"
             fix = "nothing: cachectl does not use it"
-        elif isinstance(error, core.Damaged):
+        elif isinstance(error, Damaged):
             severity, code = self.when_damaged, "damaged"
             fix = f"end every program that has it open, then: cachectl purge --damaged {self.name}"
             with suppress(OSError):
                 stamp = database.file_stamp(root.path / file)
-                entry = core.Entry(self.name, file, root.path, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
-                thing = core.orphan(entry, error.message)
-        return core.Finding(self.name, root.path, file, severity, code, error.message, fix, thing)
+                entry = Entry(self.name, file, root.path, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
+                thing = orphan(entry, error.message)
+        return Finding(self.name, root.path, file, severity, code, error.message, fix, thing)
 
-    def remove(self, root: core.Root, targets: tuple[core.Entry, ...]) -> core.Outcome:
+    def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
         """Delete rows, then vacuum. A file goes only if it is damaged and nobody can have it open."""
         groups, others = self._split({target.key: target for target in targets})
-        outcome, failed = core.Outcome(self.name), list[core.Note]()
+        outcome, failed = Outcome(self.name), list[Note]()
         for file, group in groups.items():
-            with core.noted(failed, file):
+            with noted(failed, file):
                 outcome = outcome.plus(self.remove_rows(root, file, [*group.values()]))
         outcome = outcome._replace(failed=(*outcome.failed, *failed))
         return outcome.plus(super().remove(root, tuple(others.values())))
 
-    def remove_rows(self, root: core.Root, file: str, targets: Sequence[core.Entry]) -> core.Outcome:
+    def remove_rows(self, root: Root, file: str, targets: Sequence[Entry]) -> Outcome:
         """Delete the planned rows of one database, or the whole file."""
         if not self.is_usable(root, file):
-            return core.Outcome(self.name, skipped=tuple(core.Note(target.key, tree.GONE) for target in targets))
+            return Outcome(self.name, skipped=tuple(Note(target.key, tree.GONE) for target in targets))
         opened = self.opened(root, file)
         before = opened.size()
         whole = [target.stamp for target in targets if target.key == file]
         of_rows = () if whole else targets
         planned = {rows.Row(one.stamp[0], self.key_of(one.key), one.stamp[1]): one.key for one in of_rows}
         skipped: dict[str, str | None] = {}
-        failed: list[core.Note] = []
+        failed: list[Note] = []
         removed = freed = 0
         try:
             for stamp in whole:
@@ -257,75 +259,71 @@ class Rows(files.Files):
             gone = opened.delete(planned) if planned else frozenset()
             removed = len(gone)
             skipped.update((key, tree.CHANGED) for row, key in planned.items() if row not in gone)
-        except core.LayerError as error:
-            failed.append(core.Note(file, self.explain(error)))
+        except LayerError as error:
+            failed.append(Note(file, self.explain(error)))
             # Sqlite may report an error of a step that follows the deletion; the next program may finish it.
-            with suppress(core.LayerError):
+            with suppress(LayerError):
                 opened.recover()
-            with suppress(core.LayerError):
+            with suppress(LayerError):
                 removed = opened.gone(planned)
         try:
             if removed:
                 skipped[file] = opened.vacuum()
-        except core.LayerError as error:
-            failed.append(core.Note(file, f"its rows are gone, but: {self.explain(error)}"))
+        except LayerError as error:
+            failed.append(Note(file, f"its rows are gone, but: {self.explain(error)}"))
         try:
             # Another process may have removed rows; they count here only if this one has removed some.
             freed = max(0, before - opened.size()) if removed or whole else 0
         except OSError as error:
-            message = f"its rows are gone, but their bytes are not counted: {core.reason_of(error)}"
-            failed.append(core.Note(file, message))
-        notes = tuple(core.Note(key, reason) for key, reason in skipped.items() if reason is not None)
-        return core.Outcome(self.name, removed, freed, notes, tuple(failed))
+            message = f"its rows are gone, but their bytes are not counted: {reason_of(error)}"
+            failed.append(Note(file, message))
+        notes = tuple(Note(key, reason) for key, reason in skipped.items() if reason is not None)
+        return Outcome(self.name, removed, freed, notes, tuple(failed))
 
-    def recover(self, root: core.Root) -> None:
+    def recover(self, root: Root) -> None:
         """Finish interrupted writes in each database, even if one fails."""
         for file in self.databases(root):
             if isinstance(file, str):
-                with suppress(core.LayerError):
+                with suppress(LayerError):
                     self.opened(root, file).recover()
 
-    def read(self, root: core.Root, keys: Sequence[str]) -> Mapping[str, core.Artifact | core.EntryError]:
+    def read(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | EntryError]:
         """Read the rows of each file at once, and what lies next to the databases one by one."""
-        groups, others = self._split({key: key for key in keys if self.kind_of(root, key) == core.ENTRY})
+        groups, others = self._split({key: key for key in keys if self.kind_of(root, key) == ENTRY})
         return {**_each_file(groups, partial(self._read_rows, root)), **super().read(root, [*others])}
 
-    def _read_rows(
-        self, root: core.Root, file: str, keys: Sequence[str]
-    ) -> Mapping[str, core.Artifact | core.EntryError]:
+    def _read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | EntryError]:
         """Return rows of one database, or the error of each; missing rows are left out."""
         try:
             if not self.is_usable(root, file):
                 return {}
         except OSError as error:
-            raise core.Unreachable(self.name, f"cannot open: {error.strerror}", root.path / file) from error
+            raise Unreachable(self.name, f"cannot open: {error.strerror}", root.path / file) from error
         found = self.opened(root, file).read_many([self.key_of(key) for key in keys])
         values = {key: row for key, row in zip(keys, found, strict=True) if row is not None}
-        return core.read_each(lambda key: self._artifact_of(root.path / file, key, values[key]), values)
+        return read_each(lambda key: self._artifact_of(root.path / file, key, values[key]), values)
 
-    def _artifact_of(self, path: Path, key: str, values: rows.Values) -> core.Artifact:
+    def _artifact_of(self, path: Path, key: str, values: rows.Values) -> Artifact:
         try:
             files = {"": self.unpacked(values)}
         except ValueError as error:
-            raise core.Damaged(self.name, str(error), path) from error
+            raise Damaged(self.name, str(error), path) from error
         self.require_whole(key, files, path)
-        return core.Artifact(self.name, key, self.forms[0], files[""], self.detail(key, files))
+        return Artifact(self.name, key, self.forms[0], files[""], self.detail(key, files))
 
-    def write(self, root: core.Root, artifacts: Sequence[core.Artifact], *, replace: bool = False) -> tree.Placed:
+    def write(self, root: Root, artifacts: Sequence[Artifact], *, replace: bool = False) -> tree.Placed:
         """Insert the rows of each file in one transaction, and place what lies next to the databases."""
         groups, others = self._split({artifact.key: artifact for artifact in artifacts})
         results: tree.Placed = {}
         for form, group in (*((self.forms[0], group) for group in groups.values()), (self.forms[-1], others)):
             for artifact in [artifact for artifact in group.values() if artifact.form != form]:
                 message = f"an entry of the form {artifact.form} does not have such a key"
-                results[artifact.key] = core.Damaged(self.name, message, artifact.key)
+                results[artifact.key] = Damaged(self.name, message, artifact.key)
                 del group[artifact.key]
         results |= _each_file(groups, partial(self.write_rows, root, replace=replace))
         return {**results, **super().write(root, [*others.values()], replace=replace)}
 
-    def write_rows(
-        self, root: core.Root, file: str, artifacts: Sequence[core.Artifact], *, replace: bool
-    ) -> tree.Placed:
+    def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact], *, replace: bool) -> tree.Placed:
         """Insert rows into one database in one transaction; return the result of each by its key."""
         results: tree.Placed = {}
         whole: dict[str, rows.Values] = {}
@@ -333,7 +331,7 @@ class Rows(files.Files):
             try:
                 files.Files.require_whole(self, artifact.key, {"": artifact.data}, artifact.key)
                 whole[artifact.key] = self.packed(artifact)
-            except (core.LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
+            except (LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
                 results[artifact.key] = error
         pairs = [(self.key_of(key), values) for key, values in whole.items()]
         inserted = self.opened(root, file).insert(pairs, replace=replace) if pairs else ()
@@ -350,17 +348,17 @@ class Rows(files.Files):
         return groups, others
 
 
-def unlisted(place: Path, error: OSError) -> core.Problem:
+def unlisted(place: Path, error: OSError) -> Problem:
     """Return the problem of a place that may hold entries."""
-    return core.Problem(place, "unreadable", f"cannot be read: {error.strerror}")
+    return Problem(place, "unreadable", f"cannot be read: {error.strerror}")
 
 
 def _each_file(
-    groups: Mapping[str, Mapping[str, T]], act: Callable[[str, list[T]], Mapping[str, R | core.EntryError]]
-) -> dict[str, R | core.EntryError]:
+    groups: Mapping[str, Mapping[str, T]], act: Callable[[str, list[T]], Mapping[str, R | EntryError]]
+) -> dict[str, R | EntryError]:
     """Return the results of an act on the things of each file; an error of a file is that of each of its things."""
-    results: dict[str, R | core.EntryError] = {}
+    results: dict[str, R | EntryError] = {}
     for file, group in groups.items():
-        done = core.attempt(partial(act, file, [*group.values()]))
-        results.update(dict.fromkeys(group, done) if isinstance(done, core.EntryError) else done)
+        done = attempt(partial(act, file, [*group.values()]))
+        results.update(dict.fromkeys(group, done) if isinstance(done, EntryError) else done)
     return results

@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from cachectl.layers import core
+from cachectl.layers.base.environment import LOCK_TIMEOUT
+from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Refused, Unreachable
 from cachectl.layers.disk import atomic, handles, plain, trust
 from cachectl.layers.stores import database, tree
 
@@ -91,7 +92,7 @@ class RowFile:
         layer: str,
         path: Path,
         schema: Schema,
-        lock_timeout: float = core.LOCK_TIMEOUT,
+        lock_timeout: float = LOCK_TIMEOUT,
         *,
         shared: bool = False,
     ) -> None:
@@ -144,7 +145,7 @@ class RowFile:
             # Sqlite fills the rest of the last page with zeros, and ignores what follows it.
             if size < stated:
                 message = f"{size:,} bytes are fewer than the {stated:,} of its pages: the file was cut"
-                raise core.Damaged(self.layer, message, self.path)
+                raise Damaged(self.layer, message, self.path)
             (verdict,) = connection.execute("pragma quick_check(1)").fetchone()
             has_table = not _is_new(connection)
         if verdict != "ok":
@@ -161,7 +162,7 @@ class RowFile:
 
     def insert(
         self, rows: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
-    ) -> list[bool | core.LayerError]:
+    ) -> list[bool | LayerError]:
         """Insert the rows with free keys in one transaction; make file and table if missing.
 
         Returns for each: ``True`` if it was inserted, ``False`` if the same row was present, else the error:
@@ -171,7 +172,7 @@ class RowFile:
         places = ", ".join("?" for _ in self.schema.columns)
         otherwise = "replace" if replace else "ignore"
         insertion = f"insert or {otherwise} into {self.schema.table} ({names}) values ({places})"
-        results: list[bool | core.LayerError] = []
+        results: list[bool | LayerError] = []
         with self._writing(make=True) as connection:
             connection.execute("begin immediate")
             for statement in self.schema.create if _is_new(connection) else ():
@@ -180,7 +181,7 @@ class RowFile:
             for key, values in ((tuple(key), tuple(values)) for key, values in rows):
                 if not _spellable(key):
                     message = "the key holds characters that a database cannot store"
-                    results.append(core.Damaged(self.layer, message, self.path))
+                    results.append(Damaged(self.layer, message, self.path))
                     continue
                 is_free = key not in present or (replace and not self.schema.same(present[key], values))
                 is_new = is_free and connection.execute(insertion, (*key, *values)).rowcount == 1
@@ -190,7 +191,7 @@ class RowFile:
                 if is_new or self.schema.same(standing, values):
                     results.append(is_new)
                 else:
-                    results.append(core.EntryExists(self.layer, self.path))
+                    results.append(EntryExists(self.layer, self.path))
             connection.execute("commit")
         return results
 
@@ -229,8 +230,8 @@ class RowFile:
                     connection.execute("vacuum")
                 except sqlite3.OperationalError as error:
                     self._empty(connection, error, lambda rows: not rows)
-        except (core.Busy, core.NoRoom) as error:
-            why = "it is too busy" if isinstance(error, core.Busy) else "there is no room"
+        except (Busy, NoRoom) as error:
+            why = "it is too busy" if isinstance(error, Busy) else "there is no room"
             return f"its rows are gone, but {why} to make the file smaller now"
         return None
 
@@ -284,10 +285,10 @@ class RowFile:
         ``in_use`` returns who may have it open. Sqlite's exclusive lock is held meanwhile: a program that opens the
         file now waits, and reads nothing.
         """
-        with suppress(core.Damaged):
+        with suppress(Damaged):
             # An interrupted write may hold the pages that are damaged now.
             self.recover()
-        with suppress(core.Damaged):
+        with suppress(Damaged):
             self.require_sound()
             return self._sound_now(stamp)
         with self._translated("remove"):
@@ -315,7 +316,7 @@ class RowFile:
         """
         if database.file_stamp(self.path) == stamp:
             message = "its disk failed while it was checked, and does not now; run the command again"
-            raise core.Unreachable(self.layer, message, self.path)
+            raise Unreachable(self.layer, message, self.path)
         return tree.CHANGED
 
     def _selection(self, columns: Sequence[str]) -> str:
@@ -361,9 +362,7 @@ class RowFile:
                     yield connection
             except sqlite3.DatabaseError as error:
                 if unlocked and (database.has_log(self.path) or database.file_stamp(self.path) != before):
-                    raise core.Busy(
-                        self.layer, "was written to while it was read; try again later", self.path
-                    ) from error
+                    raise Busy(self.layer, "was written to while it was read; try again later", self.path) from error
                 raise
 
     @contextmanager
@@ -400,9 +399,7 @@ class RowFile:
             connection.execute("pragma cell_size_check = on")
             foreign = database.foreign_object(connection, self.schema.create)
             if foreign is not None:
-                raise core.Refused(
-                    self.layer, f"holds a {foreign} that its library does not make; left alone", self.path
-                )
+                raise Refused(self.layer, f"holds a {foreign} that its library does not make; left alone", self.path)
             yield connection
 
     def _require_private(self) -> None:
@@ -415,13 +412,13 @@ class RowFile:
         reason = None if self.shared else trust.shared_because(folder, names if folder == self.path.parent else ())
         if reason is not None:
             message = f"not opened for writing: {reason}; close it to them first, or use --shared if you trust them"
-            raise core.Unreachable(self.layer, message, self.path)
+            raise Unreachable(self.layer, message, self.path)
 
     @contextmanager
     def _translated(self, verb: str = "open") -> Iterator[None]:
         try:
             yield
-        except core.LayerError:
+        except LayerError:
             raise
         except sqlite3.OperationalError as error:
             raise self._operational(error) from error
@@ -429,25 +426,25 @@ class RowFile:
             raise self._damaged(f"not a usable database: {error}") from error
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise core.Refused(self.layer, "a link is not followed", self.path) from error
+                raise Refused(self.layer, "a link is not followed", self.path) from error
             message = f"cannot {verb}: {error.strerror or error}"
             # A file that is too large to be read has one of these, too.
             if error.errno in handles.NO_ROOM and verb != "read":
-                raise core.NoRoom(self.layer, message + _MAKE_ROOM, self.path) from error
-            raise core.Unreachable(self.layer, message, self.path) from error
+                raise NoRoom(self.layer, message + _MAKE_ROOM, self.path) from error
+            raise Unreachable(self.layer, message, self.path) from error
 
-    def _operational(self, error: sqlite3.OperationalError) -> core.LayerError:
+    def _operational(self, error: sqlite3.OperationalError) -> LayerError:
         text = str(error)
         if "locked" in text or "busy" in text:
             return self._locked_too_long(self.lock_timeout)
         if database.has_journal(self.path) and ("readonly" in text or "unable to open" in text):
             return self._pending()
         if self._lacks_room(error):
-            return core.NoRoom(self.layer, f"sqlite cannot write: {text}{_MAKE_ROOM}", self.path)
+            return NoRoom(self.layer, f"sqlite cannot write: {text}{_MAKE_ROOM}", self.path)
         if "no such column" in text or "malformed" in text:
             return self._damaged(f"not a usable database: {text}")
         advice = "; make the file and its folder writable" if "readonly" in text else ""
-        return core.Unreachable(self.layer, f"sqlite cannot use it: {text}{advice}", self.path)
+        return Unreachable(self.layer, f"sqlite cannot use it: {text}{advice}", self.path)
 
     def _lacks_room(self, error: sqlite3.Error) -> bool:
         text = str(error)
@@ -459,17 +456,17 @@ class RowFile:
                 return cause.errno in handles.NO_ROOM
         return "disk is full" in text
 
-    def _locked_too_long(self, seconds: float) -> core.Busy:
+    def _locked_too_long(self, seconds: float) -> Busy:
         message = f"locked by another process for more than {seconds:g} s; try again later, or use --wait"
-        return core.Busy(self.layer, message, self.path)
+        return Busy(self.layer, message, self.path)
 
-    def _pending(self) -> core.Unreachable:
+    def _pending(self) -> Unreachable:
         what = "a log is pending" if database.has_log(self.path) else "an interrupted write is pending"
         command = f"sqlite3 {shlex.quote(str(self.path))} .tables"
         message = f"{what}, which the next program that opens it finishes; so does: {command}"
-        return core.Unreachable(self.layer, message, self.path)
+        return Unreachable(self.layer, message, self.path)
 
-    def _damaged(self, message: str) -> core.Damaged | core.Unreachable:
+    def _damaged(self, message: str) -> Damaged | Unreachable:
         """Return that the file is damaged, or that it cannot be read to its end: sqlite takes that for damage too."""
         try:
             handle = plain.open_plain(self.path)
@@ -479,8 +476,8 @@ class RowFile:
             finally:
                 plain.release(handle)
         except OSError as error:
-            return core.Unreachable(self.layer, f"cannot be read: {error.strerror or error}", self.path)
-        return core.Damaged(self.layer, message, self.path)
+            return Unreachable(self.layer, f"cannot be read: {error.strerror or error}", self.path)
+        return Damaged(self.layer, message, self.path)
 
 
 def _is_new(connection: sqlite3.Connection) -> bool:

@@ -19,16 +19,23 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from cachectl.layers import core
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreachable, Unsettled, not_a_key, reason_of
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.limits import LARGEST_ENTRY
+from cachectl.layers.base.text import printable, too_large
+from cachectl.layers.core.entry import Entry, Note, Problem, orphan
+from cachectl.layers.core.plan import Outcome
+from cachectl.layers.core.store import EntryError
+from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import atomic, handles, plain
 
 _WITHOUT = "this platform cannot act relative to an open folder, so nothing could be changed safely"
 #: Abilities that layers over trees lack where nothing is removed safely.
-REFUSALS: Mapping[core.Ability, str] = (
-    {} if os.unlink in os.supports_dir_fd else dict.fromkeys((core.Ability.PUT, core.Ability.CLEAR), _WITHOUT)
+REFUSALS: Mapping[Ability, str] = (
+    {} if os.unlink in os.supports_dir_fd else dict.fromkeys((Ability.PUT, Ability.CLEAR), _WITHOUT)
 )
 #: cachectl's own staging and trash folders in a root. A killed command leaves them; clearing them is always safe.
-OWN_TEMPORARY = core.regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
+OWN_TEMPORARY = regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
 GONE = "already gone"
 CHANGED = "changed since it was planned"
 #: Why an empty folder above entries is left.
@@ -45,7 +52,7 @@ Guard = Callable[[int], AbstractContextManager[object]]
 #: The files of an entry by their paths in it; the path is empty if the entry is a file.
 Members = Mapping[str, bytes]
 #: What became of entries, as :meth:`~cachectl.layers.core.store.Store.write` says.
-Placed = dict[str, bool | core.EntryError]
+Placed = dict[str, bool | EntryError]
 #: Returns whether empty folders may be removed now.
 Tidy = Callable[[], bool]
 #: A folder in the trash: its name there, and the bytes that the deletion of each file in it frees.
@@ -64,7 +71,7 @@ class Shape(NamedTuple):
     them: it is placed last and removed first.
 
     Things with a ``because`` are orphans, such as leaked temporaries; ``idle_only`` is that of
-    :class:`~cachectl.layers.core.facts.Entry`. ``sizes`` accepts only files of so many bytes, or folders with so
+    :class:`~cachectl.layers.core.entry.Entry`. ``sizes`` accepts only files of so many bytes, or folders with so
     many names, and ``private`` only what no other user may read, as ``mkstemp`` makes it. ``sums`` is set for files
     that belong to the cache as a whole.
     """
@@ -161,7 +168,7 @@ class Leaf(NamedTuple):
     included.
     """
 
-    entry: core.Entry
+    entry: Entry
     members: Mapping[str, os.stat_result]
     shape: Shape
     head: bytes = b""
@@ -182,7 +189,7 @@ class Tree:
         self._above_things = 0
         self._head, self._before = 0, _FOREVER
 
-    def scan(self, *, head: int = 0, before: float = _FOREVER) -> Iterator[Leaf | core.Problem]:
+    def scan(self, *, head: int = 0, before: float = _FOREVER) -> Iterator[Leaf | Problem]:
         """Yield what is there (of entries the first ``head`` bytes too), and a problem for what cannot be read.
 
         The head of a folder is that of its shape's ``first`` file. ``before`` is the time of the last change (epoch
@@ -195,14 +202,14 @@ class Tree:
             if handle is not None:
                 yield from self._scan(handle, (), self.shapes)
         if self._above_things:
-            yield Leaf(core.Entry(self.layer, ".", self.root, self._above_things, 0, sums=0, fixed=True), {}, _STRAY)
+            yield Leaf(Entry(self.layer, ".", self.root, self._above_things, 0, sums=0, fixed=True), {}, _STRAY)
 
     def leaves(self) -> Iterator[Leaf]:
         """Yield what is no orphan. Raises :class:`Unreachable` if something may have been overlooked."""
         for leaf in self.scan():
-            if isinstance(leaf, core.Problem):
+            if isinstance(leaf, Problem):
                 if leaf.hides:
-                    raise core.Unreachable(self.layer, leaf.message, leaf.path)
+                    raise Unreachable(self.layer, leaf.message, leaf.path)
             elif not leaf.entry.is_orphan:
                 yield leaf
 
@@ -212,7 +219,7 @@ class Tree:
             leaf = None if folder is None else self._recognise(folder, key.split("/"))
             return leaf if isinstance(leaf, Leaf) else None
 
-    def _scan(self, folder: int, above: tuple[str, ...], shapes: Sequence[Shape]) -> Iterator[Leaf | core.Problem]:
+    def _scan(self, folder: int, above: tuple[str, ...], shapes: Sequence[Shape]) -> Iterator[Leaf | Problem]:
         try:
             names = sorted(os.listdir(folder))
         except OSError as error:
@@ -227,7 +234,7 @@ class Tree:
             parts = (*above, name)
             try:
                 found = self._recognise(folder, parts, fitting, beside)
-                if isinstance(found, (Leaf, core.Problem)):
+                if isinstance(found, (Leaf, Problem)):
                     yield found
                 elif found:
                     with handles.opened(name, folder) as below:
@@ -260,7 +267,7 @@ class Tree:
         parts: Sequence[str],
         fitting: Sequence[Shape] | None = None,
         beside: Mapping[str, Sequence[str]] | None = None,
-    ) -> Leaf | core.Problem | list[Shape] | None:
+    ) -> Leaf | Problem | list[Shape] | None:
         """Return the thing of a name, or why it is none; the shapes of what may lie in a folder above things."""
         name, depth = parts[-1], len(parts)
         status = plain.status_at(name, dir_fd=folder)
@@ -289,7 +296,7 @@ class Tree:
         for member in members.values():
             length += member.st_size
             size += handles.size_of(member)
-        entry = core.Entry(
+        entry = Entry(
             self.layer,
             "/".join(parts),
             self.root,
@@ -301,7 +308,7 @@ class Tree:
             sums=0 if shape.sums else None,
         )
         if shape.because is not None:
-            entry = core.orphan(entry, shape.because, idle_only=shape.idle_only)
+            entry = orphan(entry, shape.because, idle_only=shape.idle_only)
         return Leaf(entry, members, shape, beginning)
 
     def _beginning(self, folder: int, name: str, shape: Shape, members: Mapping[str, object]) -> bytes:
@@ -310,12 +317,12 @@ class Tree:
             return b""
         return plain.read_plain(f"{name}/{file}" if file else name, dir_fd=folder, limit=self._head)
 
-    def _unread(self, parts: Sequence[str], error: OSError) -> core.Problem:
+    def _unread(self, parts: Sequence[str], error: OSError) -> Problem:
         code = "unrecognised" if error.errno == errno.ELOOP else "unreadable"
         return self._problem(parts, code, f"cannot be read: {error.strerror}")
 
-    def _problem(self, parts: Sequence[str], code: str, message: str) -> core.Problem:
-        return core.Problem(self.root.joinpath(*parts), code, message)
+    def _problem(self, parts: Sequence[str], code: str, message: str) -> Problem:
+        return Problem(self.root.joinpath(*parts), code, message)
 
     def read_members(self, key: str, wanted: Callable[[str], bool] | None = None) -> dict[str, bytes] | None:
         """Return the files of an entry by their paths in it, or only the ``wanted`` ones; ``None`` is a miss.
@@ -341,8 +348,8 @@ class Tree:
                             content = self._read(folder, child, key, path)
                             total += len(content)
                             contents[paths[-1]] = content
-                        if total > core.LARGEST_ENTRY:
-                            raise OSError(errno.EFBIG, core.too_large(total, core.LARGEST_ENTRY), name)
+                        if total > LARGEST_ENTRY:
+                            raise OSError(errno.EFBIG, too_large(total, LARGEST_ENTRY), name)
                 # If a file vanished meanwhile, the entry is being replaced: return a miss, not half an entry.
                 if own and os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns != status.st_mtime_ns:
                     return None
@@ -391,20 +398,20 @@ class Tree:
                 else:
                     with handles.below(root, above) as folder:
                         yield folder, name
-        except core.LayerError:
+        except LayerError:
             raise
         except OSError as error:
             raise self._unreadable(path, error) from error
 
-    def _unreadable(self, key: str, error: OSError, path: str = "") -> core.LayerError:
-        file = core.printable(path)
+    def _unreadable(self, key: str, error: OSError, path: str = "") -> LayerError:
+        file = printable(path)
         if error.errno == errno.EFBIG:
-            message = f"has more than {core.LARGEST_ENTRY:,} bytes, the limit of what is read"
-            return core.Unreachable(self.layer, f"{file}: {message}" if path else message, self.root / key)
+            message = f"has more than {LARGEST_ENTRY:,} bytes, the limit of what is read"
+            return Unreachable(self.layer, f"{file}: {message}" if path else message, self.root / key)
         return self._unreachable(f"cannot read {file}".rstrip(), f"{key}/{path}" if path else key, error)
 
-    def _unreachable(self, verb: str, path: str, error: OSError) -> core.Unreachable:
-        return core.Unreachable(self.layer, f"{verb}: {error.strerror or error}", self.root / path)
+    def _unreachable(self, verb: str, path: str, error: OSError) -> Unreachable:
+        return Unreachable(self.layer, f"{verb}: {error.strerror or error}", self.root / path)
 
     def write(
         self,
@@ -429,28 +436,28 @@ class Tree:
             message = f"placed, but not synced, or not cleaned up: {error.strerror or error}"
             for key in free:
                 if done.setdefault(key, self._failure(key, error)) is True:
-                    done[key] = core.Unsettled(self.layer, message, self.root / key)
+                    done[key] = Unsettled(self.layer, message, self.root / key)
         for key, files in free.items():
             # Another process may just have placed the same.
-            if isinstance(done[key], core.EntryExists) and self._standing(key, files, replace, wanted) is False:
+            if isinstance(done[key], EntryExists) and self._standing(key, files, replace, wanted) is False:
                 done[key] = False
         return done
 
     def _standing(
         self, key: str, files: Members, replace: bool, wanted: Callable[[str], bool] | None
-    ) -> bool | core.EntryError | None:
+    ) -> bool | EntryError | None:
         """Return ``False`` if an entry is there already, the error if it cannot be placed, ``None`` if it may be."""
         if entry_shape(self.shapes, key) is None:
-            return core.not_a_key(self.layer, key)
+            return not_a_key(self.layer, key)
         if not files:
-            return core.Damaged(self.layer, "the artifact holds no file", key)
+            return Damaged(self.layer, "the artifact holds no file", key)
         try:
             standing = self.read_members(key, wanted)
-        except core.LayerError as error:
+        except LayerError as error:
             return None if replace else error
         if standing == files:
             return False
-        return None if standing is None or replace else core.EntryExists(self.layer, self.root / key)
+        return None if standing is None or replace else EntryExists(self.layer, self.root / key)
 
     def _place(self, entries: Mapping[str, Members], done: Placed, guard: Guard, *, replace: bool) -> None:
         """Stage entries in one folder, move each into its place, and sync them; add the result of each to ``done``."""
@@ -492,16 +499,16 @@ class Tree:
             failed[key] = self._failure(key, error)
         return key not in failed
 
-    def _failure(self, key: str, error: OSError | ValueError) -> core.LayerError:
-        if isinstance(error, core.LayerError):
+    def _failure(self, key: str, error: OSError | ValueError) -> LayerError:
+        if isinstance(error, LayerError):
             return error
         if not isinstance(error, OSError):
-            return core.Damaged(self.layer, str(error), key)
+            return Damaged(self.layer, str(error), key)
         if error.errno in _TAKEN:
-            return core.EntryExists(self.layer, self.root / key)
+            return EntryExists(self.layer, self.root / key)
         return self._unreachable("cannot write", key, error)
 
-    def _move_in(self, root: int, stage: int, staged: str, key: str, *, replace: bool) -> core.LayerError | None:
+    def _move_in(self, root: int, stage: int, staged: str, key: str, *, replace: bool) -> LayerError | None:
         """Move a staged entry into its place below the open root; return the error."""
         parts = key.split("/")
         for tries_left in reversed(range(_TRIES)):
@@ -517,9 +524,9 @@ class Tree:
                             continue
                         wrong = "something that is no entry has its name; left alone"
                     elif not replace:
-                        return core.EntryExists(self.layer, self.root / key)
+                        return EntryExists(self.layer, self.root / key)
                     if wrong:
-                        return core.LayerError(self.layer, wrong, self.root / key)
+                        return LayerError(self.layer, wrong, self.root / key)
                     self._exchange(stage, staged, parent, key, replace=replace)
                     break
             except OSError as error:
@@ -569,9 +576,7 @@ class Tree:
             return False
         return True
 
-    def remove(
-        self, entries: Sequence[core.Entry], *, tidy: Tidy = lambda: False, guard: Guard = nullcontext
-    ) -> core.Outcome:
+    def remove(self, entries: Sequence[Entry], *, tidy: Tidy = lambda: False, guard: Guard = nullcontext) -> Outcome:
         """Remove planned things whose stamp has not changed.
 
         A folder is renamed into a trash folder of the same root before it is deleted, so that no reader sees half of
@@ -580,14 +585,14 @@ class Tree:
         the removed things, and planned ones. A program that is about to make an entry in such a folder would fail, so
         it may return true only while no program uses the root.
         """
-        skipped: list[core.Note] = []
-        failed: list[core.Note] = []
+        skipped: list[Note] = []
+        failed: list[Note] = []
         removed = 0
         freed: list[int] = []
         try:
             with self._opened() as root, ExitStack() as stack:
                 if root is None:
-                    return core.Outcome(self.layer, skipped=tuple(core.Note(entry.key, GONE) for entry in entries))
+                    return Outcome(self.layer, skipped=tuple(Note(entry.key, GONE) for entry in entries))
                 trash = lru_cache(lambda: self._make_trash(stack, root, freed))
                 moved: list[_Moved] = []
                 with guard(root):
@@ -597,10 +602,10 @@ class Tree:
                         except FileNotFoundError:
                             reason = GONE
                         except OSError as error:
-                            failed.append(core.Note(entry.key, f"cannot be removed: {error.strerror}"))
+                            failed.append(Note(entry.key, f"cannot be removed: {error.strerror}"))
                             continue
                         if reason is not None:
-                            skipped.append(core.Note(entry.key, reason))
+                            skipped.append(Note(entry.key, reason))
                         removed += reason is None and not entry.is_orphan
                 for name, files in moved:
                     # What is left goes with the trash folder.
@@ -608,12 +613,12 @@ class Tree:
                         atomic.delete_listed(trash() or root, name, files, freed)
                 if tidy():
                     _remove_empty(root, [entry.key for entry in entries], freed)
-        except (core.LayerError, OSError) as error:
+        except (LayerError, OSError) as error:
             # Earlier removals must still be counted.
-            if isinstance(error, core.LayerError) and not (removed or skipped or failed):
+            if isinstance(error, LayerError) and not (removed or skipped or failed):
                 raise
-            failed.append(core.Note(str(self.root), f"cannot be cleared: {core.reason_of(error)}"))
-        return core.Outcome(self.layer, removed, sum(freed), tuple(skipped), tuple(failed))
+            failed.append(Note(str(self.root), f"cannot be cleared: {reason_of(error)}"))
+        return Outcome(self.layer, removed, sum(freed), tuple(skipped), tuple(failed))
 
     def _make_trash(self, stack: ExitStack, root: int, freed: list[int]) -> int | None:
         """Make a folder for folders that are to be deleted; ``None`` on a full disk, where there is no room for it."""
@@ -627,7 +632,7 @@ class Tree:
     def _remove_from(
         self,
         parent: int | OSError | None,
-        entry: core.Entry,
+        entry: Entry,
         trash: Callable[[], int | None],
         moved: list[_Moved],
         freed: list[int],
@@ -673,7 +678,7 @@ def entry_shape(shapes: Iterable[Shape], key: str) -> Shape | None:
     return next((shape for shape in shapes if shape.is_entry and shape.accepts(key)), None)
 
 
-def _with_parents(root: int, entries: Iterable[core.Entry]) -> Iterator[tuple[core.Entry, int | OSError | None]]:
+def _with_parents(root: int, entries: Iterable[Entry]) -> Iterator[tuple[Entry, int | OSError | None]]:
     """Yield entries with the open folder above each, ``None`` if that has gone, or the error of opening it."""
     for above, found in groupby(entries, lambda entry: entry.key.rpartition("/")[0]):
         group = iter([*found])

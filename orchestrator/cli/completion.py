@@ -13,7 +13,8 @@ from importlib.resources import files
 
 from cachectl import listing, verbs
 from cachectl.cli import main
-from cachectl.layers import core
+from cachectl.layers.base.text import printable
+from cachectl.layers.core.selection import ALL
 
 SHELLS = ("bash", "zsh", "fish")
 #: The words that the script asks for while a line is typed, by how a placeholder is called in the help.
@@ -34,7 +35,7 @@ def run(request: verbs.Request) -> int:
     """Carry out ``cachectl completion``."""
     options = request.options
     if options.words is not None:
-        lines = sorted(set(map(core.printable, _words(request, options.words))))
+        lines = sorted(set(map(printable, _words(request, options.words))))
     elif options.shell is None:
         request.misuse(f"name the shell: {', '.join(SHELLS)}")
     else:
@@ -89,7 +90,7 @@ def _words(request: verbs.Request, what: str) -> Iterator[str]:
         yield from (layer.name for layer in request.stack)
         return
     deadline = time.monotonic() + _PATIENCE
-    for entry in listing.listed(request.stack, core.ALL, lambda _trouble: None, contents=what == "kernels"):
+    for entry in listing.listed(request.stack, ALL, lambda _trouble: None, contents=what == "kernels"):
         yield from (entry.key,) if what == "keys" else entry.kernels or ()
         if time.monotonic() > deadline:
             return

@@ -16,7 +16,8 @@ from importlib import import_module
 
 from cachectl import __version__
 from cachectl.cli import output
-from cachectl.layers import core
+from cachectl.layers.base.errors import BadRequest, CachectlError
+from cachectl.layers.base.text import did_you_mean
 
 # Help needs neither typing nor what verbs share.
 TYPE_CHECKING = False
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from cachectl import verbs
+    from cachectl.layers.base.environment import Environment
 
 #: Every verb in the order of the help, and what it does.
 VERBS: dict[str, str] = {
@@ -72,7 +74,7 @@ _OBJECTS = 50_000
 def main(
     arguments: Sequence[str] | None = None,
     *,
-    environment: core.Environment | None = None,
+    environment: Environment | None = None,
     show_json: Callable[[object], None] = output.show_json,
 ) -> int:
     """Run the command line and return the exit status.
@@ -112,7 +114,7 @@ def main(
         _discard_output()
 
 
-def _parsed(words: list[str], environment: core.Environment | None) -> tuple[verbs.Request, Any]:
+def _parsed(words: list[str], environment: Environment | None) -> tuple[verbs.Request, Any]:
     """Return what was typed, and the module of its verb."""
     # For other verbs argparse gives -- its usual meaning.
     at = words.index("--") if words[0] in _RUNNING and "--" in words else len(words)
@@ -169,9 +171,9 @@ def _open_streams() -> None:
 
 def _explained(error: Exception) -> tuple[int, str] | None:
     """Return status and line of an error that is no fault of this program, else ``None``."""
-    if isinstance(error, core.CachectlError):
+    if isinstance(error, CachectlError):
         # A command that cannot be started has the status of a shell.
-        return 2 if isinstance(error, core.BadRequest) else getattr(error, "status", 1), str(error)
+        return 2 if isinstance(error, BadRequest) else getattr(error, "status", 1), str(error)
     if isinstance(error, OSError):
         words = error.strerror or str(error)
         return 1, f"{words}: {os.fsdecode(error.filename)}" if isinstance(error.filename, (str, bytes)) else words
@@ -264,10 +266,10 @@ def _add_to(container: argparse._ActionsContainer, options: Sequence[Any]) -> No
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser, verb = build_parser(words[:1]), words[0] if words else ""
     if verb not in VERBS and not verb.startswith("-"):
-        meant = f"; did you mean {MEANT[verb]}?" if verb in MEANT else core.did_you_mean(verb, VERBS)
+        meant = f"; did you mean {MEANT[verb]}?" if verb in MEANT else did_you_mean(verb, VERBS)
         parser.error(f"unknown command {verb!r}{meant}")
     if verb.startswith("-") and verb not in _WITHOUT_VERB:
-        parser.error(f"write the command first, not {verb}{core.did_you_mean(verb, _WITHOUT_VERB)}")
+        parser.error(f"write the command first, not {verb}{did_you_mean(verb, _WITHOUT_VERB)}")
     if verb == "run":
         from cachectl.verbs import NO_FOLDER
 
@@ -281,6 +283,6 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     if unknown:
         # The verb's own parser names the verb's help.
         of_verb = getattr(options, "parser", parser)
-        likely = core.did_you_mean(unknown[0].partition("=")[0], of_verb._option_string_actions)  # noqa: SLF001 - no other list
+        likely = did_you_mean(unknown[0].partition("=")[0], of_verb._option_string_actions)  # noqa: SLF001 - no other list
         of_verb.error(f"unrecognized arguments: {' '.join(unknown)}{likely}")
     return options

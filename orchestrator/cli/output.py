@@ -1,6 +1,6 @@
 """How facts are shown, as text and as JSON. Only this module prints.
 
-JSON follows from the class of a fact (:mod:`cachectl.layers.core.facts`). The file of a verb declares its tables
+JSON follows from the class of a fact (:mod:`cachectl.layers.core.json_form`). The file of a verb declares its tables
 (:mod:`cachectl.verbs`).
 """
 
@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from types import SimpleNamespace
 
-from cachectl.layers import core
+from cachectl.layers.base.text import printable
+from cachectl.layers.host.variables import process_variable
 
 # Help needs neither typing nor what verbs share.
 TYPE_CHECKING = False
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any, TextIO
 
     from cachectl import verbs
+    from cachectl.layers.core.entry import Note
 
 #: The width of a line where nothing is to be cut.
 _ENDLESS = 1 << 30
@@ -42,7 +44,7 @@ _MANY = 3
 
 def json_bytes(fact: object) -> bytes:
     """Return a fact as the JSON document of a file."""
-    from cachectl.layers.core.documents import encode_json
+    from cachectl.layers.base.documents import encode_json
 
     return encode_json(_plain(fact), indent=2) + b"\n"
 
@@ -62,9 +64,11 @@ def _plain(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and what JS
         return {key: _plain(value) for key, value in fact.items()}
     if isinstance(fact, (list, tuple)) and not hasattr(fact, "_fields"):
         return [_plain(value) for value in fact]
-    say = core.declared(type(fact))
+    from cachectl.layers.core.json_form import declared, json_keys
+
+    say = declared(type(fact))
     document: dict[str, object] = {} if say.schema is None else {"schema": say.schema}
-    for attribute, key in core.json_keys(type(fact)).items():
+    for attribute, key in json_keys(type(fact)).items():
         value = getattr(fact, attribute)
         if attribute in say.flat:
             document.update(_plain(value))
@@ -80,7 +84,7 @@ def show_json(fact: object) -> None:
 
 def show_rows(fact: object) -> None:
     """Print a fact as one JSON document a line: what it has beside lists, and how long these are, then each item."""
-    from cachectl.layers.core.documents import encode_json
+    from cachectl.layers.base.documents import encode_json
 
     document = _plain(fact)
     lists = {name: value for name, value in document.items() if isinstance(value, list)}
@@ -124,7 +128,7 @@ def show_raw(lines: Iterable[str]) -> None:
 
 def _show_lines(lines: Iterable[str]) -> None:
     for line in lines:
-        _write(f"{core.printable(line)}\n")
+        _write(f"{printable(line)}\n")
 
 
 def say(parts: Iterable[Any]) -> None:
@@ -135,11 +139,11 @@ def say(parts: Iterable[Any]) -> None:
     for part in parts:
         if isinstance(part, verbs.Table):
             rows = _rows(part, width(sys.stdout))
-            if terminal and not core.process_variable("NO_COLOR") and core.process_variable("TERM") != "dumb":
-                _write("".join(f"\x1b[1m{core.printable(title)}\x1b[0m\n" for title in rows.pop(0)))
+            if terminal and not process_variable("NO_COLOR") and process_variable("TERM") != "dumb":
+                _write("".join(f"\x1b[1m{printable(title)}\x1b[0m\n" for title in rows.pop(0)))
             _show_lines(line for lines in rows for line in lines)
         elif isinstance(part, str):
-            _show_lines(_wrapped(core.printable(part)) if terminal else [part])
+            _show_lines(_wrapped(printable(part)) if terminal else [part])
         else:
             _show_lines(part)
 
@@ -168,7 +172,7 @@ def say_on_stderr(parts: Iterable[Any]) -> None:
                 continue
             lines = plain_table(part, width(sys.stderr)) if isinstance(part, verbs.Table) else part
             for line in [lines] if isinstance(lines, str) else lines:
-                print(core.printable(line), file=sys.stderr)
+                print(printable(line), file=sys.stderr)
 
 
 def warn(line: str, speaker: str = "cachectl") -> None:
@@ -188,7 +192,7 @@ def warnings_as_lines() -> Iterator[None]:
         yield
 
 
-def warn_notes(about: str, notes: Sequence[core.Note]) -> None:
+def warn_notes(about: str, notes: Sequence[Note]) -> None:
     """Warn of the first notes, and of how many more there are."""
     for note in notes[:_MANY]:
         warn(f"{about} {note.key}: {note.because}")
@@ -203,7 +207,7 @@ def width(stream: TextIO) -> int:
     """Return the width of a line: that of the terminal, and without end elsewhere, so that nothing is cut."""
     if not stream.isatty():
         return _ENDLESS
-    named = core.process_variable("COLUMNS") or ""
+    named = process_variable("COLUMNS") or ""
     with suppress(OSError):
         return (int(named) if named.isdecimal() else 0) or os.get_terminal_size(stream.fileno()).columns or 80
     return 80
@@ -235,7 +239,7 @@ def show_csv(table: verbs.Table) -> None:
     writer.writerow(table.columns)
     for row in table.rows:
         cells = [None if cell == verbs.DASH else cell for cell in row]
-        writer.writerow([core.printable(cell) if isinstance(cell, str) else cell for cell in cells])
+        writer.writerow([printable(cell) if isinstance(cell, str) else cell for cell in cells])
     _write(text.getvalue())
 
 
@@ -254,7 +258,7 @@ _Column = tuple[list[str], int]
 
 
 def _column(title: str, shown: Callable[[Any], str], cells: Iterable[Any], *, first: bool) -> _Column:
-    texts = [title, *(core.printable(cell if isinstance(cell, str) else shown(cell)) for cell in cells)]
+    texts = [title, *(printable(cell if isinstance(cell, str) else shown(cell)) for cell in cells)]
     widest = max(map(len, texts))
     if shown is not str:
         return [text.rjust(widest) for text in texts], widest
@@ -311,7 +315,7 @@ def _side_by_side(columns: Sequence[_Column], width: int, gap: int) -> list[str]
 @contextmanager
 def progress(what: str = "") -> Iterator[verbs.Progress]:
     """Show on a terminal what is done; yield a function to call with what is done next, with a bar for long work."""
-    if not sys.stderr.isatty() or core.process_variable("TERM") == "dumb":
+    if not sys.stderr.isatty() or process_variable("TERM") == "dumb":
         yield lambda *_: None
         return
     try:
@@ -327,7 +331,7 @@ def _show_progress(text: str, done: int | None = None, total: int | None = None)
     if done is not None:
         full = _BAR * done // (total or 1)
         text = f"{text} [{'#' * full}{'.' * (_BAR - full)}] {done}/{total}"
-    line = core.printable(text)
+    line = printable(text)
     _PROGRESS[:] = [line] if line else []
     with suppress(OSError):
         print(f"\r\x1b[K{shorten(line, width(sys.stderr) - 1)}", end="", file=sys.stderr, flush=True)

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cachectl import verbs
-from cachectl.layers import core
-from cachectl.layers.core.documents import parse_json
+from cachectl.layers.base.documents import parse_json
+from cachectl.layers.base.errors import PARSE_ERRORS, BadRequest, CachectlError
+from cachectl.layers.base.text import plural, printable
 
 if TYPE_CHECKING:
     import pwd
@@ -76,7 +77,7 @@ def run(request: verbs.Request) -> int:
     Raises :class:`CachectlError` if only root could do that.
     """
     if not hasattr(os, "geteuid") or os.geteuid():
-        raise core.CachectlError("only root may become other users: sudo cachectl …")
+        raise CachectlError("only root may become other users: sudo cachectl …")
     options = vars(request.options)
     for name in ("html", "quiet"):
         if options.get(name):
@@ -89,7 +90,7 @@ def run(request: verbs.Request) -> int:
     documents = [document for document, _, _ in answers]
     failures = [document["error"] for document in documents]
     if answers and len(set(failures)) == 1 and all(status == 2 for _, status, _ in answers):  # noqa: PLR2004
-        raise core.BadRequest(str(failures[0]))
+        raise BadRequest(str(failures[0]))
     _show(request, documents)
     for document, _, notes in answers:
         for line in (document["error"], *notes):
@@ -152,7 +153,7 @@ def _users(names: list[str]) -> list[pwd.struct_passwd]:
             try:
                 accounts.append(pwd.getpwnam(name))
             except KeyError as error:  # noqa: PERF203
-                raise core.BadRequest(f"unknown user {name!r}; getent passwd lists accounts") from error
+                raise BadRequest(f"unknown user {name!r}; getent passwd lists accounts") from error
         return accounts
     text = _LOGIN_DEFS.read_text(errors="replace") if _LOGIN_DEFS.exists() else ""
     bounds = dict(re.findall(r"(?m)^(UID_M(?:IN|AX))\s+(\d{1,10})\b", text))
@@ -167,7 +168,7 @@ def _ask(user: pwd.struct_passwd, words: list[str]) -> _Answer:
     status, data, said, error = _run(user, words)
     document: dict[str, Any] = {}
     lines = said.decode(errors="replace").splitlines()
-    notes = [core.printable(re.sub(r"^cachectl(?: \w+)?: ", "", line))[:1000] for line in lines if line.strip()]
+    notes = [printable(re.sub(r"^cachectl(?: \w+)?: ", "", line))[:1000] for line in lines if line.strip()]
     if error is None and status < 0:
         error = f"was ended by signal {-status}"
     elif error is None and not data:
@@ -179,11 +180,11 @@ def _ask(user: pwd.struct_passwd, words: list[str]) -> _Answer:
             document, cut = _read(data)
             # A TypeError means that it is not a list of objects.
             document[_SHOWN[words[0]][0]] = [{**item} for item in document[_SHOWN[words[0]][0]]]
-        except core.PARSE_ERRORS:
+        except PARSE_ERRORS:
             document, error = {}, f"wrote no valid document of {words[0]}"
         else:
             limits = f"a row has at most {_LARGEST_ROW >> 10} KiB, an answer {_LARGEST_ANSWER >> 20} MiB"
-            error = f"{core.plural(cut, 'row')} cut: {limits}; select fewer entries" if cut else None
+            error = f"{plural(cut, 'row')} cut: {limits}; select fewer entries" if cut else None
     return {**document, "user": user.pw_name, "error": error}, status, [] if error else notes[:_MOST_NOTES]
 
 
@@ -205,11 +206,11 @@ def _escaped(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
     if not depth:
         raise ValueError(value)
     if isinstance(value, str):
-        return core.printable(value)
+        return printable(value)
     if isinstance(value, list):
         return [_escaped(item, depth - 1) for item in value]
     if isinstance(value, dict):
-        return {core.printable(key): _escaped(item, depth - 1) for key, item in value.items()}
+        return {printable(key): _escaped(item, depth - 1) for key, item in value.items()}
     return value
 
 
@@ -231,7 +232,7 @@ def _run(user: pwd.struct_passwd, words: list[str]) -> tuple[int, bytes, bytes, 
             start_new_session=True,
         )
     except OSError as error:
-        return -1, b"", b"", f"cannot start {core.printable(sys.executable)} as that user: {error.strerror}"
+        return -1, b"", b"", f"cannot start {printable(sys.executable)} as that user: {error.strerror}"
     streams = {stream: bytearray() for stream in (child.stdout, child.stderr) if stream is not None}
     written, problem, deadline = [*streams.values()], None, time.monotonic() + _SECONDS
     is_full = False

@@ -27,8 +27,11 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import urlencode, urljoin, urlsplit
 
 from cachectl.exchange import place, wire
-from cachectl.layers import core
-from cachectl.layers.core.documents import encode_json, parse_json
+from cachectl.layers.base.documents import encode_json, parse_json
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import PARSE_ERRORS, BadRequest, CachectlError
+from cachectl.layers.base.limits import LARGEST_BUNDLE, SPARED_ROOM
+from cachectl.layers.base.text import printable
 from cachectl.layers.disk import atomic, handles
 from cachectl.layers.disk.plain import own_name
 
@@ -73,9 +76,9 @@ def unnamed_file(folder: Path) -> BinaryIO:
     return cast("BinaryIO", tempfile.TemporaryFile(dir=folder if folder.is_dir() else None))
 
 
-def spool(file: BinaryIO, data: bytes, folder: Path, shown: str, spared: int = core.SPARED_ROOM) -> None:
+def spool(file: BinaryIO, data: bytes, folder: Path, shown: str, spared: int = SPARED_ROOM) -> None:
     """Add to an unnamed file. Raises :class:`TransferFailed` if that leaves less than ``spared`` bytes of the disk."""
-    lacks_room = file.tell() > core.LARGEST_BUNDLE
+    lacks_room = file.tell() > LARGEST_BUNDLE
     if hasattr(os, "fstatvfs"):
         disk = os.fstatvfs(file.fileno())
         spared = min(spared, disk.f_blocks * disk.f_frsize // 20) + _CHUNK
@@ -85,9 +88,7 @@ def spool(file: BinaryIO, data: bytes, folder: Path, shown: str, spared: int = c
     file.write(data)
 
 
-def spooled(
-    environment: core.Environment, chunks: Iterable[bytes], shown: str, spared: int = core.SPARED_ROOM
-) -> BinaryIO:
+def spooled(environment: Environment, chunks: Iterable[bytes], shown: str, spared: int = SPARED_ROOM) -> BinaryIO:
     """Return an unnamed file with a bundle that comes in pieces."""
     file = unnamed_file(environment.temporary)
     for chunk in chunks:
@@ -133,14 +134,14 @@ class BundlePlace(place.StorePlace):
     def __init__(
         self,
         path: Path | None,
-        environment: core.Environment,
+        environment: Environment,
         *,
         shown: str = "",
         file: BinaryIO | None = None,
         writes: bool = False,
         force: bool = False,
     ) -> None:
-        self.shown = shown or ("-" if path is None else core.printable(path))
+        self.shown = shown or ("-" if path is None else printable(path))
         # The name of a shell's pipe leads nowhere.
         self._path = path.resolve() if path is not None and (writes or path.is_file()) else path
         self._environment = environment
@@ -168,10 +169,10 @@ class BundlePlace(place.StorePlace):
         """Open the file; ``None`` if there is none."""
         if self._path is None:
             if (sys.stdout if self._writes else sys.stdin).isatty():
-                raise core.BadRequest("a bundle is binary, and not for a terminal; name a FILE")
+                raise BadRequest("a bundle is binary, and not for a terminal; name a FILE")
             return None if self._writes else spooled(self._environment, pieces(sys.stdin.buffer), self.shown)
         if self._writes and self._path.exists() and not self._path.is_file():
-            raise core.BadRequest(f"{self.shown} is no plain file; name another FILE, or - for standard output")
+            raise BadRequest(f"{self.shown} is no plain file; name another FILE, or - for standard output")
         try:
             # In a network file system, only a file that is open for writing can be locked for writing.
             file = open(self._path, "r+b" if self._writes and os.access(self._path, os.W_OK) else "rb")  # noqa: SIM115
@@ -302,12 +303,12 @@ class RegistryPlace(BundlePlace):
 
     explained = Exception
 
-    def __init__(self, url: str, environment: core.Environment) -> None:
+    def __init__(self, url: str, environment: Environment) -> None:
         address = _ADDRESS.fullmatch(url)
         if address is None:
-            shown = core.printable(place.without_secrets(url))[:200]
-            raise core.BadRequest(f"{shown!r} is not of the form oci://HOST/NAME:TAG; for a password, docker login")
-        self.shown = core.printable(url)
+            shown = printable(place.without_secrets(url))[:200]
+            raise BadRequest(f"{shown!r} is not of the form oci://HOST/NAME:TAG; for a password, docker login")
+        self.shown = printable(url)
         host, name, tag = address["host"], address["name"], address["tag"] or "latest"
         with self.reached("reach"):
             from oras.container import Container
@@ -337,8 +338,8 @@ class RegistryPlace(BundlePlace):
         try:
             (layer,) = parse_json(self._seen)["layers"]
             self._digest, self.expected, is_bundle = str(layer["digest"]), layer["size"], layer["mediaType"] == _BUNDLE
-            is_bundle = is_bundle and type(self.expected) is int and 0 < self.expected <= core.LARGEST_BUNDLE
-        except core.PARSE_ERRORS:
+            is_bundle = is_bundle and type(self.expected) is int and 0 < self.expected <= LARGEST_BUNDLE
+        except PARSE_ERRORS:
             is_bundle = False
         if not is_bundle or not re.fullmatch("sha256:[0-9a-f]{64}", self._digest):
             raise place.BadStore(f"{self.shown} is not a bundle of cachectl; choose another tag")
@@ -426,7 +427,7 @@ def _opened(file: BinaryIO, shown: str) -> zipfile.ZipFile:
             is_once = wire.is_name(name) and bundle.NameToInfo[name] is info
             is_plain = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits
             inside = info.file_size == info.compress_size and 0 <= info.header_offset <= end - info.file_size
-            _require(is_once and is_plain and inside, f"{shown}: {core.printable(name)[:200]} {_NOT_A_MEMBER}")
+            _require(is_once and is_plain and inside, f"{shown}: {printable(name)[:200]} {_NOT_A_MEMBER}")
         size = sum(info.file_size for info in bundle.infolist())
         _require(size <= end, f"{shown} is damaged: its members overlap")
         return bundle
@@ -466,7 +467,7 @@ def _reading(shown: str) -> Iterator[None]:
     """Turn any error of a damaged zip into one line."""
     try:
         yield
-    except (core.CachectlError, OSError, MemoryError):
+    except (CachectlError, OSError, MemoryError):
         raise
     except Exception as error:
-        raise place.BadStore(f"{shown} is damaged: {core.printable(str(error)) or type(error).__name__}") from error
+        raise place.BadStore(f"{shown} is damaged: {printable(str(error)) or type(error).__name__}") from error

@@ -21,7 +21,21 @@ from cachectl.exchange import wire
 from cachectl.exchange.store import Contents, StoreCollection
 from cachectl.exchange.trust import Untrusted
 from cachectl.layer_set import LayerSet, in_each_root
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment, own_roots_folder, user_name, user_state_folder
+from cachectl.layers.base.errors import (
+    FAILURES,
+    BadRequest,
+    CachectlError,
+    EntryExists,
+    LayerError,
+    Unsettled,
+    reason_of,
+)
+from cachectl.layers.base.text import printable
+from cachectl.layers.core.entry import Artifact, Entry, Note
+from cachectl.layers.core.layer import Layer, get_many, put_many, roots_of
+from cachectl.layers.core.selection import ALL, Selection
+from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import temporaries, trust
 from cachectl.switching import child
 
@@ -47,7 +61,7 @@ def missing(
     target: AnyCollection,
     keys: Iterable[wire.StoreKey],
     result: transfer.Transfer,
-    selection: core.Selection = core.ALL,
+    selection: Selection = ALL,
     *,
     besides: Keys | None = None,
 ) -> CopyPlan:
@@ -59,7 +73,7 @@ def missing(
     for key in keys:
         done, known = result.layer(key.layer), target.known(key)
         present = known.union((besides or {}).get(key.layer, ()))
-        found: dict[str, core.Entry] = {}
+        found: dict[str, Entry] = {}
         for entry in source.entries(key, selection, done):
             found.setdefault(entry.key, entry)
         new = [found[name] for name in sorted(found.keys() - present)]
@@ -105,10 +119,10 @@ def batches(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T
 # ---------------------------------------------------------------------- layers
 
 
-def keys_of(layer: core.Layer) -> frozenset[str]:
+def keys_of(layer: Layer) -> frozenset[str]:
     """Return the keys of all entries of a layer; what cannot be listed is left out."""
     return frozenset(
-        entry.key for entry in listing.listed((layer,), core.ALL, lambda _: None, contents=False, roots=core.roots_of)
+        entry.key for entry in listing.listed((layer,), ALL, lambda _: None, contents=False, roots=roots_of)
     )
 
 
@@ -120,7 +134,7 @@ class LayerCollection:
     """
 
     def __init__(
-        self, layers: Iterable[core.Layer], *, prefix: str = "", below: Path | None = None, describes: bool = False
+        self, layers: Iterable[Layer], *, prefix: str = "", below: Path | None = None, describes: bool = False
     ) -> None:
         self.layers = {layer.name: layer for layer in layers}
         self._prefix = prefix
@@ -128,15 +142,15 @@ class LayerCollection:
         self._describes = describes
         self._known: dict[str, set[str]] = {}
 
-    def entries(self, key: wire.StoreKey, selection: core.Selection, done: transfer.Moved) -> Iterator[core.Entry]:
+    def entries(self, key: wire.StoreKey, selection: Selection, done: transfer.Moved) -> Iterator[Entry]:
         """Yield the selected entries of a layer, without those of other programs unless the selection names one."""
 
         def note(trouble: listing.Trouble) -> None:
             notes = done.failed if trouble.failed else done.skipped
-            notes.append(core.Note("*" if trouble.path is None else str(trouble.path), trouble.message))
+            notes.append(Note("*" if trouble.path is None else str(trouble.path), trouble.message))
 
         layers, contents = (self.layers[key.layer],), selection.needs_contents
-        for entry in listing.listed(layers, selection, note, contents=contents, roots=core.roots_of):
+        for entry in listing.listed(layers, selection, note, contents=contents, roots=roots_of):
             is_inside = self._below is None or entry.root.is_relative_to(self._below)
             is_own = entry.guest is None or selection.key is not None
             if is_inside and is_own and entry.key.startswith(self._prefix):
@@ -148,7 +162,7 @@ class LayerCollection:
             self._known[key.layer] = set(keys_of(self.layers[key.layer]))
         return self._known[key.layer]
 
-    def read(self, key: wire.StoreKey, entries: Sequence[core.Entry], done: transfer.Moved) -> Contents:
+    def read(self, key: wire.StoreKey, entries: Sequence[Entry], done: transfer.Moved) -> Contents:
         """Yield entries with their artifacts; those that cannot be read are noted."""
         layer = self.layers[key.layer]
         if entries and self._describes:
@@ -157,12 +171,12 @@ class LayerCollection:
             read = _got(layer, [entry.key for entry in batch])
             for entry in batch:
                 artifact = read.get(entry.key)
-                if isinstance(artifact, core.Artifact):
+                if isinstance(artifact, Artifact):
                     yield entry, artifact
                 elif artifact is None:
-                    done.skipped.append(core.Note(entry.key, "vanished meanwhile"))
+                    done.skipped.append(Note(entry.key, "vanished meanwhile"))
                 else:
-                    done.failed.append(core.Note(entry.key, core.reason_of(artifact)))
+                    done.failed.append(Note(entry.key, reason_of(artifact)))
 
     def write(self, key: wire.StoreKey, contents: Contents, done: transfer.Moved) -> None:
         """Place artifacts, and count the results."""
@@ -171,49 +185,49 @@ class LayerCollection:
             _place(self.layers[key.layer], [artifact for _, artifact in batch], done)
 
 
-def _described(layer: core.Layer, entries: Sequence[core.Entry], done: transfer.Moved) -> list[core.Entry]:
+def _described(layer: Layer, entries: Sequence[Entry], done: transfer.Moved) -> list[Entry]:
     """Return entries with what their bytes say: kernels, and for some layers the device and versions.
 
     What cannot be read is noted, and entries that were not listed because of that are left out.
     """
     troubles: list[listing.Trouble] = []
-    described: dict[tuple[Path, str], core.Entry] = {}
+    described: dict[tuple[Path, str], Entry] = {}
     wanted = {(entry.root, entry.key): entry for entry in entries}
-    for entry in listing.listed((layer,), core.ALL, troubles.append, roots=core.roots_of):
+    for entry in listing.listed((layer,), ALL, troubles.append, roots=roots_of):
         if (place := (entry.root, entry.key)) in wanted:
             described[place] = entry
-    failed = dict.fromkeys(core.Note(str(trouble.path), trouble.message) for trouble in troubles if trouble.failed)
+    failed = dict.fromkeys(Note(str(trouble.path), trouble.message) for trouble in troubles if trouble.failed)
     done.failed += [note for note in failed if note not in done.failed]
     return [described[place] for place in wanted if place in described] if failed else [*(wanted | described).values()]
 
 
-def _got(layer: core.Layer, keys: Sequence[str]) -> Mapping[str, core.Artifact | Exception]:
-    """Return what :func:`core.get_many` does; an error about the layer as a whole is that of each key."""
+def _got(layer: Layer, keys: Sequence[str]) -> Mapping[str, Artifact | Exception]:
+    """Return what :func:`get_many` does; an error about the layer as a whole is that of each key."""
     try:
-        return core.get_many(layer, keys)
-    except core.FAILURES as error:
+        return get_many(layer, keys)
+    except FAILURES as error:
         return dict.fromkeys(keys, error)
 
 
-def _place(layer: core.Layer, artifacts: Sequence[core.Artifact], done: transfer.Moved) -> None:
+def _place(layer: Layer, artifacts: Sequence[Artifact], done: transfer.Moved) -> None:
     results: Sequence[bool | Exception]
     try:
-        results = core.put_many(layer, artifacts)
-    except core.FAILURES as error:
+        results = put_many(layer, artifacts)
+    except FAILURES as error:
         # The error is about the layer as a whole.
         results = [error for _ in artifacts]
     pairs = list(zip(artifacts, results, strict=True))
     # An error may come after several entries of a batch were placed. An unsettled entry is in its place.
-    certain = (bool, core.EntryExists, core.Unsettled)
+    certain = (bool, EntryExists, Unsettled)
     doubtful = [artifact.key for artifact, result in pairs if not isinstance(result, certain)]
     held = _got(layer, doubtful) if doubtful else {}
     for artifact, result in pairs:
-        if isinstance(result, core.EntryExists):
-            done.kept.append(core.Note(artifact.key, "a different or damaged entry is here, and stays"))
+        if isinstance(result, EntryExists):
+            done.kept.append(Note(artifact.key, "a different or damaged entry is here, and stays"))
             continue
         is_here = isinstance(result, certain) or getattr(held.get(artifact.key), "data", None) == artifact.data
-        if not isinstance(result, bool) and (isinstance(result, core.Unsettled) or not is_here):
-            done.failed.append(core.Note(artifact.key, core.reason_of(result)))
+        if not isinstance(result, bool) and (isinstance(result, Unsettled) or not is_here):
+            done.failed.append(Note(artifact.key, reason_of(result)))
         if result is False:
             done.there += 1
         elif is_here:
@@ -224,7 +238,7 @@ def _place(layer: core.Layer, artifacts: Sequence[core.Artifact], done: transfer
 # ---------------------------------------------------------------------- roots and files as layers
 
 
-def root_of(environment: core.Environment, folder: Path) -> LayerSet | None:
+def root_of(environment: Environment, folder: Path) -> LayerSet | None:
     """Return the layers of an isolated root, of a folder for ``XDG_CACHE_HOME``, or of a home; ``None`` for others."""
     layers = tuple(LayerSet(environment))
     switches = [layer.disable() for layer in layers if child.can_switch(layer)]
@@ -232,7 +246,7 @@ def root_of(environment: core.Environment, folder: Path) -> LayerSet | None:
     # Variables that move a layer, or switch one off, are meant for other folders.
     variables: dict[str, str | None] = dict.fromkeys(name for switch in switches for name in switch.set)
     # What cachectl remembers stays with the user: a source is only read.
-    variables["XDG_STATE_HOME"] = str(core.user_state_folder(environment).parent)
+    variables["XDG_STATE_HOME"] = str(user_state_folder(environment).parent)
     bare = environment.with_variables(variables)
     if (folder / "xdg").is_dir():
         return LayerSet(child.environment_of(bare, folder))
@@ -252,9 +266,9 @@ def root_of(environment: core.Environment, folder: Path) -> LayerSet | None:
     return None
 
 
-def folders_of(layers: Iterable[core.Layer]) -> list[Path]:
+def folders_of(layers: Iterable[Layer]) -> list[Path]:
     """Return the folders of the roots of layers; a layer that fails to name its own has none."""
-    roots = in_each_root(layers, lambda _, root: [root.path], core.roots_of)
+    roots = in_each_root(layers, lambda _, root: [root.path], roots_of)
     return [path for *_, path in roots if isinstance(path, Path)]
 
 
@@ -264,18 +278,18 @@ def require_own(path: Path, folders: Iterable[Path] = ()) -> None:
     ``folders`` are those of the root's layers; whatever lies in them counts.
     """
     if (owner := trust.deciding_owner(path)) is not None:
-        reason: str | None = f"it belongs to {core.user_name(owner)}"
+        reason: str | None = f"it belongs to {user_name(owner)}"
     else:
         reason = trust.shared_because(path) if path.is_dir() else trust.shared_because(path.parent, (path.name,))
     for folder in folders:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             reason = reason or trust.shared_within(folder)
     if reason is not None:
-        shown = core.printable(path)
+        shown = printable(path)
         raise Untrusted(f"{shown}: another user can write it ({reason}); pass --trust if you trust its content")
 
 
-def place_of_file(layers: Iterable[core.Layer], file: Path) -> tuple[core.Layer, Path] | None:
+def place_of_file(layers: Iterable[Layer], file: Path) -> tuple[Layer, Path] | None:
     """Return the layer of a database file, and where the file belongs in its first root; ``None`` for other files."""
     for layer in layers:
         place_of = layer.about.place_of_file
@@ -287,7 +301,7 @@ def place_of_file(layers: Iterable[core.Layer], file: Path) -> tuple[core.Layer,
 
 @contextlib.contextmanager
 def layer_with_file(
-    environment: core.Environment, layer: core.Layer, file: Path, place: Path
+    environment: Environment, layer: Layer, file: Path, place: Path
 ) -> Iterator[tuple[LayerCollection, Path]]:
     """Yield the layer in a temporary root with a copy of a database file in its place, and that copy's path."""
     with child.isolated_root(environment) as root:
@@ -312,7 +326,7 @@ def copy_database(source: Path, target: Path) -> None:
             there.backup(here)
             here.execute("pragma journal_mode=delete")
     except sqlite3.Error as error:
-        raise core.LayerError("sqlite", f"cannot be read: {error}", source) from error
+        raise LayerError("sqlite", f"cannot be read: {error}", source) from error
 
 
 # ---------------------------------------------------------------------- bases
@@ -321,15 +335,15 @@ def copy_database(source: Path, target: Path) -> None:
 # never changes.
 
 
-def own_root(environment: core.Environment, base: Path) -> Path:
+def own_root(environment: Environment, base: Path) -> Path:
     """Return the own root of a base, existing or not: a folder of the user cache folder named by the base's path.
 
     Links on the path are not resolved: if ``/site/current`` leads to a new release, the own entries stay in use.
     """
-    return core.own_roots_folder(environment) / hashlib.sha256(os.fsencode(base)).hexdigest()[:16]
+    return own_roots_folder(environment) / hashlib.sha256(os.fsencode(base)).hexdigest()[:16]
 
 
-def make_own_root(environment: core.Environment, base: Path) -> Path:
+def make_own_root(environment: Environment, base: Path) -> Path:
     """Make the own root of a base if it is missing; return it, or the private folder in it.
 
     See :func:`~cachectl.layers.disk.temporaries.private_folder`. Raises :class:`CachectlError`, also if another
@@ -337,19 +351,19 @@ def make_own_root(environment: core.Environment, base: Path) -> Path:
     """
     try:
         return temporaries.private_folder(own_root(environment, base), make=True)
-    except core.CachectlError as error:
+    except CachectlError as error:
         message = f"cannot make a root for new entries of the base: {error}; give one with --isolated=ROOT"
-        raise core.CachectlError(message) from error
+        raise CachectlError(message) from error
 
 
-def base_at(environment: core.Environment, folder: str | Path, own: Path | bool) -> Path:
+def base_at(environment: Environment, folder: str | Path, own: Path | bool) -> Path:
     """Return the absolute path of a base.
 
     Raises :class:`BadRequest` if there is no such folder, or if it and the folder ``own`` contain one another.
     """
     base = Path(os.path.normpath(environment.expand(os.fspath(folder))))
     if not folder or not base.is_dir():
-        raise core.BadRequest(f"--base {os.fspath(folder)!r} is not a directory")
+        raise BadRequest(f"--base {os.fspath(folder)!r} is not a directory")
     if not isinstance(own, bool):
         _require_apart(base, environment.absolute(own))
     return base
@@ -358,11 +372,11 @@ def base_at(environment: core.Environment, folder: str | Path, own: Path | bool)
 def _require_apart(base: Path, root: Path) -> None:
     there, here = base.resolve(), root.resolve()
     if there.is_relative_to(here) or here.is_relative_to(there):
-        raise core.BadRequest(f"the base {base} and the own root {root} must not contain one another")
+        raise BadRequest(f"the base {base} and the own root {root} must not contain one another")
 
 
 def start_from(
-    environment: core.Environment, base: Path, root: Path, notice: Callable[[str], None], layers: Iterable[str] = ()
+    environment: Environment, base: Path, root: Path, notice: Callable[[str], None], layers: Iterable[str] = ()
 ) -> None:
     """Copy what an own root lacks from a base, of the named layers or of all.
 
@@ -375,7 +389,7 @@ def start_from(
     here.mkdir(mode=0o700, parents=True, exist_ok=True)
     source, own = LayerSet(child.environment_of(environment, base)), LayerSet(child.environment_of(environment, here))
     result, whole, part = transfer.Transfer(str(base)), LayerCollection(source), LayerCollection(own)
-    needs = {core.Ability.RELOCATE, core.Ability.PUT}
+    needs = {Ability.RELOCATE, Ability.PUT}
     able = (layer for layer in own.named(layers) if not any(map(layer.abilities().get, needs)))
     copy(whole, part, missing(whole, part, [wire.StoreKey(layer.name) for layer in able], result), result)
     for done in result.layers:
@@ -387,13 +401,13 @@ def start_from(
         notice(f"base: {base} has no entry of any layer; cachectl run --isolated={base} -- COMMAND makes some")
 
 
-def base_keys(environment: core.Environment, base: Path, layers: Iterable[str] = ()) -> Mapping[str, frozenset[str]]:
+def base_keys(environment: Environment, base: Path, layers: Iterable[str] = ()) -> Mapping[str, frozenset[str]]:
     """Return the keys of the entries of a base, by layer: what an own root has from it, or need not have."""
     source = LayerSet(child.environment_of(environment, base))
     return {layer.name: keys_of(layer) for layer in source.named(layers)}
 
 
-def say_failed(layer: str, what: str, failed: Sequence[core.Note], notice: Callable[[str], None]) -> None:
+def say_failed(layer: str, what: str, failed: Sequence[Note], notice: Callable[[str], None]) -> None:
     """Give a line for each reason, not for each entry: a read-only home may refuse thousands."""
     keys: dict[str, list[str]] = {}
     for note in failed:

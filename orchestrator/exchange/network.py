@@ -24,8 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from cachectl.exchange import place
-from cachectl.layers import core
-from cachectl.layers.core.documents import encode_json, parse_json
+from cachectl.layers.base import errors
+from cachectl.layers.base.documents import encode_json, parse_json
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import CachectlError, reason_of
+from cachectl.layers.base.text import printable
+from cachectl.layers.host.here import this_environment
 
 #: Bytes of memory for the child, and how many copies of the data of a request libraries make besides.
 MEMORY = 512 << 20
@@ -72,9 +76,9 @@ class NetworkPlace(place.StorePlace):
     explained = Exception
 
     def __init__(
-        self, address: str, environment: core.Environment, *, writes: bool, force: bool, deadline: float | None
+        self, address: str, environment: Environment, *, writes: bool, force: bool, deadline: float | None
     ) -> None:
-        self.shown = core.printable(place.without_secrets(address))
+        self.shown = printable(place.without_secrets(address))
         self._deadline = math.inf if deadline is None else deadline
         # A disk may be silent until the deadline.
         self._is_remote = place.is_url(address)
@@ -122,7 +126,7 @@ class NetworkPlace(place.StorePlace):
 
     def failure(self, verb: str, name: str, error: Exception) -> place.TransferFailed:
         """Return that the child could not be started, or has ended."""
-        return place.TransferFailed(f"cannot {verb} {name or self.shown}: its process failed: {core.reason_of(error)}")
+        return place.TransferFailed(f"cannot {verb} {name or self.shown}: its process failed: {reason_of(error)}")
 
     def _request(
         self, what: str, *words: object, data: bytes = b"", most: int = 0, size: int = 0, patience: float = ANSWER
@@ -141,7 +145,7 @@ class NetworkPlace(place.StorePlace):
             raise
         if "error" in answer:
             name, text, cause = answer["error"]
-            kind: type[Exception] = getattr(place, name, getattr(core, name, core.CachectlError))
+            kind: type[Exception] = getattr(place, name, getattr(errors, name, CachectlError))
             # As the child has met it: its text is complete.
             error = kind.__new__(kind)
             error.args, error.__cause__ = (text,), RuntimeError(cause)
@@ -205,7 +209,7 @@ def _carry_out(
     place_of: Callable[..., place.StorePlace], places: list[place.StorePlace], request: Mapping[str, Any], data: bytes
 ) -> tuple[dict[str, object], bytes]:
     """Return the answer to a request, and bytes. The first one opens a place, which is added to the ``places``."""
-    what, words, error = request["what"], request["words"], core.CachectlError()
+    what, words, error = request["what"], request["words"], CachectlError()
     result: Any
     try:
         with contextlib.suppress(ImportError, OSError, ValueError):
@@ -216,7 +220,7 @@ def _carry_out(
             resource.setrlimit(resource.RLIMIT_DATA, (request["memory"], most))
         if what == "open":
             address, temporary, writes, force = words
-            environment = core.Environment.here()._replace(temporary=Path(temporary))
+            environment = this_environment()._replace(temporary=Path(temporary))
             where = place_of(address, environment, writes=writes, force=force, in_child=True)
             places.append(where)
             result = where.shown, where.is_bundle, where.expected
@@ -224,10 +228,10 @@ def _carry_out(
             result = getattr(places[0], what)(*words, *[data] * (what == "write"))
     except MemoryError:
         error = place.BadStore(f"the server sends more than {request['memory']:,} bytes of memory hold")
-    except core.CachectlError as raised:
+    except CachectlError as raised:
         error = raised
     except Exception as raised:  # noqa: BLE001 - raised again in the parent
-        error = place.TransferFailed(core.reason_of(raised))
+        error = place.TransferFailed(reason_of(raised))
     else:
         return ({"result": None}, result) if what == "read" else ({"result": result}, b"")
     return {"error": (type(error).__name__, str(error), repr(error.__cause__))}, b""

@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from cachectl.layers import core
+from cachectl.layers.base.errors import BadRequest, CachectlError, reason_of
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.text import printable
 from cachectl.layers.disk import atomic, handles, plain
 
 #: Means standard output for a file to write, standard input for a file to read.
@@ -54,14 +56,14 @@ _ATTEMPTS = 2
 #: Permissions to read a file.
 _READABLE = 0o444
 #: Names of files of a store, and of their stages.
-_WRITTEN = core.regex(r"[a-z0-9.-]*[0-9a-f]{16}")
+_WRITTEN = regex(r"[a-z0-9.-]*[0-9a-f]{16}")
 _SECRETS = (re.compile(r"(?<=//)[^/@\s]+(?=@)"), re.compile(r"(?<=\?)[^\s'\"]+"))
 
 #: The bytes of a file, and when it was written, in epoch seconds; ``None`` if unknown.
 Written = tuple[int | None, float | None]
 
 
-class TransferFailed(core.CachectlError):
+class TransferFailed(CachectlError):
     """A place could not be read or written."""
 
 
@@ -72,11 +74,11 @@ class Changed(TransferFailed):
         super().__init__(f"{shown} was written by another command meanwhile; push again")
 
 
-class Missing(core.CachectlError, FileNotFoundError):
+class Missing(CachectlError, FileNotFoundError):
     """There is no store."""
 
 
-class BadStore(core.CachectlError, ValueError):
+class BadStore(CachectlError, ValueError):
     """A store in which something is missing, cut or changed. Nothing in it may be used."""
 
 
@@ -125,7 +127,7 @@ class StorePlace(ABC):
         """Turn the errors of a disk, a server or a library into one line."""
         try:
             yield
-        except (core.CachectlError, MemoryError):
+        except (CachectlError, MemoryError):
             raise
         except self.explained as error:
             raise self.failure(verb, name, error) from error
@@ -146,12 +148,12 @@ class StorePlace(ABC):
 
     def lacks(self, name: str) -> Gone:
         """Return the error for a name that the store does not have."""
-        return Gone(f"{self.shown}: {core.printable(name)} is missing")
+        return Gone(f"{self.shown}: {printable(name)} is missing")
 
     def require_small(self, name: str, size: int, most: int) -> None:
         """Raise :class:`BadStore` if a name has more than ``most`` bytes."""
         if size > most:
-            raise BadStore(f"{self.shown}: {core.printable(name)} has more than the {most:,} bytes that it may have")
+            raise BadStore(f"{self.shown}: {printable(name)} has more than the {most:,} bytes that it may have")
 
 
 class FolderPlace(StorePlace):
@@ -163,7 +165,7 @@ class FolderPlace(StorePlace):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.shown = core.printable(folder)
+        self.shown = printable(folder)
 
     def names(self, folder: str) -> Mapping[str, Written]:
         """List the plain files in a folder, as far as a store can have so many."""
@@ -203,7 +205,7 @@ class FolderPlace(StorePlace):
                 atomic.replace_file(file, [data], folder=folder, mode=mode & _READABLE)
             except PermissionError:
                 # In a sticky folder, the same file of another user cannot be replaced.
-                with suppress(core.CachectlError):
+                with suppress(CachectlError):
                     if self.read(name, len(data)) == data:
                         return
                 raise
@@ -230,7 +232,7 @@ class FolderPlace(StorePlace):
             finally:
                 os.close(folder)
 
-    def failure(self, verb: str, name: str, error: OSError) -> core.CachectlError:
+    def failure(self, verb: str, name: str, error: OSError) -> CachectlError:
         """Return what could not be done, and what would let it be done."""
         advice = ""
         if isinstance(error, NotADirectoryError):
@@ -240,7 +242,7 @@ class FolderPlace(StorePlace):
         elif isinstance(error, PermissionError):
             access = "g+rX" if verb in ("list", "read") else "g+rwX"
             advice = f"; chmod -R {access} {self.shown} lets the group of the folder do it"
-        return TransferFailed(f"cannot {verb} {self.shown}/{core.printable(name)}: {core.reason_of(error)}{advice}")
+        return TransferFailed(f"cannot {verb} {self.shown}/{printable(name)}: {reason_of(error)}{advice}")
 
 
 def _last(name: str) -> str:
@@ -261,13 +263,13 @@ class RemotePlace(StorePlace):
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
         self._scheme = url.partition(":")[0].lower()
-        self.shown = core.printable(without_secrets(self._url))
+        self.shown = printable(without_secrets(self._url))
         if self._scheme in ("http", "https"):
             message = f"{self.shown}: a web server has no list of names; for a bundle, curl -f … | cachectl pull -"
-            raise core.BadRequest(message)
+            raise BadRequest(message)
         if url.endswith("://"):
-            message = f"{core.printable(url)} names no store; write a bucket or a server, and a folder, after it"
-            raise core.BadRequest(message)
+            message = f"{printable(url)} names no store; write a bucket or a server, and a folder, after it"
+            raise BadRequest(message)
         with self.reached("reach"):
             self._system, root = self._connected()
         self._root = root.rstrip("/")
@@ -275,7 +277,7 @@ class RemotePlace(StorePlace):
         self._is_atomic = not _OBJECT_STORES.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
         if self._is_atomic and any(sign in self._root for sign in "*?["):
             # fsspec reads them as patterns when it removes several files by one request.
-            raise core.BadRequest(f"{self.shown}: the URL of a store must not contain *, ? or [")
+            raise BadRequest(f"{self.shown}: the URL of a store must not contain *, ? or [")
         self._made: set[str] = set()
 
     def _connected(self) -> tuple[Any, str]:
@@ -400,7 +402,7 @@ class RemotePlace(StorePlace):
             advice = "set up credentials as for the service's own tools"
         elif isinstance(error, ValueError):
             advice = "schemes are s3://, gs://, ssh:// and others that fsspec knows"
-        return TransferFailed(f"cannot {verb} {core.printable(without_secrets(url))}: {reason}; {advice}")
+        return TransferFailed(f"cannot {verb} {printable(without_secrets(url))}: {reason}; {advice}")
 
 
 def _moment(info: Mapping[str, Any]) -> float | None:
@@ -417,7 +419,7 @@ def lock(path: Path, file: BinaryIO) -> None:
     """Wait until no other push replaces an open file. Raises :class:`Changed` if one has."""
     handles.take_flock(file.fileno(), wait=True)
     if not handles.is_same_file(path, file.fileno()):
-        raise Changed(core.printable(path))
+        raise Changed(printable(path))
 
 
 def is_url(name: str) -> bool:
@@ -445,7 +447,7 @@ def redacted(text: str, url: str) -> str:
 
 def one_line(text: str) -> str:
     """Return a text of a server or a library as a part of a line."""
-    return core.printable(" ".join(text.split()))[:_LONGEST_REASON].rstrip(".")
+    return printable(" ".join(text.split()))[:_LONGEST_REASON].rstrip(".")
 
 
 def require_time(deadline: float | None) -> None:

@@ -12,8 +12,10 @@ import platform
 from collections.abc import Iterable
 
 from cachectl import layer_set
-from cachectl.layers import core
-from cachectl.layers.core.documents import encode_json
+from cachectl.layers.base.documents import encode_json
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.core.entry import Entry
+from cachectl.layers.core.parts import OR, UNFORESEEN, Facts, Outlook, Portability
 
 _EVERYWHERE = ("platform", "machine")
 
@@ -22,7 +24,7 @@ _EVERYWHERE = ("platform", "machine")
 Difference = tuple[str, str | None, str | None, bool]
 
 
-def portability_key(portability: core.Portability | None, environment: core.Environment) -> dict[str, str | None]:
+def portability_key(portability: Portability | None, environment: Environment) -> dict[str, str | None]:
     """Return the facts of an environment that decide whether entries of a layer can be hit elsewhere."""
     own = {} if portability is None else portability.facts(environment)
     return {"platform": environment.platform, "machine": platform.machine() or None, **own}
@@ -34,41 +36,39 @@ def portability_digest(stack: layer_set.LayerSet) -> str:
     return hashlib.sha256(encode_json(keys, sort_keys=True)).hexdigest()[:16]
 
 
-def differences(
-    portability: core.Portability | None, there: core.Facts, environment: core.Environment
-) -> tuple[Difference, ...]:
+def differences(portability: Portability | None, there: Facts, environment: Environment) -> tuple[Difference, ...]:
     """List the facts of a place that differ in an environment, or that either does not know."""
     deciding = {*_EVERYWHERE, *(() if portability is None else portability.deciding)}
     here = portability_key(portability, environment)
     differing = []
     for name, value in sorted(there.items()):
         own = here.get(name)
-        theirs, ours = ({*(fact or "").split(core.OR)} for fact in (value, own))
+        theirs, ours = ({*(fact or "").split(OR)} for fact in (value, own))
         is_known = None not in (value, own)
         if not (is_known and theirs <= ours):
             differing.append((name, value, own, is_known and name in deciding and theirs.isdisjoint(ours)))
     return tuple(differing)
 
 
-def why_not(differing: Iterable[Difference]) -> core.Outlook | None:
+def why_not(differing: Iterable[Difference]) -> Outlook | None:
     """Return that no entry can be hit here, with the reason; ``None`` if some may be."""
     deciding = [f"{name} {there}, here {here}" for name, there, here, decides in differing if decides]
-    return core.Outlook(False, ", ".join(deciding)) if deciding else None  # noqa: FBT003
+    return Outlook(False, ", ".join(deciding)) if deciding else None  # noqa: FBT003
 
 
 def outlook(
-    portability: core.Portability | None,
-    entry: core.Entry,
-    there: core.Facts,
-    environment: core.Environment,
+    portability: Portability | None,
+    entry: Entry,
+    there: Facts,
+    environment: Environment,
     differing: Iterable[Difference],
-) -> core.Outlook:
+) -> Outlook:
     """Forecast whether a program here that asks for an entry would compute its key, if nothing differs that decides.
 
     ``differing`` is the result of :func:`differences` for the entry's layer.
     """
     if portability is None:
-        return core.UNFORESEEN
+        return UNFORESEEN
     own = portability.outlook(entry.versions, there, environment)
     if own is not None:
         return own
@@ -79,6 +79,6 @@ def outlook(
     for name, value, here, _ in differing:
         informs = name in portability.informing or name in entry.versions
         if not informs and (value, here) != (None, None):
-            return core.Outlook(None, f"{name} {value or 'unknown'}, here {here or 'unknown'}")
+            return Outlook(None, f"{name} {value or 'unknown'}, here {here or 'unknown'}")
     unknown = [name for name, *_ in differing if name in portability.needed and name not in entry.versions]
-    return core.Outlook(None, f"{', '.join(unknown)} unknown") if unknown else core.Outlook(True)  # noqa: FBT003
+    return Outlook(None, f"{', '.join(unknown)} unknown") if unknown else Outlook(True)  # noqa: FBT003

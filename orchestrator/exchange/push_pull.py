@@ -18,7 +18,13 @@ from cachectl.exchange import bundle, copying, place, portability, wire
 from cachectl.exchange import trust as trusting
 from cachectl.exchange.store import StoreCollection, place_of
 from cachectl.layer_set import LayerSet
-from cachectl.layers import core
+from cachectl.layers.base.errors import BadRequest, CachectlError, reason_of
+from cachectl.layers.base.text import plural, printable
+from cachectl.layers.core.entry import Entry, Note
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.parts import Outlook
+from cachectl.layers.core.selection import ALL, Selection, moment_text
+from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import atomic
 from cachectl.layers.stores import database
 from cachectl.transfer import Transfer
@@ -37,7 +43,7 @@ _SAID = "you said so"
 def push(
     stack: LayerSet,
     target: str | Path,
-    selection: core.Selection = core.ALL,
+    selection: Selection = ALL,
     *,
     layers: Iterable[str] = (),
     besides: copying.Keys | None = None,
@@ -77,14 +83,14 @@ def push(
                     store.finish()
                     result.digest, result.moved = store.digest, store.written
                     return result
-    raise place.Changed(core.printable(place.without_secrets(name)))
+    raise place.Changed(printable(place.without_secrets(name)))
 
 
 def push_layers(
     stack: LayerSet,
     store: StoreCollection,
-    chosen: Iterable[core.Layer],
-    selection: core.Selection = core.ALL,
+    chosen: Iterable[Layer],
+    selection: Selection = ALL,
     besides: copying.Keys | None = None,
     *,
     named: bool = False,
@@ -96,11 +102,11 @@ def push_layers(
     keys = []
     for layer in in_order:
         done = result.layer(layer.name)
-        if (reason := layer.abilities()[core.Ability.GET]) is None:
+        if (reason := layer.abilities()[Ability.GET]) is None:
             facts = portability.portability_key(layer.about.portability, stack.environment)
             keys.append(wire.StoreKey(layer.name, facts))
         elif named:
-            done.failed.append(core.Note("*", f"cannot get: {reason}"))
+            done.failed.append(Note("*", f"cannot get: {reason}"))
     copying.copy(source, store, copying.missing(source, store, keys, result, selection, besides=besides), result)
     for done in result.layers:
         done.sensitive = source.layers[done.layer].about.reveals if done.placed else None
@@ -110,8 +116,8 @@ def push_layers(
 def _push_to_file(
     stack: LayerSet,
     file: Path,
-    of_file: tuple[core.Layer, Path],
-    selection: core.Selection,
+    of_file: tuple[Layer, Path],
+    selection: Selection,
     besides: copying.Keys | None,
 ) -> Transfer:
     """Add to a database file the entries of its layer that belong to it, through a copy of the file."""
@@ -136,7 +142,7 @@ def _push_to_file(
             except FileExistsError as error:
                 raise place.Changed(str(file)) from error
             except OSError as error:
-                raise place.TransferFailed(f"cannot write {core.printable(file)}: {core.reason_of(error)}") from error
+                raise place.TransferFailed(f"cannot write {printable(file)}: {reason_of(error)}") from error
             done.sensitive = layer.about.reveals
             result.moved = file.stat().st_size
     return result
@@ -146,8 +152,8 @@ def _require_unused(file: Path) -> None:
     """Raise :class:`TransferFailed` for a database with a log or a journal: it belongs to the file to be replaced."""
     for suffix in database.COMPANIONS:
         if os.path.lexists(beside := database.companion(file, suffix)):
-            why = f"a program uses it, or was killed while it did: {core.printable(beside.name)} is there"
-            message = f"cannot write {core.printable(file)}: {why}; end the program, or push to a new FILE"
+            why = f"a program uses it, or was killed while it did: {printable(beside.name)} is there"
+            message = f"cannot write {printable(file)}: {why}; end the program, or push to a new FILE"
             raise place.TransferFailed(message)
 
 
@@ -165,7 +171,7 @@ def pull(
     stack: LayerSet,
     sources: str | Path | Sequence[str],
     trust: trusting.Trust | None = None,
-    selection: core.Selection = core.ALL,
+    selection: Selection = ALL,
     *,
     layers: Iterable[str] = (),
     besides: copying.Keys | None = None,
@@ -188,7 +194,7 @@ def pull(
     """
     names = [os.fspath(sources)] if isinstance(sources, (str, os.PathLike)) else list(sources)
     if not names:
-        raise core.BadRequest("name a SOURCE: a bundle FILE, a folder, a URL, or an isolated root")
+        raise BadRequest("name a SOURCE: a bundle FILE, a folder, a URL, or an isolated root")
     named = tuple(layers)
     pulling = _Pull(stack, named, stack.chosen(named), trust, selection, besides, dry_run, deadline)
     result = pulling.take(names[0])
@@ -202,9 +208,9 @@ class _Pull(NamedTuple):
 
     stack: LayerSet
     named: Sequence[str]
-    chosen: Sequence[core.Layer]
+    chosen: Sequence[Layer]
     trust: trusting.Trust | None
-    selection: core.Selection
+    selection: Selection
     besides: copying.Keys | None
     dry_run: bool
     deadline: float | None
@@ -225,25 +231,24 @@ class _Pull(NamedTuple):
             self._require_trusted(path, copying.folders_of(sources))
             return self._from_layers(copying.LayerCollection(sources, below=path), name)
         if self.trust is None:
-            raise core.BadRequest(trusting.UNTRUSTED)
+            raise BadRequest(trusting.UNTRUSTED)
         return self._from_store(name, self.trust)
 
     def _require_trusted(self, path: Path, folders: Iterable[Path] = ()) -> None:
         if self.trust is None:
             copying.require_own(path, (folder for folder in folders if folder.is_relative_to(path)))
         elif not self.trust.blindly:
-            message = f"{core.printable(path)} is not a store, so it has neither signature nor digest; --trust takes it"
-            raise core.BadRequest(message)
+            message = f"{printable(path)} is not a store, so it has neither signature nor digest; --trust takes it"
+            raise BadRequest(message)
 
     def _from_layers(self, source: copying.LayerCollection, name: str) -> Transfer:
         why = "no other user can write to it" if self.trust is None else _SAID
-        result = Transfer(core.printable(name), dry_run=self.dry_run, trusted=(why,))
+        result = Transfer(printable(name), dry_run=self.dry_run, trusted=(why,))
         here = copying.LayerCollection(self.stack[layer] for layer in source.layers)
         keys = [
             wire.StoreKey(layer.name)
             for layer in here.layers.values()
-            if source.layers[layer.name].abilities()[core.Ability.GET] is None
-            and layer.abilities()[core.Ability.PUT] is None
+            if source.layers[layer.name].abilities()[Ability.GET] is None and layer.abilities()[Ability.PUT] is None
         ]
         plan = copying.missing(source, here, keys, result, self.selection, besides=self.besides)
         copying.copy(source, here, plan, result)
@@ -266,7 +271,7 @@ class _Pull(NamedTuple):
         said = _SAID if trust.sha256 is None else "its digest is the given one"
         signers = {said if signer is None else f"signed by {signer}" for signer in store.trusted.values()}
         result.trusted, result.moved = tuple(sorted(signers)), store.fetched
-        result.left_out = tuple(core.Note(name, why) for name, why in store.left_out.items())
+        result.left_out = tuple(Note(name, why) for name, why in store.left_out.items())
         return result
 
     def _downloaded(
@@ -302,7 +307,7 @@ class _Pull(NamedTuple):
             made, shown = wire.made_of(newest[0]), store.place.shown
             if not any(store.usable(name) for name in reversed(store.parts) if wire.made_of(name) > made):
                 message = (
-                    f"{shown} is older than what this machine has read from it, of {core.moment_text(made)}, or "
+                    f"{shown} is older than what this machine has read from it, of {moment_text(made)}, or "
                     f"another store; cachectl pull {shown} --digest {store.digest} accepts it"
                 )
                 raise trusting.Untrusted(message)
@@ -313,7 +318,7 @@ class _Pull(NamedTuple):
         for key in store.portability_keys():
             if (layer := chosen.get(key.layer)) is not None:
                 denied = portability.why_not(self._differing(key))
-                reason = layer.abilities()[core.Ability.PUT] if denied is None else denied.words
+                reason = layer.abilities()[Ability.PUT] if denied is None else denied.words
             elif key.layer in self.stack:
                 reason = "this layer is pulled only if it is named"
             else:
@@ -321,18 +326,18 @@ class _Pull(NamedTuple):
             if reason is None:
                 yield key
                 continue
-            number = core.plural(sum(wire.key_of(name) == key.name for name in store.parts), "part")
-            result.unread += (core.Note(key.layer, f"{number} of the index left alone: {reason}"),)
+            number = plural(sum(wire.key_of(name) == key.name for name in store.parts), "part")
+            result.unread += (Note(key.layer, f"{number} of the index left alone: {reason}"),)
 
     def _differing(self, key: wire.StoreKey) -> Sequence[portability.Difference]:
         about = self.stack[key.layer].about
         return portability.differences(about.portability, key.facts, self.stack.environment)
 
-    def _foreseen(self, key: wire.StoreKey, entries: Sequence[core.Entry], result: Transfer) -> Iterator[core.Entry]:
+    def _foreseen(self, key: wire.StoreKey, entries: Sequence[Entry], result: Transfer) -> Iterator[Entry]:
         """Count the outlook of each entry, and yield those that can be hit, or may be."""
         knows, differing, done = self.stack[key.layer].about.portability, self._differing(key), result.layer(key.layer)
         # Looking up what is installed takes long.
-        known: dict[tuple[object, ...], core.Outlook] = {}
+        known: dict[tuple[object, ...], Outlook] = {}
         for entry in entries:
             about = (entry.device, *sorted(entry.versions.items()))
             if about not in known:
@@ -369,9 +374,9 @@ def shared_around(
     key ``sign``. The pull and the push may each take ``wait`` seconds, by default those of :data:`place.PATIENCE`.
     """
     if url == place.STREAM:
-        raise core.BadRequest("the standard streams are the command's; name a store")
+        raise BadRequest("the standard streams are the command's; name a store")
     if trust is None:
-        raise core.BadRequest(trusting.UNTRUSTED)
+        raise BadRequest(trusting.UNTRUSTED)
 
     patience = place.PATIENCE if wait is None else wait
 
@@ -380,13 +385,13 @@ def shared_around(
             done = transfer(layers=layers, besides=besides, deadline=time.monotonic() + patience)
         except Exception as error:
             # Whatever a server answers, the command runs, but not with a wrong option.
-            if verb == "pulled" and isinstance(error, (core.BadRequest, trusting.OtherDigest)):
-                raise core.BadRequest(str(error)) from error
+            if verb == "pulled" and isinstance(error, (BadRequest, trusting.OtherDigest)):
+                raise BadRequest(str(error)) from error
             # The push will make the store.
             if writes and verb == "pulled" and isinstance(error, place.Missing):
                 return True
-            reason = str(error) if isinstance(error, core.CachectlError) else f"{type(error).__name__}: {error}"
-            notice(f"--store {core.printable(place.without_secrets(url))}: {failed}: {core.printable(reason)}")
+            reason = str(error) if isinstance(error, CachectlError) else f"{type(error).__name__}: {error}"
+            notice(f"--store {printable(place.without_secrets(url))}: {failed}: {printable(reason)}")
             return False
         for layer in done.layers:
             if layer.placed:

@@ -17,8 +17,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from cachectl.exchange import place, trust, wire
-from cachectl.layers import core
-from cachectl.layers.core.documents import encode_json
+from cachectl.layers.base.documents import encode_json
+from cachectl.layers.base.environment import Environment, user_state_folder
+from cachectl.layers.base.errors import PARSE_ERRORS, BadRequest
+from cachectl.layers.core.entry import Artifact, Entry, Note
+from cachectl.layers.core.selection import ALL, Selection
 from cachectl.layers.disk import atomic, handles, plain
 from cachectl.layers.disk.trust import shared_because
 from cachectl.transfer import Moved
@@ -43,12 +46,12 @@ _AGAIN = 100
 
 T = TypeVar("T")
 #: Entries with their artifacts.
-Contents = Iterator[tuple[core.Entry, core.Artifact]]
+Contents = Iterator[tuple[Entry, Artifact]]
 
 
 def place_of(
     address: str | Path,
-    environment: core.Environment,
+    environment: Environment,
     *,
     writes: bool = False,
     force: bool = False,
@@ -63,7 +66,7 @@ def place_of(
     """
     url = str(address)
     if not url:
-        raise core.BadRequest("no store is named; name a bundle FILE, a folder or a URL")
+        raise BadRequest("no store is named; name a bundle FILE, a folder or a URL")
     if not in_child and (place.is_url(url) or deadline is not None):
         from cachectl.exchange.network import NetworkPlace
 
@@ -96,11 +99,11 @@ class StoreMemory:
     is remembered without an address.
     """
 
-    def __init__(self, environment: core.Environment, address: str | None) -> None:
+    def __init__(self, environment: Environment, address: str | None) -> None:
         # Machines that share a home may have different stores at one path.
         full = address if address is None or place.is_url(address) else f"{platform.node()}:{address}"
         name = hashlib.sha256((full or "").encode(errors="replace")).hexdigest()[:32]
-        self._folder = None if full is None else core.user_state_folder(environment) / "stores" / name
+        self._folder = None if full is None else user_state_folder(environment) / "stores" / name
         #: What is kept by :meth:`save`, by name.
         self.new: dict[str, bytes] = {}
         self._before: list[str] = []
@@ -127,7 +130,7 @@ class StoreMemory:
         try:
             *_, newest, gone = wire.parsed(self.read(_SEEN, _LARGEST))
             return wire.sort_names([wire.INDEX + name for name in newest])[0], list(map(str, gone))
-        except core.PARSE_ERRORS:
+        except PARSE_ERRORS:
             return (), []
 
     def save(self, listed: Collection[str], trusted: Collection[str] = (), *, afresh: bool = False) -> None:
@@ -179,7 +182,7 @@ class StoreCollection:
     def __init__(
         self,
         place: place.StorePlace,
-        environment: core.Environment,
+        environment: Environment,
         allowed: str | None = None,
         *,
         key: str | None = None,
@@ -295,7 +298,7 @@ class StoreCollection:
                 raise
             raise place.BadStore(f"{name}: {error}") from error
 
-    def entries(self, key: wire.StoreKey, selection: core.Selection, _: Moved | None = None) -> Iterator[core.Entry]:
+    def entries(self, key: wire.StoreKey, selection: Selection, _: Moved | None = None) -> Iterator[Entry]:
         """Yield the selected entries in the parts of a portability key that may be used, the newest part first."""
         for name in reversed(self.parts):
             if wire.key_of(name) == key.name and (part := self.usable(name)) is not None:
@@ -303,14 +306,14 @@ class StoreCollection:
 
     def known(self, key: wire.StoreKey) -> set[str]:
         """Return the keys of the entries of a portability key."""
-        return self.settled(lambda: {item.key for item in self.entries(key, core.ALL)})
+        return self.settled(lambda: {item.key for item in self.entries(key, ALL)})
 
-    def contents(self, items: Iterable[core.Entry]) -> Contents:
+    def contents(self, items: Iterable[Entry]) -> Contents:
         """Yield the verified artifacts of entries, with one request for each pack, in the order of their places in it.
 
         Raises :class:`BadStore` for anything that is not what the index says, and :class:`Gone` if it is missing.
         """
-        groups: dict[str, list[core.Entry]] = {}
+        groups: dict[str, list[Entry]] = {}
         for item in items:
             groups.setdefault(item.stored.pack, []).append(item)
         for pack, group in groups.items():
@@ -321,7 +324,7 @@ class StoreCollection:
                 del file
                 yield from unpacked
 
-    def download(self, items: Iterable[core.Entry], file: BinaryIO, folder: Path) -> list[core.Entry]:
+    def download(self, items: Iterable[Entry], file: BinaryIO, folder: Path) -> list[Entry]:
         """Download and verify entries into an open file of a folder; return them with the offsets that they have there.
 
         They are read out of that file then.
@@ -335,7 +338,7 @@ class StoreCollection:
             bundle.spool(file, artifact.data, folder, self.place.shown)
         return downloaded
 
-    def read(self, _: wire.StoreKey, items: Iterable[core.Entry], done: Moved) -> Contents:
+    def read(self, _: wire.StoreKey, items: Iterable[Entry], done: Moved) -> Contents:
         """Yield items with their artifacts, until the deadline."""
         if self._spool is None:
             yield from self.contents(items)
@@ -344,14 +347,14 @@ class StoreCollection:
             try:
                 place.require_time(self._deadline)
             except place.TransferFailed as error:
-                done.failed.append(core.Note(item.key, str(error)))
+                done.failed.append(Note(item.key, str(error)))
                 continue
             self._spool.seek(item.stored.offset)
             yield item, wire.artifact_of(item, self._spool.read(item.bytes))
 
     def write(self, key: wire.StoreKey, contents: Contents, done: Moved) -> None:
         """Upload entries of one portability key with their artifacts, and list them in the index."""
-        items: list[core.Entry] = []
+        items: list[Entry] = []
         lines, began = 0, self.environment.clock()
         for pack, length in self._packs(contents, done):
             items += self._write_pack(pack)
@@ -365,16 +368,16 @@ class StoreCollection:
         if items:
             self._write_part(key, items, began)
 
-    def _packs(self, contents: Contents, done: Moved) -> Iterator[tuple[list[tuple[core.Entry, bytes]], int]]:
+    def _packs(self, contents: Contents, done: Moved) -> Iterator[tuple[list[tuple[Entry, bytes]], int]]:
         """Group entries into packs, each with the length of its lines in an index part."""
-        pack: list[tuple[core.Entry, bytes]] = []
+        pack: list[tuple[Entry, bytes]] = []
         size = lines = 0
         for entry, artifact in contents:
             # When a bundle's entry was stored does not change its bytes.
             item = wire.stored_entry(entry, artifact, with_time=not self.place.is_bundle)
             # One such entry would keep all others from being read.
             if (unfit := wire.complaint(item)) is not None:
-                done.failed.append(core.Note(item.key, f"does not fit into a store: {unfit}"))
+                done.failed.append(Note(item.key, f"does not fit into a store: {unfit}"))
                 continue
             length = _PLACE + len(wire.canonical(wire.line_of(item)))
             if item.bytes >= wire.LARGE:
@@ -388,7 +391,7 @@ class StoreCollection:
         if pack:
             yield pack, lines
 
-    def _write_pack(self, entries: list[tuple[core.Entry, bytes]]) -> Iterator[core.Entry]:
+    def _write_pack(self, entries: list[tuple[Entry, bytes]]) -> Iterator[Entry]:
         content = b"".join(data for _, data in entries)
         # No other push makes a pack of that name, so that gc cannot remove what another push relies on.
         file = wire.file_of(content, b"" if self.place.is_bundle else os.urandom(_SALT))
@@ -400,7 +403,7 @@ class StoreCollection:
             yield item._replace(stored=place_in)
             offset += item.bytes
 
-    def _write_part(self, key: wire.StoreKey, items: list[core.Entry], began: float) -> None:
+    def _write_part(self, key: wire.StoreKey, items: list[Entry], began: float) -> None:
         now = self.environment.clock()
         if now - began > _TOO_SLOW:
             message = f"cannot push to {self.place.shown}: it took longer than half a day; push fewer layers at once"

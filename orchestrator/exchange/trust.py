@@ -16,7 +16,9 @@ from pathlib import Path
 from shlex import quote
 
 from cachectl.exchange.place import BadStore
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import BadRequest, CachectlError
+from cachectl.layers.base.text import printable
 from cachectl.layers.disk.temporaries import temporary_folder
 
 NAMESPACE = "cachectl-store"
@@ -24,7 +26,7 @@ _COMMAND = "ssh-keygen"
 UNTRUSTED = "stores contain executable code; pass --allowed-signers FILE, --digest HEX or --trust"
 
 
-class Untrusted(core.CachectlError):
+class Untrusted(CachectlError):
     """Nothing shows that something can be trusted."""
 
 
@@ -48,10 +50,10 @@ class Trust:
 
     def __post_init__(self) -> None:
         if (self.allowed_signers is not None) + (self.sha256 is not None) + self.blindly != 1:
-            raise core.BadRequest(UNTRUSTED)
+            raise BadRequest(UNTRUSTED)
         if self.sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", self.sha256):
-            message = f"{core.printable(self.sha256)[:80]!r} is not a SHA-256 of 64 hexadecimal digits"
-            raise core.BadRequest(message)
+            message = f"{printable(self.sha256)[:80]!r} is not a SHA-256 of 64 hexadecimal digits"
+            raise BadRequest(message)
 
 
 def sign(text: bytes, key: str) -> bytes:
@@ -73,20 +75,20 @@ def _public_key(key: str) -> str:
 
 def _with_key(what: str, key: str, arguments: tuple[str, ...], text: bytes) -> bytes:
     """Return what ssh-keygen does with a key. Raises :class:`BadRequest`."""
-    shown = core.printable(key)
+    shown = printable(key)
     # With the public half only, an agent may hold the other.
     if not os.path.lexists(key) and not os.path.lexists(f"{key}.pub"):
         message = f"{shown}: this key does not exist; ssh-keygen -t ed25519 -f {quote(key)} makes one"
-        raise core.BadRequest(message)
+        raise BadRequest(message)
     done = _run(arguments, text)
     if done.returncode or not done.stdout:
         lines = done.stderr.decode(errors="replace").split("\n")
         reason = next((line.strip() for line in reversed(lines) if line.strip()), "ssh-keygen gave no reason")
-        raise core.BadRequest(f"cannot {what} {shown}: {core.printable(reason)}")
+        raise BadRequest(f"cannot {what} {shown}: {printable(reason)}")
     return done.stdout
 
 
-def signer(environment: core.Environment, allowed: str, text: bytes, signature: bytes) -> str:
+def signer(environment: Environment, allowed: str, text: bytes, signature: bytes) -> str:
     """Return which signer of a list has signed a text.
 
     A line of the list may name its signers by a pattern, which is then returned: the signature does not show more. A
@@ -107,14 +109,14 @@ def signer(environment: core.Environment, allowed: str, text: bytes, signature: 
                 return name
         if _run(("-Y", "check-novalidate", "-n", NAMESPACE, "-s", file), text).returncode:
             raise BadStore("its signature is not of this content: it was changed")
-    raise Untrusted(f"signed by nobody in {core.printable(allowed)}")
+    raise Untrusted(f"signed by nobody in {printable(allowed)}")
 
 
 @contextmanager
-def allowed_list(environment: core.Environment, key: str | None, allowed: str | None) -> Iterator[str | None]:
+def allowed_list(environment: Environment, key: str | None, allowed: str | None) -> Iterator[str | None]:
     """Yield a list of signers, if there is one, which the signer who has a key is added to; ``None`` without both."""
     if allowed is not None and not Path(allowed).is_file():
-        raise Untrusted(f"{core.printable(allowed)}: this list of allowed signers does not exist")
+        raise Untrusted(f"{printable(allowed)}: this list of allowed signers does not exist")
     if key is None:
         yield allowed
         return
@@ -130,9 +132,9 @@ def _run(arguments: tuple[str, ...], text: bytes) -> subprocess.CompletedProcess
     try:
         done = subprocess.run((_COMMAND, *arguments), input=text, capture_output=True, check=False)  # noqa: S603
     except FileNotFoundError as error:
-        raise core.CachectlError("signatures need ssh-keygen of OpenSSH; install its client") from error
+        raise CachectlError("signatures need ssh-keygen of OpenSSH; install its client") from error
     # As in containers with numbers for users. It refuses everything then, which is nothing about the signature.
     if done.stderr.startswith(b"No user exists"):
-        said = core.printable(done.stderr.decode(errors="replace").strip())
-        raise core.CachectlError(f"signatures need an account ({said}): add one to /etc/passwd, or pull with --digest")
+        said = printable(done.stderr.decode(errors="replace").strip())
+        raise CachectlError(f"signatures need an account ({said}): add one to /etc/passwd, or pull with --digest")
     return done

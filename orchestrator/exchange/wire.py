@@ -20,8 +20,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from cachectl.exchange import place
-from cachectl.layers import core
-from cachectl.layers.core.documents import encode_json
+from cachectl.layers.base.documents import encode_json
+from cachectl.layers.base.errors import PARSE_ERRORS, CachectlError
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.limits import LARGEST_ENTRY, LARGEST_SIGNATURE, MOST_DETAILS
+from cachectl.layers.base.text import key_complaint
+from cachectl.layers.core.entry import Artifact, Entry, Stored
+from cachectl.layers.core.parts import Facts
 
 INDEX = "index/"
 PACKS = "packs/"
@@ -49,10 +54,10 @@ _LEVEL = 3
 #: Bytes that are unpacked at once.
 _CHUNK = 1 << 20
 
-_NAME = core.regex("index/(0|[1-9][0-9]{0,11})-[0-9a-f]{16}-[0-9a-f]{64}|index/key-[0-9a-f]{16}|packs/[0-9a-f]{64}")
-_DIGEST = core.regex("[0-9a-f]{64}")
+_NAME = regex("index/(0|[1-9][0-9]{0,11})-[0-9a-f]{16}-[0-9a-f]{64}|index/key-[0-9a-f]{16}|packs/[0-9a-f]{64}")
+_DIGEST = regex("[0-9a-f]{64}")
 #: The registry's pattern of layer names.
-_LAYER = core.regex("[A-Za-z0-9][A-Za-z0-9._-]*")
+_LAYER = regex("[A-Za-z0-9][A-Za-z0-9._-]*")
 _BOMB = "more content than announced: a decompression bomb"
 _CHANGED = "another content than its name says: it was changed"
 
@@ -100,35 +105,35 @@ _PLACE = ("form", "sha256", "offset")
 _NOWHERE = Path()
 
 
-def line_of(entry: core.Entry) -> dict[str, object]:
+def line_of(entry: Entry) -> dict[str, object]:
     """Return what the line of an entry in an index part says."""
     line = {name: getattr(entry, name) for name in _ABOUT} | {name: getattr(entry.stored, name) for name in _PLACE}
     return line | {"pack": entry.stored.pack.removeprefix(PACKS)}
 
 
-def stored_entry(entry: core.Entry, artifact: core.Artifact, *, with_time: bool = True) -> core.Entry:
+def stored_entry(entry: Entry, artifact: Artifact, *, with_time: bool = True) -> Entry:
     """Return an entry that was read as an entry of a store, where it has no place yet.
 
     ``modified`` is the time of its last change where it was pushed, in whole seconds.
     """
     is_known = with_time and entry.modified is not None and entry.modified >= 0
-    return core.Entry(
+    return Entry(
         *(entry.layer, entry.key, _NOWHERE, len(artifact.data), 0),
         modified=int(entry.modified or 0) if is_known else None,
         kernels=entry.kernels,
         device=entry.device,
         versions=dict(entry.versions),
         detail=dict(artifact.detail),
-        stored=core.Stored(artifact.form, _sha256(artifact.data)),
+        stored=Stored(artifact.form, _sha256(artifact.data)),
     )
 
 
-def complaint(entry: core.Entry) -> str | None:
+def complaint(entry: Entry) -> str | None:
     """Return why no reader would accept this entry; ``None`` if readers accept it."""
-    most = _most_packed(core.LARGEST_ENTRY)
+    most = _most_packed(LARGEST_ENTRY)
     stored = entry.stored
     numbers: dict[str, tuple[object, int]] = {
-        "bytes": (entry.bytes, core.LARGEST_ENTRY),
+        "bytes": (entry.bytes, LARGEST_ENTRY),
         "modified": (0 if entry.modified is None else entry.modified, _LATEST),
         **{name: (getattr(stored, name), most) for name in ("offset", "packed", "unpacked")},
     }
@@ -138,14 +143,14 @@ def complaint(entry: core.Entry) -> str | None:
     device = () if entry.device is None else (entry.device,)
     texts = [entry.key, stored.form, stored.sha256, *device, *(entry.kernels or ())]
     for table in (entry.detail, entry.versions):
-        if not isinstance(table, dict) or len(table) > core.MOST_DETAILS:
+        if not isinstance(table, dict) or len(table) > MOST_DETAILS:
             return "a value that should be a table of few details and is not"
         texts += [*table, *table.values()]
     if not all(isinstance(text, str) for text in texts) or sum(map(len, texts)) > _MOST_TEXT:
         return "a value that should be a text of bounded length and is not"
     if not _DIGEST.fullmatch(stored.sha256):
         return "an invalid checksum"
-    wrong = core.key_complaint(entry.key)
+    wrong = key_complaint(entry.key)
     if wrong is None and (entry.key.startswith("/") or ".." in entry.key.split("/")):
         wrong = "leads outside its root"
     return None if wrong is None else f"the key {entry.key[:200]!r}, which {wrong}"
@@ -168,7 +173,7 @@ class StoreKey(NamedTuple):
     """A layer and the facts of a place that decide whether its entries can be hit elsewhere; none for a layer here."""
 
     layer: str
-    facts: core.Facts = types.MappingProxyType({})
+    facts: Facts = types.MappingProxyType({})
 
     def to_bytes(self) -> bytes:
         """Return the key document."""
@@ -187,7 +192,7 @@ def _parsing(name: str) -> Iterator[None]:
         yield
     except place.BadStore:
         raise
-    except core.PARSE_ERRORS as error:
+    except PARSE_ERRORS as error:
         raise place.BadStore(f"{name} cannot be read: {type(error).__name__}") from error
 
 
@@ -198,7 +203,7 @@ def parse_key(name: str, document: bytes) -> StoreKey:
     with _parsing(shown):
         value = parsed(document)
         key = StoreKey(value["layer"], value["facts"])
-        valid = _LAYER.fullmatch(key.layer) is not None and len(key.facts) <= core.MOST_DETAILS
+        valid = _LAYER.fullmatch(key.layer) is not None and len(key.facts) <= MOST_DETAILS
         valid = valid and all(isinstance(text, str) or text is None for text in key.facts.values())
         _require(shown, valid, "no layer, or no facts")
         return key
@@ -211,7 +216,7 @@ class Part(NamedTuple):
     """
 
     key: StoreKey
-    entries: Sequence[core.Entry]
+    entries: Sequence[Entry]
     is_signed: bool = False
     signer: str | None = None
 
@@ -221,7 +226,7 @@ class Part(NamedTuple):
         return frozenset(entry.stored.pack for entry in self.entries)
 
 
-def part_of(made: int, key: StoreKey, entries: Sequence[core.Entry]) -> bytes:
+def part_of(made: int, key: StoreKey, entries: Sequence[Entry]) -> bytes:
     """Return the text of an index part, which is signed."""
     stored = [entry.stored for entry in entries]
     packs = {place.pack.removeprefix(PACKS): (place.packed, place.unpacked) for place in stored}
@@ -235,7 +240,7 @@ def parse_part(name: str, text: bytes) -> Part:
     lines = text.split(b"\n")
     _require(name, max(map(len, lines)) <= _LONGEST_LINE, "a line that is too long")
     _require(name, not lines.pop(), "no end")
-    entries: dict[str, core.Entry] = {}
+    entries: dict[str, Entry] = {}
     with _parsing(name):
         head = parsed(lines[0] if lines else b"")
         _require(name, head["schema"] == SCHEMA, "an unknown schema; a newer cachectl may read it")
@@ -247,8 +252,8 @@ def parse_part(name: str, text: bytes) -> Part:
             line["kernels"] = None if kernels is None else tuple(kernels)
             form, digest, offset = (line.pop(member) for member in _PLACE)
             packed, unpacked = head["packs"][sha256]
-            stored = core.Stored(form, digest, PACKS + sha256, packed, unpacked, offset)
-            entry = core.Entry(layer=key.layer, root=_NOWHERE, files=0, stored=stored, **line)
+            stored = Stored(form, digest, PACKS + sha256, packed, unpacked, offset)
+            entry = Entry(layer=key.layer, root=_NOWHERE, files=0, stored=stored, **line)
             wrong = complaint(entry)
             _require(name, wrong is None, str(wrong))
             inside = is_name(stored.pack) and stored.offset + entry.bytes <= stored.unpacked
@@ -278,7 +283,7 @@ def open_part(name: str, file: bytes) -> tuple[bytes, bytes]:
     return text, label
 
 
-def open_pack(entries: Sequence[core.Entry], file: bytes) -> Iterator[tuple[core.Entry, core.Artifact]]:
+def open_pack(entries: Sequence[Entry], file: bytes) -> Iterator[tuple[Entry, Artifact]]:
     """Yield entries with their artifacts out of the file of a pack, in which all of them lie, unpacked one at a time.
 
     Raises :class:`BadStore` if the file is another, if entries overlap, and for one with another SHA-256.
@@ -286,7 +291,7 @@ def open_pack(entries: Sequence[core.Entry], file: bytes) -> Iterator[tuple[core
     pack = entries[0].stored.pack
     _, content = _opened(pack, file)
     # Several index parts may list the same entry.
-    places: dict[tuple[int, int], list[core.Entry]] = {}
+    places: dict[tuple[int, int], list[Entry]] = {}
     for entry in entries:
         places.setdefault((entry.stored.offset, entry.bytes), []).append(entry)
     for (begin, size), (offset, _) in pairwise(sorted(places)):
@@ -302,9 +307,9 @@ def open_pack(entries: Sequence[core.Entry], file: bytes) -> Iterator[tuple[core
     _require(pack, not _taken(pack, content, entries[0].stored.unpacked, 1), _BOMB)
 
 
-def artifact_of(entry: core.Entry, data: bytes) -> core.Artifact:
+def artifact_of(entry: Entry, data: bytes) -> Artifact:
     """Return the artifact of an entry of a store with these bytes."""
-    return core.Artifact(entry.layer, entry.key, entry.stored.form, data, entry.detail)
+    return Artifact(entry.layer, entry.key, entry.stored.form, data, entry.detail)
 
 
 def _opened(name: str, file: bytes) -> tuple[bytes, BinaryIO]:
@@ -313,7 +318,7 @@ def _opened(name: str, file: bytes) -> tuple[bytes, BinaryIO]:
     _require(name, len(file) >= _FRAME.size, "too few bytes")
     magic, length = _FRAME.unpack_from(file)
     at = _FRAME.size + length
-    _require(name, magic == _SKIPPABLE and length <= core.LARGEST_SIGNATURE and at <= len(file), "no beginning")
+    _require(name, magic == _SKIPPABLE and length <= LARGEST_SIGNATURE and at <= len(file), "no beginning")
     packed = io.BytesIO(file)
     packed.seek(at)
     return file[_FRAME.size : at], _zstd().ZstdFile(packed)
@@ -338,7 +343,7 @@ def _most_packed(size: int) -> int:
 
 
 #: The largest file of an index part, in bytes.
-MOST_PART = _most_packed(_LARGEST_PART) + core.LARGEST_SIGNATURE
+MOST_PART = _most_packed(_LARGEST_PART) + LARGEST_SIGNATURE
 
 
 def _sha256(data: bytes) -> str:
@@ -354,5 +359,5 @@ def _zstd() -> types.ModuleType:
     try:
         from cachectl.layers.formats import zstd
     except ImportError as error:
-        raise core.CachectlError("a store needs zstd, and this Python was built without it") from error
+        raise CachectlError("a store needs zstd, and this Python was built without it") from error
     return zstd

@@ -13,7 +13,7 @@ from collections import defaultdict
 from importlib.resources import files
 
 from cachectl import __version__
-from cachectl.layers.core.documents import encode_json
+from cachectl.layers.base.documents import encode_json
 
 #: How each page begins: a page that cachectl wrote may be replaced by another.
 BEGINNING = """\

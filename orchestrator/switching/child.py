@@ -22,7 +22,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from cachectl import layer_set
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment, user_cache_folder
+from cachectl.layers.base.errors import FAILURES, BadRequest, CachectlError, Refused, reason_of
+from cachectl.layers.base.text import printable
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.root import Scope
+from cachectl.layers.core.switch import Ability, Switch
 from cachectl.layers.disk import atomic, temporaries, trust
 
 T = TypeVar("T")
@@ -74,20 +79,20 @@ def needed(place: Path, *, kept: Path | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except core.CachectlError:
+    except CachectlError:
         raise
     except Exception as error:
         instead = _ANOTHER_TEMPORARY if kept is None else _ANOTHER_ROOT
-        raise core.CachectlError(f"{_reason(error, place)}; {instead}") from error
+        raise CachectlError(f"{_reason(error, place)}; {instead}") from error
 
 
 def _reason(error: BaseException, place: Path | None = None) -> str:
     """Return an error in one line, with the path that it is about, else the place."""
-    if isinstance(error, core.CachectlError):
+    if isinstance(error, CachectlError):
         return str(error)
     path = getattr(error, "filename", None) or place
-    where = "" if path is None else f"{core.printable(os.fsdecode(path))}: "
-    return f"{where}{core.reason_of(error)}{'' if isinstance(error, (OSError, MemoryError)) else f'; {FAULT}'}"
+    where = "" if path is None else f"{printable(os.fsdecode(path))}: "
+    return f"{where}{reason_of(error)}{'' if isinstance(error, (OSError, MemoryError)) else f'; {FAULT}'}"
 
 
 # ---------------------------------------------------------------------- isolated roots
@@ -98,20 +103,20 @@ def make_kept_root(folder: Path, mode: int = 0o777) -> None:
     try:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as error:
-        message = f"cannot make the root {core.printable(folder)}: {error.strerror}; {_ANOTHER_ROOT}"
-        raise core.CachectlError(message) from error
+        message = f"cannot make the root {printable(folder)}: {error.strerror}; {_ANOTHER_ROOT}"
+        raise CachectlError(message) from error
 
 
 def say_shared(folder: Path, what: str, notice: Callable[[str], None]) -> None:
     """Give a line if another user could write to a folder that exists, and whose content programs run."""
     if (reason := trust.shared_because(folder)) is not None:
-        shown = core.printable(folder)
+        shown = printable(folder)
         notice(f"{what} {shown}: another user can write it ({reason}), and programs run what is in it")
 
 
 @contextmanager
 def isolated_root(
-    environment: core.Environment, folder: Path | None = None, notice: Callable[[str], None] = layer_set.warn_user
+    environment: Environment, folder: Path | None = None, notice: Callable[[str], None] = layer_set.warn_user
 ) -> Iterator[Path]:
     """Yield ``folder``, created if missing, or an empty temporary one that is removed when the block ends.
 
@@ -136,24 +141,24 @@ def copy_isolated_root(source: Path, target: Path) -> None:
     shutil.copytree(source, target, symlinks=True, ignore=_special, dirs_exist_ok=True)
 
 
-def can_switch(layer: core.Layer) -> bool:
+def can_switch(layer: Layer) -> bool:
     """Return whether anything switches the layer."""
-    return layer.abilities()[core.Ability.DISABLE] is None
+    return layer.abilities()[Ability.DISABLE] is None
 
 
-def relocations(layers: Iterable[core.Layer], folder: Path) -> dict[str, core.Switch]:
+def relocations(layers: Iterable[Layer], folder: Path) -> dict[str, Switch]:
     """Return, for each layer that can be moved, how to move it under the folder."""
-    return {layer.name: layer.relocate(folder) for layer in layers if layer.abilities()[core.Ability.RELOCATE] is None}
+    return {layer.name: layer.relocate(folder) for layer in layers if layer.abilities()[Ability.RELOCATE] is None}
 
 
-def make_folders(switches: Iterable[core.Switch]) -> None:
+def make_folders(switches: Iterable[Switch]) -> None:
     """Make the folders that moved libraries need and do not make themselves."""
     for switch in switches:
         for folder in switch.makes:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def companions(layers: Iterable[core.Layer], everything: Iterable[core.Layer], folder: Path) -> dict[str, core.Switch]:
+def companions(layers: Iterable[Layer], everything: Iterable[Layer], folder: Path) -> dict[str, Switch]:
     """Return the layers that move too because they follow a variable that moves one of the given layers, and how."""
     moved = relocations(layers, folder)
     shared = merged(moved.values()).keys() & _SHARED
@@ -164,9 +169,9 @@ def companions(layers: Iterable[core.Layer], everything: Iterable[core.Layer], f
     }
 
 
-def link_cache_home(environment: core.Environment, layers: Iterable[core.Layer], folder: Path) -> None:
+def link_cache_home(environment: Environment, layers: Iterable[Layer], folder: Path) -> None:
     """Link everything in the user cache folder below an isolated root, except the entries of the given layers."""
-    own, links = core.user_cache_folder(environment, "any")[0], folder / "xdg"
+    own, links = user_cache_folder(environment, "any")[0], folder / "xdg"
     # On Windows an application's folder is any/any/Cache.
     real = own.parents[2] if environment.platform == "win32" else own.parent
     if real.resolve() == links.resolve():
@@ -179,7 +184,7 @@ def link_cache_home(environment: core.Environment, layers: Iterable[core.Layer],
     for layer in layers:
         # A layer with a variable of its own needs no hiding.
         if layer.name in moved and _SHARED & moved[layer.name].set.keys():
-            with suppress(*core.FAILURES):
+            with suppress(*FAILURES):
                 paths = [root.path for root in layer.roots()]
                 hidden.update(path.relative_to(real).parts[0] for path in paths if real in path.parents)
     for name in _names(links):
@@ -210,7 +215,7 @@ def _special(folder: str, names: list[str]) -> list[str]:
 # ---------------------------------------------------------------------- variables
 
 
-def merged(switches: Iterable[core.Switch]) -> dict[str, str | None]:
+def merged(switches: Iterable[Switch]) -> dict[str, str | None]:
     """Return the variables of several switches; ``None`` unsets one."""
     changes: dict[str, str | None] = {}
     for switch in switches:
@@ -219,7 +224,7 @@ def merged(switches: Iterable[core.Switch]) -> dict[str, str | None]:
     return changes
 
 
-def variables_off(layers: Iterable[core.Layer], stack: layer_set.LayerSet, folder: Path) -> dict[str, str | None]:
+def variables_off(layers: Iterable[Layer], stack: layer_set.LayerSet, folder: Path) -> dict[str, str | None]:
     """Return the variables for a child in which the given layers are off; ``None`` unsets one.
 
     Layers are both switched off and moved to a temporary folder: some libraries write although they are off, and
@@ -234,11 +239,11 @@ def variables_off(layers: Iterable[core.Layer], stack: layer_set.LayerSet, folde
         if not staying & switch.set.keys():
             changes.update(switch.set)
         elif stack[name].disable().patches:
-            raise core.Refused(name, f"has no switch, and shares its folder with {', '.join(along)}; name these too")
+            raise Refused(name, f"has no switch, and shares its folder with {', '.join(along)}; name these too")
     return changes
 
 
-def variables_isolated(layers: Iterable[core.Layer], folder: Path) -> dict[str, str | None]:
+def variables_isolated(layers: Iterable[Layer], folder: Path) -> dict[str, str | None]:
     """Return the variables for a child in which the given layers are on and use ``folder``.
 
     Makes the folders there that a library would not make itself.
@@ -248,29 +253,29 @@ def variables_isolated(layers: Iterable[core.Layer], folder: Path) -> dict[str, 
     return merged(switches)
 
 
-def environment_below(environment: core.Environment, folder: str) -> core.Environment:
+def environment_below(environment: Environment, folder: str) -> Environment:
     """Return the environment of a program that ``run --isolated`` or ``env --root`` started with a folder.
 
     Nothing is made. Raises :class:`BadRequest` if there is no such folder.
     """
     root = environment.expand(folder)
     if not root.is_dir():
-        raise core.BadRequest(f"--root {folder!r} is not a directory")
+        raise BadRequest(f"--root {folder!r} is not a directory")
     return environment_of(environment, root.resolve())
 
 
-def environment_of(environment: core.Environment, root: Path) -> core.Environment:
+def environment_of(environment: Environment, root: Path) -> Environment:
     """Return the environment of a program whose layers are all below a root, as its path is written."""
     return environment.with_variables(merged(switches_on(layer_set.LayerSet(environment), root)))
 
 
-def switches_on(layers: Iterable[core.Layer], root: Path) -> list[core.Switch]:
+def switches_on(layers: Iterable[Layer], root: Path) -> list[Switch]:
     """Return what switches layers on, and moves those that can be moved below a root."""
     enabled = [layer.enable() for layer in layers if can_switch(layer)]
     return [*enabled, *relocations(layers, root).values()]
 
 
-def unable(layers: Iterable[core.Layer], *abilities: core.Ability) -> dict[str, str]:
+def unable(layers: Iterable[Layer], *abilities: Ability) -> dict[str, str]:
     """Return the layers that have none of some abilities, each with the reason why it has not the last."""
     reasons = {}
     for layer in layers:
@@ -281,17 +286,17 @@ def unable(layers: Iterable[core.Layer], *abilities: core.Ability) -> dict[str, 
 
 
 def say_left_alone(
-    layers: Sequence[core.Layer], named: Iterable[str], notice: Callable[[str], None], *, off: bool
+    layers: Sequence[Layer], named: Iterable[str], notice: Callable[[str], None], *, off: bool
 ) -> frozenset[str]:
     """Return the names of the layers that can be neither moved nor, if ``off``, switched off: a child uses them so.
 
     Gives a line for each of the user's. Raises :class:`Refused` for one that was named.
     """
-    staying = unable(layers, core.Ability.RELOCATE, *([core.Ability.DISABLE] if off else []))
+    staying = unable(layers, Ability.RELOCATE, *([Ability.DISABLE] if off else []))
     for layer in layers:
-        if layer.name in staying and layer.about.scope is core.Scope.USER:
+        if layer.name in staying and layer.about.scope is Scope.USER:
             if layer.name in named:
-                raise core.Refused(layer.name, f"stays as it is: {staying[layer.name]}")
+                raise Refused(layer.name, f"stays as it is: {staying[layer.name]}")
             notice(f"{layer.name} stays as it is: {staying[layer.name]}")
     return frozenset(staying)
 
@@ -299,7 +304,7 @@ def say_left_alone(
 # ---------------------------------------------------------------------- the command
 
 
-class CannotStart(core.CachectlError, OSError):
+class CannotStart(CachectlError, OSError):
     """The command could not be started; ``status`` is what a shell would give (126, 127)."""
 
     def __init__(self, command: str, error: OSError) -> None:
@@ -348,7 +353,7 @@ def signals_held() -> Iterator[Signals]:
 def run(
     command: Sequence[str],
     changes: Mapping[str, str | None],
-    environment: core.Environment,
+    environment: Environment,
     signals: Signals,
     *,
     quiet: BinaryIO | None = None,

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cachectl.layer_set import LayerSet
-from cachectl.layers import core
-from cachectl.layers.host import processes
+from cachectl.layers.base import processes
+from cachectl.layers.base.errors import FAILURES, CachectlError
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.root import DISABLED, Scope
+from cachectl.layers.core.switch import Ability, Patch, Switch
 from cachectl.layers.inside import tagged_builds
 from cachectl.switching import child, overlay
 from cachectl.switching.salt import SALTING
@@ -30,7 +33,7 @@ _SALTED = (
 )
 
 
-class StillOn(core.CachectlError, RuntimeError):
+class StillOn(CachectlError, RuntimeError):
     """Some layers cannot be switched off, or moved, in this process any more.
 
     ``layers`` maps each to the reason, and ``what`` is the message without what works instead.
@@ -72,7 +75,7 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
     :raises StillOn: before anything is changed, if a layer can be neither switched nor salted
     """
     stack = LayerSet()
-    lacking = child.unable(stack.named(layers), core.Ability.DISABLE)
+    lacking = child.unable(stack.named(layers), Ability.DISABLE)
     chosen = [layer for layer in stack.named(layers) if layer.name not in lacking]
     maps = processes.read("self", "maps")
     off = {layer.name: layer.disable() for layer in chosen}
@@ -124,8 +127,8 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
             root = block.enter_context(child.isolated_root(stack.environment))
         else:
             root = Path(folder).absolute()
-        late, users = too_late(stack, root), [layer for layer in stack if layer.about.scope is core.Scope.USER]
-        staying = late | child.unable(users, core.Ability.RELOCATE)
+        late, users = too_late(stack, root), [layer for layer in stack if layer.about.scope is Scope.USER]
+        staying = late | child.unable(users, Ability.RELOCATE)
         _report(late, staying, "move", _INSTEAD_OF_ISOLATED, strict=strict)
         with child.needed(root, kept=None if folder is None else root):
             root.mkdir(parents=True, exist_ok=True)
@@ -141,14 +144,14 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
                 atexit.register(block.pop_all().close)
 
 
-def too_late(layers: Iterable[core.Layer], folder: Path) -> dict[str, str]:
+def too_late(layers: Iterable[Layer], folder: Path) -> dict[str, str]:
     """Return the layers that cannot be moved in this process any more, each with the reason."""
     maps = processes.read("self", "maps")
     moved = child.relocations(layers, folder)
     return {name: why for name, switch in moved.items() if (why := _latched(switch, maps)) is not None}
 
 
-def _judge(layer: core.Layer, off: core.Switch, maps: bytes | None) -> Held:
+def _judge(layer: Layer, off: Switch, maps: bytes | None) -> Held:
     """Return the status that a layer gets: a driver that has started is off only if it was off from the beginning."""
     if (why := _latched(off, maps)) is None:
         if _is_off(layer, off):
@@ -161,13 +164,13 @@ def _judge(layer: core.Layer, off: core.Switch, maps: bytes | None) -> Held:
     return _judge_started(layer, maps, why)
 
 
-def _judge_started(layer: core.Layer, maps: bytes | None, why: str) -> Held:
+def _judge_started(layer: Layer, maps: bytes | None, why: str) -> Held:
     if layer.name in STAY_OFF:
         return Held("off", STAY_OFF[layer.name])
     # The program may have unset the variable before its driver started, so both must say it.
     if (began := _began(layer)) is not None:
         here, there = layer.state(), began.state()
-        if here.condition is there.condition is core.DISABLED:
+        if here.condition is there.condition is DISABLED:
             return Held("off", f"off since the process began: {there.why}")
     libraries = layer.about.libraries
     if not libraries or not layer.about.platforms:
@@ -179,7 +182,7 @@ def _judge_started(layer: core.Layer, maps: bytes | None, why: str) -> Held:
     return Held("salted", _SALTED)
 
 
-def _misfit(switch: core.Switch) -> str | None:
+def _misfit(switch: Switch) -> str | None:
     """Return what a library lacks that a switch changes in this process; ``None`` if it has all of it.
 
     Libraries whose methods are replaced are imported.
@@ -199,26 +202,26 @@ def _misfit(switch: core.Switch) -> str | None:
     return None
 
 
-def _is_off(layer: core.Layer, off: core.Switch) -> bool:
+def _is_off(layer: Layer, off: Switch) -> bool:
     """Return whether variables have switched a layer off; asks the layer itself, which reads the disk, only then."""
     variables = layer.environment.variables
     touched = any(name in variables for name in off.set.keys() | layer.enable().unset)
-    with suppress(*core.FAILURES):
-        return touched and layer.state().condition is core.DISABLED
+    with suppress(*FAILURES):
+        return touched and layer.state().condition is DISABLED
     return False
 
 
-def _began(layer: core.Layer) -> core.Layer | None:
+def _began(layer: Layer) -> Layer | None:
     """Return the layer in the environment in which the process began; ``None`` where that is unknown."""
     if (first := processes.first_variables()) is None:
         return None
     try:
         return type(layer)(layer.environment._replace(variables=first))
-    except core.FAILURES:
+    except FAILURES:
         return None
 
 
-def _keeping(stack: LayerSet, salted: Iterable[core.Layer], held: Mapping[str, Held]) -> Iterator[core.Layer]:
+def _keeping(stack: LayerSet, salted: Iterable[Layer], held: Mapping[str, Held]) -> Iterator[Layer]:
     """Yield the layers in which salted builds may be stored: a driver uses the variables read at its start."""
     for layer in salted:
         yield layer
@@ -230,7 +233,7 @@ def _keeping(stack: LayerSet, salted: Iterable[core.Layer], held: Mapping[str, H
             yield layer
 
 
-def _switched_along(stack: LayerSet, switches: Iterable[core.Switch]) -> dict[str, Held]:
+def _switched_along(stack: LayerSet, switches: Iterable[Switch]) -> dict[str, Held]:
     """Return the layers that another layer's switch turns off too: PyOpenCL has one switch for both of its caches."""
     ours = {name for switch in switches for name in switch.set}
     named = {switch.layer for switch in switches}
@@ -239,7 +242,7 @@ def _switched_along(stack: LayerSet, switches: Iterable[core.Switch]) -> dict[st
     return {layer.name: held for layer in others if ours & layer.disable().set.keys()}
 
 
-def _latched(switch: core.Switch, maps: bytes | None) -> str | None:
+def _latched(switch: Switch, maps: bytes | None) -> str | None:
     """Return why it is too late for the variables of a switch; ``None`` if it is not."""
     modules = [module for module in switch.read_at_import if module in sys.modules]
     if modules:
@@ -260,7 +263,7 @@ def _report(demanded: Mapping[str, str], still_on: Mapping[str, str], act: str, 
         warnings.warn(f"{name} stays as it is: {why}", RuntimeWarning, stacklevel=4)
 
 
-def _settings(switches: list[core.Switch], salts: Iterable[core.Patch] = ()) -> dict[overlay.Slot, object]:
+def _settings(switches: list[Switch], salts: Iterable[Patch] = ()) -> dict[overlay.Slot, object]:
     settings = overlay.variables(child.merged(switches))
     for switch in switches:
         settings.update(_flags(switch))
@@ -274,11 +277,11 @@ def _settings(switches: list[core.Switch], salts: Iterable[core.Patch] = ()) -> 
     return settings
 
 
-def _flags(switch: core.Switch) -> dict[overlay.Slot, object]:
+def _flags(switch: Switch) -> dict[overlay.Slot, object]:
     return {(module, None, attribute): value for (module, attribute), value in switch.flags.items()}
 
 
-def _flags_left_behind(layers: Iterable[core.Layer]) -> dict[overlay.Slot, object]:
+def _flags_left_behind(layers: Iterable[Layer]) -> dict[overlay.Slot, object]:
     """Return the flags that modules imported in the block would have without it."""
     left: dict[overlay.Slot, object] = {}
     for layer in filter(child.can_switch, layers):
@@ -287,20 +290,20 @@ def _flags_left_behind(layers: Iterable[core.Layer]) -> dict[overlay.Slot, objec
     return left
 
 
-def _note_started(switches: Iterable[core.Switch]) -> None:
+def _note_started(switches: Iterable[Switch]) -> None:
     maps = processes.read("self", "maps")
     late = (switch.layer for switch in switches if switch.read_at_load and _latched(switch, maps))
     STAY_OFF.update(dict.fromkeys(late, "its driver started in a block of disabled(), and stays off"))
 
 
-def _drop_copies(switch: core.Switch) -> None:
+def _drop_copies(switch: Switch) -> None:
     for module, function in switch.clear_functions:
         drop = getattr(sys.modules.get(module), function, None)
         if drop is not None:
             drop()
 
 
-def _reload_modules(switch: core.Switch) -> None:
+def _reload_modules(switch: Switch) -> None:
     """Reload modules that made no dictionary because their first import happened while their layer was off."""
     if any(overlay.read(slot) == value for slot, value in _flags(switch).items()):
         return

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from cachectl.layers import core
+from cachectl.layers.host.variables import process_variable, set_process_variable
 
 #: An attribute: of a module, or of a class in it, and its name. Without a module it is an environment variable of this
 #: process, whose value is ``None`` if it is not set.
@@ -26,7 +26,7 @@ def read(slot: Slot) -> object:
     """Return the value now; :data:`MISSING` if there is no such attribute."""
     module, owner, name = slot
     if module is None:
-        return core.process_variable(name)
+        return process_variable(name)
     target = owner_of(module, owner)
     return _UNLOADED if target is None else vars(target).get(name, MISSING)
 
@@ -35,7 +35,7 @@ def _write(slot: Slot, value: object) -> None:
     """Set the value; :data:`MISSING` removes it. Does nothing if the module is, or was, not loaded."""
     module, owner, name = slot
     if module is None:
-        core.set_process_variable(name, None if value is None else str(value))
+        set_process_variable(name, None if value is None else str(value))
         return
     target = owner_of(module, owner)
     if target is None or value is _UNLOADED:

@@ -22,8 +22,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from cachectl.layers import core
-from cachectl.layers.host import processes
+from cachectl.layers.base import processes
+from cachectl.layers.base.errors import FAILURES, reason_of
+from cachectl.layers.base.text import plural
+from cachectl.layers.core.entry import Entry
+from cachectl.layers.core.layer import Layer, plan_removal
+from cachectl.layers.core.root import Root
 from cachectl.layers.inside import tagged_builds
 
 _NAME = "cachectl_salt"
@@ -56,14 +60,14 @@ class Salting:
         self._lock = threading.RLock()
         self._numbers = itertools.count()
         self._built: dict[str, _Built] = {}
-        self._roots: dict[tuple[str, Path], tuple[core.Layer, core.Root]] = {}
+        self._roots: dict[tuple[str, Path], tuple[Layer, Root]] = {}
         #: The names of the platforms that each block salts.
         self._blocks: list[frozenset[str]] = []
         self._since = 0.0
         self._forked = False
 
     @contextmanager
-    def salted(self, platforms: frozenset[str], layers: Iterable[core.Layer], now: float) -> Iterator[None]:
+    def salted(self, platforms: frozenset[str], layers: Iterable[Layer], now: float) -> Iterator[None]:
         """Salt builds for OpenCL platforms; at the end remove what they stored in ``layers`` and nothing uses any more.
 
         Warns of entries that could not be removed.
@@ -77,7 +81,7 @@ class Salting:
             if not self._built and not self._blocks:
                 self._since = now - _SLACK
             for layer in layers:
-                with suppress(*core.FAILURES):
+                with suppress(*FAILURES):
                     for root in layer.roots():
                         self._roots.setdefault((layer.name, root.path), (layer, root))
             self._blocks.append(platforms)
@@ -104,7 +108,7 @@ class Salting:
     def _end(self) -> None:
         busy, notes = self.sweep(ends=True)
         if busy:
-            builds = core.plural(busy, "salted build")
+            builds = plural(busy, "salted build")
             notes.append(f"entries of {builds} stay, because commands still use them; purge them afterwards")
         # Drivers must not be called during interpreter shutdown.
         self._built.clear()
@@ -180,18 +184,18 @@ class Salting:
                 self._roots.clear()
             return busy, notes
 
-    def _sweep(self, layer: core.Layer, root: core.Root, idle: set[str]) -> Iterator[str]:
+    def _sweep(self, layer: Layer, root: Root, idle: set[str]) -> Iterator[str]:
         """Remove spent entries in one root; yield a note for each that was left."""
         try:
             things = tuple(self._spent(layer, root, idle))
-            outcome = layer.clear(core.plan_removal(layer, things, in_use=True)) if things else None
-        except core.FAILURES as error:
-            yield f"{layer.name} keeps an entry of a salted build: {core.reason_of(error)}"
+            outcome = layer.clear(plan_removal(layer, things, in_use=True)) if things else None
+        except FAILURES as error:
+            yield f"{layer.name} keeps an entry of a salted build: {reason_of(error)}"
             return
         for note in () if outcome is None else (*outcome.failed, *outcome.skipped):
             yield f"{layer.name} keeps an entry of a salted build: {note.key} {note.because}"
 
-    def _spent(self, layer: core.Layer, root: core.Root, idle: set[str]) -> Iterator[core.Entry]:
+    def _spent(self, layer: Layer, root: Root, idle: set[str]) -> Iterator[Entry]:
         """Yield the entries of finished builds in one root, of this process or of forked children that have ended."""
         traces = {trace: salt for salt, built in self._built.items() for trace in built.traces}
         known = {key: salt for salt, built in self._built.items() for key in built.keys}

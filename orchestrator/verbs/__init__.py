@@ -7,7 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import BadRequest, CachectlError
+from cachectl.layers.core.selection import Selection, parse_age, parse_size
+from cachectl.layers.host.here import this_environment
+from cachectl.layers.host.variables import process_variable
 
 # Layers are imported when they are asked for: --help and --version need none.
 if TYPE_CHECKING:
@@ -36,7 +40,7 @@ class Request:
         options: argparse.Namespace,
         words: Sequence[str],
         command: Sequence[str],
-        environment: core.Environment | None,
+        environment: Environment | None,
     ) -> None:
         self.output = output
         self.notice: Callable[[str], None] = output.warn
@@ -46,20 +50,20 @@ class Request:
         self._given = environment
 
     @cached_property
-    def _here(self) -> core.Environment:
+    def _here(self) -> Environment:
         """The environment without options and settings."""
         if self._given is not None:
             return self._given
         try:
-            return core.Environment.here()
+            return this_environment()
         except OSError as error:
-            where = core.process_variable("PWD") or "the working folder"
-            raise core.CachectlError(
+            where = process_variable("PWD") or "the working folder"
+            raise CachectlError(
                 f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
             ) from error
 
     @cached_property
-    def environment(self) -> core.Environment:
+    def environment(self) -> Environment:
         """The environment, with the options and settings that change how caches are read and changed."""
         here, options = self._here, vars(self.options)
         if (below := options.get("below")) is not None:
@@ -126,13 +130,13 @@ class Request:
             what, line = "write -- before the command", [*before, "--", *after]
             if self.command and len(unexpected) == 1 and before[-1] == "--isolated":
                 what, line = "write the folder after =", [*before[:-1], f"--isolated={unexpected[0]}", *after[1:]]
-            raise core.BadRequest(f"{what}: {shlex.join(['cachectl', *line])}")
+            raise BadRequest(f"{what}: {shlex.join(['cachectl', *line])}")
         if not self.command:
             self.misuse("end the line with -- and the command to run")
 
-    def selection(self) -> core.Selection:
+    def selection(self) -> Selection:
         """Return which entries were selected."""
-        return core.Selection(self.options.kernel, self.options.key, self.before, self.options.stale)
+        return Selection(self.options.kernel, self.options.key, self.before, self.options.stale)
 
     @property
     def before(self) -> float | None:
@@ -208,19 +212,19 @@ def seconds(text: str) -> float:
     return parsed
 
 
-def _read_by(function: str) -> Callable[[str], Any]:
-    """Return the type of an option that a function of the selection reads, which is loaded when it is typed."""
+def _read_by(parse: Callable[[str], int | float]) -> Callable[[str], int | float]:
+    """Return the type of an option that a function of the selection reads."""
 
-    def read(text: str) -> Any:  # noqa: ANN401 - a number
+    def read(text: str) -> int | float:
         try:
-            return getattr(core, function)(text)
-        except core.BadRequest as error:
+            return parse(text)
+        except BadRequest as error:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return read
 
 
-age_of, size_of = _read_by("parse_age"), _read_by("parse_size")
+age_of, size_of = _read_by(parse_age), _read_by(parse_size)
 LAYERS = ("layers", "LAYER", "a layer that cachectl layers lists (default: all)", MANY)
 CLEARABLE = ("layers", "LAYER", "a layer that cachectl layers lists (default: a user's, but no tuning results)", MANY)
 ONE_LAYER = ("layer", "LAYER", "the layer that keeps the entry")

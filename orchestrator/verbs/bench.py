@@ -15,7 +15,13 @@ from tempfile import TemporaryFile
 from typing import NamedTuple
 
 from cachectl import layer_set, output_files, verbs
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import FAILURES, BadRequest, CachectlError, Refused
+from cachectl.layers.base.text import plural
+from cachectl.layers.core.json_form import as_json
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.root import Scope
+from cachectl.layers.core.switch import Ability, Switch
 from cachectl.layers.host import drivers, hardware
 from cachectl.switching import child
 
@@ -48,7 +54,7 @@ _LINES = 10
 _BYTES = 10_000
 
 
-class Ended(core.CachectlError):
+class Ended(CachectlError):
     """The command failed or was ended; ``status`` is its exit status, ``said`` the last lines of its standard error."""
 
     def __init__(self, setting: str, status: int, said: Sequence[str]) -> None:
@@ -57,7 +63,7 @@ class Ended(core.CachectlError):
         super().__init__(f"the command ended with status {status} in its {setting} run, so nothing is compared")
 
 
-@core.as_json(also=("median",))
+@as_json(also=("median",))
 class BenchSetting(NamedTuple):
     """One setting of the caches, and the wall seconds of the command in each round.
 
@@ -106,11 +112,11 @@ class Machine(NamedTuple):
         """Return it in a few words, the GPU first if there is one."""
         kinds = {gpu: self.gpus.count(gpu) for gpu in self.gpus}
         gpus = [gpu if count == 1 else f"{count}x {gpu}" for gpu, count in kinds.items()]
-        usable = None if self.cpus is None else core.plural(self.cpus, "CPU")
+        usable = None if self.cpus is None else plural(self.cpus, "CPU")
         return ", ".join(filter(None, (*gpus, self.cpu, usable))) or self.system
 
 
-def machine(environment: core.Environment) -> Machine:
+def machine(environment: Environment) -> Machine:
     """Describe this machine from the files in ``environment.processes`` (``/proc``)."""
     return Machine(
         cpu=hardware.processor(environment)[0] or platform.processor() or None,
@@ -121,7 +127,7 @@ def machine(environment: core.Environment) -> Machine:
     )
 
 
-@core.as_json("cachectl/bench/1", names={"saved": "saved_by_layer", "unused": "not_used"})
+@as_json("cachectl/bench/1", names={"saved": "saved_by_layer", "unused": "not_used"})
 class Bench(NamedTuple):
     """All measurements, and the machine; ``unused`` maps the layers that were not turned off to the reason."""
 
@@ -149,7 +155,7 @@ def bench(
     :raises CannotStart: if the command cannot be started
     """
     environment = stack.environment
-    layers = tuple(layer for layer in stack if layer.abilities()[core.Ability.RELOCATE] is None)
+    layers = tuple(layer for layer in stack if layer.abilities()[Ability.RELOCATE] is None)
     with child.signals_held() as signals, child.isolated_root(environment, notice=notice) as full:
 
         def measure(setting: str, root: Path, changes: Mapping[str, str | None]) -> float:
@@ -195,15 +201,15 @@ def bench(
 
 
 def _settings(
-    stack: layer_set.LayerSet, layers: Iterable[core.Layer], entries: Mapping[str, int]
+    stack: layer_set.LayerSet, layers: Iterable[Layer], entries: Mapping[str, int]
 ) -> tuple[list[BenchSetting], dict[str, str]]:
     """Return the settings, one for each layer that the command filled, and the layers that cannot be turned off."""
-    users = (layer for layer in stack if layer.about.scope is core.Scope.USER)
-    unused = {name: f"stays as it is: {why}" for name, why in child.unable(users, core.Ability.RELOCATE).items()}
-    used: dict[core.Layer, set[str]] = {}
+    users = (layer for layer in stack if layer.about.scope is Scope.USER)
+    unused = {name: f"stays as it is: {why}" for name, why in child.unable(users, Ability.RELOCATE).items()}
+    used: dict[Layer, set[str]] = {}
     for layer in layers:
         if entries.get(layer.name):
-            switch = layer.disable() if child.can_switch(layer) else core.Switch(layer.name)
+            switch = layer.disable() if child.can_switch(layer) else Switch(layer.name)
             used[layer] = {*switch.unset, *switch.set}
         else:
             unused[layer.name] = "the command stores nothing in it"
@@ -217,7 +223,7 @@ def _settings(
             how = _SWITCHED
         else:
             how = "emptied: no variable switches it"
-        if how != _SWITCHED and layer.abilities()[core.Ability.CLEAR] is not None:
+        if how != _SWITCHED and layer.abilities()[Ability.CLEAR] is not None:
             unused[layer.name] = "no switch, and it cannot be emptied"
             continue
         settings.append(BenchSetting(f"{layer.name} off", how, layer.name, []))
@@ -226,7 +232,7 @@ def _settings(
 
 
 def _prepared(
-    setting: BenchSetting, stack: layer_set.LayerSet, layers: Iterable[core.Layer], root: Path
+    setting: BenchSetting, stack: layer_set.LayerSet, layers: Iterable[Layer], root: Path
 ) -> dict[str, str | None]:
     """Return the variables of a setting below a root, in which a layer without a switch is emptied for its turn."""
     if setting.setting == OFF:
@@ -238,16 +244,16 @@ def _prepared(
         layer = layer_set.LayerSet(stack.environment.with_variables(changes))[setting.layer]
         outcome = layer.clear(layer.plan_clear())
         if outcome.failed:
-            raise core.Refused(layer.name, f"cannot be emptied for its turn: {outcome.failed[0].because}")
+            raise Refused(layer.name, f"cannot be emptied for its turn: {outcome.failed[0].because}")
     return changes
 
 
-def _entries(layers: Iterable[core.Layer], environment: core.Environment, root: Path) -> dict[str, int]:
+def _entries(layers: Iterable[Layer], environment: Environment, root: Path) -> dict[str, int]:
     """Count the entries of each layer below a root; those that cannot be read count as none."""
     moved, counts = layer_set.LayerSet(child.environment_of(environment, root)), {}
     for name in (layer.name for layer in layers):
         counts[name] = 0
-        with suppress(*core.FAILURES):
+        with suppress(*FAILURES):
             places = [place for place in moved[name].roots() if root in place.path.parents]
             counts[name] = sum(moved[name].store.usage(place).entries or 0 for place in places)
     return counts
@@ -262,9 +268,9 @@ def run(request: verbs.Request) -> int:
     request.demand_command()
     ending = ".svg" if options.plot in (None, stream) else os.path.splitext(options.plot)[1].lower()
     if ending not in _ENDINGS:
-        raise core.BadRequest(f"--plot {options.plot!r}: the file name must end in {' or '.join(_ENDINGS)}")
+        raise BadRequest(f"--plot {options.plot!r}: the file name must end in {' or '.join(_ENDINGS)}")
     if options.plot is not None and find_spec("matplotlib") is None:
-        raise core.CachectlError("--plot needs matplotlib, the extra plot: pip install 'opencl-cachectl[plot]'")
+        raise CachectlError("--plot needs matplotlib, the extra plot: pip install 'opencl-cachectl[plot]'")
     if options.plot == options.json == stream:
         request.misuse("JSON and the picture cannot both go to standard output; name a FILE")
     kind = output_files.json_kind("cachectl/bench")

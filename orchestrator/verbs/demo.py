@@ -8,10 +8,13 @@ import time
 from importlib.util import find_spec
 
 from cachectl import verbs
-from cachectl.layers import core
-from cachectl.layers.core.documents import parse_json
-from cachectl.stack import Stack
+from cachectl.layer_set import LayerSet
+from cachectl.layers.base.documents import parse_json
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import PARSE_ERRORS, CachectlError
 from cachectl.switching.child import isolated_root, say_left_alone, variables_isolated, variables_off
+from cachectl.verbs.purge import plan_purge
+from cachectl.verbs.report import report
 
 EXAMPLE = "cachectl demo"
 OPTIONS = ()
@@ -23,30 +26,30 @@ _FEW = 3
 def run(request: verbs.Request) -> int:
     """Carry out ``cachectl demo``: warm and off must store nothing, purge must remove all, and cold refill."""
     if missing := [name for name in ("loopy", "pyopencl") if find_spec(name) is None]:
-        raise core.CachectlError(
+        raise CachectlError(
             f"the demo needs {' and '.join(missing)}; the extra demo: pip install 'opencl-cachectl[demo]'"
         )
     here = request.environment
     rows: list[tuple[str, str, int, str]] = []
-    say_left_alone(tuple(Stack(here)), (), request.notice, off=True)
+    say_left_alone(tuple(LayerSet(here)), (), request.notice, off=True)
     with isolated_root(here, notice=request.notice) as root:
-        stack = Stack(here.with_variables(variables_isolated(Stack(here), root)))
-        off = here.with_variables(variables_off(Stack(here), Stack(here), root / "off"))
+        stack = LayerSet(here.with_variables(variables_isolated(LayerSet(here), root)))
+        off = here.with_variables(variables_off(LayerSet(here), LayerSet(here), root / "off"))
         request.output.say([[f"{_KERNELS} loopy kernels on PoCL; every cache under {root}"], ""])
 
-        def measure(what: str, environment: core.Environment) -> int:
+        def measure(what: str, environment: Environment) -> int:
             """Run the kernels, and return the number of entries afterwards."""
             with request.output.progress(what):
                 started = time.perf_counter()
                 in_kernels = _run(what, environment)
-                entries = stack.report(layers=("loopy", "pyopencl-invoker", "pocl")).total.entries or 0
+                entries = report(stack, layers=("loopy", "pyopencl-invoker", "pocl")).total.entries or 0
             rows.append((f"{in_kernels:.2f}", f"{time.perf_counter() - started:.2f}", entries, what))
             return entries
 
         cold = measure("cold: every cache empty", stack.environment)
         warm = measure("warm: every cache full", stack.environment)
         without = measure("caches off", off)
-        purged = stack.plan_clear().apply()
+        purged = plan_purge(stack).apply()
         again = measure("after purge --all: cold again", stack.environment)
     numbers = dict.fromkeys(("kernels s", "process s", "entries after"), verbs.count)
     removed, skipped = purged.total.removed, purged.total.skipped
@@ -61,7 +64,7 @@ def run(request: verbs.Request) -> int:
     return 1
 
 
-def _run(what: str, environment: core.Environment) -> float:
+def _run(what: str, environment: Environment) -> float:
     """Run the demo program, and return the seconds in its kernels."""
     command = [sys.executable, "-m", "cachectl.verbs.demo_kernels", str(_KERNELS)]
     child = subprocess.run(  # noqa: S603 - our own program, by our own interpreter
@@ -69,8 +72,8 @@ def _run(what: str, environment: core.Environment) -> float:
     )
     if child.returncode:
         reason = (child.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise core.CachectlError(f"the demo program failed ({what}): {reason}")
+        raise CachectlError(f"the demo program failed ({what}): {reason}")
     try:
         return float(sum(parse_json(child.stdout).values()))
-    except core.PARSE_ERRORS as error:
-        raise core.CachectlError(f"the demo program printed something else than its times ({what})") from error
+    except PARSE_ERRORS as error:
+        raise CachectlError(f"the demo program printed something else than its times ({what})") from error

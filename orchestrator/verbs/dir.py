@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from cachectl import layer_set, verbs
-from cachectl.layers import core
+from cachectl.layers.base.errors import reason_of
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.root import Root
 
 EXAMPLE = "cachectl dir pocl"
 OPTIONS = (verbs.LAYERS, verbs.ROOT)
@@ -17,7 +19,7 @@ def run(request: verbs.Request) -> int:
     """
     names = request.options.layers
 
-    def shown(layer: core.Layer, root: core.Root) -> list[str]:
+    def shown(layer: Layer, root: Root) -> list[str]:
         is_main = bool(names) and root == layer.roots()[0]
         exists = root.exists and root.path != layer.environment.temporary
         return [str(root.path)] if is_main or exists else []
@@ -28,7 +30,7 @@ def run(request: verbs.Request) -> int:
         if isinstance(found, str):
             paths[found] = None
         else:
-            request.notice(f"{layer.name}: {core.reason_of(found)}")
+            request.notice(f"{layer.name}: {reason_of(found)}")
             status = 1
     request.output.show_raw(paths)
     return status

@@ -17,14 +17,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cachectl import layer_set, listing, verbs
-from cachectl.layers import core
+from cachectl.layers.base import processes
+from cachectl.layers.base.environment import Environment, node, user_name
+from cachectl.layers.base.errors import FAILURES, LayerError
+from cachectl.layers.base.text import plural
+from cachectl.layers.core.entry import UNCOUNTED, Usage
+from cachectl.layers.core.finding import FAILS, HARMLESS, RISKS, UNSAFE, WASTES, Finding, Hazard, Severity
+from cachectl.layers.core.layer import Layer, every_root
+from cachectl.layers.core.root import ENABLED, UNKNOWN, Root, Scope
+from cachectl.layers.core.store import finding_of
+from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import plain, room, trust
-from cachectl.layers.host import launcher, processes
+from cachectl.layers.host import launcher
 
 EXAMPLE = "cachectl doctor"
 OPTIONS = (verbs.LAYERS, verbs.PLACES, verbs.FORM)
 
-_WORST_FIRST = tuple(core.Severity)
+_WORST_FIRST = tuple(Severity)
 #: Free bytes and files: below the first nothing can be stored, below the second the next program may run out of space.
 _FULL = (1 << 20, 10)
 _NEARLY_FULL = (16 << 20, 100)
@@ -40,17 +49,17 @@ _OWN = '"$HOME/.cachectl"'
 _TEMPORARY = '"$(mktemp -d)"'
 
 #: A finding, and the place that it is about; of several layers with the same problem of a place, one reports it.
-Placed = tuple[object, core.Finding]
+Placed = tuple[object, Finding]
 
 
 class _Held(NamedTuple):
     """A root of a layer, whether it is the layer's first and exists, and what it holds, or the error of counting it."""
 
-    layer: core.Layer
-    root: core.Root
+    layer: Layer
+    root: Root
     first: bool
     exists: bool
-    usage: core.Usage
+    usage: Usage
     error: Exception | None
 
     @property
@@ -63,15 +72,15 @@ class _Held(NamedTuple):
     @property
     def clearable(self) -> bool:
         """Return whether what is there is known, and can be removed."""
-        return self.error is None and self.layer.abilities()[core.Ability.CLEAR] is None
+        return self.error is None and self.layer.abilities()[Ability.CLEAR] is None
 
-    def finding(self, place: object, severity: core.Severity, code: str, message: str, fix: str) -> Placed:
+    def finding(self, place: object, severity: Severity, code: str, message: str, fix: str) -> Placed:
         """Return a finding about this root."""
-        return place, core.Finding(self.layer.name, self.root.path, None, severity, code, message, fix)
+        return place, Finding(self.layer.name, self.root.path, None, severity, code, message, fix)
 
     def elsewhere(self, folder: str) -> str:
         """Return the shell command that moves the layer to ``folder``, which is already quoted."""
-        if (reason := self.layer.abilities()[core.Ability.RELOCATE]) is not None:
+        if (reason := self.layer.abilities()[Ability.RELOCATE]) is not None:
             return f"nothing moves it: {reason}"
         return f'eval "$(cachectl env --root {folder} --layer {self.layer.name} --shell sh)"'
 
@@ -90,8 +99,8 @@ def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Fin
     for plugin in () if names else stack.broken:
         name, why = plugin["name"], plugin["why"]
         fix = f"fix or uninstall the plug-in {name}"
-        found.append(core.Finding(name, Path("*"), None, core.HARMLESS, "plugin", why, fix))
-    said: dict[object, core.Finding] = {}
+        found.append(Finding(name, Path("*"), None, HARMLESS, "plugin", why, fix))
+    said: dict[object, Finding] = {}
     for layer, of_layer in roots.items():
         before = len(said)
         for place, finding in (*_guarded(layer, None, _of_roots(layer, of_layer)), *_of_layer(layer, of_layer)):
@@ -101,47 +110,47 @@ def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Fin
     return listing.Findings(tuple(found))
 
 
-def _held(layer: core.Layer) -> Iterator[_Held]:
+def _held(layer: Layer) -> Iterator[_Held]:
     """Yield the roots of a layer; one that cannot be asked whether it exists is read, which reports the error."""
-    with suppress(*core.FAILURES):
-        for number, root in enumerate(core.every_root(layer)):
-            exists, usage, failure = True, core.UNCOUNTED, None
+    with suppress(*FAILURES):
+        for number, root in enumerate(every_root(layer)):
+            exists, usage, failure = True, UNCOUNTED, None
             with suppress(OSError):
                 exists = root.exists
             try:
                 usage = layer.store.usage(root) if exists else usage
-            except core.FAILURES as error:
+            except FAILURES as error:
                 failure = error
             yield _Held(layer, root, not number, exists, usage, failure)
 
 
-def _guarded(layer: core.Layer, path: Path | None, placed: Iterable[Placed]) -> Iterator[Placed]:
+def _guarded(layer: Layer, path: Path | None, placed: Iterable[Placed]) -> Iterator[Placed]:
     """Yield findings, and the error that ends them as one more; of an error met several times, one is shown."""
     try:
         yield from placed
-    except core.FAILURES as error:
+    except FAILURES as error:
         yield (layer, path), listing.failure(layer, path, error)
 
 
-def _of_layer(layer: core.Layer, roots: Iterable[_Held]) -> Iterator[Placed]:
+def _of_layer(layer: Layer, roots: Iterable[_Held]) -> Iterator[Placed]:
     """Yield what the layer itself reports."""
     try:
         # Layers that share a variable report its problem once.
         yield from (((finding.message, finding.fix), finding) for finding in layer.diagnose())
-    except core.FAILURES as error:
+    except FAILURES as error:
         # The finding of a root that cannot be read names it.
-        if not isinstance(error, (core.LayerError, OSError)) or all(held.error is None for held in roots):
+        if not isinstance(error, (LayerError, OSError)) or all(held.error is None for held in roots):
             yield (layer, None), listing.failure(layer, None, error)
 
 
-def _of_roots(layer: core.Layer, roots: Iterable[_Held]) -> Iterator[Placed]:
+def _of_roots(layer: Layer, roots: Iterable[_Held]) -> Iterator[Placed]:
     for held in roots:
         path = held.root.path
         if held.error is not None:
             yield (layer, path), listing.failure(layer, path, held.error)
         for problem in held.usage.problems:
             if problem.code == "unreadable":
-                yield (layer, problem.path), core.finding_of(layer.store, held.root, problem)
+                yield (layer, problem.path), finding_of(layer.store, held.root, problem)
         if held.exists and held.in_use and hasattr(os, "geteuid"):
             yield from _guarded(layer, path, _of_writers(held))
         # The library will make its first root at its first use.
@@ -150,30 +159,30 @@ def _of_roots(layer: core.Layer, roots: Iterable[_Held]) -> Iterator[Placed]:
         if held.exists and held.clearable and not layer.about.precious:
             yield from _of_waste(held)
     # The error that kept them from being listed.
-    tuple(core.every_root(layer))
+    tuple(every_root(layer))
 
 
 def _of_waste(held: _Held) -> Iterator[Placed]:
     root, usage, fix = held.root, held.usage, f"cachectl prune --stale {held.layer.name}"
     if usage.stale_entries:
-        amount = core.plural(usage.stale_entries, "stale entry", "stale entries")
+        amount = plural(usage.stale_entries, "stale entry", "stale entries")
         message = f"{amount} of {usage.stale_bytes or 0:,} bytes, whose driver was seen here and has gone"
-        yield held.finding(root, core.WASTES, "stale", message, fix)
+        yield held.finding(root, WASTES, "stale", message, fix)
     if usage.orphan_files:
         wastes = usage.orphan_bytes or usage.orphan_files >= _MANY_FILES
-        amount = core.plural(usage.orphan_files, "leaked file")
+        amount = plural(usage.orphan_files, "leaked file")
         message = f"{amount} of {usage.orphan_bytes or 0:,} bytes, which nothing reads"
-        yield held.finding(root, core.WASTES if wastes else core.HARMLESS, "leaked", message, fix)
+        yield held.finding(root, WASTES if wastes else HARMLESS, "leaked", message, fix)
 
 
 # ---------------------------------------------------------------------- full file systems
 
 
-def _of_space(roots: Iterable[_Held]) -> Iterator[core.Finding]:
+def _of_space(roots: Iterable[_Held]) -> Iterator[Finding]:
     """Report each file system or quota of a user's root that is full or nearly full."""
     devices: dict[int, list[_Held]] = {}
     for held in roots:
-        if held.root.scope is core.Scope.USER and held.in_use:
+        if held.root.scope is Scope.USER and held.in_use:
             with suppress(OSError):
                 devices.setdefault(plain.nearest(held.root.path).stat().st_dev, []).append(held)
     for same in devices.values():
@@ -182,7 +191,7 @@ def _of_space(roots: Iterable[_Held]) -> Iterator[core.Finding]:
                 yield from _shortage(same, free)
 
 
-def _shortage(roots: list[_Held], free: room.Room) -> Iterator[core.Finding]:
+def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
     grades = [
         sum(amount is not None and amount < limits[unit] for limits in (_FULL, _NEARLY_FULL))
         for unit, amount in enumerate(free[:2])
@@ -202,7 +211,7 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[core.Finding]:
     if most := amount(largest):
         owner = f"{largest.layer.name} holds most of what can be cleared there, {most:,} {unit}"
         fix = f"cachectl purge {largest.layer.name}"
-    severity = core.FAILS if max(grades) > 1 else core.RISKS
+    severity = FAILS if max(grades) > 1 else RISKS
     yield largest.finding(None, severity, "full", f"{free[2]} has room for {' and '.join(short)}; {owner}", fix)[1]
 
 
@@ -212,11 +221,11 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[core.Finding]:
 def _of_surroundings(held: _Held) -> Iterator[Placed]:
     """Report problems with the place of an active layer's root, whether or not the root exists yet."""
     layer, root, environment = held.layer, held.root, held.layer.environment
-    with suppress(*core.FAILURES):
-        if layer.state().condition not in (core.ENABLED, core.UNKNOWN):
+    with suppress(*FAILURES):
+        if layer.state().condition not in (ENABLED, UNKNOWN):
             return
     is_reachable = held.first and held.error is None
-    if is_reachable and root.scope is core.Scope.USER and layer.about.when_closed is not None:
+    if is_reachable and root.scope is Scope.USER and layer.about.when_closed is not None:
         yield from _of_use(held, layer.about.when_closed)
     kind = processes.network_file_system(environment, root.path)
     if kind is not None and (hazard := layer.about.on_network) is not None:
@@ -228,7 +237,7 @@ def _of_surroundings(held: _Held) -> Iterator[Placed]:
     ranks, variable = job
     several = "the ranks" if ranks is None else f"the {ranks} ranks"
     message = f"{several} of this job share it: {hazard.message}"
-    if layer.abilities()[core.Ability.RELOCATE] is None:
+    if layer.abilities()[Ability.RELOCATE] is None:
         message += "; fix it in the script that each rank runs"
     node = "$(hostname)-" if variable in _LOCAL_RANKS else ""
     # The shell stops with an error if the variable is not set.
@@ -236,7 +245,7 @@ def _of_surroundings(held: _Held) -> Iterator[Placed]:
     yield held.finding(root.path, hazard.severity, "ranks", message, fix)
 
 
-def job_of(environment: core.Environment) -> tuple[int | None, str] | None:
+def job_of(environment: Environment) -> tuple[int | None, str] | None:
     """Return the ranks, if known, of the parallel job that variables describe, and the variable with the rank."""
     for size, rank in launcher.RANKS:
         ranks, own = launcher.number_of(environment, size), launcher.number_of(environment, rank)
@@ -245,16 +254,16 @@ def job_of(environment: core.Environment) -> tuple[int | None, str] | None:
     return None
 
 
-def _apart(environment: core.Environment, path: Path) -> bool:
+def _apart(environment: Environment, path: Path) -> bool:
     """Return whether a root is this rank's own: whether a folder's name, the home's path apart, ends with the rank.
 
     The rank within the node counts on a local disk, and elsewhere only if the name has the node too.
     """
-    home, node = environment.home_folder, core.node()
+    home, machine = environment.home_folder, node()
     local = processes.network_file_system(environment, path) is None
     for part in path.relative_to(home).parts if path.is_relative_to(home) else path.parts:
         end = re.search(r"[0-9]{1,12}$", part)
-        within = {*_LOCAL_RANKS} if local or node in part else set()
+        within = {*_LOCAL_RANKS} if local or machine in part else set()
         variables = {rank for _, rank in launcher.RANKS} - {*_LOCAL_RANKS} | within
         if end is not None and int(end[0]) in {launcher.number_of(environment, name) for name in variables}:
             return True
@@ -264,7 +273,7 @@ def _apart(environment: core.Environment, path: Path) -> bool:
 # ---------------------------------------------------------------------- unusable roots
 
 
-def _of_use(held: _Held, hazard: core.Hazard) -> Iterator[Placed]:
+def _of_use(held: _Held, hazard: Hazard) -> Iterator[Placed]:
     """Report why nothing can be stored in a root: its path is blocked by something else, or is not writable."""
     root, environment = held.root, held.layer.environment
     place = plain.nearest(root.path, follow=False)
@@ -302,9 +311,9 @@ def _of_writers(held: _Held) -> Iterator[Placed]:
     root = held.root
     real = Path(os.path.realpath(root.path))
     owner = real.stat().st_uid
-    if root.scope is core.Scope.USER and owner not in (0, os.geteuid()):
-        message = f"belongs to {core.user_name(owner)}, whose code runs as you"
-        yield held.finding(root.path, core.UNSAFE, "owner", message, held.elsewhere(_OWN))
+    if root.scope is Scope.USER and owner not in (0, os.geteuid()):
+        message = f"belongs to {user_name(owner)}, whose code runs as you"
+        yield held.finding(root.path, UNSAFE, "owner", message, held.elsewhere(_OWN))
     for folder in trust.open_to_others(root.path):
         status = folder.stat()
         whose = "everybody" if status.st_mode & stat.S_IWOTH else f"the group {_group_name(status.st_gid)}"
@@ -316,8 +325,8 @@ def _of_writers(held: _Held) -> Iterator[Placed]:
             # Writable by everybody on purpose.
             fix = held.elsewhere(_OWN)
         elif os.geteuid() not in (0, status.st_uid):
-            fix = f"as {core.user_name(status.st_uid)}: {fix}"
-        yield held.finding((status.st_dev, status.st_ino), core.UNSAFE, "writable", message, fix)
+            fix = f"as {user_name(status.st_uid)}: {fix}"
+        yield held.finding((status.st_dev, status.st_ino), UNSAFE, "writable", message, fix)
 
 
 def _group_name(number: int) -> str:

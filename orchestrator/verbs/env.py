@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
 from cachectl import layer_set, verbs
-from cachectl.layers import core
+from cachectl.layers.base.errors import BadRequest, CachectlError, Refused
+from cachectl.layers.core.switch import Ability, Switch
 from cachectl.switching import child
 
 #: How each shell sets a variable, and removes one.
@@ -43,15 +44,15 @@ def env(
     """
     folder = None if root is None else stack.environment.expand(root)
     if folder is not None and (not root or (folder.exists() and not folder.is_dir())):
-        raise core.BadRequest(f"--root {root!r} is not a directory")
+        raise BadRequest(f"--root {root!r} is not a directory")
     notes: list[str] = []
-    switches: list[core.Switch] = []
-    ability = core.Ability.DISABLE if folder is None else core.Ability.RELOCATE
+    switches: list[Switch] = []
+    ability = Ability.DISABLE if folder is None else Ability.RELOCATE
     named = tuple(layers)
     for layer in stack.named(named):
         reason = layer.abilities()[ability]
         if reason is not None and named:
-            raise core.Refused(layer.name, f"cannot {ability.value}: {reason}")
+            raise Refused(layer.name, f"cannot {ability.value}: {reason}")
         if reason is not None:
             notes.append(f"{layer.name} cannot {ability.value}: {reason}")
             continue
@@ -96,6 +97,6 @@ def _quoted(value: str, shell: str) -> str:
         return "'" + re.sub("(['\u2018\u2019\u201a\u201b])", r"\1\1", value) + "'"
     if shell == "csh" and "\n" in value:
         # It splits the output of `...` at newlines even if they are quoted.
-        raise core.CachectlError(f"csh cannot quote a value that contains a newline: {value!r}")
+        raise CachectlError(f"csh cannot quote a value that contains a newline: {value!r}")
     # csh expands ! even between single quotes.
     return shlex.quote(value).replace("!", "\\!") if shell == "csh" else shlex.quote(value)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cachectl import verbs
-from cachectl.layers import core
+from cachectl.layers.core.switch import Ability
 
 EXAMPLE = "cachectl layers"
 OPTIONS = (verbs.LAYERS, verbs.FORM)
@@ -35,7 +35,7 @@ def table(document: _Document, _request: verbs.Request) -> verbs.Table:
         (layer["layer"], *("no" if reason else "yes" for reason in layer["abilities"].values()))
         for layer in document["layers"]
     ]
-    return verbs.Table(dict.fromkeys(("layer", *(ability.value for ability in core.Ability)), str), rows)
+    return verbs.Table(dict.fromkeys(("layer", *(ability.value for ability in Ability)), str), rows)
 
 
 def show(document: _Document, request: verbs.Request) -> Iterator[object]:

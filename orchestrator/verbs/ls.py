@@ -9,9 +9,11 @@ from operator import attrgetter
 from typing import TypeVar
 
 from cachectl import layer_set, listing, verbs
-from cachectl.layers import core
+from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.core.entry import Entry
+from cachectl.layers.core.selection import ALL, Selection
 
-_Row = TypeVar("_Row", core.Entry, listing.Kernel)
+_Row = TypeVar("_Row", Entry, listing.Kernel)
 #: What each order sorts by.
 _ORDERS = {"size": "bytes", "age": "modified", "used": "used"}
 EXAMPLE = "cachectl ls --kernel 'axpy*'"
@@ -31,7 +33,7 @@ EPILOG = "On a terminal the table shortens names to fit; elsewhere they are whol
 
 def ls(
     stack: layer_set.LayerSet,
-    selection: core.Selection = core.ALL,
+    selection: Selection = ALL,
     *,
     layers: Iterable[str] = (),
     sort: str | None = None,
@@ -49,10 +51,10 @@ def ls(
     :raises BadRequest: for an unknown layer, and a negative limit
     """
     if limit is not None and limit < 0:
-        raise core.BadRequest(f"--limit {limit} is negative")
+        raise BadRequest(f"--limit {limit} is negative")
     troubles: list[listing.Trouble] = []
     reads = contents or selection.needs_contents
-    entries: Iterable[core.Entry] = listing.listed(stack.named(layers), selection, troubles.append, contents=reads)
+    entries: Iterable[Entry] = listing.listed(stack.named(layers), selection, troubles.append, contents=reads)
     kernels: Iterable[listing.Kernel] = ()
     if by_kernel:
         entries = tuple(entries)

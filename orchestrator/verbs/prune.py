@@ -6,7 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from cachectl import config, layer_set, removal, verbs
-from cachectl.layers import core
+from cachectl.layers.base.errors import reason_of
+from cachectl.layers.base.text import plural
+from cachectl.layers.core.entry import Entry, Found, Note, Problem
+from cachectl.layers.core.layer import Layer, plan_removal
+from cachectl.layers.core.plan import Plan
+from cachectl.layers.core.root import Root
 from cachectl.watching import ledger
 
 EXAMPLE = "cachectl prune --max-size 2G --dry-run"
@@ -54,7 +59,7 @@ def prune(
 
 
 def plan_prune(
-    layers: Iterable[core.Layer], limits: config.Limits, notice: Callable[[str], None] = layer_set.warn_user
+    layers: Iterable[Layer], limits: config.Limits, notice: Callable[[str], None] = layer_set.warn_user
 ) -> removal.Removal:
     """Plan the removals that the limits require; changes nothing.
 
@@ -64,13 +69,13 @@ def plan_prune(
     what misses take, it is what is long unused, large and cheap to make again: what has the greatest product of seconds
     unused and bytes, divided by the seconds that it saves. Things of unknown age stay.
     """
-    going: dict[core.Layer, list[core.Entry]] = {layer: [] for layer in layers}
-    unread: dict[core.Layer, list[core.Note]] = {layer: [] for layer in going}
+    going: dict[Layer, list[Entry]] = {layer: [] for layer in layers}
+    unread: dict[Layer, list[Note]] = {layer: [] for layer in going}
     known, now = ledger.Ledger({}, []), 0.0
     if going and limits.bytes is not None:
         environment = next(iter(going)).environment
         known, now = ledger.readable(environment), environment.clock()
-    aged: list[tuple[float, core.Layer, core.Entry]] = []
+    aged: list[tuple[float, Layer, Entry]] = []
     total, unknown = 0, [0, 0]
     for layer, thing in _things(unread, limits, contents=limits.stale or bool(known.kernels)):
         latest = thing.latest
@@ -88,23 +93,23 @@ def plan_prune(
                 aged.append((latest, layer, thing))
     only_orphans = all(entry.is_orphan for entries in going.values() for entry in entries)
     if limits == config.Limits(stale=True) and unknown[0] and only_orphans:
-        held = f"{core.plural(unknown[0], 'entry', 'entries')} ({verbs.size(unknown[1])})"
+        held = f"{plural(unknown[0], 'entry', 'entries')} ({verbs.size(unknown[1])})"
         advice = "--older-than 30d or --max-size 1G frees space"
         notice(f"no entry is known to be stale, of {held} that is unknown: {advice}")
     excess = 0 if limits.bytes is None else total - limits.bytes
     for layer, entry in _longest_unused(aged, known, now, excess):
         going[layer].append(entry)
 
-    def plan(layer: core.Layer) -> core.Plan:
-        plan = core.plan_removal(layer, going[layer])
+    def plan(layer: Layer) -> Plan:
+        plan = plan_removal(layer, going[layer])
         return plan._replace(failed=(*plan.failed, *unread[layer]))
 
     return removal.planned(going, plan)
 
 
 def _longest_unused(
-    aged: Sequence[tuple[float, core.Layer, core.Entry]], known: ledger.Ledger, now: float, excess: int
-) -> Iterator[tuple[core.Layer, core.Entry]]:
+    aged: Sequence[tuple[float, Layer, Entry]], known: ledger.Ledger, now: float, excess: int
+) -> Iterator[tuple[Layer, Entry]]:
     """Yield what goes first, until it holds ``excess`` bytes; each entry is given with the time of its last use."""
     worth = known.worth([entry for _, _, entry in aged])
     ranks: list[float] = [latest for latest, _, _ in aged]
@@ -120,25 +125,25 @@ def _longest_unused(
 
 
 def _things(
-    unread: Mapping[core.Layer, list[core.Note]], limits: config.Limits, *, contents: bool
-) -> Iterator[tuple[core.Layer, core.Entry]]:
+    unread: Mapping[Layer, list[Note]], limits: config.Limits, *, contents: bool
+) -> Iterator[tuple[Layer, Entry]]:
     """Yield what layers hold, and note what could not be read; a guest belongs to another program.
 
     What is of an unknown format is not known to be stale, but counts for the other limits.
     """
     are_limited = limits != config.Limits(stale=True)
 
-    def scan(layer: core.Layer, root: core.Root) -> Iterator[core.Found]:
+    def scan(layer: Layer, root: Root) -> Iterator[Found]:
         return layer.store.scan(root, contents=contents)
 
     for layer, root, thing in layer_set.in_each_root(unread, scan, removal.existing_roots):
-        if isinstance(thing, core.Entry):
+        if isinstance(thing, Entry):
             if thing.guest is None:
                 yield layer, thing
-        elif isinstance(thing, core.Problem):
+        elif isinstance(thing, Problem):
             unread[layer] += [thing.note] if thing.hides or (are_limited and thing.is_unknown) else []
         else:
-            unread[layer].append(core.Note(str(root.path) if root else "*", core.reason_of(thing)))
+            unread[layer].append(Note(str(root.path) if root else "*", reason_of(thing)))
 
 
 show, table = removal.show, removal.table

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from cachectl import layer_set, removal, verbs
-from cachectl.layers import core
+from cachectl.layers.base.errors import CachectlError
+from cachectl.layers.core.selection import ALL, Selection
 
 EXAMPLE = "cachectl purge pocl --older-than 30d"
 OPTIONS = (
@@ -21,7 +22,7 @@ OPTIONS = (
 
 def plan_purge(
     stack: layer_set.LayerSet,
-    selection: core.Selection = core.ALL,
+    selection: Selection = ALL,
     *,
     layers: Iterable[str] = (),
     damaged: bool = False,
@@ -38,7 +39,7 @@ def plan_purge(
 
 def purge(
     stack: layer_set.LayerSet,
-    selection: core.Selection = core.ALL,
+    selection: Selection = ALL,
     *,
     layers: Iterable[str] = (),
     damaged: bool = False,
@@ -76,5 +77,5 @@ def run(request: verbs.Request) -> removal.Removal:
     if not options.all:
         request.warn_of_dead({outcome.layer for outcome in result.layers if outcome.removed or outcome.entries})
     if options.key is not None and not any((total.removed, total.orphans_removed, total.skipped, total.failed)):
-        raise core.CachectlError(f"no entry that is selected has the key {options.key!r}; cachectl ls -q lists keys")
+        raise CachectlError(f"no entry that is selected has the key {options.key!r}; cachectl ls -q lists keys")
     return result

@@ -7,7 +7,8 @@ import sys
 from contextlib import nullcontext
 
 from cachectl import verbs
-from cachectl.layers import core
+from cachectl.layers.base.errors import CachectlError
+from cachectl.layers.base.limits import LARGEST_ARTIFACT
 
 EXAMPLE = "cachectl put pocl 2f1c9a0b77de program.tar"
 OPTIONS = (
@@ -37,13 +38,13 @@ def _read(file: str) -> bytes:
     try:
         with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as source:
             # A single read would reserve memory for the largest artifact.
-            while whole.tell() <= core.LARGEST_ARTIFACT and (piece := source.read(1 << 20)):
+            while whole.tell() <= LARGEST_ARTIFACT and (piece := source.read(1 << 20)):
                 whole.write(piece)
     except OSError as error:
         error.filename = "standard input" if file == "-" else file
         raise
-    if whole.tell() > core.LARGEST_ARTIFACT:
-        raise core.CachectlError(
-            f"{file}: has more than the {core.LARGEST_ARTIFACT:,} bytes of the largest artifact; give what get wrote"
+    if whole.tell() > LARGEST_ARTIFACT:
+        raise CachectlError(
+            f"{file}: has more than the {LARGEST_ARTIFACT:,} bytes of the largest artifact; give what get wrote"
         )
     return whole.getvalue()

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl import layer_set, verbs
-from cachectl.layers import core
-from cachectl.layers.disk import temporaries
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import FAILURES, reason_of
+from cachectl.layers.base.text import plural, printable
+from cachectl.layers.core.entry import UNCOUNTED, Entry, Problem, Usage, orphan
+from cachectl.layers.core.finding import Finding
+from cachectl.layers.core.json_form import as_json
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.root import DISABLED, UNKNOWN, Root, Scope, State
+from cachectl.layers.core.selection import ALL
+from cachectl.layers.core.store import sum_usage
+from cachectl.layers.disk import plain, temporaries
+from cachectl.layers.host.here import this_environment
 
 if TYPE_CHECKING:
     from cachectl import listing
@@ -53,13 +64,13 @@ class Total(NamedTuple):
     stale_unknown: int
 
 
-@core.as_json(flat=("root", "usage"))
+@as_json(flat=("root", "usage"))
 class RootReport(NamedTuple):
     """One root and what it holds."""
 
-    root: core.Root
+    root: Root
     exists: bool
-    usage: core.Usage
+    usage: Usage
 
 
 def total_of(roots: Sequence[RootReport], *, complete: bool = True) -> Total:
@@ -87,7 +98,7 @@ def total_of(roots: Sequence[RootReport], *, complete: bool = True) -> Total:
     )
 
 
-@core.as_json(flat=("state", "total"))
+@as_json(flat=("state", "total"))
 class LayerReport(NamedTuple):
     """One layer: its state, its roots and their sums; ``failures`` are the errors met while reading them.
 
@@ -96,8 +107,8 @@ class LayerReport(NamedTuple):
 
     layer: str
     title: str
-    state: core.State
-    scope: core.Scope
+    state: State
+    scope: Scope
     precious: bool
     roots: tuple[RootReport, ...]
     failures: tuple[str, ...]
@@ -105,14 +116,14 @@ class LayerReport(NamedTuple):
     stale_seconds: float | None = None
 
     @property
-    def problems(self) -> tuple[core.Problem, ...]:
+    def problems(self) -> tuple[Problem, ...]:
         """Return the problems of all roots."""
         return tuple(problem for root in self.roots for problem in root.usage.problems)
 
     @property
     def idle(self) -> bool:
         """Return whether the layer is complete and empty, and nobody has switched it off."""
-        total, off = self.total, self.state.condition is core.DISABLED
+        total, off = self.total, self.state.condition is DISABLED
         return total.complete and not (off or total.entries or total.files or self.problems)
 
 
@@ -144,7 +155,7 @@ class DriverShare(NamedTuple):
     newest: float | None
 
 
-@core.as_json("cachectl/report/1", also=("total",), optional=("neighbours", "pythons", "kernels", "runs", "drivers"))
+@as_json("cachectl/report/1", also=("total",), optional=("neighbours", "pythons", "kernels", "runs", "drivers"))
 class Report(NamedTuple):
     """The whole stack at one moment (epoch seconds).
 
@@ -156,7 +167,7 @@ class Report(NamedTuple):
     generated: float
     layers: tuple[LayerReport, ...]
     broken: tuple[Mapping[str, str], ...] = ()
-    leftovers: tuple[core.Entry, ...] = ()
+    leftovers: tuple[Entry, ...] = ()
     neighbours: tuple[Neighbour, ...] | None = None
     pythons: tuple[PythonShare, ...] | None = None
     kernels: tuple[listing.Kernel, ...] | None = None
@@ -169,7 +180,7 @@ class Report(NamedTuple):
     def _repr_html_(self) -> str:
         from cachectl import notebook
 
-        return notebook.html(lines(self, str(core.Environment.here().home_folder)))
+        return notebook.html(lines(self, str(this_environment().home_folder)))
 
     @property
     def total(self) -> Total:
@@ -212,7 +223,7 @@ def report(
         stack.environment.clock(),
         tuple(map(_layer_report, chosen)),
         () if names else stack.broken,
-        temporaries.abandoned_temporaries(stack.environment),
+        tuple(map(_leftover, temporaries.abandoned_temporaries(stack.environment))),
         others,
         _by_python(chosen, stack) if by == "python" else None,
         _by_kernel(chosen, stack) if by == "kernel" else None,
@@ -221,37 +232,46 @@ def report(
     )
 
 
-def _traced(environment: core.Environment, since: float) -> ledger.Sums:
+def _leftover(folder: Path) -> Entry:
+    """Measure the temporary folder of a killed command."""
+    steps = [status for path in (folder, *folder.rglob("*")) if (status := plain.status_at(path)) is not None]
+    files = [status.st_size for status in steps if stat.S_ISREG(status.st_mode)]
+    newest = max((status.st_mtime for status in steps), default=0.0)
+    entry = Entry("cachectl", folder.name, folder.parent, sum(files), len(files), modified=newest)
+    return orphan(entry, "a temporary folder left by a cachectl that was killed")
+
+
+def _traced(environment: Environment, since: float) -> ledger.Sums:
     from cachectl.watching import ledger
 
     return ledger.readable(environment).since(environment.clock() - since)
 
 
-def _layer_report(layer: core.Layer) -> LayerReport:
+def _layer_report(layer: Layer) -> LayerReport:
     failures: dict[str, None] = {}
     roots, about = list[RootReport](), layer.about
     for _, root, found in layer_set.in_each_root([layer], _count):
         if isinstance(found, RootReport):
             roots.append(found)
         elif root is None:
-            failures[core.reason_of(found)] = None
+            failures[reason_of(found)] = None
         else:
-            problem = core.Problem(root.path, "unreadable", core.reason_of(found))
+            problem = Problem(root.path, "unreadable", reason_of(found))
             # An unreadable root exists.
-            roots.append(RootReport(root, exists=True, usage=core.UNCOUNTED._replace(problems=(problem,))))
+            roots.append(RootReport(root, exists=True, usage=UNCOUNTED._replace(problems=(problem,))))
     try:
         state = layer.state()
-        if not isinstance(state, core.State):
+        if not isinstance(state, State):
             raise TypeError(f"its state is a {type(state).__name__}")
-    except core.FAILURES as error:
-        state = core.State(core.UNKNOWN, "its state could not be read")
-        failures[core.reason_of(error)] = None
+    except FAILURES as error:
+        state = State(UNKNOWN, "its state could not be read")
+        failures[reason_of(error)] = None
     total = total_of(roots, complete=not failures)
     known = (layer.name, layer.title, state, about.scope, about.precious)
     return LayerReport(*known, tuple(roots), tuple(failures), total, _stale_seconds(layer, total))
 
 
-def _stale_seconds(layer: core.Layer, total: Total) -> float | None:
+def _stale_seconds(layer: Layer, total: Total) -> float | None:
     """Return the measured seconds of all kernels in a layer, by the share of stale bytes."""
     if not total.stale_bytes or not total.bytes:
         return None
@@ -261,25 +281,25 @@ def _stale_seconds(layer: core.Layer, total: Total) -> float | None:
     return sum(known.seconds.get(layer.name, 0) for known in kernels) * total.stale_bytes / total.bytes or None
 
 
-def _count(layer: core.Layer, root: core.Root) -> Iterator[RootReport]:
+def _count(layer: Layer, root: Root) -> Iterator[RootReport]:
     # The store of a missing root is not loaded.
-    usage = layer.store.usage(root) if root.may_exist else core.sum_usage(())
+    usage = layer.store.usage(root) if root.may_exist else sum_usage(())
     yield RootReport(root, root.exists, usage)
 
 
-def _by_kernel(layers: Iterable[core.Layer], stack: layer_set.LayerSet) -> tuple[listing.Kernel, ...]:
+def _by_kernel(layers: Iterable[Layer], stack: layer_set.LayerSet) -> tuple[listing.Kernel, ...]:
     from cachectl import listing
 
-    found = listing.listed(layers, core.ALL, lambda _: None)
+    found = listing.listed(layers, ALL, lambda _: None)
     return listing.by_kernel((entry for entry in found if entry.guest is None), stack.environment)
 
 
-def _by_driver(layers: Iterable[core.Layer]) -> tuple[DriverShare, ...]:
+def _by_driver(layers: Iterable[Layer]) -> tuple[DriverShare, ...]:
     """Sum the entries that no Python made, those of one layer together, the newest first."""
     from cachectl import listing
 
-    groups: dict[tuple[object, ...], list[core.Entry]] = {}
-    for entry in listing.listed(layers, core.ALL, lambda _: None):
+    groups: dict[tuple[object, ...], list[Entry]] = {}
+    for entry in listing.listed(layers, ALL, lambda _: None):
         if entry.guest is None and "python" not in entry.versions:
             versions = tuple(sorted(entry.versions.items()))
             groups.setdefault((entry.layer, versions, entry.device), []).append(entry)
@@ -292,13 +312,13 @@ def _by_driver(layers: Iterable[core.Layer]) -> tuple[DriverShare, ...]:
     return tuple(sorted(shares, key=lambda share: (order.index(share.layer), -(share.newest or 0))))
 
 
-def _by_python(layers: Iterable[core.Layer], stack: layer_set.LayerSet) -> tuple[PythonShare, ...]:
+def _by_python(layers: Iterable[Layer], stack: layer_set.LayerSet) -> tuple[PythonShare, ...]:
     """Sum the entries that name a Python, the largest sum first; entries that cannot be read are left out."""
     from cachectl import listing
     from cachectl.layers.host.pythons import pythons_of
 
-    groups: dict[tuple[tuple[str, str], ...], list[core.Entry]] = {}
-    for entry in listing.listed(layers, core.ALL, lambda _: None, contents=False):
+    groups: dict[tuple[tuple[str, str], ...], list[Entry]] = {}
+    for entry in listing.listed(layers, ALL, lambda _: None, contents=False):
         if entry.versions.get("python"):
             groups.setdefault(tuple(sorted(entry.versions.items())), []).append(entry)
     shares = []
@@ -339,11 +359,11 @@ def run(request: verbs.Request) -> Report | int:
     return whole
 
 
-def draw(whole: Report, listed: listing.Listing, findings: Iterable[core.Finding]) -> bytes:
+def draw(whole: Report, listed: listing.Listing, findings: Iterable[Finding]) -> bytes:
     """Return a report as an HTML page, with its entries and findings."""
     from cachectl import pages
 
-    printable, words = core.printable, pages.numbered()
+    words = pages.numbered()
     # Entries that only share a folder are in no total.
     entries = sorted((entry for entry in listed.entries if entry.guest is None), key=lambda entry: -entry.bytes)
     rows: list[list[object]] = []
@@ -357,7 +377,7 @@ def draw(whole: Report, listed: listing.Listing, findings: Iterable[core.Finding
     for entry in entries[_MOST_SHOWN:]:
         rest.setdefault(_group_of(entry, words), []).append(entry.bytes)
     for group, sizes in rest.items():
-        name = core.plural(len(sizes), "smaller entry", "smaller entries")
+        name = plural(len(sizes), "smaller entry", "smaller entries")
         rows.append([*group, None, name, sum(sizes), None, None, len(sizes)])
     data = {
         "generated": whole.generated,
@@ -385,19 +405,19 @@ def draw(whole: Report, listed: listing.Listing, findings: Iterable[core.Finding
     return pages.build_page("report", "cachectl report", data)
 
 
-def _group_of(entry: core.Entry, words: Mapping[str, int]) -> tuple[int | None, ...]:
+def _group_of(entry: Entry, words: Mapping[str, int]) -> tuple[int | None, ...]:
     """Return the numbers of an entry's layer, its place, and the reason why it is stale."""
-    because = core.printable(entry.stale_because or "nothing here can hit it") if entry.stale else None
+    because = printable(entry.stale_because or "nothing here can hit it") if entry.stale else None
     return words[entry.layer], words[_place_of(entry)], None if because is None else words[because]
 
 
-def _place_of(entry: core.Entry) -> str:
+def _place_of(entry: Entry) -> str:
     """Return the device or the Python that an entry is for, else the versions that it names."""
     if entry.device:
-        return core.printable(entry.device)
+        return printable(entry.device)
     if python := entry.versions.get("python"):
         return f"Python {_release(python)}"
-    versions = (f"{name} {core.printable(version)}" for name, version in entry.versions.items())
+    versions = (f"{name} {printable(version)}" for name, version in entry.versions.items())
     return ", ".join(versions) or "device unknown"
 
 
@@ -436,7 +456,7 @@ def lines(whole: Report, home: str, *, verbose: bool = False) -> Iterator[object
         rows = [(layer.layer, layer.state.condition.value, *_cells(layer.total)) for layer in shown]
         yield from ("", verbs.Table(_COLUMNS, rows, ("total", "", *_cells(total)[:3], "")))
     if hidden := len(whole.layers) - len(shown):
-        yield f"{core.plural(hidden, 'more layer' if shown else 'layer')}: nothing here; -v shows all"
+        yield f"{plural(hidden, 'more layer' if shown else 'layer')}: nothing here; -v shows all"
     if not total.complete:
         yield "+: lower bound, -: unknown; the problems below say what could not be counted"
     for layer in shown:
@@ -483,8 +503,8 @@ def _others(whole: Report, home: str) -> Iterator[object]:
     if whole.kernels is not None:
         yield from _kernels(whole.kernels, whole)
     if (runs := whole.runs) is not None:
-        sums = f"{core.plural(runs.hits, 'hit')} saved at least {runs.saved:.1f} s, misses took {runs.missed:.1f} s"
-        yield from ("", f"{core.plural(runs.runs, 'traced run')} of {runs.seconds:.1f} s: {sums}")
+        sums = f"{plural(runs.hits, 'hit')} saved at least {runs.saved:.1f} s, misses took {runs.missed:.1f} s"
+        yield from ("", f"{plural(runs.runs, 'traced run')} of {runs.seconds:.1f} s: {sums}")
     if whole.neighbours is not None:
         columns: verbs.Columns = {"neighbours": str, "files": verbs.count, "size": verbs.size, "place": str}
         caches = (
@@ -500,7 +520,7 @@ def _kernels(kernels: Sequence[listing.Kernel], whole: Report) -> Iterator[objec
 
     yield from ("", listing.kernels_table(kernels[:_FEW_KERNELS], whole.generated))
     if more := len(kernels[_FEW_KERNELS:]):
-        yield f"{core.plural(more, 'more kernel')}: cachectl ls"
+        yield f"{plural(more, 'more kernel')}: cachectl ls"
     saved = {layer.layer: sum(one.saves_in.get(layer.layer, 0) for one in kernels) for layer in whole.layers}
     if parts := [f"{verbs.duration(seconds)} in {layer}" for layer, seconds in saved.items() if seconds]:
         yield f"measured: these entries save a start {', '.join(parts)}"
@@ -508,7 +528,7 @@ def _kernels(kernels: Sequence[listing.Kernel], whole: Report) -> Iterator[objec
 
 def summary(whole: Report) -> str:
     """Format the sums: what there is, and what could go."""
-    total, entries = whole.total, core.plural(whole.total.entries or 0, "entry", "entries")
+    total, entries = whole.total, plural(whole.total.entries or 0, "entry", "entries")
     held = f"{_cells(total)[2]} in {entries}{'' if total.complete else '+'}"
     clearable = [layer.total for layer in whole.layers if not layer.precious]
     sums = {
@@ -531,7 +551,7 @@ def _outdated(layer: LayerReport) -> Iterator[str]:
             reasons[reason] = reasons.get(reason, 0) + count
     if reasons and not layer.precious:
         total, took = layer.total, layer.stale_seconds
-        lost = f"{total.stale_entries:,} of {core.plural(total.entries or 0, 'entry', 'entries')}"
+        lost = f"{total.stale_entries:,} of {plural(total.entries or 0, 'entry', 'entries')}"
         measured = "" if took is None else f"; they took about {took:.1f} s to compile (measured)"
         why = f"{max(reasons, key=reasons.__getitem__)}{measured}; cachectl prune --stale {layer.layer} frees them"
         yield f"{layer.layer}: {lost} ({verbs.size(total.stale_bytes)}) are stale: {why}"
@@ -547,5 +567,5 @@ def _details(layer: LayerReport, home: str) -> Iterator[str]:
             continue
         notes += [] if root.exists else ["not there"]
         if usage.orphan_files:
-            notes.append(f"{core.plural(usage.orphan_files, 'orphan')}, {verbs.size(usage.orphan_bytes)}")
+            notes.append(f"{plural(usage.orphan_files, 'orphan')}, {verbs.size(usage.orphan_bytes)}")
         yield f"  {verbs.short_path(root.root.path, home)}  ({'; '.join(notes)})"

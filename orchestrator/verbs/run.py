@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cachectl import layer_set, verbs
-from cachectl.layers import core
+from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.text import plural, printable
 from cachectl.switching import child
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def _kept_below(stack: layer_set.LayerSet, root: Path | bool) -> layer_set.Layer
     if root is False:
         return stack
     if root is True:
-        raise core.BadRequest("an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR")
+        raise BadRequest("an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR")
     child.make_kept_root(root, mode=0o700)
     return type(stack)(child.environment_below(stack.environment, str(root)))
 
@@ -200,9 +201,9 @@ def run(request: verbs.Request) -> int:
 
         request.misuse(UNTRUSTED)
     if options.sign is not None and not any(map(os.path.lexists, (options.sign, f"{options.sign}.pub"))):
-        raise core.BadRequest(f"--sign {core.printable(options.sign)}: this key does not exist")
+        raise BadRequest(f"--sign {printable(options.sign)}: this key does not exist")
     if options.allowed_signers is not None and not os.path.isfile(options.allowed_signers):
-        raise core.BadRequest(f"--allowed-signers {core.printable(options.allowed_signers)}: there is no such file")
+        raise BadRequest(f"--allowed-signers {printable(options.allowed_signers)}: there is no such file")
     request.demand_command()
     status, proof = run_with(
         request.stack,
@@ -231,7 +232,7 @@ def _lines(proof: proving.Proof) -> Iterator[str]:
     from cachectl.watching import proof as proving
 
     for attestation in proof.attestations:
-        files = f"{core.plural(attestation.compared, 'file')} compared"
+        files = f"{plural(attestation.compared, 'file')} compared"
         if attestation.touches:
             shown = [f"{path} {', '.join(what)}" for path, what in attestation.touches[:_FEW]]
             more = len(attestation.touches) - len(shown)
@@ -239,7 +240,7 @@ def _lines(proof: proving.Proof) -> Iterator[str]:
         elif attestation.unknown:
             attested = f"no write seen ({files}), but reads are unknown: {'; '.join(attestation.unknown)}"
         else:
-            means = ", ".join([f"file events on {core.plural(attestation.folders, 'folder')}", *attestation.notes])
+            means = ", ".join([f"file events on {plural(attestation.folders, 'folder')}", *attestation.notes])
             attested = f"not written ({files}), not read ({means})"
         yield f"proof: {attestation.layer}: {attested}"
     for name in proof.left_out:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cachectl import verbs
-from cachectl.layers import core
+from cachectl.layers.base.errors import BadRequest
 
 if TYPE_CHECKING:
     from cachectl.stage import Ranks
@@ -57,7 +57,7 @@ def run(request: verbs.Request) -> int:
     with signals_held() as signals:
         try:
             return _run(request.command, ranks, signals)
-        except core.BadRequest:
+        except BadRequest:
             if ranks.rank == 0:
                 raise
             return 2

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from cachectl import verbs
 from cachectl.exchange import place, trust, wire
 from cachectl.exchange.store import StoreCollection, place_of
-from cachectl.layers import core
+from cachectl.layers.base.errors import BadRequest, CachectlError
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.text import plural
+from cachectl.layers.core.entry import Entry
+from cachectl.layers.core.json_form import as_json
+from cachectl.layers.core.selection import moment_text
 from cachectl.layers.disk import plain
 
 if TYPE_CHECKING:
@@ -23,7 +28,7 @@ if TYPE_CHECKING:
 GRACE = 86400.0
 #: Seconds by which the clocks of this machine and of the store may differ.
 _SKEW = GRACE / 4
-_STAGE = core.regex(r"\.cachectl-stage-[0-9a-f]{32}")
+_STAGE = regex(r"\.cachectl-stage-[0-9a-f]{32}")
 #: How often a check starts again because something vanished while the index changed.
 _AGAIN = 5
 
@@ -64,7 +69,7 @@ class ListedKey(NamedTuple):
     fingerprint: Mapping[str, str | None]
 
 
-@core.as_json("cachectl/store/1")
+@as_json("cachectl/store/1")
 class StoreListing(NamedTuple):
     """The content of a store; ``digest`` pins it."""
 
@@ -73,7 +78,7 @@ class StoreListing(NamedTuple):
     keys: tuple[ListedKey, ...]
 
 
-@core.as_json("cachectl/store-gc/1")
+@as_json("cachectl/store-gc/1")
 class Collection(NamedTuple):
     """What ``store gc`` removed, or (``dry_run``) would remove.
 
@@ -99,7 +104,7 @@ class StoreFinding(NamedTuple):
     message: str
 
 
-@core.as_json("cachectl/store-verify/1")
+@as_json("cachectl/store-verify/1")
 @dataclass(slots=True)
 class StoreCheck:
     """The findings in a store, and how much was checked."""
@@ -170,7 +175,7 @@ class SharedStore:
         :raises BadStore: if an index part is damaged: nothing is removed, because what it lists is unknown
         """
         if self._place.is_bundle and older_than is not None:
-            raise core.BadRequest("a bundle has no times; give --max-size, or gc without a limit")
+            raise BadRequest("a bundle has no times; give --max-size, or gc without a limit")
         try:
             return self._collect(older_than, max_size, dry_run=dry_run)
         except place.Gone:
@@ -227,8 +232,8 @@ class SharedStore:
         _, moment = self._place.names("index").get(probe, (None, None))
         self._place.remove([probe])
         if moment is not None and abs(moment - now) > _SKEW:
-            store_time, own_time = core.moment_text(moment), core.moment_text(now)
-            raise core.CachectlError(
+            store_time, own_time = moment_text(moment), moment_text(now)
+            raise CachectlError(
                 f"{self._place.shown}: its clock shows {store_time}, that of this machine {own_time}; set it"
             )
 
@@ -252,7 +257,7 @@ class SharedStore:
 
     def _check(self, index: StoreCollection, contents: set[str]) -> StoreCheck:
         check = StoreCheck(self._place.shown, index.digest, len(index.parts))
-        packs: dict[str, list[core.Entry]] = {}
+        packs: dict[str, list[Entry]] = {}
         for name in index.parts:
             with check.reporting(f"{wire.INDEX}{name}"):
                 index.key(wire.key_of(name))
@@ -296,11 +301,11 @@ def show(result: StoreListing | Collection | StoreCheck, request: verbs.Request)
     """Yield what the store holds, what was removed, or what is wrong with it."""
     if isinstance(result, Collection):
         would = "would be " if result.dry_run else ""
-        entries = core.plural(result.entries, "entry", "entries")
+        entries = plural(result.entries, "entry", "entries")
         sizes = f"{verbs.size(result.freed)}; {verbs.size(result.kept)} stay"
         yield [
-            f"{core.plural(len(result.parts), 'part')} of the index with {entries} {would}removed",
-            f"{core.plural(result.removed, 'pack')} {would}removed: {sizes}",
+            f"{plural(len(result.parts), 'part')} of the index with {entries} {would}removed",
+            f"{plural(result.removed, 'pack')} {would}removed: {sizes}",
         ]
         return
     if isinstance(result, StoreListing):
@@ -308,8 +313,8 @@ def show(result: StoreListing | Collection | StoreCheck, request: verbs.Request)
     else:
         for finding in result.findings:
             yield f"{finding.severity}: {finding.name}: {finding.message}"
-        entries, parts = core.plural(result.entries, "entry", "entries"), core.plural(result.parts, "part")
-        yield [f"{entries} in {parts} of the index and {core.plural(result.packs, 'pack')} checked"]
+        entries, parts = plural(result.entries, "entry", "entries"), plural(result.parts, "part")
+        yield [f"{entries} in {parts} of the index and {plural(result.packs, 'pack')} checked"]
     yield [f"digest {result.digest}"]
 
 

@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from functools import partial
 
 from cachectl import layer_set, output_files, verbs
-from cachectl.layers import core
+from cachectl.layers.base.errors import CachectlError
+from cachectl.layers.base.text import plural
 from cachectl.switching import child
 from cachectl.watching import evidence, ledger, timeline
 from cachectl.watching.trace import tracing
@@ -79,7 +80,7 @@ def run(request: verbs.Request) -> int:
     def write() -> bool:
         request.write_json(traced, document)
         if drawn is not None and not traced.processes:
-            raise core.CachectlError(f"no process of the run could be watched, so {drawn.name} was not written")
+            raise CachectlError(f"no process of the run could be watched, so {drawn.name} was not written")
         if drawn is not None:
             drawn.write((timeline.encode(traced, drawn.name),))
         return True
@@ -107,7 +108,7 @@ def show(traced: timeline.Trace, *, explain: bool = False) -> Iterator[bytes | s
         yield verbs.Table({"layer": str, **numbers, "stored": verbs.size, "evidence": str}, rows)
     yield from (f"{layer.layer}: {layer.state} ({layer.state_why})" for layer in stopped)
     others = len(traced.layers) - len({layer.layer for layer in (*shown, *stopped)})
-    yield f"{core.plural(others, 'more layer' if shown or stopped else 'layer')}: no use seen"
+    yield f"{plural(others, 'more layer' if shown or stopped else 'layer')}: no use seen"
     for program in traced.unwatched:
         yield f"not counted, could not be watched: {program['command']} (it used {', '.join(program['layers'])})"
     if not explain:

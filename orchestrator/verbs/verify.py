@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from cachectl import layer_set, listing, verbs
-from cachectl.layers import core
+from cachectl.layers.core.finding import Finding
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.root import Root
 
 EXAMPLE = "cachectl verify pocl"
 OPTIONS = (verbs.LAYERS, verbs.PLACES, verbs.WAIT, verbs.FORM)
@@ -19,13 +21,13 @@ def verify(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Fin
     """
     not_checked: dict[str, str] = {}
 
-    def check(layer: core.Layer, root: core.Root) -> Iterator[core.Finding]:
+    def check(layer: Layer, root: Root) -> Iterator[Finding]:
         yield from layer.store.verify(root)
         if layer.about.unchecked and root.exists:
             not_checked[layer.name] = layer.about.unchecked
 
     findings = [
-        found if isinstance(found, core.Finding) else listing.failure(layer, root and root.path, found)
+        found if isinstance(found, Finding) else listing.failure(layer, root and root.path, found)
         for layer, root, found in layer_set.in_each_root(stack.named(layers), check)
     ]
     return listing.Findings(tuple(findings), not_checked)

@@ -23,7 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cachectl.layers import core
+from cachectl.layers.base.errors import FAILURES, reason_of
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.root import Root, Scope
+from cachectl.layers.core.store import ENTRY, OWN
 from cachectl.layers.disk.plain import nearest
 
 # sys/inotify.h
@@ -93,7 +96,7 @@ class FileEvents:
         try:
             self._library, self._queue = open_queue()
         except OSError as error:
-            self.why_not = core.reason_of(error)
+            self.why_not = reason_of(error)
             return
         try:
             self._thread.start()
@@ -164,7 +167,7 @@ class WatchedPlace:
     """
 
     path: Path
-    claims: list[tuple[core.Layer, core.Root]] = field(default_factory=list)
+    claims: list[tuple[Layer, Root]] = field(default_factory=list)
     everybodys: bool = False
 
     @property
@@ -181,24 +184,22 @@ class WatchedPlace:
 
     def owners(self, relative: str) -> frozenset[str]:
         """Return the names of the layers that recognise a path below the place as theirs, or as leading to theirs."""
-        return frozenset(
-            layer.name for layer, root in self.claims if kind_of(layer, root, relative) in (core.ENTRY, core.OWN)
-        )
+        return frozenset(layer.name for layer, root in self.claims if kind_of(layer, root, relative) in (ENTRY, OWN))
 
     def is_unclear(self, name: str) -> bool:
         """Return whether a layer cannot say which files here are its own."""
         return any(layer.name == name and kind_of(layer, root, "?") is None for layer, root in self.claims)
 
 
-def kind_of(layer: core.Layer, root: core.Root, path: str) -> str | None:
+def kind_of(layer: Layer, root: Root, path: str) -> str | None:
     """Ask a layer what a path is to it; a layer that fails to answer counts as unknown."""
     try:
         return layer.store.kind_of(root, path)
-    except core.FAILURES:
+    except FAILURES:
         return None
 
 
-def places_of(layers: Iterable[core.Layer]) -> tuple[list[WatchedPlace], dict[str, str]]:
+def places_of(layers: Iterable[Layer]) -> tuple[list[WatchedPlace], dict[str, str]]:
     """Return the folders in which layers keep entries, and the layers whose folders are not known, with the reason."""
     places: dict[Path, WatchedPlace] = {}
     common: set[Path] = set()
@@ -209,8 +210,8 @@ def places_of(layers: Iterable[core.Layer]) -> tuple[list[WatchedPlace], dict[st
             common |= {Path(folder), *Path(folder).parents}
         try:
             roots = [(Path(os.path.realpath(root.path)), root) for root in layer.roots()]
-        except core.FAILURES as error:
-            unknown[layer.name] = f"its roots are not known: {core.reason_of(error)}"
+        except FAILURES as error:
+            unknown[layer.name] = f"its roots are not known: {reason_of(error)}"
             continue
         for path, root in roots:
             places.setdefault(path, WatchedPlace(path)).claims.append((layer, root))
@@ -315,7 +316,7 @@ class History:
 
 
 #: A file in a root of a layer that was used: the root, the name below it, and its history.
-Use = tuple[core.Root, str, History]
+Use = tuple[Root, str, History]
 
 
 class EntryEvents:
@@ -326,7 +327,7 @@ class EntryEvents:
 
     _events: FileEvents
 
-    def __init__(self, layers: Iterable[core.Layer]) -> None:
+    def __init__(self, layers: Iterable[Layer]) -> None:
         layers = tuple(layers)
         places, unknown = places_of(layers)
         self.why_not: str | None = None
@@ -411,7 +412,7 @@ class EntryEvents:
             if any(map(place.is_unclear, place.layers)):
                 self._doubt(place, "the layer cannot say which files are its own")
             # Other roots are fallbacks.
-            is_first = any(root == layer.roots()[0] and root.scope is core.Scope.USER for layer, root in place.claims)
+            is_first = any(root == layer.roots()[0] and root.scope is Scope.USER for layer, root in place.claims)
             if is_first and (why := storing_refused(place.path)) is not None:
                 self._doubt(place, f"{why}: a miss that stores nothing does not show")
         for place in self._unwatched:

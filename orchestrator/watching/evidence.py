@@ -14,7 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from cachectl.layers import core
+from cachectl.layers.base.errors import FAILURES, Damaged
+from cachectl.layers.core.entry import Artifact, Entry
+from cachectl.layers.core.json_form import as_json
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.parts import Lookups
+from cachectl.layers.core.root import ABSENT, BYPASSED, DISABLED, Scope
+from cachectl.layers.core.store import ENTRY, OWN
 from cachectl.watching.events import Use, kind_of, storing_refused
 from cachectl.watching.programs import Event
 
@@ -49,7 +55,7 @@ class LayerTrace(NamedTuple):
         return bool(self.hits or self.misses or self.stores)
 
 
-@core.as_json(hidden=("at",))
+@as_json(hidden=("at",))
 class EntryTrace(NamedTuple):
     """One entry that was used: how often it was read and stored, its bytes, and what its bytes say.
 
@@ -75,10 +81,10 @@ class Evidence:
     may be missing.
     """
 
-    def __init__(self, layer: core.Layer, *, off: str | None = None) -> None:
+    def __init__(self, layer: Layer, *, off: str | None = None) -> None:
         self.layer = layer
         self._off = off
-        self.part = layer.about.lookups or core.Lookups()
+        self.part = layer.about.lookups or Lookups()
         files = {*self.part.watchers.values(), *self.part.listeners.values()}
         #: The files that are loaded into programs, with their content.
         self.watchers = {file: file.read_bytes() for file in files}
@@ -87,7 +93,7 @@ class Evidence:
         self._events: Sequence[Event] = ()
         #: Files that hold many entries, with how often each was opened.
         self._shared: dict[str, int] = {}
-        self._is_system = layer.about.scope is core.Scope.SYSTEM
+        self._is_system = layer.about.scope is Scope.SYSTEM
         #: Entries before the run, by root and key; ``None`` if they cannot be listed, or the layer is watched.
         self._before = self._list()
         self._began = time.time()
@@ -99,9 +105,9 @@ class Evidence:
         for use in uses:
             root, key, history = use
             name, kind = key.rpartition("/")[2], kind_of(self.layer, root, key)
-            if kind == core.ENTRY:
+            if kind == ENTRY:
                 entries.append(use)
-            elif kind == core.OWN and shared is not None and shared.fullmatch(name):
+            elif kind == OWN and shared is not None and shared.fullmatch(name):
                 self._shared[name] = self._shared.get(name, 0) + history.openings
             else:
                 continue
@@ -113,7 +119,7 @@ class Evidence:
             if entry is None or entry.guest is None:
                 self.used.append(self._described(use, None if entry is None else entry.bytes))
 
-    def _list(self) -> dict[str, core.Entry] | None:
+    def _list(self) -> dict[str, Entry] | None:
         if self._is_system or self.part.modules:
             return None
         try:
@@ -121,9 +127,9 @@ class Evidence:
                 f"{root.path}/{entry.key}": entry
                 for root in self.layer.roots()
                 for entry in self.layer.store.scan(root, contents=False)
-                if isinstance(entry, core.Entry) and entry.is_listed
+                if isinstance(entry, Entry) and entry.is_listed
             }
-        except core.FAILURES:
+        except FAILURES:
             return None
 
     def trace(self, events: Sequence[Event], commands: Iterable[str], unread: Iterable[str]) -> LayerTrace:
@@ -140,15 +146,15 @@ class Evidence:
         if counted.evidence == EXACT and self.used is None and (reasons := " and ".join(gaps)):
             counted = counted._replace(evidence=INFERRED, why=f"{counted.why}; a lower bound: {reasons}")
         if self._off and not (counted.hits or counted.stores):
-            return counted._replace(state=core.DISABLED.value, state_why=self._off)
+            return counted._replace(state=DISABLED.value, state_why=self._off)
         # Why it took no part; what was counted counts more, because a program may switch a layer itself.
-        with suppress(*core.FAILURES):
+        with suppress(*FAILURES):
             state = self.layer.state()
-            if state.condition in (core.DISABLED, core.BYPASSED):
-                was_used = counted.hits if state.condition is core.DISABLED else counted.was_used
+            if state.condition in (DISABLED, BYPASSED):
+                was_used = counted.hits if state.condition is DISABLED else counted.was_used
                 return counted if was_used else counted._replace(state=state.condition.value, state_why=state.why)
-            if state.condition is not core.ABSENT and self.layer.about.when_closed and not counted.stores:
-                roots = (root.path for root in self.layer.roots() if root.scope is core.Scope.USER)
+            if state.condition is not ABSENT and self.layer.about.when_closed and not counted.stores:
+                roots = (root.path for root in self.layer.roots() if root.scope is Scope.USER)
                 if why := next(filter(None, map(storing_refused, roots)), None):
                     return counted._replace(state="closed", state_why=why)
         return counted
@@ -204,9 +210,9 @@ class Evidence:
         root, key, history = use
         artifact: object = None
         # An entry that cannot be read shows what is known without its content.
-        with suppress(*core.FAILURES):
+        with suppress(*FAILURES):
             artifact = self.layer.store.read(root, [key]).get(key)
-        detail = artifact.detail if isinstance(artifact, core.Artifact) else {}
+        detail = artifact.detail if isinstance(artifact, Artifact) else {}
         stores = sum(is_store for _, is_store in history.uses)
         return EntryTrace(
             layer=self.layer.name,
@@ -216,7 +222,7 @@ class Evidence:
             bytes=size,
             kernels=tuple((detail.get("kernels") or "").split()) or None,
             device=detail.get("device") or None,
-            broken=isinstance(artifact, core.Damaged),
+            broken=isinstance(artifact, Damaged),
             at=tuple(at for at, _ in history.uses),
             root=str(root.path),
         )
@@ -250,9 +256,9 @@ class Evidence:
 
     def _silent(self, used: Sequence[EntryTrace]) -> Iterator[str]:
         """Yield why misses may have stored nothing, and so do not show."""
-        with suppress(*core.FAILURES):
+        with suppress(*FAILURES):
             state = self.layer.state()
-            if state.condition is core.DISABLED:
+            if state.condition is DISABLED:
                 yield f"it is off ({state.why}), so that no lookup shows"
         builds = [event for event in self._events if _is_silent(event) or event.get("by_files")]
         if used and any(event["failed"] for event in builds):
@@ -269,7 +275,7 @@ def misfits(events: Iterable[Event]) -> dict[str, str]:
     return {event["library"]: f"{event['library']} cannot be watched ({event.get('error')})" for event in failed}
 
 
-def layer_of(event: Event, lookups: Mapping[str, core.Lookups]) -> str:
+def layer_of(event: Event, lookups: Mapping[str, Lookups]) -> str:
     """Return the name of the layer that a lookup or store belongs to."""
     return next((name for name, part in lookups.items() if part.owns(event, name)), str(event["layer"]))
 

@@ -17,8 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cachectl.layers import core
-from cachectl.layers.core.documents import encode_json, parse_json
+from cachectl.layers.base.documents import encode_json, parse_json
+from cachectl.layers.base.environment import Environment, user_state_folder
+from cachectl.layers.base.errors import PARSE_ERRORS, CachectlError, reason_of
+from cachectl.layers.core.entry import Entry
 from cachectl.layers.disk import atomic, handles, plain, temporaries
 
 SCHEMA = "cachectl/ledger/1"
@@ -113,7 +115,7 @@ class Ledger(NamedTuple):
         hits, *seconds = (sum(column) for column in zip(*(run[1:] for run in runs), strict=True)) if runs else (0,) * 4
         return Sums(len(runs), int(hits), *map(float, seconds))
 
-    def worth(self, entries: Sequence[core.Entry]) -> list[float]:
+    def worth(self, entries: Sequence[Entry]) -> list[float]:
         """Return the seconds that each entry saves: those of its kernel in its layer, shared by the entries of both.
 
         Entries that were not measured get the mean by bytes of those that were. Empty if none was measured.
@@ -136,7 +138,7 @@ class Ledger(NamedTuple):
         return sum(seconds.get(layer, 0.0) for seconds, layers in known for layer in layers)
 
 
-def read(environment: core.Environment) -> Ledger:
+def read(environment: Environment) -> Ledger:
     """Return the ledger, an empty one if there is none. Raises :class:`CachectlError` if it cannot be used."""
     path = _file(environment)
     if not os.path.lexists(path):
@@ -144,26 +146,26 @@ def read(environment: core.Environment) -> Ledger:
     try:
         document = parse_json(plain.read_plain(path, most=2 * _LARGEST))
         if document["schema"] != SCHEMA:
-            raise core.CachectlError(f"{path}: not a ledger of this cachectl; {FORGET} removes it")
+            raise CachectlError(f"{path}: not a ledger of this cachectl; {FORGET} removes it")
         kernels = {name: _known(fields) for name, fields in document["kernels"].items()}
         return Ledger(kernels, [Run(*map(_number, run)) for run in document["runs"]])
     except OSError as error:
-        raise core.CachectlError(f"{path}: {core.reason_of(error)}; nothing is remembered of runs") from error
-    except core.PARSE_ERRORS as error:
-        raise core.CachectlError(f"{path}: damaged; {FORGET} removes it") from error
+        raise CachectlError(f"{path}: {reason_of(error)}; nothing is remembered of runs") from error
+    except PARSE_ERRORS as error:
+        raise CachectlError(f"{path}: damaged; {FORGET} removes it") from error
 
 
-def readable(environment: core.Environment) -> Ledger:
+def readable(environment: Environment) -> Ledger:
     """Return the ledger; an empty one, with a :class:`RuntimeWarning`, if it cannot be used."""
     try:
         return read(environment)
-    except core.CachectlError as error:
+    except CachectlError as error:
         # With the line of this module it is given once, however often a verb reads the ledger.
         warnings.warn(str(error), RuntimeWarning, stacklevel=1)
         return Ledger({}, [])
 
 
-def change(environment: core.Environment, update: Callable[[Ledger], None]) -> None:
+def change(environment: Environment, update: Callable[[Ledger], None]) -> None:
     """Read the ledger, change it, and write it, alone among traces. Raises :class:`CachectlError`."""
     folder = temporaries.private_folder(_place(environment), make=True)
     try:
@@ -174,10 +176,10 @@ def change(environment: core.Environment, update: Callable[[Ledger], None]) -> N
             update(ledger)
             atomic.replace_file(_FILE, [_encode(ledger)], folder=handle, mode=0o600)
     except OSError as error:
-        raise core.CachectlError(f"{folder / _FILE}: {core.reason_of(error)}; nothing is remembered of runs") from error
+        raise CachectlError(f"{folder / _FILE}: {reason_of(error)}; nothing is remembered of runs") from error
 
 
-def forget(environment: core.Environment) -> bool:
+def forget(environment: Environment) -> bool:
     """Remove the ledger, whatever is in it; return whether there was one.
 
     Raises :class:`CachectlError` if its folder is not private, and :class:`OSError`.
@@ -193,11 +195,11 @@ def pack(source: str) -> str:
     return b85encode(zlib.compress(source.encode(errors="replace"))).decode()
 
 
-def _place(environment: core.Environment) -> Path:
-    return core.user_state_folder(environment) / "ledger"
+def _place(environment: Environment) -> Path:
+    return user_state_folder(environment) / "ledger"
 
 
-def _file(environment: core.Environment) -> Path:
+def _file(environment: Environment) -> Path:
     """Return the path of the file. Raises :class:`CachectlError` if its folder is not private."""
     place = _place(environment)
     return (temporaries.private_folder(place) if os.path.lexists(place) else place) / _FILE

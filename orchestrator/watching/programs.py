@@ -20,10 +20,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from cachectl.layers import core
-from cachectl.layers.core.documents import parse_json
+from cachectl.layers.base import processes
+from cachectl.layers.base.documents import parse_json
+from cachectl.layers.base.errors import PARSE_ERRORS
+from cachectl.layers.core.parts import Lookups
 from cachectl.layers.disk.plain import open_plain
-from cachectl.layers.host import processes
 
 #: Limit on the bytes read of all processes together: some 400,000 events.
 _MOST = 128 << 20
@@ -118,7 +119,7 @@ def _event(line: bytes) -> Event | None:
     try:
         event: Event = parse_json(line)
         needed = ("pid", *_FIELDS[event["event"]])
-    except core.PARSE_ERRORS:
+    except PARSE_ERRORS:
         return None
     if any(event.get(name) is None for name in needed):
         return None
@@ -146,7 +147,7 @@ class Processes:
     uses the cache. ``strangers`` maps layers to the commands of programs that are not of the run.
     """
 
-    def __init__(self, folder: Path, lookups: Mapping[str, core.Lookups]) -> None:
+    def __init__(self, folder: Path, lookups: Mapping[str, Lookups]) -> None:
         self._folder = folder
         #: Lookups that count in the process itself, and those that are seen by their files, by any program.
         self._observed = {name: part for name, part in lookups.items() if not part.files}
@@ -240,7 +241,7 @@ def _command(pid: int) -> str:
     return os.fsdecode((processes.read(pid, "cmdline") or b"").rstrip(b"\0").replace(b"\0", b" "))
 
 
-def _uses(pid: int, lookups: Mapping[str, core.Lookups]) -> set[str]:
+def _uses(pid: int, lookups: Mapping[str, Lookups]) -> set[str]:
     """Return the layers whose files a process, which may end at any moment, has mapped or opened."""
     mapped = os.fsdecode(processes.read(pid, "maps") or b"")
     opened = ""

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cachectl import layer_set
-from cachectl.layers import core
-from cachectl.layers.host.processes import network_file_system
+from cachectl.layers.base.processes import network_file_system
+from cachectl.layers.core.layer import Layer
 from cachectl.watching import events
 
 _OPENED, _CHANGED, _APPEARED, _VANISHED, _MOVED = "was opened", "was changed", "appeared", "vanished", "was moved"
@@ -79,7 +79,7 @@ class Proof:
     """
 
     def __init__(
-        self, stack: layer_set.LayerSet, layers: Iterable[core.Layer], *, left_out: frozenset[str] = frozenset()
+        self, stack: layer_set.LayerSet, layers: Iterable[Layer], *, left_out: frozenset[str] = frozenset()
     ) -> None:
         named = [layer.name for layer in layers]
         self.left_out = tuple(name for name in named if name in left_out)

@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from cachectl import output_files
-from cachectl.layers import core
-from cachectl.layers.core.documents import encode_json
+from cachectl.layers.base.documents import encode_json
+from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.core.json_form import as_json
+from cachectl.layers.core.parts import Lookups
 from cachectl.watching import evidence
 from cachectl.watching.programs import Event
 
@@ -115,7 +117,7 @@ class KernelTrace(NamedTuple):
     seconds: float
 
 
-@core.as_json("cachectl/trace/1", hidden=("passed_on", "started", "processes", "spans"))
+@as_json("cachectl/trace/1", hidden=("passed_on", "started", "processes", "spans"))
 @dataclass
 class Trace:
     """A run: its command, how it ended, and what each layer did. Seconds are wall time.
@@ -180,7 +182,7 @@ def read_processes(events: Iterable[Event]) -> list[Mapping[str, Any]]:
 
 
 def read_spans(
-    events: Sequence[Event], began: tuple[int, int], wall: float, lookups: Mapping[str, core.Lookups]
+    events: Sequence[Event], began: tuple[int, int], wall: float, lookups: Mapping[str, Lookups]
 ) -> list[Span]:
     """Return the spans of a run from the events of its processes, each process's in their order.
 
@@ -213,7 +215,7 @@ def read_spans(
         elif kind == "build":
             name, binary = event.get("kind") or kind, event.get("binary")
             spans.append(_span(event, "build", name, monotonic, layer=event["layer"], outcome=binary))
-            part = lookups.get(event.get("driver") or "", core.Lookups())
+            part = lookups.get(event.get("driver") or "", Lookups())
             spans += _driver_spans(event, part, stored if event.get("compiled") else (), began, later)
             stored = ()
     return sorted(spans, key=lambda span: (span.start, -span.seconds))
@@ -240,7 +242,7 @@ def _compiled_in(launch: Span, later: Mapping[tuple[int, str], list[Span]]) -> I
 
 def _driver_spans(
     event: Event,
-    part: core.Lookups,
+    part: Lookups,
     stored: Sequence[str],
     began: tuple[int, int],
     later: dict[tuple[int, str], list[Span]],
@@ -354,7 +356,7 @@ def check(name: str) -> None:
     """Raise :class:`BadRequest` if the name of a file does not say its form."""
     if not name.endswith((".json", ".html")):
         message = f"{name!r}: the name of a timeline ends in .json (Chrome trace format) or .html (a page)"
-        raise core.BadRequest(message)
+        raise BadRequest(message)
 
 
 def encode(trace: Trace, name: str) -> bytes:

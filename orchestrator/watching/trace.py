@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 
 from cachectl.layer_set import LayerSet
-from cachectl.layers import core
-from cachectl.layers.core.documents import encode_json
+from cachectl.layers.base.documents import encode_json
+from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.core.parts import Lookups
 from cachectl.layers.host import launcher
 from cachectl.layers.inside import observer
 from cachectl.switching import child, disabled, overlay
@@ -149,7 +150,7 @@ def _count(
     return events
 
 
-def _make_site(site: Path, parts: Mapping[str, core.Lookups], files: Mapping[Path, bytes]) -> None:
+def _make_site(site: Path, parts: Mapping[str, Lookups], files: Mapping[Path, bytes]) -> None:
     """Make the folder of the modules that each Python of the run finds first, and the observer's table in it."""
     copies = {file: f"cachectl_watch_{number}.py" for number, file in enumerate(sorted(files))}
     for file, copy in copies.items():
@@ -192,7 +193,7 @@ def traced() -> Iterator[timeline.Trace]:
     :raises BadRequest: if another block of this process is being traced
     """
     if not _ONE.acquire(blocking=False):
-        raise core.BadRequest("another block of this process is being traced")
+        raise BadRequest("another block of this process is being traced")
     lines: list[str] = []
     try:
         stack = LayerSet()

@@ -12,15 +12,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from cachectl.layers import core
-from cachectl.layers.disk import plain
-from cachectl.layers.host import distributions
+from cachectl.layers.base.errors import FAILURES
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.text import plural
+from cachectl.layers.core.finding import FAILS
+from cachectl.layers.core.root import Root
+from cachectl.layers.disk import distributions, plain
 from cachectl.watching import evidence, ledger, timeline
 from cachectl.watching.programs import Event
 
-_INCLUDE = core.regex(r'(?m)^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]')
-_MACRO = core.regex(r"[ \t]*#[ \t]*define[ \t]+(\w+)(?:\([^)]*\))?[ \t]*(.*)")
-_VERSION = core.regex(r"(?:OpenCL [\d.]+ )?(.*?)(?:  .*|,.*?)?( \([^()]*\))?")
+_INCLUDE = regex(r'(?m)^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]')
+_MACRO = regex(r"[ \t]*#[ \t]*define[ \t]+(\w+)(?:\([^)]*\))?[ \t]*(.*)")
+_VERSION = regex(r"(?:OpenCL [\d.]+ )?(.*?)(?:  .*|,.*?)?( \([^()]*\))?")
 #: Headers that are read of one build, and bytes of one header.
 _MOST_HEADERS, _LARGEST_HEADER = 64, 4 << 20
 NEW = "no traced run has built it before"
@@ -64,9 +67,9 @@ class Judge:
         self._layers = layers
         self._trace = trace
         self._states = {use.layer: use for use in trace.layers if use.state in ("disabled", "closed")}
-        self._roots: dict[str, core.Root] = {}
+        self._roots: dict[str, Root] = {}
         for name, layer in layers.items():
-            with suppress(*core.FAILURES):
+            with suppress(*FAILURES):
                 self._roots[name] = layer.layer.roots()[0]
         self.kernels = dict(self._seen(events))
         #: The driver of each build that failed.
@@ -193,7 +196,7 @@ class Judge:
     def _several(self) -> str:
         """Say which drivers are registered, if a layer finds several of one maker."""
         for layer in self._layers.values():
-            with suppress(*core.FAILURES):
+            with suppress(*FAILURES):
                 for finding in layer.layer.diagnose():
                     if finding.code == "drivers":
                         return f" ({finding.message.partition(' (')[0]})"
@@ -214,7 +217,7 @@ class Judge:
             lost = f"{'at least ' if at_least else ''}{summary.missed:.2f} of {trace.wall_seconds:.2f} s"
             said.append(_loss(missed, slow, lost))
         elif unseen := sum(use.misses or 0 for use in trace.layers):
-            said.append(f"{core.plural(unseen, 'lookup')} missed in programs that do not show what that took.")
+            said.append(f"{plural(unseen, 'lookup')} missed in programs that do not show what that took.")
         elif looked:
             said.append(f"Warm: every lookup hit{' that could be seen' if at_least else ''} ({looked:,}).")
         elif not said:
@@ -228,13 +231,13 @@ class Judge:
 
     def _fails_when_closed(self, name: str) -> bool:
         hazard = self._layers[name].layer.about.when_closed
-        return self._states[name].state == "closed" and hazard is not None and hazard.severity is core.FAILS
+        return self._states[name].state == "closed" and hazard is not None and hazard.severity is FAILS
 
     def _cost(self, name: str) -> str:
         """Say what a layer that is off or closed cost: failed builds, or the seconds in the stages that it saves."""
         failed = sum(driver in (None, name) for driver in self._failed)
         if failed and self._states[name].state == "closed" and "compile" in self._layers[name].part.saves:
-            return f"{core.plural(failed, 'build')} failed"
+            return f"{plural(failed, 'build')} failed"
         times: dict[str, float] = {}
         for span, seconds in timeline.own_times(self._trace.spans):
             if span.stage in self._layers[name].part.saves and span.layer in (None, name) and span.outcome != "hit":
@@ -382,7 +385,7 @@ def _changed_source(now: str | None, before: str | None) -> str:
             for name in {**macros[0], **macros[1]}
         ]
         return _cut(" and ".join(named[:_NAMED]))
-    return f"the source changed (in {core.plural(max(len(added), len(gone)), 'line')})"
+    return f"the source changed (in {plural(max(len(added), len(gone)), 'line')})"
 
 
 def _diff(kernel: str, seen: Seen, then: ledger.Known) -> str | None:

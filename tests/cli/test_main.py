@@ -15,7 +15,7 @@ from homes import CACHECTL, Home
 
 from cachectl.cli import output
 from cachectl.cli.main import VERBS, build_parser, main, verb_module
-from cachectl.layers.core.registry import BUILT_IN
+from cachectl.layers.registry import BUILT_IN
 from cachectl.verbs import Columns, Table, count, size
 
 KEY = "3/f/433a72c95049e7"

@@ -16,7 +16,7 @@ import pytest
 from homes import CACHECTL, Home, make_home, unpack_compute_cache
 from tiers import thorough
 
-from cachectl.layers.core import Environment
+from cachectl.layers.host.here import this_environment
 
 SCREENS = Path(__file__).parent / "screens"
 #: What is typed, in the order of a first hour. The numbers of a home are the same on every machine.
@@ -55,7 +55,7 @@ def ann() -> Iterator[Home]:
         unpack_compute_cache(cache)
         (cache / KEY).write_bytes((cache / KEY).read_bytes()[:-1] + b"?")
         (cache / "0/0").mkdir(parents=True, exist_ok=True)
-        now = Environment.here().clock()
+        now = this_environment().clock()
         for number, path in enumerate(sorted(cache.glob("?/?/*"))):
             then = now - 86400 * (number + 1) + 3600
             os.utime(path, (then, then))

@@ -18,8 +18,9 @@ from support.hostile import hash_tree, put_binary, put_dictionary, put_object, p
 from support.layers import environment_of
 from tiers import real, thorough, thorough_only
 
-from cachectl.layers.core import ALL, Environment
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.conformance import snapshot
+from cachectl.layers.core.selection import ALL
 from cachectl.stack import Stack
 
 #: Layers that the filled home has entries of.

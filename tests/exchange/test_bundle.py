@@ -22,8 +22,9 @@ from tiers import real, thorough, thorough_only
 
 from cachectl.exchange import place, portability, trust
 from cachectl.exchange.bundle import BundlePlace
-from cachectl.layers import core
-from cachectl.layers.core import errors, facts
+from cachectl.layers.base import errors
+from cachectl.layers.core.entry import Artifact, Entry
+from cachectl.layers.core.layer import Layer, put_many
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.stack import Stack
 
@@ -95,7 +96,7 @@ def test_another_driver_decides_and_an_unknown_one_does_not(home: Home) -> None:
     version = environment.processes / "driver/nvidia/version"
     version.parent.mkdir(parents=True)
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n")
-    entry = facts.Entry("cuda", "0/1/2", Path(), 1, 1, device="sm_90", versions={"driver": "535.104.05"})
+    entry = Entry("cuda", "0/1/2", Path(), 1, 1, device="sm_90", versions={"driver": "535.104.05"})
     there = portability.portability_key(cuda, environment)
     assert there["NVIDIA driver"] == "535.104.05"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\n")
@@ -287,13 +288,13 @@ def test_a_first_push_does_not_replace_a_faster_one(home: Home, tmp_path: Path) 
 
 
 def test_what_was_placed_before_a_failure_is_counted(small: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    put = core.put_many
+    put = put_many
 
-    def fails(layer: core.Layer, artifacts: Sequence[facts.Artifact], **more: bool) -> object:
+    def fails(layer: Layer, artifacts: Sequence[Artifact], **more: bool) -> object:
         put(layer, artifacts[:2], **more)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("cachectl.layers.core.put_many", fails)
+    monkeypatch.setattr("cachectl.exchange.copying.put_many", fails)
     done = Stack(home.environment()).pull(small, TRUSTED)
     assert (done.total.placed, done.total.failed) == (2, 1)
     assert len(list(Stack(home.environment()).entries(layers=["miopen"]))) == 2
@@ -303,12 +304,12 @@ def test_what_was_placed_before_a_failure_is_counted(small: Path, home: Home, mo
 def test_a_layer_that_exits_while_entries_are_placed_has_failed(
     small: Path, home: Home, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    def exits(_: core.Layer, artifacts: Sequence[facts.Artifact], **_more: bool) -> list[BaseException]:
+    def exits(_: Layer, artifacts: Sequence[Artifact], **_more: bool) -> list[BaseException]:
         if at == "of the layer":
             raise SystemExit(3)
         return [SystemExit(3) for _ in artifacts]
 
-    monkeypatch.setattr("cachectl.layers.core.put_many", exits)
+    monkeypatch.setattr("cachectl.exchange.copying.put_many", exits)
     done = Stack(home.environment()).pull(small, TRUSTED)
     assert (done.total.placed, done.total.failed) == (0, 3)
     assert {note.because for layer in done.layers for note in layer.failed} == {"SystemExit: 3"}

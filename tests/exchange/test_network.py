@@ -18,7 +18,7 @@ from tiers import thorough, thorough_only
 
 from cachectl.exchange import network, place
 from cachectl.exchange.store import place_of
-from cachectl.layers import core
+from cachectl.layers.base.errors import CachectlError
 
 pytestmark = pytest.mark.usefixtures("no_proxy")
 
@@ -136,7 +136,7 @@ def test_a_place_in_a_child_is_the_same_place(folder: place.StorePlace, tmp_path
     process = child_of(folder)
     folder.close()
     assert ends(process)
-    with pytest.raises(core.CachectlError):
+    with pytest.raises(CachectlError):
         folder.names("packs")
 
 

@@ -16,7 +16,7 @@ from support.tracing import numbers
 from tiers import thorough_only
 
 from cachectl.exchange.trust import Untrusted
-from cachectl.layers.core import BadRequest
+from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.miopen import MIOpenSystemKernels

@@ -11,7 +11,7 @@ from support.servers import BUCKET, S3
 from tiers import amount, thorough, thorough_only
 
 from cachectl.exchange.place import Missing, TransferFailed
-from cachectl.layers.core import BadRequest
+from cachectl.layers.base.errors import BadRequest
 
 pytest.importorskip("fsspec")
 

@@ -19,7 +19,9 @@ from tiers import thorough, thorough_only
 
 from cachectl.exchange import place, trust, wire
 from cachectl.exchange.store import StoreCollection
-from cachectl.layers.core import Environment, errors, facts
+from cachectl.layers.base import errors
+from cachectl.layers.core.entry import Artifact, Entry
+from cachectl.layers.host.here import this_environment
 from cachectl.stack import Stack
 from cachectl.transfer import Moved
 
@@ -328,10 +330,10 @@ def test_a_store_that_never_answers_keeps_no_command(cheap: Home) -> None:
 
 @thorough_only
 def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_path: Path) -> None:
-    here, key = Environment.here(), wire.StoreKey("pocl", {})
+    here, key = this_environment(), wire.StoreKey("pocl", {})
     names = tuple(f"kernel_{number:090}" for number in range(600))
     contents = [
-        (facts.Entry("pocl", name, Path(), 0, 1, kernels=names), facts.Artifact("pocl", name, "pocl/1", b""))
+        (Entry("pocl", name, Path(), 0, 1, kernels=names), Artifact("pocl", name, "pocl/1", b""))
         for name in map(str, range(700))
     ]
     StoreCollection(place.FolderPlace(tmp_path), here).write(key, iter(contents), Moved("pocl"))

@@ -18,7 +18,7 @@ from support.servers import watched
 from tiers import amount, as_root, thorough, thorough_only
 
 from cachectl.exchange import place, trust, wire
-from cachectl.layers import core
+from cachectl.layers.core.entry import Entry, Stored
 from cachectl.layers.formats import zstd
 from cachectl.stack import Stack
 
@@ -224,9 +224,9 @@ def test_a_small_store_of_large_entries_costs_the_memory_of_one(home: Home, tmp_
     for folder, step in ((apart, size), (over, 1)):
         key, entries = wire.StoreKey("pocl", {}), []
         for one in range(number):
-            entry = core.Entry("pocl", f"AB/{one:038}", Path(), size - (step == 1), 0)
+            entry = Entry("pocl", f"AB/{one:038}", Path(), size - (step == 1), 0)
             name = f"packs/{hashlib.sha256(pack).hexdigest()}"
-            stored = core.Stored("pocl-entry/1", digests[entry.bytes], name, len(pack), number * size, one * step)
+            stored = Stored("pocl-entry/1", digests[entry.bytes], name, len(pack), number * size, one * step)
             entries.append(entry._replace(stored=stored, versions={}, detail={}))
         file = wire.file_of(wire.part_of(1, key, entries))
         files = {f"index/key-{key.name}": key.to_bytes(), name: pack}

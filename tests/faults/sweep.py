@@ -40,7 +40,7 @@ from worlds import World, bystanders, damage, disk_bytes, leftovers
 
 from cachectl.exchange.bundle import BundlePlace
 from cachectl.exchange.store import StoreCollection
-from cachectl.layers.core import Environment
+from cachectl.layers.host.here import this_environment
 
 #: What can go wrong, by the kind of call.
 FAULTS = (
@@ -405,7 +405,7 @@ class Sweep:
 
 def _bundled(file: Path) -> dict[tuple[str, str], str]:
     """Read a bundle to its end; return the digest of each entry."""
-    here = Environment.here()
+    here = this_environment()
     index = StoreCollection(BundlePlace(file, here), here)
     found = index.contents(one for name in index.parts for one in index.part(name).entries)
     return {(one.layer, one.key): hashlib.sha256(artifact.data).hexdigest() for one, artifact in found}

@@ -17,7 +17,9 @@ from support import mesa
 from support.layers import got
 from support.products import PRODUCTS
 
-from cachectl.layers.core import CachectlError, Environment, get_many
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import CachectlError
+from cachectl.layers.core.layer import get_many
 from cachectl.layers.host.record import FILE as RECORD
 from cachectl.stack import Stack
 

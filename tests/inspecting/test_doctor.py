@@ -22,8 +22,9 @@ from support.doctor import (
 from support.layers import register_driver
 from support.miopen_kernels import store
 
-from cachectl.layers.core import Environment, Severity
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.conformance import snapshot
+from cachectl.layers.core.finding import Severity
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.host.hardware import amd_gpus

@@ -26,7 +26,8 @@ from support.layers import register_driver
 from tiers import AS_NOBODY, NOBODY, as_root, thorough
 
 from benchmarks.commands import at_home
-from cachectl.layers.core import Severity, user_name
+from cachectl.layers.base.environment import user_name
+from cachectl.layers.core.finding import Severity
 from cachectl.verbs.doctor import job_of
 
 

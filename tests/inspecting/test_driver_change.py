@@ -11,7 +11,8 @@ from support.layers import write
 from tiers import real
 
 from cachectl import Limits, Stack
-from cachectl.layers.core import Environment, Severity
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.core.finding import Severity
 from cachectl.layers.host.record import record_of
 from cachectl.verbs.report import lines
 

@@ -10,7 +10,7 @@ from homes import Home
 from support.tracing import trace
 from tiers import real, thorough_only
 
-from cachectl.layers.core import short_key
+from cachectl.layers.core.selection import short_key
 
 
 @real

@@ -11,8 +11,15 @@ from pathlib import Path
 import pytest
 from support.layers import clear, got, listed, orphans, root_of
 
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import LayerError, Unreachable
 from cachectl.layers.core.conformance import LayerConformance
+from cachectl.layers.core.declarations import Places, user_cache
+from cachectl.layers.core.entry import Entry
+from cachectl.layers.core.finding import Severity
+from cachectl.layers.core.layer import Layer, plan_removal
+from cachectl.layers.core.selection import Selection
+from cachectl.layers.core.store import Codec, Damage
 from cachectl.layers.disk import atomic
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.archive import pack, unpack
@@ -20,7 +27,7 @@ from cachectl.layers.stores.files import Files
 from cachectl.layers.stores.tree import Shape
 
 
-class FunctionCodec(core.Codec):
+class FunctionCodec(Codec):
     """An index, NAME.nbi, which begins with Numba's version, and the machine code of each signature."""
 
     form = "numba-function/1"
@@ -29,9 +36,9 @@ class FunctionCodec(core.Codec):
         index = next(name for name in unpack(data) if name.endswith(".nbi"))
         return Details(kernels=(index.split("-")[0].rpartition(".")[2],))
 
-    def check(self, data: bytes) -> core.Damage | None:
+    def check(self, data: bytes) -> Damage | None:
         heads = (content[:1] == b"\x80" for name, content in unpack(data).items() if name.endswith(".nbi"))
-        return None if any(heads) else core.Damage(core.Severity.RECOMPILES, "its index is no pickle")
+        return None if any(heads) else Damage(Severity.RECOMPILES, "its index is no pickle")
 
 
 FUNCTIONS = Shape(
@@ -39,11 +46,11 @@ FUNCTIONS = Shape(
 )
 
 
-class Numba(core.Layer):
+class Numba(Layer):
     """Functions that Numba compiled with ``cache=True``."""
 
     name, title = "numba", "Numba functions"
-    places = core.Places("NUMBA_CACHE_DIR", default=core.user_cache("numba"))
+    places = Places("NUMBA_CACHE_DIR", default=user_cache("numba"))
     store = Files(FUNCTIONS, codec=FunctionCodec())
 
 
@@ -51,10 +58,10 @@ FOLDER = f"nb_{'0' * 40}"
 
 
 class TestNumba(LayerConformance):
-    def make(self, environment: core.Environment) -> core.Layer:
+    def make(self, environment: Environment) -> Layer:
         return Numba(environment)
 
-    def seed(self, environment: core.Environment) -> None:
+    def seed(self, environment: Environment) -> None:
         folder = environment.home_folder / ".cache/numba" / FOLDER
         folder.mkdir(parents=True)
         for name, signatures in (("k.f-2.py311", 2), ("k.g-9.py311", 1), ("k.f-2.py312", 0)):
@@ -71,7 +78,7 @@ class TestNumba(LayerConformance):
         assert (entries[key].files, entries[key].kernels) == (3, ("f",))
         artifact = got(layer, key)
         assert sorted(unpack(artifact.data)) == ["k.f-2.py311.1.nbc", "k.f-2.py311.2.nbc", "k.f-2.py311.nbi"]
-        removed = layer.clear(core.plan_removal(layer, [entries[key]]))
+        removed = layer.clear(plan_removal(layer, [entries[key]]))
         assert (removed.removed, removed.bytes_freed) == (1, entries[key].bytes)
         assert not list(folder.glob("k.f-2.py311.*"))
 
@@ -90,18 +97,18 @@ class TestNumba(LayerConformance):
 
         monkeypatch.setattr(atomic, "place_new", fails)
         other = {"k.f-2.py311.nbi": b"\x80other", "k.f-2.py311.1.nbc": b"other", "k.f-2.py311.3.nbc": b"new"}
-        with pytest.raises(core.Unreachable, match="No space left"):
+        with pytest.raises(Unreachable, match="No space left"):
             layer.put(key, one._replace(data=pack(other)), replace=True)
         assert layer.get(key) == one
         layer.put(key, one._replace(data=pack(other)), replace=True)
-        assert {entry.files for entry in layer.entries(core.Selection(key=key))} == {3}
+        assert {entry.files for entry in layer.entries(Selection(key=key))} == {3}
 
     def test_a_file_without_its_entry_is_an_orphan_and_said_when_that_is_put(self, tmp_path: Path) -> None:
         layer = self.seeded(tmp_path)
         key = f"{FOLDER}/k.g-9.py311.nbi"
         artifact = got(layer, key)
         (root_of(layer) / key).unlink()
-        with pytest.raises(core.LayerError, match="files of an entry that is not there"):
+        with pytest.raises(LayerError, match="files of an entry that is not there"):
             layer.put(key, artifact)
         folder = root_of(layer) / FOLDER
         (folder / "k.h-1.py311.1.nbc").mkdir()
@@ -137,9 +144,9 @@ def test_numba_hits_what_put_wrote_and_misses_what_clear_removed(tmp_path: Path)
         return int(run.stdout)
 
     assert (hits(), hits()) == (0, 2)
-    layer = Numba(core.Environment(variables, home=tmp_path, cwd=tmp_path, temporary=tmp_path))
+    layer = Numba(Environment(variables, home=tmp_path, cwd=tmp_path, temporary=tmp_path))
     (entry,) = layer.entries()
-    assert isinstance(entry, core.Entry)
+    assert isinstance(entry, Entry)
     artifact = got(layer, entry.key)
     assert clear(layer).removed == 1
     layer.put(artifact.key, artifact)

@@ -11,7 +11,10 @@ from homes import run_in
 from support.layers import clear, fill_up, got, keys_of, problems, root_of, usage_of, verified, write
 from support.products import PRODUCTS
 
-from cachectl.layers.core import Artifact, Damaged, Environment, Layer, LayerError, Unsettled
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import Damaged, LayerError, Unsettled
+from cachectl.layers.core.entry import Artifact
+from cachectl.layers.core.layer import Layer
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.cuda import entries as form
 from cachectl.layers.disk.locks import record_lock
@@ -192,3 +195,10 @@ def test_an_index_is_recounted_also_after_a_put_that_fails(layer: Layer) -> None
         layer.put(entry.key, artifact)
     left = dict(index(layer))
     assert (form.identifier_of(gone.key) in left, len(left)) == (False, 38)
+
+
+def test_an_index_whose_sizes_exceed_every_total_is_read_and_written() -> None:
+    """A bit that flipped in two sizes: their sum does not fit the field."""
+    records = ((1, 2**64 - 1), (2, 2**64 - 1))
+    assert form.split_index(form.write_index(records))[0] == records
+    assert form.read_index(form.write_index(((1, 5),))[:16] + b"\xff" * 16) is None

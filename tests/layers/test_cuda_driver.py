@@ -8,7 +8,8 @@ import pytest
 from homes import Home
 from support.layers import clear, got, root_of, verified
 
-from cachectl.layers.core import Layer, Selection
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.selection import Selection
 
 pytestmark = [
     pytest.mark.real,

@@ -23,10 +23,16 @@ from support.products import (
     held,
 )
 
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused
 from cachectl.layers.core.conformance import LayerConformance, snapshot
-from cachectl.layers.core.registry import built_in_layer
+from cachectl.layers.core.entry import Artifact
+from cachectl.layers.core.finding import Severity
+from cachectl.layers.core.layer import Layer, put_many
+from cachectl.layers.core.selection import Selection
+from cachectl.layers.core.switch import Ability
 from cachectl.layers.cuda import entries as cuda
+from cachectl.layers.registry import built_in_layer
 from cachectl.layers.stores.archive import pack, unpack
 
 #: Layers whose library runs here, and the fixture that fills a home with what it stores.
@@ -51,17 +57,17 @@ class TestConformance(LayerConformance):
         else:
             self.product = PRODUCTS[name]
 
-    def environment(self, home: Path) -> core.Environment:
+    def environment(self, home: Path) -> Environment:
         environment = super().environment(home)
         variables = {name: value.format(home=home) for name, value in self.product.variables.items()}
         # Releases before 2025 look into the home of the account.
         variables |= {"MESA_SHADER_CACHE_DIR": str(home / ".cache")} if self.product.layer == "mesa" else {}
         return environment._replace(topology=home / "no-gpus").with_variables(variables)
 
-    def make(self, environment: core.Environment) -> core.Layer:
+    def make(self, environment: Environment) -> Layer:
         return built_in_layer(self.product.layer, environment)
 
-    def seed(self, environment: core.Environment) -> None:
+    def seed(self, environment: Environment) -> None:
         self.product.fill(environment.home_folder)
 
 
@@ -89,13 +95,13 @@ def test_a_held_lock_is_waited_for_before_anything_goes(tmp_path: Path, name: st
     layer = PRODUCTS[name].filled(tmp_path, lock_timeout=0.1)
     *_, first, second = [got(layer, entry.key) for entry in layer.entries()]
     assert clear(layer, key=first.key).removed == 1
-    plan = layer.plan_clear(core.Selection(key=second.key))
+    plan = layer.plan_clear(Selection(key=second.key))
     (path,) = (tmp_path / "home").glob(file)
     with running(*python(HOLD, kind, path)):
         outcome = layer.clear(plan)
         assert (outcome.removed, outcome.skipped, len(outcome.failed)) == (0, (), 1)
         assert "locked by another process" in outcome.failed[0].because
-        with pytest.raises(core.Busy):
+        with pytest.raises(Busy):
             layer.put(first.key, first)
     assert layer.get(first.key) is None
     assert got(layer, second.key) == second
@@ -174,15 +180,15 @@ def test_an_account_is_right_after_every_change(tmp_path: Path, name: str) -> No
 
 def test_what_a_layer_cannot_do_is_refused_with_the_reason(tmp_path: Path) -> None:
     layer = PRODUCTS["miopen-system"].filled(tmp_path)
-    acts: dict[core.Ability, Callable[[], object]] = {
-        core.Ability.PUT: lambda: core.put_many(layer, []),
-        core.Ability.CLEAR: layer.plan_clear,
-        core.Ability.RELOCATE: lambda: layer.relocate(tmp_path),
+    acts: dict[Ability, Callable[[], object]] = {
+        Ability.PUT: lambda: put_many(layer, []),
+        Ability.CLEAR: layer.plan_clear,
+        Ability.RELOCATE: lambda: layer.relocate(tmp_path),
     }
     for ability, reason in layer.abilities().items():
         assert (reason is not None) == (ability in acts)
         if reason is not None:
-            with pytest.raises(core.Refused, match=re.escape(f"cannot {ability.value}: {reason}")):
+            with pytest.raises(Refused, match=re.escape(f"cannot {ability.value}: {reason}")):
                 acts[ability]()
 
 
@@ -191,17 +197,17 @@ def test_an_artifact_of_another_layer_form_or_key_is_refused(tmp_path: Path) -> 
     artifact, other, *_ = [got(layer, key) for key in keys_of(layer)]
     key, before = artifact.key, snapshot(tmp_path)
     for foreign in (artifact._replace(layer="another"), artifact._replace(form="another/0"), other):
-        with pytest.raises(core.Refused):
+        with pytest.raises(Refused):
             layer.put(key, foreign)
     for character in ("\n", "\x1b", "\x7f", "\u202e"):
         strange = artifact._replace(key=f"{key[:-1]}{character}{key[-1]}")
-        with pytest.raises(core.LayerError, match="is not a key of this layer"):
+        with pytest.raises(LayerError, match="is not a key of this layer"):
             layer.put(strange.key, strange)
     assert snapshot(tmp_path) == before
 
 
 NEW_KEY = "AB/" + "E" * 37
-COMPILES, FAILS = core.Severity.RECOMPILES, core.Severity.FAILS
+COMPILES, FAILS = Severity.RECOMPILES, Severity.FAILS
 
 
 def flipped(at: int) -> Callable[[bytes], bytes]:
@@ -215,10 +221,10 @@ def flipped(at: int) -> Callable[[bytes], bytes]:
 
 #: A product, a file of an entry ("" for the first of all), how that is damaged, the effect on the library, and what
 #: verify says of it.
-Row = tuple[str, str, Callable[[bytes], bytes], core.Severity, str]
+Row = tuple[str, str, Callable[[bytes], bytes], Severity, str]
 DAMAGE: list[Row] = [
-    ("cuda", "", flipped(-1), core.Severity.HARMLESS, "checksum"),
-    ("cuda", "", flipped(40), core.Severity.HARMLESS, "hash of its key"),
+    ("cuda", "", flipped(-1), Severity.HARMLESS, "checksum"),
+    ("cuda", "", flipped(40), Severity.HARMLESS, "hash of its key"),
     ("neo", DEEP, lambda data: data[:900], COMPILES, ""),
     ("neo", f"{BARE[0]}.ocloc_cache", lambda data: data[:900], FAILS, ""),
     ("neo", f"{SPIRV[0]}.ocloc_cache", lambda _: b"", COMPILES, ""),
@@ -229,7 +235,7 @@ DAMAGE: list[Row] = [
     ("pocl", f"{POCL_KEY}/program.bc", lambda _: b"junk", FAILS, "program.bc: is not LLVM bitcode"),
     ("pocl", f"{POCL_KEY}/k/0-0-0/k.so", lambda _: b"junk", FAILS, "is not an ELF file"),
     # PoCL links it itself.
-    ("pocl", f"{POCL_KEY}/k/0-0-0/k.so.o", lambda _: b"", core.Severity.HEALS, "PoCL compiles the kernel again"),
+    ("pocl", f"{POCL_KEY}/k/0-0-0/k.so.o", lambda _: b"", Severity.HEALS, "PoCL compiles the kernel again"),
 ]
 
 
@@ -243,15 +249,15 @@ def test_damage_is_reported_with_its_effect_neither_put_nor_got_and_removed_alon
     artifact = got(layer, key)
     damaged = damage(path.read_bytes() if path.exists() else b"")
     data = pack({**unpack(artifact.data), file[len(key) + 1 :]: damaged}) if name == "pocl" else damaged
-    with pytest.raises(core.Damaged):
+    with pytest.raises(Damaged):
         layer.put(key, artifact._replace(data=data), replace=True)
     assert got(layer, key) == artifact
     path.write_bytes(damaged)
     (finding,) = (found for found in verified(layer) if found.code == "damaged")
     assert (finding.key, finding.severity, words in finding.message) == (key, severity, True)
     assert finding.fix == f"cachectl purge --damaged {layer.name}"
-    if severity is not core.Severity.HARMLESS:
-        with pytest.raises(core.Damaged):
+    if severity is not Severity.HARMLESS:
+        with pytest.raises(Damaged):
             layer.get(key)
     assert layer.clear(layer.plan_clear(damaged=True)).removed == 1
     assert verified(layer) == []
@@ -292,8 +298,8 @@ def test_what_the_library_could_not_use_is_not_put(
 ) -> None:
     layer = PRODUCTS[name].filled(tmp_path)
     before = snapshot(tmp_path)
-    with pytest.raises(core.LayerError, match=words):
-        layer.put(key, core.Artifact(name, key, layer.store.forms[0], data))
+    with pytest.raises(LayerError, match=words):
+        layer.put(key, Artifact(name, key, layer.store.forms[0], data))
     assert {path: what for path, what in snapshot(tmp_path).items() if "lock" not in path} == before
 
 
@@ -333,8 +339,8 @@ def test_other_files_are_neither_listed_nor_removed(tmp_path: Path, name: str) -
     assert clear(layer).removed == len(keys)
     assert all((root / stranger).read_text().startswith("somebody") for stranger in strangers)
     assert outside.exists()
-    with pytest.raises(core.LayerError, match="is not a key"):
-        layer.put("stats", core.Artifact(layer.name, "stats", layer.store.forms[0], outside.read_bytes()))
+    with pytest.raises(LayerError, match="is not a key"):
+        layer.put("stats", Artifact(layer.name, "stats", layer.store.forms[0], outside.read_bytes()))
     assert layer.get(strangers[-1]) is None
 
 
@@ -387,6 +393,6 @@ def test_what_a_package_installed_is_read_and_never_changed(tmp_path: Path, name
         ("package manager", layer.plan_clear),
         ("MIOPEN_SYSTEM_DB_PATH", lambda: layer.relocate(Path("/elsewhere"))),
     ):
-        with pytest.raises(core.Refused, match=words):
+        with pytest.raises(Refused, match=words):
             act()
     assert snapshot(tmp_path, times=True) == before

@@ -12,7 +12,9 @@ from support.products import BARE, DEEP, PRODUCTS, SPIRV, WRAPPED, comgr_key, fi
 from support.tracing import layer_of, no_file_events, numbers, trace
 
 from cachectl.layers.comgr import policy_complaint
-from cachectl.layers.core import Layer, Selection, Severity
+from cachectl.layers.core.finding import Severity
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.selection import Selection
 from cachectl.layers.neo.entries import NeoPrograms
 
 

@@ -14,7 +14,8 @@ from support.products import POCL_KEY as NAME
 from support.products import place as lay_out
 from tiers import real
 
-from cachectl.layers.core import Severity, put_many
+from cachectl.layers.core.finding import Severity
+from cachectl.layers.core.layer import put_many
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.stores.archive import unpack
 

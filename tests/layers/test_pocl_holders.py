@@ -70,12 +70,12 @@ def test_an_entry_is_held_by_programs_that_ran_when_it_was_used(home: Home, monk
         for path in (folder / "program.bc", folder):
             os.utime(path, (time.time() - hours * 3600,) * 2)
     programs(monkeypatch, 4711, 4712)
-    monkeypatch.setattr("cachectl.layers.host.processes.age_of", lambda pid, **_: {4711: 7200.0, 4712: 3600.0}[pid])
+    monkeypatch.setattr("cachectl.layers.base.processes.age_of", lambda pid, **_: {4711: 7200.0, 4712: 3600.0}[pid])
     plan = layer.plan_clear()
     assert [target.key for target in plan.entries] == ["AB/" + "D" * 37]
     assert [(note.key, "process 4711," in note.because) for note in plan.skipped] == [("AB/" + "C" * 37, True)]
     # Of a process that does not show its age everything may be held.
-    monkeypatch.setattr("cachectl.layers.host.processes.age_of", lambda _pid, **_: None)
+    monkeypatch.setattr("cachectl.layers.base.processes.age_of", lambda _pid, **_: None)
     assert layer.plan_clear().entries == ()
 
 

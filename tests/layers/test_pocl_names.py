@@ -5,7 +5,7 @@ from homes import Driver, Home
 from support.layers import got
 from tiers import needing, real
 
-from cachectl.layers.core import Selection
+from cachectl.layers.core.selection import Selection
 from cachectl.layers.pocl import programs as pocl_programs
 
 LONG = "long_kernel_of_" + "x" * 60

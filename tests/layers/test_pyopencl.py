@@ -12,7 +12,10 @@ import pytest
 from homes import Driver, Home
 from support.layers import clear, got, orphans, programs, python, register_driver, root_of, running, usage_of, verified
 
-from cachectl.layers.core import Busy, Condition, Selection, Severity
+from cachectl.layers.base.errors import Busy
+from cachectl.layers.core.finding import Severity
+from cachectl.layers.core.root import Condition
+from cachectl.layers.core.selection import Selection
 from cachectl.layers.host import drivers
 from cachectl.layers.pyopencl import PyOpenCLBinaries
 from cachectl.layers.stores.archive import pack, unpack

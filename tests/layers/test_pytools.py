@@ -13,8 +13,11 @@ from support.dictionaries import NONE, dictionary, mine
 from support.layers import clear, got, keys_of, orphans, problems, sql, usage_of, verified, write
 from tiers import real
 
-from cachectl.layers.core import Artifact, Busy, Damaged, LayerError, Selection, get_many, put_many
+from cachectl.layers.base.errors import Busy, Damaged, LayerError
 from cachectl.layers.core.conformance import snapshot
+from cachectl.layers.core.entry import Artifact
+from cachectl.layers.core.layer import get_many, put_many
+from cachectl.layers.core.selection import Selection
 from cachectl.layers.formats import pdict
 from cachectl.layers.pyopencl import PyOpenCLInvoker
 from cachectl.layers.pytools import LoopyDictionaries, PytoolsDictionaries

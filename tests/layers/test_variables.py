@@ -11,8 +11,10 @@ from support import layers
 from support.dictionaries import dictionary
 from support.layers import assigned, register_driver
 
-from cachectl.layers.core import Condition, Environment, Finding, Severity
-from cachectl.layers.core.registry import built_in_layer
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.core.finding import Finding, Severity
+from cachectl.layers.core.root import Condition
+from cachectl.layers.registry import built_in_layer
 from cachectl.stack import Stack
 from cachectl.verbs.doctor import doctor
 

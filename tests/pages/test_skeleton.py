@@ -11,7 +11,7 @@ import pytest
 from homes import Home
 from support.pages import HOSTILE, make_timeline
 
-from cachectl.layers.core import Entry
+from cachectl.layers.core.entry import Entry
 from cachectl.listing import Listing
 from cachectl.pages import BEGINNING, embeddable
 from cachectl.verbs.report import draw

@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.declarations import EnvSwitch, Places, at_load
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.facts import Entry, Finding, Found, Root, Scope, State, Switch, Usage
+from cachectl.layers.core.entry import Entry, Found, Usage
+from cachectl.layers.core.finding import Finding
 from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.root import Root, Scope, State
 from cachectl.layers.core.selection import ALL, Selection
 from cachectl.layers.core.store import Codec, Damage
+from cachectl.layers.core.switch import Switch
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.files import Files
 

@@ -5,7 +5,7 @@ import traceback
 
 from mpi4py import MPI
 
-from cachectl.layers.core.errors import CachectlError
+from cachectl.layers.base.errors import CachectlError
 from cachectl.stage import staged
 
 BUNDLE, OUT, *HOW = sys.argv[1:]

@@ -12,7 +12,7 @@ from homes import Home, make_home
 from cachectl.exchange import place, trust
 from cachectl.exchange.bundle import BundlePlace
 from cachectl.exchange.store import StoreCollection
-from cachectl.layers.core import Environment
+from cachectl.layers.host.here import this_environment
 
 TRUSTED = trust.Trust(blindly=True)
 
@@ -45,7 +45,7 @@ def programs(home: Home) -> set[Path]:
 
 
 def listed(bundle: Path) -> list[tuple[str, str]]:
-    here = Environment.here()
+    here = this_environment()
     index = StoreCollection(BundlePlace(bundle, here), here)
     found = [one for name in index.parts for one in index.part(name).entries]
     return sorted((item.layer, item.key) for item in found)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from homes import Home
 
-from cachectl.layers.core import Environment
+from cachectl.layers.host.here import this_environment
 from cachectl.layers.pytools import PytoolsDictionaries
 from support.layers import select
 
@@ -19,7 +19,7 @@ NONE = b"\x80\x04N."
 CREATE = "create table dict (keyhash text not null primary key, key_value text not null)"
 
 
-PYTHON = Environment.here().python
+PYTHON = this_environment().python
 FILE = f"pdict-v5-mine-{PYTHON}.sqlite"
 
 

@@ -13,8 +13,10 @@ from pathlib import Path
 from homes import pocl_driver
 
 from benchmarks.commands import at_home
-from cachectl.layers.core import Environment, Finding
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.conformance import nobody
+from cachectl.layers.core.finding import Finding
+from cachectl.layers.host.here import this_environment
 from cachectl.stack import Stack
 from cachectl.verbs.doctor import doctor
 from support import dictionaries, layers
@@ -104,7 +106,7 @@ def leak(home: Path, data: bytes = b"") -> Path:
 
 
 def stale_lock(home: Path) -> Path:
-    lock = home / f".cache/pyopencl/pyopencl-compiler-cache-v2-py{Environment.here().python}/lock"
+    lock = home / f".cache/pyopencl/pyopencl-compiler-cache-v2-py{this_environment().python}/lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     lock.touch()
     os.utime(lock, (time.time() - 3600, time.time() - 3600))

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from cachectl.cli.output import json_bytes
 from cachectl.config import Limits
-from cachectl.layers.core import Environment, Scope
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.conformance import nobody
+from cachectl.layers.core.root import Scope
 from cachectl.removal import Removal
 from cachectl.stack import Stack
 from cachectl.verbs.prune import plan_prune

@@ -12,19 +12,13 @@ from typing import Any
 
 import pytest
 
-from cachectl.layers.core import (
-    Artifact,
-    Entry,
-    Environment,
-    Finding,
-    Layer,
-    Outcome,
-    Problem,
-    Selection,
-    Severity,
-    Usage,
-)
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.conformance import nobody
+from cachectl.layers.core.entry import Artifact, Entry, Problem, Usage
+from cachectl.layers.core.finding import Finding, Severity
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.plan import Outcome
+from cachectl.layers.core.selection import Selection
 
 
 def environment_of(home: Path, **variables: str) -> Environment:
@@ -140,7 +134,7 @@ def usage_of(layer: Layer) -> Usage:
 
 def programs(monkeypatch: pytest.MonkeyPatch, *processes: int) -> None:
     """Let these processes use the library of any layer."""
-    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: processes)
+    monkeypatch.setattr("cachectl.layers.base.processes.using", lambda _libraries, **_: processes)
 
 
 @contextmanager

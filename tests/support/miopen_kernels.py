@@ -11,7 +11,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cachectl.layers.core import Artifact, get_many
+from cachectl.layers.core.entry import Artifact
+from cachectl.layers.core.layer import get_many
 from support.layers import select
 
 if TYPE_CHECKING:

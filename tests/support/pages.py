@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cachectl.layers.core import Condition, Entry, Finding, Root, Scope, Severity, State, Usage
+from cachectl.layers.core.entry import Entry, Usage
+from cachectl.layers.core.finding import Finding, Severity
+from cachectl.layers.core.root import Condition, Root, Scope, State
 from cachectl.listing import Listing
 from cachectl.verbs.report import LayerReport, Report, RootReport, total_of
 from cachectl.watching.timeline import Span, Trace

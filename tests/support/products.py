@@ -11,8 +11,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from benchmarks.trees import native
-from cachectl.layers.core import Environment, Layer
-from cachectl.layers.core.registry import built_in_layer
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.registry import built_in_layer
 from support import mesa
 from support.dictionaries import FILE, NONE, dictionary
 from support.layers import environment_of

@@ -15,7 +15,7 @@ from support.layers import fill_up
 from support.miopen_kernels import add_kernels
 from tiers import NOBODY, as_root, thorough
 
-from cachectl.layers import core
+from cachectl.layers.base.errors import CachectlError
 from cachectl.switching import child
 
 SAYS_SEVEN = (sys.executable, "-c", "print('RAN'); raise SystemExit(7)")
@@ -115,7 +115,7 @@ def test_a_digest_of_another_store_ends_with_two_before_the_command(home: Home) 
     assert (done.stdout, done.stderr.count("\n")) == ("RAN\n", 1)
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no room", "/full"), core.CachectlError("no"), SystemExit(3)])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no room", "/full"), CachectlError("no"), SystemExit(3)])
 def test_an_extra_that_fails_is_one_line_and_a_fault_of_ours_says_so(error: BaseException) -> None:
     lines: list[str] = []
 

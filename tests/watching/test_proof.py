@@ -14,7 +14,7 @@ from support.products import fill_tuning
 from support.tracing import no_file_events
 from tiers import amount, real, thorough, thorough_only
 
-from cachectl.layers.core import Environment
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.conformance import snapshot
 from cachectl.watching import events
 from cachectl.watching.proof import FAILS, UNKNOWN, Proof

@@ -15,7 +15,7 @@ from support.tracing import trace
 from tiers import real, thorough_only
 
 from cachectl.layer_set import LayerSet
-from cachectl.layers.core import Compilation, Lookups
+from cachectl.layers.core.parts import Compilation, Lookups
 from cachectl.layers.inside import observer
 from cachectl.watching import timeline as timelines
 from cachectl.watching.evidence import EntryTrace, complete_builds

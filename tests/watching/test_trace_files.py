@@ -23,7 +23,7 @@ from support.tracing import layer_of, numbers, trace
 from tiers import real, thorough, thorough_only
 
 from cachectl.layer_set import LayerSet
-from cachectl.layers.core import Environment
+from cachectl.layers.base.environment import Environment
 from cachectl.watching import events
 from cachectl.watching.events import LOST, EntryEvents
 from cachectl.watching.evidence import Evidence

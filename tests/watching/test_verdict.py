@@ -16,7 +16,7 @@ from homes import CACHECTL, PROGRAMS, Driver, Home
 from support.tracing import trace
 from tiers import real, thorough, thorough_only
 
-from cachectl.layers import core
+from cachectl.layers.base.errors import CachectlError
 from cachectl.watching import ledger
 
 SOURCE = """#include "common.h"
@@ -261,7 +261,7 @@ def test_a_ledger_of_another_form_is_said_once_by_each_verb_that_reads_it(home: 
     file = ledger_of(home)
     file.parent.mkdir(parents=True, mode=0o700)
     file.write_bytes(content.encode())
-    with pytest.raises(core.CachectlError, match="trace --forget removes it"):
+    with pytest.raises(CachectlError, match="trace --forget removes it"):
         ledger.read(home.environment())
     done = home.cachectl("report --since 1d")
     assert (done.stderr.count("\n"), str(file) in done.stderr) == (1, True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachectl.layers.core.documents import encode_json, parse_json
+from cachectl.layers.base.documents import encode_json, parse_json
 
 
 @pytest.mark.parametrize(

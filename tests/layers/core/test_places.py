@@ -9,8 +9,8 @@ from homes import PROGRAMS, Home
 from support.layers import assigned, keys_of
 from tiers import as_root, real, thorough
 
-from cachectl.layers.core import Environment, user_cache_folder, user_state_folder
-from cachectl.layers.core.registry import built_in_layer
+from cachectl.layers.base.environment import Environment, user_cache_folder, user_state_folder
+from cachectl.layers.registry import built_in_layer
 
 ODD = [
     "XDG_CACHE_HOME={home}/moved POCL_CACHE_DIR='{home}/pocl here'",

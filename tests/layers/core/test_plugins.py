@@ -16,8 +16,9 @@ from support.layers import write
 from support.tracing import layer_of, trace
 from tiers import thorough, thorough_only
 
-from cachectl.layers.core import Environment, Layer
-from cachectl.layers.core.registry import plugged_in
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.registry import plugged_in
 
 #: A folder as pip installs one: a module and its dist-info with entry points.
 NOTES = ["00000001.note", "00000002.note"]
@@ -126,7 +127,7 @@ def test_what_cannot_be_a_layer_is_named(
         def load() -> type[Layer]:
             return type("Mine", (Notes,), {attribute: value})
 
-    monkeypatch.setattr("cachectl.layers.core.registry.entry_points", lambda _: [Point])
+    monkeypatch.setattr("cachectl.layers.registry.entry_points", lambda _: [Point])
     (broken,) = plugged_in(Environment({}, Path("/here")))
     assert broken == {"name": "mine", "why": f"mine {why}"}
 

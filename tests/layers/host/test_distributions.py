@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.layers import write
 
-from cachectl.layers.host import distributions
+from cachectl.layers.disk import distributions
 
 
 def asked(distribution: str) -> str | None:

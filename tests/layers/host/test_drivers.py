@@ -9,7 +9,7 @@ from homes import Driver, Home, wheel
 from support.layers import register_driver, write
 from tiers import real, thorough_only
 
-from cachectl.layers.core import Environment
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.drivers import driver_libraries, find_drivers, opencl_drivers
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pyopencl import PyOpenCLBinaries

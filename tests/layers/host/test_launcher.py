@@ -8,7 +8,7 @@ import pytest
 from homes import Home, OtherMpi
 from support.layers import assigned
 
-from cachectl.layers.core import Environment
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.launcher import Launch, launched
 
 STAGE = (sys.executable, "-m", "cachectl", "stage", "--out", "warm.zip", "--")

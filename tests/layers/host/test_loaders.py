@@ -14,7 +14,8 @@ from homes import Driver, wheel
 from support.layers import python, write
 from tiers import absent, needing, thorough_only
 
-from cachectl.layers.core import Condition, Environment
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.core.root import Condition
 from cachectl.layers.formats.elf import RPATH, read_elf
 from cachectl.layers.host.drivers import find_drivers, find_library, find_loaders, read_linked
 from cachectl.layers.pocl import PoclKernels

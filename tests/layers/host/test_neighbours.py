@@ -7,7 +7,7 @@ import pytest
 from homes import Home
 from support.layers import write
 
-from cachectl.layers.core import Environment
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.neighbours import neighbours
 
 DEFAULTS = {

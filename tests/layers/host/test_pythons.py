@@ -14,7 +14,8 @@ from support.dictionaries import NONE, dictionary
 from support.layers import write
 from tiers import NOBODY, as_root, real, thorough
 
-from cachectl.layers.core import BadRequest, Environment
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.host.pythons import Python, candidates, look, named_pythons
 from cachectl.layers.host.record import record_of
 from cachectl.stack import Stack

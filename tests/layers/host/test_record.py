@@ -10,7 +10,7 @@ import pytest
 from support.layers import write
 from tiers import NOBODY, as_root
 
-from cachectl.layers.core import Environment, user_state_folder
+from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.host import record
 from cachectl.layers.host.record import FILE, Record, Staleness
 
@@ -131,7 +131,7 @@ def test_a_folder_that_is_mounted_over_another_is_not_the_one_that_was_seen(tmp_
     (tmp_path / "other").mkdir()
     code = (
         "import subprocess, sys; from pathlib import Path\n"
-        "from cachectl.layers.core import Environment; from cachectl.layers.host.record import Record\n"
+        "from cachectl.layers.base.environment import Environment; from cachectl.layers.host.record import Record\n"
         "home = Path(sys.argv[1])\n"
         "subprocess.run(['mount', '--bind', home / 'other', home / 'lib'], check=True)\n"
         "seen = Record(Environment({'HOME': sys.argv[1]}, home, searches_pythons=True))\n"

@@ -14,8 +14,11 @@ from support.layers import clear, clear_damaged, got, listed, usage_of, verified
 from support.mesa import DB_FILES, OPENCL, contents, crc, entry, fill, fill_foz, graphics, kernel, key, key_in, layer_of
 
 from cachectl.config import Limits
-from cachectl.layers.core import Artifact, LayerError, Refused, Severity, put_many
+from cachectl.layers.base.errors import LayerError, Refused
 from cachectl.layers.core.conformance import snapshot
+from cachectl.layers.core.entry import Artifact
+from cachectl.layers.core.finding import Severity
+from cachectl.layers.core.layer import put_many
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.cache import MesaShaderCache
 from cachectl.listing import Findings

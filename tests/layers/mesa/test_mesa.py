@@ -14,8 +14,11 @@ from support.layers import clear, clear_damaged, environment_of, got, listed, on
 from support.mesa import OPENCL, STORES, contents, crc, entry, fill, graphics, key, key_in, layer_of
 
 from cachectl.config import Limits
-from cachectl.layers.core import Artifact, Damaged, EntryExists, Severity, put_many
+from cachectl.layers.base.errors import Damaged, EntryExists
 from cachectl.layers.core.conformance import snapshot
+from cachectl.layers.core.entry import Artifact
+from cachectl.layers.core.finding import Severity
+from cachectl.layers.core.layer import put_many
 from cachectl.layers.formats import zstd
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.cache import MesaShaderCache, read_limit

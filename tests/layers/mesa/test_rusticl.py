@@ -16,8 +16,8 @@ from homes import Home, make_home
 from support.layers import assigned, clear, got, listed, python, running
 from support.mesa import FOLDERS, RUSTICL, STORES, rusticl
 
-from cachectl.layers.core import Condition
 from cachectl.layers.core.conformance import snapshot
+from cachectl.layers.core.root import Condition
 from cachectl.layers.mesa.cache import MesaShaderCache
 
 pytestmark = pytest.mark.real

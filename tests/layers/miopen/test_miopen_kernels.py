@@ -44,9 +44,10 @@ from support.miopen_kernels import (
 from support.products import OBJECT, OTHER, fill_tuning
 from support.products import fill_kernels as fill
 
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.errors import Damaged, EntryExists, LayerError, Refused
-from cachectl.layers.core.facts import Artifact, Entry, Severity
+from cachectl.layers.core.entry import Artifact, Entry
+from cachectl.layers.core.finding import Severity
 from cachectl.layers.core.layer import Layer, put_many
 from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenTuning, kernels
 from cachectl.layers.miopen.kernels import encode, escaped, split_kernel_key

@@ -7,7 +7,8 @@ import pytest
 from support.layers import write
 from support.miopen_kernels import library_bytes
 
-from cachectl.layers.core import Condition, Environment, Scope
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.core.root import Condition, Scope
 from cachectl.layers.miopen import (
     MIOpenKernels,
     MIOpenSystemKernels,

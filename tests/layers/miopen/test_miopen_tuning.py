@@ -11,11 +11,13 @@ from support.miopen_kernels import FIND
 from support.products import LINE, PERF, PROBLEM, TUNED, fill_system_tuning
 from support.products import fill_tuning as fill
 
-from cachectl.layers import core
+from cachectl.layers.base.errors import Damaged
+from cachectl.layers.core.entry import Artifact
+from cachectl.layers.core.selection import Selection
 from cachectl.layers.disk import handles
 from cachectl.layers.miopen import MIOpenSystemTuning, MIOpenTuning
 
-NEW = core.Artifact("miopen-tuning", f"{FIND}::new", "miopen-record/1", b"new=S:1,0,A")
+NEW = Artifact("miopen-tuning", f"{FIND}::new", "miopen-record/1", b"new=S:1,0,A")
 
 
 def folder_of(home: Path) -> Path:
@@ -39,7 +41,7 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path, layer: MIOpen
     assert entry.written_before == (folder / FIND).stat().st_mtime
     read = got(layer, entry.key)
     assert (read.form, read.data) == ("miopen-record/1", LINE.encode())
-    plan = layer.plan_clear(core.Selection(kernel="*"))
+    plan = layer.plan_clear(Selection(kernel="*"))
     assert (plan.entries, "kernel" in plan.skipped[0].because) == ((), True)
     usage = usage_of(layer)
     assert (usage.files, usage.bytes) == (2, on_disk(*folder.iterdir()))
@@ -102,7 +104,7 @@ def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) ->
     assert clear_damaged(layer).removed == 0
     assert (folder / FIND).read_text().startswith("good=S:1,0,A\nno equals\n")
     (folder / FIND).write_text("bad=S\n")
-    with pytest.raises(core.Damaged):
+    with pytest.raises(Damaged):
         layer.get(f"{FIND}::bad")
 
 

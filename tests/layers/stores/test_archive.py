@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cachectl.layers.core import Artifact, CachectlError
+from cachectl.layers.base.errors import CachectlError
+from cachectl.layers.core.entry import Artifact
 from cachectl.layers.stores.archive import artifact_from_bytes, artifact_to_bytes, pack, unpack
 
 PARTS = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="/"), min_size=1, max_size=40)

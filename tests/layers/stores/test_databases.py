@@ -14,7 +14,7 @@ from support.layers import clear_damaged, keys_of, python, running, sql, usage_o
 from tiers import NOBODY, amount, as_root
 
 from benchmarks.commands import at_home
-from cachectl.layers.core import Busy, Damaged, LayerError, Refused, Unreachable
+from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.pytools.dictionaries import SCHEMA

@@ -18,7 +18,7 @@ from worlds import synthetic_world
 from benchmarks.commands import at_home
 from cachectl.exchange.place import FolderPlace
 from cachectl.exchange.wire import PACKS, StoreKey, file_of, part_of
-from cachectl.layers.core import Entry, Stored
+from cachectl.layers.core.entry import Entry, Stored
 
 pytest.importorskip("resource")
 

@@ -18,7 +18,7 @@ from support.tracing import layer_of, trace
 from tiers import real, thorough_only
 from worlds import leftovers
 
-from cachectl.layers.core import Selection
+from cachectl.layers.core.selection import Selection
 
 Mounter = Callable[[Path], None]
 

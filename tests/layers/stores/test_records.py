@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachectl.layers.core import Damaged, EntryExists, LayerError, Refused, Unreachable
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.stores.records import RecordFile
 from cachectl.layers.stores.rows import Row

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from support.layers import on_disk, python, running, write
 from tiers import amount
 
-from cachectl.layers.core import Entry, EntryExists, LayerError, Outcome, Problem, Unreachable
+from cachectl.layers.base.errors import EntryExists, LayerError, Unreachable
 from cachectl.layers.core.conformance import snapshot
+from cachectl.layers.core.entry import Entry, Problem
+from cachectl.layers.core.plan import Outcome
 from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree
 

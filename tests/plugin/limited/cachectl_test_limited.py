@@ -4,48 +4,53 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
-from cachectl.layers import core
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.core.declarations import Places, Rule
+from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.parts import About, Lookups
+from cachectl.layers.core.store import Codec, Damage
+from cachectl.layers.core.switch import Ability
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.files import Files
 
 NAMES = r"[0-9a-f]{8}\.note"
 
 
-class AnyBytes(core.Codec):
+class AnyBytes(Codec):
     form = "limited/1"
 
     def describe(self, data: bytes) -> Details:
         return Details()
 
-    def check(self, data: bytes) -> core.Damage | None:
+    def check(self, data: bytes) -> Damage | None:
         return None
 
 
-def _folder(environment: core.Environment) -> tuple[Path, str]:
+def _folder(environment: Environment) -> tuple[Path, str]:
     return environment.home_folder / ".cache/limited", "default"
 
 
-class Switchless(core.Layer):
+class Switchless(Layer):
     """Moves, and nothing switches it off."""
 
     name, title = "switchless", "no switch"
-    places = core.Places("SWITCHLESS_DIR", default=_folder)
+    places = Places("SWITCHLESS_DIR", default=_folder)
     store = Files(NAMES, codec=AnyBytes())
 
 
-class Placeless(core.Layer):
+class Placeless(Layer):
     """Exists on another platform only."""
 
     name, title = "placeless", "no place here"
-    places = core.Places("", linux=(), windows=(core.Rule("LOCALAPPDATA", "limited"),), unmoved="is for Windows only")
+    places = Places("", linux=(), windows=(Rule("LOCALAPPDATA", "limited"),), unmoved="is for Windows only")
     store = Files(NAMES, codec=AnyBytes())
 
 
 class ReadOnlyFiles(Files):
-    refusals: ClassVar[Mapping[core.Ability, str]] = {
+    refusals: ClassVar[Mapping[Ability, str]] = {
         **Files.refusals,
-        core.Ability.PUT: "is only read",
-        core.Ability.CLEAR: "is only read",
+        Ability.PUT: "is only read",
+        Ability.CLEAR: "is only read",
     }
 
 
@@ -53,7 +58,7 @@ class ReadOnly(Switchless):
     """Is neither changed, nor moved, nor switched off."""
 
     name, title = "readonly", "only read"
-    places = core.Places("READONLY_DIR", default=_folder, unmoved="lies on a disk of its own")
+    places = Places("READONLY_DIR", default=_folder, unmoved="lies on a disk of its own")
     store = ReadOnlyFiles(NAMES, codec=AnyBytes())
 
 
@@ -70,12 +75,12 @@ class EndingFiles(FailingFiles):
     error = SystemExit
 
 
-class Failing(core.Layer):
+class Failing(Layer):
     """Fails in every method."""
 
     name, title = "failing", "fails"
-    places = core.Places("FAILING_DIR", default=_folder)
-    about = core.About(lookups=core.Lookups(watchers={"failing": Path("/nowhere/watcher.py")}))
+    places = Places("FAILING_DIR", default=_folder)
+    about = About(lookups=Lookups(watchers={"failing": Path("/nowhere/watcher.py")}))
     store = FailingFiles(NAMES, codec=AnyBytes())
     error: type[BaseException] = RuntimeError
 

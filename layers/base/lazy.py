@@ -10,10 +10,12 @@ import re
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+# Importing typing would take longer than all else that --version needs.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from re import compile as regex
+    from typing import Any
 
     __all__ = ["bound", "later", "made", "regex"]
 

@@ -1,41 +1,16 @@
-"""The errors that cachectl raises on purpose, the texts they are made of, and the limits on sizes.
+"""The errors that cachectl raises on purpose.
 
 A *miss* is not an error: it is ``None``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from cachectl.layers.base.text import printable
 
-from cachectl.layers.core.lazy import regex
-
+# Importing typing would take longer than all else that --version needs.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
-
-#: One entry, or one file that is read whole. Entries are held in memory. The largest known ones, programs of the CUDA
-#: driver, have some 100 MiB; the whole CUDA cache has 4 GiB by default.
-LARGEST_ENTRY = 1 << 30
-#: The file of one entry that ``get`` writes and ``put`` reads.
-LARGEST_ARTIFACT = LARGEST_ENTRY + (1 << 20)
-#: A text database of MIOpen. Its largest shipped ones have some 50 MiB. Changing one holds it several times in memory.
-LARGEST_RECORDS = 256 << 20
-#: An index that lists the entries of a store. One of 64 MiB lists a million entries of Mesa's.
-LARGEST_INDEX = 64 << 20
-#: One key. The longest are those of MIOpen, which contain compiler arguments.
-LONGEST_KEY = 1 << 14
-
-#: Control characters, also those of Unicode that end a line or turn the direction of text.
-_CONTROL = regex("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-
-#: How many details and versions an entry may have.
-MOST_DETAILS = 64
-#: A bundle that is copied into the folder of temporary files.
-LARGEST_BUNDLE = 32 << 30
-#: What such a copy leaves free on that file system, as other programs write there too.
-SPARED_ROOM = 256 << 20
-#: A signature of OpenSSH has less than 1 KiB.
-LARGEST_SIGNATURE = 1 << 20
 
 
 class CachectlError(Exception):
@@ -99,16 +74,6 @@ FAILURES: tuple[type[Exception], ...] = (Exception, SystemExit)  # type: ignore[
 PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean X?"`` with the known word that is most like a wrong one; empty if none is."""
-    import difflib
-
-    # Options have their dashes in common.
-    names = {one.lstrip("-").lower(): one for one in known}
-    likely = difflib.get_close_matches(word.lstrip("-").lower(), names, n=1)
-    return "".join(f"; did you mean {names[name]}?" for name in likely)
-
-
 def not_a_key(layer: str, key: str) -> LayerError:
     """Return the error for a text that does not have the form of a layer's keys."""
     return LayerError(layer, f"{key!r} is not a key of this layer; cachectl ls {layer} lists keys")
@@ -121,35 +86,3 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, OSError):
         return str(error.strerror or error)
     return printable(": ".join(filter(None, (type(error).__name__, str(error)))))
-
-
-def printable(path: Path | str) -> str:
-    """Return a path as one line: control and undecodable characters are escaped."""
-    text = str(path)
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape", "surrogatepass").decode()
-        for character in text
-    )
-
-
-def plural(number: int, one: str, many: str | None = None) -> str:
-    """Return a number with its noun."""
-    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
-
-
-def too_large(size: int, most: int) -> str:
-    """Return the message for something larger than its limit."""
-    return f"has {size:,} bytes; the limit is {most:,}"
-
-
-def key_complaint(key: str) -> str | None:
-    """Return why a text cannot be a key of any layer, else ``None``. Keys come from bundles and become file names."""
-    if not key:
-        return "is empty"
-    if len(key) > LONGEST_KEY:
-        return f"is longer than {LONGEST_KEY:,} characters"
-    if _CONTROL.search(key):
-        return "holds control characters"
-    return None

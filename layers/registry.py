@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 
-from cachectl.layers.core.environment import Environment
-from cachectl.layers.core.errors import reason_of
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import reason_of
+from cachectl.layers.base.lazy import made, regex
 from cachectl.layers.core.layer import Layer
-from cachectl.layers.core.lazy import made, regex
 from cachectl.layers.core.store import Store
-from cachectl.layers.host.distributions import entry_points
+from cachectl.layers.disk.distributions import entry_points
 
 #: The entry-point group under which a distribution offers a layer class.
 GROUP = "cachectl.layers"

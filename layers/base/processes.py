@@ -17,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cachectl.layers import core
+from cachectl.layers.base.environment import MOUNTS, Environment
+from cachectl.layers.base.text import printable
 
 _PROC = Path("/proc")
 #: Seconds that the kernel takes to put one program in the place of another.
@@ -81,7 +82,7 @@ def _those(test: Callable[[Path], bool | None], processes: Path) -> tuple[int, .
     return tuple(passed)
 
 
-def open_elsewhere(environment: core.Environment, path: Path) -> str | None:
+def open_elsewhere(environment: Environment, path: Path) -> str | None:
     """Return who has a file open, or may have; ``None`` if surely nobody has, or there is no file."""
     if not os.path.lexists(path):
         return None
@@ -162,7 +163,7 @@ def process_names(users: tuple[int, ...] | None, processes: Path = _PROC) -> str
     shown = []
     for pid in users[:_NAMED]:
         command = os.fsdecode(read(pid, "comm", processes) or b"").removesuffix("\n")
-        shown.append(f"{pid} ({core.printable(command)})" if command else str(pid))
+        shown.append(f"{pid} ({printable(command)})" if command else str(pid))
     return f"process{'es' * (len(users) > 1)} {', '.join(shown)}{'…' * (len(users) > _NAMED)}"
 
 
@@ -223,7 +224,7 @@ def maps_below(number: int, folder: Path, processes: Path) -> bool:
 # ---------------------------------------------------------------------- mounts
 
 
-def network_file_system(environment: core.Environment, path: Path) -> str | None:
+def network_file_system(environment: Environment, path: Path) -> str | None:
     """Return the type of the network file system a path lies on; ``None`` on a local or unknown one."""
     kind = mount_of(path, mounts=environment.mounts).kind
     return kind if kind in NETWORK else None
@@ -241,7 +242,7 @@ class Mount(NamedTuple):
     point: str = ""
 
 
-def mount_of(path: Path, *, mounts: Path = core.MOUNTS) -> Mount:
+def mount_of(path: Path, *, mounts: Path = MOUNTS) -> Mount:
     """Return the mount that a path lies on."""
     try:
         lines = mounts.read_text(errors="surrogateescape").splitlines()

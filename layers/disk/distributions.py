@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from cachectl.layers.core.lazy import regex
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.plain import read_installed
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The environment that a program would start in: variables, home, platform, clock.
 
 Layers answer from an :class:`Environment` and from nothing else, so the same question can be asked for another user,
-another platform or an isolated root. This module is the only one that touches :data:`os.environ`.
+another platform or an isolated root.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from functools import cached_property, wraps
 from pathlib import Path, PureWindowsPath
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar, cast
-
-from cachectl.layers.host.distributions import version_of
 
 T = TypeVar("T")
 #: Where Linux lists mounted file systems.
@@ -73,22 +71,6 @@ class Environment(Surroundings):
     def trusts_writers(self) -> bool:
         """Return whether other users who can write to a cache are trusted, which root may not say."""
         return self.shared and not self.superuser
-
-    @classmethod
-    def here(cls) -> Environment:
-        """Describe this very process."""
-        return cls(
-            variables=MappingProxyType(dict(os.environ)),
-            home=_account_home(),
-            platform=sys.platform,
-            cwd=Path.cwd(),
-            temporary=_temporary_folder(),
-            site=tuple(Path(entry) for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))),
-            prefix=Path(sys.prefix),
-            installed=version_of,
-            searches_pythons=True,
-            superuser=hasattr(os, "geteuid") and os.geteuid() == 0,
-        )
 
     def get(self, variable: str) -> str | None:
         """Return a variable's value, ``None`` if it is not set (an empty value is a value)."""
@@ -165,19 +147,6 @@ def node() -> str:
     import platform
 
     return platform.node()
-
-
-def process_variable(name: str) -> str | None:
-    """Return a variable of this process as it is now."""
-    return os.environ.get(name)
-
-
-def set_process_variable(name: str, value: str | None) -> None:
-    """Set a variable of this process, and so of the children it starts; ``None`` removes it."""
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
 
 
 def user_cache_folder(environment: Environment, application: str) -> tuple[Path, str]:
@@ -261,25 +230,3 @@ def _windows_folder(environment: Environment, application: str) -> tuple[Path, s
     if named := environment.get(variable):
         return Path(named, *parts), variable
     return environment.home_folder.joinpath("AppData", "Local", *parts), "default"
-
-
-def _account_home() -> Path:
-    if sys.platform == "win32":
-        return Path(os.path.expanduser("~"))
-    import pwd
-
-    try:
-        return Path(pwd.getpwuid(os.getuid()).pw_dir)
-    except KeyError:
-        # The numeric user of a container has no account; its shell gives it "/".
-        return Path(os.environ.get("HOME") or "/")
-
-
-def _temporary_folder() -> Path:
-    if sys.platform == "win32":
-        import tempfile
-
-        return Path(tempfile.gettempdir())
-    # The rule of tempfile, whose import is slow.
-    named = (os.environ.get(variable) for variable in ("TMPDIR", "TEMP", "TMP"))
-    return Path(next((folder for folder in named if folder and os.path.isdir(folder)), "/tmp")).absolute()  # noqa: S108
