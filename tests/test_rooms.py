@@ -1,8 +1,9 @@
 """The floor plan: arrows between folders go one way, no module imports in a circle, and no folder is crowded."""
 
 import ast
+import re
 
-from benchmarks.house import circles, folders, imported, modules, parsed, removes
+from benchmarks.house import REPOSITORY, changes_files, circles, folders, imported, modules, parsed, removes
 
 MOST_MODULES = 15
 
@@ -80,3 +81,31 @@ def test_removal_has_one_door() -> None:
         if isinstance(node, ast.Call) and removes(node)
     }
     assert removing == {"layers.disk.atomic", "layers.stores.rows", "layers.stores.tree"}
+
+
+def calls(module: str) -> list[ast.Call]:
+    return [node for node in ast.walk(parsed(MODULES[module])) if isinstance(node, ast.Call)]
+
+
+def test_what_can_change_a_file_is_listed() -> None:
+    """Each module, with what it changes and the check before that, has a row in the page about the architecture."""
+    page = (REPOSITORY / "docs/architecture.md").read_text()
+    section = page.partition("## Who can change a file")[2].partition("\n## ")[0]
+    listed = {name for row in re.findall(r"(?m)^\| (`.*?) \|", section) for name in re.findall(r"`([\w./]+)`", row)}
+    changing = {module for module in MODULES if any(map(changes_files, calls(module)))}
+    assert {MODULES[module].relative_to(REPOSITORY).as_posix() for module in changing} == listed
+
+
+def test_every_change_of_a_store_stands_behind_the_gate() -> None:
+    """In the function that has a store write, remove or recover, another user's chance to interfere is ruled out."""
+    changing = []
+    for module, path in MODULES.items():
+        for function in (node for node in ast.walk(parsed(path)) if isinstance(node, ast.FunctionDef)):
+            inside = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+            gates = [node.lineno for node in inside if ast.unparse(node.func) == "require_changeable"]
+            for node in inside:
+                if re.search(r"\bstore\.(write|remove|recover)$", ast.unparse(node.func)):
+                    is_shared = module.startswith(("exchange.", "verbs.store"))
+                    changing.append((module, is_shared or any(line < node.lineno for line in gates)))
+    assert {module for module, _ in changing} == {"layers.core.layer", "removal", "verbs.store"}
+    assert all(is_guarded for _, is_guarded in changing)
