@@ -10,9 +10,9 @@ import re
 import shlex
 import struct
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cachectl.layers.base.lazy import later, regex
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.declarations import HERE, EnvSwitch, Places, Rule, at_load
 from cachectl.layers.core.finding import FAILS, RECOMPILES, RISKS, Hazard
 from cachectl.layers.core.layer import Fault, misread
@@ -123,7 +123,6 @@ class ComgrCache(drivers.DriverLayer):
         macos=(),
     )
     # LLVM sets the access time of an entry that it reads.
-    store: Any = later(__name__, "outputs")
     about = About(
         on_network=Hazard(
             RISKS,
@@ -133,6 +132,16 @@ class ComgrCache(drivers.DriverLayer):
         # LLVM opens the file of an entry, or maps it, and renames a temporary to a new one.
         lookups=Lookups(files=True, mapped=LIBRARIES),
     )
+
+    def load_store(self) -> Store:
+        """Return the store of the entries, and of the file that records when some were last dropped."""
+        from cachectl.layers.stores.files import Files
+        from cachectl.layers.stores.tree import Shape
+
+        temporary = regex(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o")
+        left = Shape((temporary,), because="left by a program that was killed", private=True)
+        timestamp = Shape((regex(re.escape(TIMESTAMP)),), sums=True)
+        return Files("llvmcache-[0-9a-f]{64}", left, timestamp, codec=ComgrCodec(), writers=LIBRARIES)
 
     def is_here(self) -> bool:
         """Return whether there is a driver, a GPU or a cache."""
@@ -165,17 +174,6 @@ class ComgrCache(drivers.DriverLayer):
         if self.environment.get(self.places.variable) == "":
             outcome = "is empty: older releases keep nothing then, newer ones use the default place"
             yield None, misread(self, self.places.variable, RECOMPILES, outcome)
-
-
-def outputs() -> Store:
-    """Return the store of the entries, and of the file that records when some were last dropped."""
-    from cachectl.layers.stores.files import Files
-    from cachectl.layers.stores.tree import Shape
-
-    temporary = regex(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o")
-    left = Shape((temporary,), because="left by a program that was killed", private=True)
-    timestamp = Shape((regex(re.escape(TIMESTAMP)),), sums=True)
-    return Files("llvmcache-[0-9a-f]{64}", left, timestamp, codec=ComgrCodec(), writers=LIBRARIES)
 
 
 def output_of(data: bytes) -> bytes | None:

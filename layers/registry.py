@@ -10,7 +10,7 @@ from importlib import import_module
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import reason_of
-from cachectl.layers.base.lazy import made, regex
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.store import Store
 from cachectl.layers.disk.distributions import entry_points
@@ -73,6 +73,6 @@ def _wrong(layer: object) -> str | None:
         return f"has the name {layer.name!r}; a name is letters, digits, dots and dashes"
     if layer.name in BUILT_IN:
         return f"takes the name of the built-in layer {layer.name}"
-    if not isinstance(layer.title, str) or not isinstance(made(layer.store), Store):
+    if not isinstance(layer.title, str) or not isinstance(layer.store, Store):
         return "has no title, or no store"
     return None

@@ -17,7 +17,6 @@ from typing import ClassVar, final
 
 from cachectl.layers.base.environment import Environment, own_roots_folder
 from cachectl.layers.base.errors import FAILURES, LayerError, Refused, not_a_key, reason_of
-from cachectl.layers.base.lazy import bound
 from cachectl.layers.base.text import key_complaint
 from cachectl.layers.core.declarations import EnvSwitch, Places, at_once
 from cachectl.layers.core.entry import Artifact, Entry, Note, Problem
@@ -26,7 +25,7 @@ from cachectl.layers.core.parts import About
 from cachectl.layers.core.plan import Outcome, Plan
 from cachectl.layers.core.root import DISABLED, ENABLED, Condition, Root, State
 from cachectl.layers.core.selection import ALL, Selection, is_short_key, names_key, short_key
-from cachectl.layers.core.store import ENTRY, Store, attempt, noted
+from cachectl.layers.core.store import ENTRY, Store, attempt, bound, noted
 from cachectl.layers.core.switch import Ability, Switch
 from cachectl.layers.disk import trust
 
@@ -46,17 +45,26 @@ class Layer:
     places: ClassVar[Places]
     #: The switch of the cache; ``None`` if it has none.
     switch: ClassVar[EnvSwitch | None] = None
-    #: The store. The class declares it; an instance has it bound to its name and environment.
-    store: Store
     #: What else is known of the library and its entries.
     about: ClassVar[About] = About()
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
-        self.store = bound(type(self).store, name=self.name, environment=environment)
+        # A layer of another distribution may have its store as an attribute of the class.
+        if isinstance(declared := type(self).store, Store):
+            self.store = bound(declared, self.name, environment)
 
     def __repr__(self) -> str:
         return f"<layer {self.name}>"
+
+    @cached_property
+    def store(self) -> Store:
+        """The store, bound to the layer's name and environment. It is imported when it is first used."""
+        return bound(self.load_store(), self.name, self.environment)
+
+    def load_store(self) -> Store:
+        """Return the store of a layer whose class has none as an attribute."""
+        raise NotImplementedError("the layer has no store")
 
     def roots(self) -> tuple[Root, ...]:
         """Return every place the library would use, existing or not; the one it writes to comes first.

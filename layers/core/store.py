@@ -125,6 +125,13 @@ class Store(ABC):
             yield target, None
 
 
+def bound(store: Store, name: str, environment: Environment) -> Store:
+    """Return a store as that of the layer of a name in an environment."""
+    clone = object.__new__(type(store))
+    clone.__dict__.update(store.__dict__, name=name, environment=environment)
+    return clone
+
+
 def finding_of(store: Store, root: Root, problem: Problem) -> Finding:
     """Return the finding of a problem: unreadable things may hide entries that fail a program."""
     import shlex

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.lazy import later
 from cachectl.layers.core.declarations import NOWHERE, EnvSwitch, Places, Rule, at_load
 from cachectl.layers.core.finding import RISKS, Hazard
 from cachectl.layers.core.parts import About, Facts, Lookups, Outlook, Portability
+from cachectl.layers.core.store import Store
 from cachectl.layers.host import drivers
 
 LIBRARIES = ("libcuda.so", "libnvidia-opencl.so")
@@ -91,7 +90,12 @@ class CudaComputeCache(drivers.DriverLayer):
         outcome="is not 1, so it does nothing",
         read=at_load(*LIBRARIES),
     )
-    store: Any = later("cachectl.layers.cuda.entries", "ComputeCache")
+
+    def load_store(self) -> Store:
+        """Import the store."""
+        from cachectl.layers.cuda.entries import ComputeCache
+
+        return ComputeCache()
 
     def is_here(self) -> bool:
         """Return whether there is a driver, also one without OpenCL, or a cache."""

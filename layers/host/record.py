@@ -98,11 +98,12 @@ class Record:
 
     def note(self, product: str, path: str | Path, version: str) -> None:
         """Note what is at a path now, and that what was there before has gone."""
+        target = os.path.realpath(path)
         try:
-            status, places = os.stat(path), _places(Path(path))
+            status, places = os.stat(path), (_place(Path(path)), _place(Path(target)))
         except OSError:
             return
-        moment, target = self._moment(Path(path)), os.path.realpath(path)
+        moment = self._moment(Path(path))
         for key, sighting in tuple(self.sightings.items()):
             at_path = (sighting.product, sighting.path, sighting.system) == (product, str(path), self.system)
             is_other = at_path and sighting.places == places and sighting.version != version
@@ -215,11 +216,6 @@ def _has_gone(sighting: Sighting) -> bool:
             if plain.status_at(path) is None:
                 return _place(Path(path)) == place
     return False
-
-
-def _places(path: Path) -> tuple[str, str]:
-    """Return the file systems of a path and of what it leads to."""
-    return _place(path), _place(Path(os.path.realpath(path)))
 
 
 def _place(path: Path) -> str:

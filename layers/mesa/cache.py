@@ -9,16 +9,20 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from cachectl.layers.base.lazy import later, regex
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.declarations import NOWHERE, EnvSwitch, Places, Rule, at_load
 from cachectl.layers.core.finding import HARMLESS, RECOMPILES, Finding, Hazard
 from cachectl.layers.core.layer import Fault, faults_of, misread
 from cachectl.layers.core.parts import About, Lookups
 from cachectl.layers.core.root import ABSENT, ENABLED, Root, Scope, State
+from cachectl.layers.core.store import Store
 from cachectl.layers.core.switch import Switch
 from cachectl.layers.host import drivers
+
+if TYPE_CHECKING:
+    from cachectl.layers.mesa.store import ShaderCache
 
 #: What every process maps that has one of the stores open, whichever driver it uses.
 OPENED = ("mesa_shader_cache",)
@@ -66,6 +70,9 @@ _SHARED = regex(r"foz_cache(?:_idx)?\.foz|mesa_cache\.(?:db|idx)")
 class MesaShaderCache(drivers.DriverLayer):
     """Kernels, and their machine code, in the shader cache of Mesa."""
 
+    if TYPE_CHECKING:
+        store: ShaderCache
+
     name = "mesa"
     title = "Mesa shader cache (Rusticl)"
     about = About(
@@ -85,7 +92,6 @@ class MesaShaderCache(drivers.DriverLayer):
             otherwise="Mesa keeps it open, and no event says which of its entries are read",
         ),
     )
-    store: Any = later("cachectl.layers.mesa.store", "ShaderCache")
     makers = ("Rusticl", "Mesa Clover")
     # Mesa reads them when a device is first opened: the first, then its old name.
     switch, _old_switch = (
@@ -100,6 +106,12 @@ class MesaShaderCache(drivers.DriverLayer):
             Rule("", ".cache", source=_BY_ACCOUNT),
         ),
     )
+
+    def load_store(self) -> Store:
+        """Import the store."""
+        from cachectl.layers.mesa.store import ShaderCache
+
+        return ShaderCache()
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as Mesa does when a device is first opened, the form in use first.

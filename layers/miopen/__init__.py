@@ -13,16 +13,20 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cachectl.layers.base.environment import Environment, answered_once
-from cachectl.layers.base.lazy import later, regex
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.declarations import EnvSwitch, Places, at_load
 from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, RISKS, UNSAFE, Finding, Hazard
 from cachectl.layers.core.layer import Layer, faults_of, first_place, misread
 from cachectl.layers.core.parts import About, Lookups
 from cachectl.layers.core.root import ABSENT, ENABLED, Root, Scope, State
+from cachectl.layers.core.store import Store
 from cachectl.layers.disk import distributions, plain
+
+if TYPE_CHECKING:
+    from cachectl.layers.miopen.databases import MIOpenDatabases
 
 #: MIOpen reads each variable once, when it first needs it.
 LIBRARIES = ("libMIOpen",)
@@ -217,7 +221,9 @@ class MIOpenLayer(Layer):
     Nothing is foreseen of its entries elsewhere: only MIOpen itself sees which device it would name.
     """
 
-    store: Any
+    if TYPE_CHECKING:
+        store: MIOpenDatabases
+
     switch: ClassVar[EnvSwitch] = _DISABLES
     about = About(lookups=_LOOKUPS, place_of_file=_place_of_file)
 
@@ -264,7 +270,12 @@ class MIOpenKernels(MIOpenLayer):
         when_closed=Hazard(FAILS, "MIOpen throws, even where it only looks up"),
         lookups=_LOOKUPS._replace(by_openings=_by_openings),
     )
-    store: Any = later("cachectl.layers.miopen.kernels", "KernelDatabases")
+
+    def load_store(self) -> Store:
+        """Import the store."""
+        from cachectl.layers.miopen.kernels import KernelDatabases
+
+        return KernelDatabases()
 
     def diagnose(self) -> Iterator[Finding]:
         """Yield problems with the switch, and a place where anybody can write."""
@@ -294,7 +305,12 @@ class MIOpenSystemKernels(MIOpenLayer):
     title = "MIOpen system kernels"
     places = SYSTEM_KERNELS
     about = _PACKAGED
-    store: Any = later("cachectl.layers.miopen.kernels", "KernelDatabases", "miopen")
+
+    def load_store(self) -> Store:
+        """Import the store."""
+        from cachectl.layers.miopen.kernels import KernelDatabases
+
+        return KernelDatabases("miopen")
 
     def diagnose(self) -> Iterator[Finding]:
         """Yield problems with the switch, and each GPU without a database."""
@@ -334,7 +350,12 @@ class MIOpenTuning(MIOpenLayer):
             "a rewrite removes the file before it renames the new one, so the others may not find it",
         ),
     )
-    store: Any = later("cachectl.layers.miopen.tuning", "TuningDatabases")
+
+    def load_store(self) -> Store:
+        """Import the store."""
+        from cachectl.layers.miopen.tuning import TuningDatabases
+
+        return TuningDatabases()
 
     def state(self) -> State:
         """Read the switch of the find-db; the perf-db stays on."""
@@ -373,4 +394,9 @@ class MIOpenSystemTuning(MIOpenTuning):
     title = "MIOpen system tuning results"
     places = SYSTEM_TUNING
     about = _PACKAGED
-    store: Any = later("cachectl.layers.miopen.tuning", "TuningDatabases", "miopen-tuning")
+
+    def load_store(self) -> Store:
+        """Import the store."""
+        from cachectl.layers.miopen.tuning import TuningDatabases
+
+        return TuningDatabases("miopen-tuning")

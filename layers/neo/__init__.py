@@ -10,14 +10,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from cachectl.layers.base.lazy import later
 from cachectl.layers.core.declarations import EnvSwitch, Places, Rule, at_load
 from cachectl.layers.core.finding import RECOMPILES, Finding
 from cachectl.layers.core.layer import Fault, misread
 from cachectl.layers.core.parts import About, Lookups
 from cachectl.layers.core.root import DISABLED, UNKNOWN
+from cachectl.layers.core.store import Store
 from cachectl.layers.core.switch import Switch
 from cachectl.layers.host import drivers
 
@@ -56,9 +55,14 @@ class NeoCompilerCache(drivers.DriverLayer):
         windows=(Rule("NEO_CACHE_DIR"), Rule("LOCALAPPDATA", f"NEO/{_LEAF}")),
         macos=(),
     )
-    store: Any = later("cachectl.layers.neo.entries", "NeoPrograms")
     # The driver opens the file of an entry to read it, and renames a temporary to a new one.
     about = About(lookups=Lookups(mapped=LIBRARIES, files=True))
+
+    def load_store(self) -> Store:
+        """Import the store."""
+        from cachectl.layers.neo.entries import NeoPrograms
+
+        return NeoPrograms()
 
     def faults(self) -> Iterator[Fault]:
         """Add a missing folder, and variables of the compiler."""

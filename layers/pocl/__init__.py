@@ -8,15 +8,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.lazy import later, regex
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.declarations import NOWHERE, TOP, EnvSwitch, Places, Rule, at_load
 from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, RISKS, Finding, Hazard
 from cachectl.layers.core.layer import first_place
 from cachectl.layers.core.parts import OR, About, Compilation, Facts, Lookups, Portability
 from cachectl.layers.core.root import Root, Scope
+from cachectl.layers.core.store import Store
 from cachectl.layers.core.switch import Switch
 from cachectl.layers.disk import distributions
 from cachectl.layers.host import drivers
@@ -190,7 +190,12 @@ class PoclKernels(drivers.DriverLayer):
         read=at_load(*LIBRARIES),
         value="0",
     )
-    store: Any = later("cachectl.layers.pocl.programs", "Programs")
+
+    def load_store(self) -> Store:
+        """Import the store."""
+        from cachectl.layers.pocl.programs import Programs
+
+        return Programs()
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as PoCL does when its first device is opened.

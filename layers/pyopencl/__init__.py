@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cachectl.layers import pytools
 from cachectl.layers.base.environment import Environment, release_of
-from cachectl.layers.base.lazy import later
 from cachectl.layers.core.finding import FAILS, RISKS, Finding, Hazard
 from cachectl.layers.core.parts import About, Facts, Lookups, Portability
 from cachectl.layers.core.root import ABSENT, BYPASSED, DISABLED, ENABLED, UNKNOWN, State
+from cachectl.layers.core.store import Store
 from cachectl.layers.core.switch import NOW, Switch
 from cachectl.layers.disk import distributions
 from cachectl.layers.host import drivers
+
+if TYPE_CHECKING:
+    from cachectl.layers.pyopencl.programs import ProgramFolders
 
 _VARIABLES = ("PYOPENCL_NO_CACHE",)
 #: Methods that remember the kernels they have compiled, with module and class.
@@ -87,6 +90,9 @@ _PORTABILITY = Portability(
 class PyOpenCLBinaries(pytools.UserCacheLayer):
     """Programs that PyOpenCL has built from source, with the binaries that the driver returned."""
 
+    if TYPE_CHECKING:
+        store: ProgramFolders
+
     name = "pyopencl"
     title = "PyOpenCL program binaries"
     about = About(
@@ -118,10 +124,15 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
         # Whatever platform PyOpenCL builds for.
         finds_tags=True,
     )
-    store: Any = later("cachectl.layers.pyopencl.programs", "ProgramFolders")
     # A context's own ``cache_dir`` cannot be known.
     library = application = "pyopencl"
     variables = _VARIABLES
+
+    def load_store(self) -> Store:
+        """Import the store."""
+        from cachectl.layers.pyopencl.programs import ProgramFolders
+
+        return ProgramFolders()
 
     def state(self) -> State:
         """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""
@@ -162,7 +173,6 @@ class PyOpenCLInvoker(pytools.PytoolsDictionaries):
 
     name = "pyopencl-invoker"
     title = "PyOpenCL kernel invokers"
-    store: Any = pytools.dictionary_store("pyopencl-invoker")
     about = pytools.PytoolsDictionaries.about._replace(reveals="source text of your kernels")
     library = "pyopencl"
     variables = _VARIABLES

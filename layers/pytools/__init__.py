@@ -11,17 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from cachectl.layers.base.environment import Environment, is_common_cache_home, release_of, user_cache_folder
-from cachectl.layers.base.lazy import later
 from cachectl.layers.core.declarations import EnvSwitch
 from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, RISKS, Finding, Hazard
 from cachectl.layers.core.layer import Layer, faults_of, misread
 from cachectl.layers.core.parts import About, Event, Facts, Lookups, Outlook, Portability
 from cachectl.layers.core.root import ABSENT, DISABLED, ENABLED, Root, Scope, State
+from cachectl.layers.core.store import Store
 from cachectl.layers.core.switch import NEXT_IMPORT, NOW, Switch
+
+if TYPE_CHECKING:
+    from cachectl.layers.pytools.dictionaries import Dictionaries
 
 #: The beginnings of identifiers, and the layers of their dictionaries; others belong to ``pytools``.
 _PREFIXES = {"loopy-": "loopy", "pyopencl-": "pyopencl-invoker"}
@@ -51,11 +54,6 @@ _SETTINGS = tuple(
 def layer_of(identifier: str) -> str:
     """Return the name of the layer to which the dictionaries of an identifier belong."""
     return next((name for prefix, name in _PREFIXES.items() if identifier.startswith(prefix)), "pytools")
-
-
-def dictionary_store(layer: str) -> Any:  # noqa: ANN401 - loaded when it is used
-    """Return the store of a layer's dictionaries."""
-    return later("cachectl.layers.pytools.dictionaries", "Dictionaries", layer)
 
 
 def _facts(environment: Environment) -> Facts:
@@ -159,6 +157,9 @@ class UserCacheLayer(Layer):
 class PytoolsDictionaries(UserCacheLayer):
     """Persistent dictionaries that belong to neither loopy nor PyOpenCL."""
 
+    if TYPE_CHECKING:
+        store: Dictionaries
+
     name = "pytools"
     title = "other pytools persistent dictionaries"
     about = About(
@@ -174,8 +175,13 @@ class PytoolsDictionaries(UserCacheLayer):
         portability=Portability(_facts, outlook=_outlook),
         lookups=_LOOKUPS,
     )
-    store: Any = dictionary_store("pytools")
     library = application = "pytools"
+
+    def load_store(self) -> Store:
+        """Import the store."""
+        from cachectl.layers.pytools.dictionaries import Dictionaries
+
+        return Dictionaries(self.name)
 
     def state(self) -> State:
         """Read the variables as the library does when it is imported; pytools has none, but sumpy has one."""
@@ -219,7 +225,6 @@ class LoopyDictionaries(PytoolsDictionaries):
 
     name = "loopy"
     title = "loopy code generation"
-    store: Any = dictionary_store("loopy")
     about = PytoolsDictionaries.about._replace(
         reveals="source text of your kernels",
         lookups=_LOOKUPS._replace(
