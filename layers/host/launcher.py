@@ -26,6 +26,11 @@ RANKS = (
     ("PMIX_SIZE", "PMIX_RANK"),
     ("MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
 )
+#: Variables of the own rank among those of the same node.
+LOCAL_RANKS = frozenset(
+    {"OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID"}
+    | {"FLUX_TASK_LOCAL_ID", "MPI_LOCALRANKID"}
+)
 #: This describes the allocation of a batch script, which is one process; the row before it describes a step of srun.
 _ALLOCATED = "SLURM_NTASKS"
 #: The variables that count less than the others, in this order: an ``mpiexec`` may run within a step of Flux or Slurm,

@@ -39,11 +39,6 @@ _FULL = (1 << 20, 10)
 _NEARLY_FULL = (16 << 20, 100)
 #: This many empty files have no bytes, but they use up a quota of files.
 _MANY_FILES = 1000
-#: Ranks within a node.
-_LOCAL_RANKS = (
-    *("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID"),
-    *("FLUX_TASK_LOCAL_ID", "MPI_LOCALRANKID"),
-)
 #: Shell words for folders of this user.
 _OWN = '"$HOME/.cachectl"'
 _TEMPORARY = '"$(mktemp -d)"'
@@ -239,7 +234,7 @@ def _of_surroundings(held: _Held) -> Iterator[Placed]:
     message = f"{several} of this job share it: {hazard.message}"
     if layer.abilities()[Ability.RELOCATE] is None:
         message += "; fix it in the script that each rank runs"
-    node = "$(hostname)-" if variable in _LOCAL_RANKS else ""
+    node = "$(hostname)-" if variable in launcher.LOCAL_RANKS else ""
     # The shell stops with an error if the variable is not set.
     fix = held.elsewhere(f'"$HOME/.cachectl/rank{node}${{{variable}:?}}"')
     yield held.finding(root.path, hazard.severity, "ranks", message, fix)
@@ -263,8 +258,8 @@ def _apart(environment: Environment, path: Path) -> bool:
     local = processes.network_file_system(environment, path) is None
     for part in path.relative_to(home).parts if path.is_relative_to(home) else path.parts:
         end = re.search(r"[0-9]{1,12}$", part)
-        within = {*_LOCAL_RANKS} if local or machine in part else set()
-        variables = {rank for _, rank in launcher.RANKS} - {*_LOCAL_RANKS} | within
+        within = launcher.LOCAL_RANKS if local or machine in part else frozenset[str]()
+        variables = {rank for _, rank in launcher.RANKS} - launcher.LOCAL_RANKS | within
         if end is not None and int(end[0]) in {launcher.number_of(environment, name) for name in variables}:
             return True
     return False
