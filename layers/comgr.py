@@ -136,7 +136,7 @@ class ComgrCache(drivers.DriverLayer):
     def load_store(self) -> Store:
         """Return the store of the entries, and of the file that records when some were last dropped."""
         from cachectl.layers.stores.files import Files
-        from cachectl.layers.stores.tree import Shape
+        from cachectl.layers.stores.tree_read import Shape
 
         temporary = regex(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o")
         left = Shape((temporary,), because="left by a program that was killed", private=True)

@@ -80,7 +80,7 @@ def test_removal_has_one_door() -> None:
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call) and removes(node)
     }
-    assert removing == {"layers.disk.atomic", "layers.stores.rows", "layers.stores.tree"}
+    assert removing == {"layers.disk.atomic", "layers.stores.rows", "layers.stores.tree_remove"}
 
 
 def calls(module: str) -> list[ast.Call]:

@@ -32,7 +32,7 @@ from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.formats import details, opencl_source
 from cachectl.layers.host import hardware, record
 from cachectl.layers.stores import files
-from cachectl.layers.stores.tree import Leaf, Shape, Tree
+from cachectl.layers.stores.tree_read import Leaf, Shape, Tree
 
 INDEX = "index"
 _DIGIT = regex("[0-9a-f]")

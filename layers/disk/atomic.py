@@ -1,7 +1,7 @@
 """Changes of files: they are staged next to their place, synced and renamed; and every removal of a file or folder.
 
-Nothing else removes, renames or cuts a file of this machine, except :mod:`cachectl.layers.stores.tree`, which moves
-entries in and out of their places. Rows are deleted in :mod:`cachectl.layers.stores.rows`, where sqlite also cuts its
+Nothing else removes, renames or cuts a file of this machine, except :mod:`cachectl.layers.stores.tree_remove`, which
+removes empty folders. Rows are deleted in :mod:`cachectl.layers.stores.rows`, where sqlite also cuts its
 log. ``tests/test_rooms.py`` holds that. A file of a remote store is renamed in :mod:`cachectl.exchange.place`.
 """
 

@@ -30,7 +30,8 @@ from cachectl.layers.base.limits import LARGEST_ENTRY, LARGEST_INDEX
 from cachectl.layers.base.text import too_large
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.mesa import entries
-from cachectl.layers.stores import database, rows, tree
+from cachectl.layers.stores import database, rows
+from cachectl.layers.stores import tree_read as tree
 
 _CHUNK = 1 << 20
 _NAME = regex(rb"[0-9a-f]{40}")

@@ -25,7 +25,7 @@ from cachectl.layers.core.store import ENTRY, FOREIGN, Damage, counting
 from cachectl.layers.disk import plain
 from cachectl.layers.mesa import cache, entries, pairs
 from cachectl.layers.stores import row_store
-from cachectl.layers.stores import tree as trees
+from cachectl.layers.stores import tree_read as trees
 
 _FOLDER = regex("[0-9a-f]{2}")
 #: Keys are a SHA-1, or since Mesa 26 a BLAKE3.

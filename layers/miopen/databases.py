@@ -26,7 +26,8 @@ from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import plain
 from cachectl.layers.host import record
 from cachectl.layers.miopen import releases
-from cachectl.layers.stores import database, row_store, tree
+from cachectl.layers.stores import database, row_store
+from cachectl.layers.stores import tree_read as tree
 
 #: Separates the parts of a key: file, kernel name and arguments; or file and record.
 SEPARATOR = "::"

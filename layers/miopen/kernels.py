@@ -21,7 +21,8 @@ from cachectl.layers.core.selection import Selection
 from cachectl.layers.core.store import OWN, Damage
 from cachectl.layers.disk import plain
 from cachectl.layers.miopen import databases
-from cachectl.layers.stores import database, files, rows, tree
+from cachectl.layers.stores import database, files, rows
+from cachectl.layers.stores import tree_read as tree
 
 #: MIOpen ignores smaller files of a package: empty ones, and pointers of git-lfs.
 _LEAST = 512

@@ -26,7 +26,8 @@ from cachectl.layers.core.store import Damage, finding_of
 from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.miopen import databases
-from cachectl.layers.stores import records, rows, tree
+from cachectl.layers.stores import records, rows
+from cachectl.layers.stores import tree_read as tree
 
 _TIME = ".time"
 # Other users lock the same files.

@@ -23,7 +23,8 @@ from cachectl.layers.core.root import Root
 from cachectl.layers.core.store import Damage, counting, finding_of, unreadable
 from cachectl.layers.disk import atomic, locks, plain
 from cachectl.layers.formats import details, device_binaries, elf
-from cachectl.layers.stores import files, tree
+from cachectl.layers.stores import files
+from cachectl.layers.stores import tree_read as tree
 
 ACCOUNT = "config.file"
 #: Bytes of all entries, as the driver holds them against its limit (``size_t``).

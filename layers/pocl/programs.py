@@ -31,7 +31,7 @@ from cachectl.layers.core.store import Damage, attempt, unreadable
 from cachectl.layers.host import record
 from cachectl.layers.pocl import releases
 from cachectl.layers.stores import files
-from cachectl.layers.stores import tree as trees
+from cachectl.layers.stores import tree_read as trees
 
 BITCODE = "program.bc"
 #: Six characters drawn by ``mkstemp``.

@@ -28,7 +28,7 @@ from cachectl.layers.disk import handles, locks, plain
 from cachectl.layers.formats import opencl_source, pickles
 from cachectl.layers.pytools import dictionaries
 from cachectl.layers.stores import files
-from cachectl.layers.stores import tree as trees
+from cachectl.layers.stores import tree_read as trees
 
 _BASE = regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
 _MEMBERS = regex("source\\.cl|binary|info")

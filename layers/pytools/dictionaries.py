@@ -19,7 +19,8 @@ from cachectl.layers.core.selection import Selection
 from cachectl.layers.core.store import ENTRY, FOREIGN, OWN, Damage, sum_usage
 from cachectl.layers.formats import pdict, pickles
 from cachectl.layers.pytools import layer_of
-from cachectl.layers.stores import database, files, row_store, rows, tree
+from cachectl.layers.stores import database, files, row_store, rows
+from cachectl.layers.stores import tree_read as tree
 
 if TYPE_CHECKING:
     from cachectl.layers.host.pythons import Python

@@ -34,7 +34,9 @@ from cachectl.layers.core.store import (
 )
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores import archive
-from cachectl.layers.stores import tree as trees
+from cachectl.layers.stores import tree_read as trees
+from cachectl.layers.stores.tree_remove import remove_things
+from cachectl.layers.stores.tree_write import write_entries
 
 
 class Files(Store):
@@ -243,7 +245,7 @@ class Files(Store):
                 tree = self.tree_of(root)
                 for _, guard, keys in self.guarded(root, whole):
                     group = {key: whole[key] for key in keys}
-                    results |= tree.write(group, guard=guard, replace=replace, wanted=self.is_carried)
+                    results |= write_entries(tree, group, guard=guard, replace=replace, wanted=self.is_carried)
         except (LayerError, OSError) as error:
             # What was placed is unsettled.
             for key in whole:
@@ -279,7 +281,7 @@ class Files(Store):
         tree, outcome, failed = self.tree_of(root), Outcome(self.name), list[Note]()
         for name, guard, keys in self.guarded(root, planned):
             with noted(failed, name):
-                outcome = outcome.plus(tree.remove([planned[key] for key in keys], tidy=tidy, guard=guard))
+                outcome = outcome.plus(remove_things(tree, [planned[key] for key in keys], tidy=tidy, guard=guard))
         return outcome._replace(failed=(*outcome.failed, *failed))
 
     def verify(self, root: Root) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from cachectl.layers.base.errors import Damaged, EntryExists, LayerError
 from cachectl.layers.base.limits import LARGEST_RECORDS
 from cachectl.layers.disk import atomic, plain
 from cachectl.layers.stores.rows import Row, RowFile, Values
-from cachectl.layers.stores.tree import CHANGED
+from cachectl.layers.stores.tree_read import CHANGED
 
 #: Number, code and message for a line that the reader uses not at all or in part, or that would damage the next one.
 Fault = tuple[int, str, str]

@@ -21,7 +21,8 @@ from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import ALL, Selection
 from cachectl.layers.core.store import ENTRY, Damage, EntryError, attempt, finding_of, noted, read_each, unreadable
 from cachectl.layers.disk import plain
-from cachectl.layers.stores import database, files, rows, tree
+from cachectl.layers.stores import database, files, rows
+from cachectl.layers.stores import tree_read as tree
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -31,7 +31,8 @@ from urllib.parse import quote
 from cachectl.layers.base.environment import LOCK_TIMEOUT
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Refused, Unreachable
 from cachectl.layers.disk import atomic, handles, plain, trust
-from cachectl.layers.stores import database, tree
+from cachectl.layers.stores import database
+from cachectl.layers.stores import tree_read as tree
 
 _MAGIC = b"SQLite format 3\0"
 _HEADER = 100

@@ -24,7 +24,7 @@ from cachectl.layers.disk import atomic
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.files import Files
-from cachectl.layers.stores.tree import Shape
+from cachectl.layers.stores.tree_read import Shape
 
 
 class FunctionCodec(Codec):

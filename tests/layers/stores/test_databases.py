@@ -20,7 +20,7 @@ from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.pytools.dictionaries import SCHEMA
 from cachectl.layers.stores.database import file_stamp
 from cachectl.layers.stores.rows import RowFile
-from cachectl.layers.stores.tree import CHANGED
+from cachectl.layers.stores.tree_read import CHANGED
 
 
 def rows_in(path: Path, lock_timeout: float = 5.0) -> RowFile:

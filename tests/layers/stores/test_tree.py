@@ -19,7 +19,9 @@ from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.core.entry import Entry, Problem
 from cachectl.layers.core.plan import Outcome
 from cachectl.layers.disk.locks import presence_lock
-from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree
+from cachectl.layers.stores.tree_read import OWN_TEMPORARY, Leaf, Shape, Tree
+from cachectl.layers.stores.tree_remove import remove_things
+from cachectl.layers.stores.tree_write import write_entries
 
 SHAPE = Shape((re.compile("[a-f]{2}"), re.compile("[0-9]{4}")), folders=True)
 
@@ -50,7 +52,7 @@ def problems(tree: Tree) -> dict[str, str]:
 
 
 def clear(tree: Tree) -> Outcome:
-    return tree.remove(entries(tree))
+    return remove_things(tree, entries(tree))
 
 
 def test_links_are_listed_as_problems_and_never_followed(tree: Tree, tmp_path: Path) -> None:
@@ -88,7 +90,7 @@ def test_a_folder_swapped_for_a_link_after_the_plan_does_no_harm(tree: Tree, tmp
     outside = tmp_path / "outside"
     (tree.root / "ab").rename(outside)
     (tree.root / "ab").symlink_to(outside)
-    outcome = tree.remove(planned)
+    outcome = remove_things(tree, planned)
     assert (outcome.removed, len(outcome.skipped)) == (0, 1)
     assert (outside / "0001/file").exists()
 
@@ -98,14 +100,14 @@ def test_files_left_by_an_interrupted_removal_are_cleared_later(tree: Tree) -> N
     (entry,) = entries(tree)
     assert entry.is_orphan
     fill(tree)
-    outcome = tree.remove(entries(tree), tidy=lambda: True)
+    outcome = remove_things(tree, entries(tree), tidy=lambda: True)
     assert (outcome.removed, outcome.failed) == (1, ())
     assert os.listdir(tree.root) == []
 
 
 def place(tree: Tree, key: str, members: Mapping[str, bytes], *, replace: bool = False) -> None:
     """Place one entry as a store does, and raise its error."""
-    (result,) = tree.write({key: members}, replace=replace).values()
+    (result,) = write_entries(tree, {key: members}, replace=replace).values()
     if isinstance(result, LayerError):
         raise result
 
@@ -234,7 +236,7 @@ def test_what_is_no_entry_is_neither_listed_removed_nor_replaced(tmp_path: Path)
     before = snapshot(tmp_path)
     assert entries(tree) == []
     assert tree.find("ab/0001") is None
-    assert tree.remove([Entry("test", "ab/0001", tree.root, 6, 2, stamp=(2, 6, 0))]).removed == 0
+    assert remove_things(tree, [Entry("test", "ab/0001", tree.root, 6, 2, stamp=(2, 6, 0))]).removed == 0
     for key, reason in (("ab/0001", "left alone"), ("ab/0002", "left alone"), ("cd/0001", "cannot write")):
         with pytest.raises(LayerError, match=reason):
             place(tree, key, {"file": b"2"}, replace=True)
@@ -264,7 +266,7 @@ def test_a_file_in_the_way_stays_and_other_entries_are_placed(tree: Tree, tmp_pa
     free = {f"{folder}/{number:04}" for folder in ("ab", "ba", "ff") for number in range(10, 40)}
     refused = {"ab/0001", "ab/0002", "ab/0003", "cd/0000"}
     refused |= {"", "ab", "ab/0001/x", "../0001", "ab/../cd/0001", "/ab/0001", "ab/0001\n"}
-    placed = tree.write(dict.fromkeys(sorted(free | refused), MEMBERS))
+    placed = write_entries(tree, dict.fromkeys(sorted(free | refused), MEMBERS))
     assert {key for key, result in placed.items() if result is True} == free
     assert {key for key, result in placed.items() if isinstance(result, LayerError)} == refused
     assert {key: tree.read_members(key) for key in free} == dict.fromkeys(free, MEMBERS)
@@ -293,7 +295,7 @@ def test_without_room_for_a_trash_nothing_beside_a_folder_goes(
     tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The files of an entry have names that other files next to it may have too."""
-    monkeypatch.setattr(Tree, "_make_trash", lambda *_: None)
+    monkeypatch.setattr("cachectl.layers.stores.tree_remove._make_trash", lambda *_: None)
     write(tmp_path / "outside/thesis.tex", "precious")
     entry = fill(tree, file=b"content", log=b"text")
     write(entry / "docs/thesis.tex", "of the entry")

@@ -1,0 +1,187 @@
+"""Entries of a tree are placed: staged in one folder of the root, moved into their places, and synced together."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext, suppress
+
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unsettled, not_a_key
+from cachectl.layers.core.store import EntryError
+from cachectl.layers.disk import atomic, handles, plain
+from cachectl.layers.stores.tree_read import TAKEN, Guard, Leaf, Members, Placed, Shape, Tree, entry_shape
+
+#: Attempts to place an entry while other processes place and remove entries.
+_TRIES = 6
+
+
+def write_entries(
+    tree: Tree,
+    entries: Mapping[str, Members],
+    *,
+    guard: Guard = nullcontext,
+    replace: bool = False,
+    wanted: Callable[[str], bool] | None = None,
+) -> Placed:
+    """Place entries, given file by file, each whole or not at all, and sync them to the disk together.
+
+    Returns what became of each. An entry that is there is the same if its ``wanted`` files are. ``guard`` makes the
+    context of the renames.
+    """
+    standing = {key: _standing(tree, key, files, replace, wanted) for key, files in entries.items()}
+    done: Placed = {key: placed for key, placed in standing.items() if placed is not None}
+    free = {key: files for key, files in entries.items() if key not in done}
+    try:
+        if free:
+            _place(tree, free, done, guard, replace=replace)
+    except OSError as error:
+        message = f"placed, but not synced, or not cleaned up: {error.strerror or error}"
+        for key in free:
+            if done.setdefault(key, _failure(tree, key, error)) is True:
+                done[key] = Unsettled(tree.layer, message, tree.root / key)
+    for key, files in free.items():
+        # Another process may just have placed the same.
+        if isinstance(done[key], EntryExists) and _standing(tree, key, files, replace, wanted) is False:
+            done[key] = False
+    return done
+
+
+def _standing(
+    tree: Tree, key: str, files: Members, replace: bool, wanted: Callable[[str], bool] | None
+) -> bool | EntryError | None:
+    """Return ``False`` if an entry is there already, the error if it cannot be placed, ``None`` if it may be."""
+    if entry_shape(tree.shapes, key) is None:
+        return not_a_key(tree.layer, key)
+    if not files:
+        return Damaged(tree.layer, "the artifact holds no file", key)
+    try:
+        standing = tree.read_members(key, wanted)
+    except LayerError as error:
+        return None if replace else error
+    if standing == files:
+        return False
+    return None if standing is None or replace else EntryExists(tree.layer, tree.root / key)
+
+
+def _place(tree: Tree, entries: Mapping[str, Members], done: Placed, guard: Guard, *, replace: bool) -> None:
+    """Stage entries in one folder, move each into its place, and sync them; add the result of each to ``done``."""
+    tree.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tree.opened() as root, ExitStack() as stack:
+        if root is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(tree.root))
+        stage = stack.enter_context(atomic.own_folder(root, plain.STAGE))
+        names = {key: str(number) for number, key in enumerate(entries)}
+        staged = [key for key in entries if _fill(tree, stage, names[key], key, entries[key], failed=done)]
+        parents = sorted({tuple(key.split("/")[:-1]) for key in staged})
+        # A guard may lock a file in one of these.
+        for parts in parents:
+            with suppress(OSError), handles.made_below(root, parts):
+                pass
+        with guard(root):
+            for key in staged:
+                done[key] = _move_in(tree, root, stage, names[key], key, replace=replace) or True
+        for parts in parents:
+            with handles.below(root, parts) as parent:
+                if parent is not None:
+                    os.fsync(parent)
+
+
+def _fill(tree: Tree, stage: int, name: str, key: str, members: Members, *, failed: Placed) -> bool:
+    """Write an entry into the stage; return whether that succeeded, else add its error to ``failed``."""
+    shape = entry_shape(tree.shapes, key)
+    try:
+        for path, content in members.items():
+            *above, file = f"{name}/{path}".split("/") if path else (name,)
+            # One at a time, because an entry may have more folders than a process may open.
+            with handles.made_below(stage, above) as folder:
+                handle = atomic.create(file, folder, 0o600 if shape is None else shape.mode)
+                try:
+                    atomic.write_all(handle, (content,))
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
+    except (OSError, ValueError) as error:
+        failed[key] = _failure(tree, key, error)
+    return key not in failed
+
+
+def _failure(tree: Tree, key: str, error: OSError | ValueError) -> LayerError:
+    if isinstance(error, LayerError):
+        return error
+    if not isinstance(error, OSError):
+        return Damaged(tree.layer, str(error), key)
+    if error.errno in TAKEN:
+        return EntryExists(tree.layer, tree.root / key)
+    return tree.unreachable("cannot write", key, error)
+
+
+def _move_in(tree: Tree, root: int, stage: int, staged: str, key: str, *, replace: bool) -> LayerError | None:
+    """Move a staged entry into its place below the open root; return the error."""
+    parts = key.split("/")
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            with handles.made_below(root, parts[:-1]) as parent:
+                wrong = ""
+                if plain.status_at(parts[-1], dir_fd=parent) is None:
+                    if tree.companions(parent, parts):
+                        wrong = "files of an entry that is not there are in its place; cachectl purge removes them"
+                elif not isinstance(tree.recognise(parent, parts), Leaf):
+                    # Another process may be replacing it.
+                    if tries_left:
+                        continue
+                    wrong = "something that is no entry has its name; left alone"
+                elif not replace:
+                    return EntryExists(tree.layer, tree.root / key)
+                if wrong:
+                    return LayerError(tree.layer, wrong, tree.root / key)
+                _exchange(tree, stage, staged, parent, key, replace=replace)
+                break
+        except OSError as error:
+            # Another process may remove an empty folder on the path, or place an entry.
+            may_pass = isinstance(error, FileNotFoundError) or (replace and error.errno in TAKEN)
+            if not (tries_left and may_pass):
+                return _failure(tree, key, error)
+    return None
+
+
+def _exchange(tree: Tree, stage: int, staged: str, parent: int, key: str, *, replace: bool) -> None:
+    """Move an entry to its place, its own file last; after an error the old one is back unless one was placed."""
+    parts = key.split("/")
+    shape, name = entry_shape(tree.shapes, key), parts[-1]
+    if shape is None or (replace and not shape.is_packed):
+        atomic.move_in(staged, stage, name, parent)
+        return
+    moved: list[tuple[int, str, int, str]] = []
+    with ExitStack() as stack:
+        source, files = stage, {staged: name}
+        if shape.companions is not None:
+            source = stack.enter_context(handles.opened(staged, stage))
+            files = {file: file for file in sorted(os.listdir(source), key=lambda file: file == name)}
+        try:
+            for file in (name, *tree.companions(parent, parts)) if replace else ():
+                with suppress(FileNotFoundError):
+                    place = plain.own_name()
+                    move_out(shape, parent, file, stage, place, freed=[])
+                    moved.append((parent, file, stage, place))
+            for file, place in files.items():
+                shape.move(file, place, src_dir_fd=source, dst_dir_fd=parent)
+                moved.append((source, file, parent, place))
+        except OSError:
+            for source, file, to, place in reversed(moved):
+                with suppress(OSError):
+                    shape.move(place, file, src_dir_fd=to, dst_dir_fd=source)
+            raise
+
+
+def move_out(shape: Shape, source: int, name: str, to: int, place: str, *, freed: list[int]) -> bool:
+    """Move an entry out of its place, or delete it there; return whether it was moved."""
+    try:
+        shape.move(name, place, src_dir_fd=source, dst_dir_fd=to)
+    except OSError as error:
+        # overlayfs cannot rename a folder of a lower layer.
+        if error.errno != errno.EXDEV:
+            raise
+        atomic.delete(source, name, freed, first=shape.first)
+        return False
+    return True
