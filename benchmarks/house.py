@@ -42,12 +42,12 @@ _VAGUE |= {"asked", "said", "told", "known", "other", "others", "seen", "held"}
 #: What a string looks like that names a module of ours to be imported.
 _DOTTED = re.compile(r"cachectl(?:\.\w+)+")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-#: What changes a file or a folder by itself, flags with which a file is opened for that, and such modes of ``open``.
+#: What else changes a file or a folder, flags with which a file is opened for that, and such modes of ``open``.
 _CHANGING = re.compile(
-    r"os\.(p?writev?|f?truncate|[fl]?chmod|[fl]?chown|utime|mkdir|makedirs|link|symlink|renames?|replace|remove|unlink)"
-    r"|os\.(rmdir|removedirs|copy_file_range|sendfile|setxattr|removexattr)|shutil\.(copy\w*|move|rmtree)"
-    r"|.*\.(write_bytes|write_text|unlink|rmdir|rmtree|mkdir|makedirs|touch|symlink_to|hardlink_to|l?chmod|rename)"
-    r"|.*\.(pipe_file|put_file|rm_file|rm|extractall)|tempfile\.(mk\w+|\w*Temporary\w+)|sqlite3\.connect"
+    r"os\.(p?writev?|[fl]?chmod|[fl]?chown|utime|mkdir|makedirs|link|symlink|renames|copy_file_range|sendfile)"
+    r"|os\.(setxattr|removexattr)|shutil\.(copy\w*|move)|tempfile\.(mk\w+|\w*Temporary\w+)|sqlite3\.connect"
+    r"|.*\.(write_bytes|write_text|mkdir|makedirs|touch|symlink_to|hardlink_to|l?chmod|rename)"
+    r"|.*\.(pipe_file|put_file|extractall)"
 )
 _FOR_CHANGES = re.compile(r"\bO_(WRONLY|RDWR|CREAT|TRUNC|APPEND|TMPFILE)\b")
 _MODE = re.compile(r"'[rbt]*[wax+][rbt+]*'")
@@ -181,7 +181,7 @@ def changes_files(node: ast.Call) -> bool:
     """Return whether a call writes, makes, removes, renames or changes the mode of a file, or opens one for that."""
     function, values = ast.unparse(node.func), [*node.args, *(keyword.value for keyword in node.keywords)]
     texts = [ast.unparse(value) for value in values]
-    if _CHANGING.fullmatch(function) or any(_FOR_CHANGES.search(text) for text in texts):
+    if removes(node) or _CHANGING.fullmatch(function) or any(_FOR_CHANGES.search(text) for text in texts):
         return True
     is_opened = function.rpartition(".")[2] in ("open", "fdopen")
     return is_opened and any(_MODE.fullmatch(text) for text in texts[1:])

@@ -101,8 +101,9 @@ def pythons_of(environment: Environment) -> tuple[Python, ...]:
     paths = (own.path, *environment.python_paths, *candidates(environment.variables), *earlier)
     for path in dict.fromkeys(paths):
         key = identity(path)
-        python = pythons[key] = pythons[key] if key in pythons else look(path, environment)
-        if python is not None and python.present:
+        if key not in pythons:
+            pythons[key] = look(path, environment)
+        if (python := pythons[key]) is not None and python.present:
             record.note(PRODUCT, path, python.version)
     record.save()
     # It stands for itself with what variables add to its packages, and by its files for a run without them.

@@ -18,11 +18,11 @@ def run(request: verbs.Request) -> int:
     The temporary folder, a fallback of some libraries, is no place of a cache.
     """
     names = request.options.layers
+    main: dict[Layer, Root] = {}
 
     def shown(layer: Layer, root: Root) -> list[str]:
-        is_main = bool(names) and root == layer.roots()[0]
-        exists = root.exists and root.path != layer.environment.temporary
-        return [str(root.path)] if is_main or exists else []
+        is_named = main.setdefault(layer, root) is root and names
+        return [str(root.path)] if is_named or (root.exists and root.path != layer.environment.temporary) else []
 
     paths: dict[str, None] = {}
     status = 0

@@ -77,7 +77,9 @@ def plan_prune(
         known, now = ledger.readable(environment), environment.clock()
     aged: list[tuple[float, Layer, Entry]] = []
     total, unknown = 0, [0, 0]
-    for layer, thing in _things(unread, limits, contents=limits.stale or bool(known.kernels)):
+    only_stale = limits == config.Limits(stale=True)
+    # What is of an unknown format is not known to be stale, but counts for the other limits.
+    for layer, thing in _things(unread, contents=limits.stale or bool(known.kernels), names_unknown=not only_stale):
         latest = thing.latest
         is_old = limits.before is not None and latest is not None and latest < limits.before
         if thing.sums is not None:
@@ -92,7 +94,7 @@ def plan_prune(
             if latest is not None:
                 aged.append((latest, layer, thing))
     only_orphans = all(entry.is_orphan for entries in going.values() for entry in entries)
-    if limits == config.Limits(stale=True) and unknown[0] and only_orphans:
+    if only_stale and unknown[0] and only_orphans:
         held = f"{plural(unknown[0], 'entry', 'entries')} ({verbs.size(unknown[1])})"
         advice = "--older-than 30d or --max-size 1G frees space"
         notice(f"no entry is known to be stale, of {held} that is unknown: {advice}")
@@ -125,13 +127,9 @@ def _longest_unused(
 
 
 def _things(
-    unread: Mapping[Layer, list[Note]], limits: config.Limits, *, contents: bool
+    unread: Mapping[Layer, list[Note]], *, contents: bool, names_unknown: bool
 ) -> Iterator[tuple[Layer, Entry]]:
-    """Yield what layers hold, and note what could not be read; a guest belongs to another program.
-
-    What is of an unknown format is not known to be stale, but counts for the other limits.
-    """
-    are_limited = limits != config.Limits(stale=True)
+    """Yield what layers hold, and note what could not be read or understood; a guest belongs to another program."""
 
     def scan(layer: Layer, root: Root) -> Iterator[Found]:
         return layer.store.scan(root, contents=contents)
@@ -141,7 +139,7 @@ def _things(
             if thing.guest is None:
                 yield layer, thing
         elif isinstance(thing, Problem):
-            unread[layer] += [thing.note] if thing.hides or (are_limited and thing.is_unknown) else []
+            unread[layer] += [thing.note] if thing.hides or (names_unknown and thing.is_unknown) else []
         else:
             unread[layer].append(Note(str(root.path) if root else "*", reason_of(thing)))
 
