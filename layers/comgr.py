@@ -65,14 +65,14 @@ class ComgrCodec(Codec):
         if (known := device_binaries.describe(output)) is not None:
             return known
         if output.startswith(_BUNDLE):
-            return details.Details("offload bundle")
+            return details.of_kind("offload bundle")
         file = elf.read_elf(output)
         if file is None or file.machine != _AMDGPU:
-            return details.Details("unknown" if file is None else "ELF")
+            return details.of_kind("unknown" if file is None else "ELF")
         descriptors = (name.removesuffix(_DESCRIPTOR) for name in file.symbols() if name.endswith(_DESCRIPTOR))
         targets = (_TARGET.search(described) for _, kind, described in file.notes() if kind == _METADATA)
         device = next((target[1].decode() for target in targets if target is not None), None)
-        return details.Details("code object", details.names_or_none(descriptors), device)
+        return details.of_kind("code object", details.names_or_none(descriptors), device)
 
     def check(self, data: bytes) -> Damage | None:
         """Check that an entry is exactly an output and a log, and that bitcode and code objects are complete."""

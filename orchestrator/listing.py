@@ -117,11 +117,11 @@ def listed(
 
     for layer, root, thing in layer_set.in_each_root(layers, scan, roots):
         if isinstance(thing, Entry):
-            if thing.is_listed and selection.matches(thing):
+            if not thing.is_orphan and selection.matches(thing):
                 yield thing
         elif isinstance(thing, Problem):
             notice(Trouble(layer.name, thing.path, thing.code, thing.message, failed=thing.hides))
-        else:
+        elif isinstance(thing, Exception):
             path, code = (None, "failed") if root is None else (root.path, "unreadable")
             notice(Trouble(layer.name, path, code, reason_of(thing), failed=True))
 
@@ -146,7 +146,7 @@ def by_kernel(entries: Iterable[Entry], environment: Environment) -> tuple[Kerne
     # What each name, or layer without a name, belongs to: a list that is shared by all names of one sum.
     groups: dict[str, tuple[set[str], list[Entry]]] = {}
     for entry in entries:
-        names = entry.kernels or (f"\0{entry.layer}",)
+        names = entry.details.kernels or (f"\0{entry.layer}",)
         joined, found = groups.setdefault(names[0], ({names[0]}, []))
         for name in names:
             others, more = groups.get(name, ({name}, []))
@@ -207,7 +207,8 @@ def entries_table(entries: Iterable[Entry], now: float, stale: str) -> verbs.Tab
 
     rows = []
     for entry in entries:
-        kernels, moment = " ".join(entry.kernels or (verbs.DASH,)), entry.modified if entry.used is None else entry.used
+        kernels = " ".join(entry.details.kernels or (verbs.DASH,))
+        moment = entry.modified if entry.used is None else entry.used
         key = entry.key if stale else short_key(entry.key)
         rows.append((entry.layer, kernels, entry.bytes, verbs.since(moment, now), entry.stale, key))
     numbers = {"size": verbs.size, "age": verbs.age, stale: mark}

@@ -194,7 +194,7 @@ class LayerConformance(ABC):
         assert _artifacts(layer) == kept
         plan = layer.plan_clear()
         outcome = layer.clear(plan)
-        named = [planned.key for planned in plan.entries if planned.is_listed]
+        named = [planned.key for planned in plan.entries if not planned.is_orphan]
         assert len(named) == len(set(named)) == outcome.removed == plan.outcome.removed > 0
         assert (plan.skipped, ()) == (outcome.skipped, outcome.failed)
         assert list(layer.entries()) == []

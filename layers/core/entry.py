@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from cachectl.layers.base.text import short_repr
 from cachectl.layers.core.json_form import as_json
+from cachectl.layers.formats.details import Details
 
 
 class Note(NamedTuple):
@@ -20,33 +21,27 @@ class Note(NamedTuple):
     because: str
 
 
-class Stored(NamedTuple):
-    """The place of an entry's artifact in a store: at an offset of the content of a pack.
-
-    ``form`` and ``sha256`` are those of the artifact. ``pack`` is the name of the pack, empty before it is written;
-    ``packed`` and ``unpacked`` are the bytes of its file and of its content.
-    """
-
-    form: str = ""
-    sha256: str = ""
-    pack: str = ""
-    packed: int = 0
-    unpacked: int = 0
-    offset: int = 0
+#: What a scan can find in a root: an *entry* is what a lookup can hit; an *orphan* is the layer's, but no lookup can
+#: reach it: a leaked temporary, a failed build, a database file beyond repair; a *foreign* one is another program's.
+Kind = Literal["entry", "orphan", "foreign"]
 
 
-@as_json(hidden=("stamp", "guest", "idle_only", "sums", "fixed", "stored"), also=("state",), optional=("because",))
+@as_json(
+    flat=("details",),
+    hidden=("kind", "because", "stamp"),
+    also=("stale_because", "state", "orphaned_because"),
+    optional=("orphaned_because",),
+    names={"orphaned_because": "because"},
+)
 class Entry(NamedTuple):
-    """One thing that a scan finds: what a cache can hit, files of the layer that it cannot, or a sum.
+    """One of a cache's entries, or something in its place that is none, as its ``kind`` says.
 
     ``bytes`` are those that it takes on the disk, as ``du`` counts them; those of a row are its payload. ``files`` is 0
-    for a row, whose database is counted as a sum, and for an entry of a store, where it is unknown.
-    ``written_before`` bounds the age of an entry that has no time of its own: a row is no younger than the
-    last write to its file. ``kernels`` is ``None`` if the bytes do not contain the names or were not read.
+    for a row, whose database is counted in a sum. ``written_before`` bounds the age of an entry that has no time of
+    its own: a row is no younger than the last write to its file. ``stamp`` shows later changes. ``because`` is why the
+    entry is stale, or why that is unknown; of an orphan, why it is one; of a foreign one, whose it is.
 
-    An orphan (:func:`orphan`) has a ``because``: no lookup can reach it, such as a leaked temporary, a failed build or
-    a database file beyond repair. A thing with ``sums`` belongs to the cache as a whole, such as an index, or stands
-    for entries that are counted without being listed; it is never removed by itself.
+    A foreign one only shares the root: it is not counted, and cleared only by its key.
     """
 
     layer: str
@@ -54,33 +49,17 @@ class Entry(NamedTuple):
     root: Path
     bytes: int
     files: int
-    created: float | None = None
     modified: float | None = None
     used: float | None = None
     written_before: float | None = None
-    kernels: tuple[str, ...] | None = None
-    device: str | None = None
-    versions: Mapping[str, str] = {}
+    details: Details = Details()
     stale: bool | None = None
-    stale_because: str | None = None
-    detail: Mapping[str, str] = {}
-    #: The store's version stamp, to detect later changes.
-    stamp: tuple[int, ...] = ()
-    #: The owner, if the entry is foreign and only shares the root: it is not counted, and cleared only by its key.
-    guest: str | None = None
-    #: Why it is an orphan.
     because: str | None = None
-    #: Whether a live process may still be writing the orphan.
-    idle_only: bool = False
-    #: The number of entries that it stands for, 0 for files of the cache as a whole.
-    sums: int | None = None
-    #: Whether its size is constant, and does not shrink when entries are removed.
-    fixed: bool = False
-    #: Where it lies, if it is an entry of a store, which has no root; its ``bytes`` are then those of its artifact.
-    stored: Stored = Stored()
+    kind: Kind = "entry"
+    stamp: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
-        return short_repr(self, "detail", "stamp", "stored")
+        return short_repr(self, "stamp")
 
     @property
     def length(self) -> int:
@@ -97,12 +76,22 @@ class Entry(NamedTuple):
     @property
     def is_orphan(self) -> bool:
         """Return whether no lookup can reach it."""
-        return self.because is not None
+        return self.kind == "orphan"
 
     @property
-    def is_listed(self) -> bool:
-        """Return whether ``ls`` lists it: it is neither an orphan nor a sum."""
-        return self.because is None and self.sums is None
+    def is_foreign(self) -> bool:
+        """Return whether it belongs to another program."""
+        return self.kind == "foreign"
+
+    @property
+    def stale_because(self) -> str | None:
+        """Return why the entry is stale, or why that is unknown."""
+        return self.because if self.kind == "entry" else None
+
+    @property
+    def orphaned_because(self) -> str | None:
+        """Return why it is an orphan."""
+        return self.because if self.is_orphan else None
 
     @property
     def state(self) -> str:
@@ -110,9 +99,10 @@ class Entry(NamedTuple):
         return "orphan" if self.is_orphan else "stale" if self.stale else "live"
 
 
-def orphan(entry: Entry, because: str, *, idle_only: bool = False) -> Entry:
+def orphan(entry: Entry, because: str) -> Entry:
     """Return an entry as an orphan, whose key is its path below the root; it has no kernel and counts as stale."""
-    return entry._replace(because=because, idle_only=idle_only, stale=True, kernels=())
+    details = entry.details._replace(kernels=())
+    return entry._replace(kind="orphan", because=because, stale=True, details=details)
 
 
 class Problem(NamedTuple):
@@ -138,12 +128,9 @@ class Problem(NamedTuple):
         return self.code == "unknown"
 
 
-Found = Entry | Problem
-
-
-@as_json(hidden=("stale_entries", "stale_bytes", "stale_unknown"), also=("complete",))
+@as_json(hidden=("stale_entries", "stale_bytes", "stale_unknown", "fixed"), also=("complete",))
 class Usage(NamedTuple):
-    """Numbers of one root.
+    """Numbers of one root, or of a part of it that a scan counts without listing it, such as an index.
 
     ``files`` and ``bytes`` count the layer's files on disk without orphans; ``stale_*`` is ``None`` if the layer cannot
     recognise stale entries, and ``stale_unknown`` counts those whose staleness is unknown. ``stale_because`` has the
@@ -163,6 +150,8 @@ class Usage(NamedTuple):
     newest: float | None = None
     problems: tuple[Problem, ...] = ()
     stale_because: Mapping[str, int] = {}
+    #: Whether the size is constant, and does not shrink when entries are removed.
+    fixed: bool = False
 
     @property
     def complete(self) -> bool:
@@ -172,6 +161,7 @@ class Usage(NamedTuple):
 
 #: The numbers of a root that could not be counted.
 UNCOUNTED = Usage(None, None, None, None, None)
+Found = Entry | Usage | Problem
 
 
 class Artifact(NamedTuple):

@@ -144,7 +144,7 @@ class Layer:
         """Yield the selected entries of every root."""
         for root in every_root(self):
             for thing in self.store.scan(root, selection):
-                if isinstance(thing, Entry) and thing.is_listed and selection.matches(thing):
+                if isinstance(thing, Entry) and not thing.is_orphan and selection.matches(thing):
                     yield thing
 
     @final
@@ -295,7 +295,7 @@ def _owner_reason(layer: Layer, root: Path, key: str) -> str | None:
 def _whole_key(layer: Layer, short: str) -> str | None:
     """Return the key of an entry with this short form; ``None`` if there is none."""
     things = (thing for root in every_root(layer) for thing in layer.store.scan(root, contents=False))
-    keys = (thing.key for thing in things if isinstance(thing, Entry) and thing.is_listed)
+    keys = (thing.key for thing in things if isinstance(thing, Entry) and not thing.is_orphan)
     return next((key for key in keys if short_key(key) == short), None)
 
 
@@ -391,13 +391,15 @@ def _plan_damaged(layer: Layer, root: Root, selection: Selection) -> Plan:
 def _plan_root(layer: Layer, root: Root, selection: Selection) -> Plan:
     things = list(layer.store.scan(root, contents=selection.needs_contents))
     problems = [thing for thing in things if isinstance(thing, Problem)]
-    entries = [thing for thing in things if isinstance(thing, Entry) and thing.sums is None]
+    entries = [thing for thing in things if isinstance(thing, Entry)]
     matching = [entry for entry in entries if selection.matches(entry)]
     # Those of other programs go only if their key is given.
-    plan = plan_removal(layer, (entry for entry in matching if entry.guest is None or selection.key is not None))
-    guests = Counter(entry.guest for entry in matching if entry.guest is not None and selection.key is None)
+    plan = plan_removal(layer, (entry for entry in matching if not entry.is_foreign or selection.key is not None))
+    guests = Counter(entry.because for entry in matching if entry.is_foreign and selection.key is None)
     left = [f"{count} in {root.path} left, each {whose}; --key names one" for whose, count in guests.items()]
-    nameless = {entry.key for entry in entries if selection.kernel and entry.kernels is None and entry.guest is None}
+    nameless = {
+        entry.key for entry in entries if selection.kernel and entry.details.kernels is None and not entry.is_foreign
+    }
     if nameless := nameless - {entry.key for entry in plan.entries}:
         have, were = ("entry has", "was") if len(nameless) == 1 else ("entries have", "were")
         left.insert(0, f"{len(nameless)} {have} no known kernel name and {were} left, in {root.path}")

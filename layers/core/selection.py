@@ -76,7 +76,7 @@ class Selection(NamedTuple):
         """
         pattern, moment = self.kernel, thing.latest
         return (
-            (pattern is None or any(fnmatchcase(kernel, pattern) for kernel in thing.kernels or ()))
+            (pattern is None or any(fnmatchcase(kernel, pattern) for kernel in thing.details.kernels or ()))
             and (self.key is None or names_key(self.key, thing.key))
             and (self.before is None or (moment is not None and moment < self.before))
             and (thing.stale is True or not self.stale)

@@ -197,6 +197,22 @@ def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[N
         raise Unsettled(layer, message, index) from error
 
 
+#: The numbers of a root that parts of it add up to.
+_ADDED = ("entries", "files", "bytes", "orphan_files", "orphan_bytes", "stale_entries", "stale_bytes", "stale_unknown")
+
+
+def usage_of(entry: Entry, number: int = 1) -> Usage:
+    """Return what an entry counts, or so many entries of its age and staleness that together have its size."""
+    if entry.is_orphan:
+        return Usage(orphan_files=entry.files, orphan_bytes=entry.bytes)
+    moment = entry.written_before if entry.modified is None else entry.modified
+    usage = Usage(number, entry.files, entry.bytes, oldest=moment, newest=moment)
+    if entry.stale is None:
+        return usage if entry.because is None else usage._replace(stale_unknown=number)
+    usage = usage._replace(stale_entries=number * entry.stale, stale_bytes=entry.bytes * entry.stale)
+    return usage._replace(stale_because={entry.because: number}) if entry.stale and entry.because else usage
+
+
 def sum_usage(found: Iterable[Found]) -> Usage:
     """Sum a scan, holding one thing at a time."""
     sums = dict.fromkeys(("entries", "files", "bytes", "orphan_files", "orphan_bytes", "stale_unknown"), 0)
@@ -208,27 +224,18 @@ def sum_usage(found: Iterable[Found]) -> Usage:
         if isinstance(thing, Problem):
             problems.append(thing)
             continue
-        if thing.guest is not None:
+        if isinstance(thing, Entry) and thing.is_foreign:
             continue
-        kind = "orphan_" if thing.is_orphan else ""
-        sums[f"{kind}files"] += thing.files
-        sums[f"{kind}bytes"] += thing.bytes
-        if thing.is_orphan:
-            continue
-        count = 1 if thing.sums is None else thing.sums
-        sums["entries"] += count
-        moment = thing.written_before if thing.modified is None else thing.modified
-        if count and moment is not None:
-            oldest = moment if oldest is None else min(oldest, moment)
-            newest = moment if newest is None else max(newest, moment)
-        if thing.stale is not None:
-            sums["stale_entries"] = sums.get("stale_entries", 0) + count * thing.stale
-            sums["stale_bytes"] = sums.get("stale_bytes", 0) + thing.bytes * thing.stale
-            if thing.stale and count and thing.stale_because is not None:
-                reasons[thing.stale_because] = reasons.get(thing.stale_because, 0) + count
-        elif thing.stale_because is not None:
-            sums["stale_unknown"] += count
+        part = thing if isinstance(thing, Usage) else usage_of(thing)
+        for name in _ADDED:
+            if (number := getattr(part, name)) is not None:
+                sums[name] = sums.get(name, 0) + number
+        if part.oldest is not None and part.newest is not None:
+            oldest = part.oldest if oldest is None else min(oldest, part.oldest)
+            newest = part.newest if newest is None else max(newest, part.newest)
+        for reason, number in part.stale_because.items():
+            reasons[reason] = reasons.get(reason, 0) + number
     # If something could not be counted, a number is a lower bound, and zero means nothing.
     nothing = None if any(problem.hides for problem in problems) else 0
     known = {name: number or nothing for name, number in sums.items()}
-    return Usage(**known, oldest=oldest, newest=newest, problems=tuple(problems), stale_because=reasons)
+    return Usage(**known, oldest=oldest, newest=newest, problems=tuple(problems), stale_because=reasons, fixed=False)

@@ -103,7 +103,8 @@ class ComputeCache(files.Files):
         seen = record.record_of(self.environment)
         is_older = (entry.modified or 0.0) < seen.last_gone(_PRODUCT)
         if not (contents or is_older) or (size is None and len(leaf.head) == HEADER.size):
-            yield entry._replace(detail={"format": "unknown"}) if contents else entry
+            unknown = details.Details(detail={"format": "unknown"})
+            yield entry._replace(details=unknown) if contents else entry
             return
         key = None
         if size != entry.length:
@@ -112,9 +113,9 @@ class ComputeCache(files.Files):
         else:
             key = key_of(tree.read_file(entry.key, limit=HEADER.size + HEADER.unpack(leaf.head)[1]) or b"")
         if key is not None:
-            detail = {"half": half(key)}
-            entry = entry._replace(kernels=kernels(key), device=device(key), versions=driver(key), detail=detail)
-            version = entry.versions.get("driver")
+            about = details_of(key)
+            entry = entry._replace(details=about._replace(detail={"half": half(key)}))
+            version = about.versions.get("driver")
             if is_older and version is not None:
                 # A hit leaves no trace, and a machine has one driver: only others that have this home could use more.
                 is_local = processes.network_file_system(self.environment, tree.root) is None
@@ -122,13 +123,13 @@ class ComputeCache(files.Files):
                 stale, because = seen.judge(
                     _PRODUCT, used, f"compiled by driver {version}", version.__eq__, version.__eq__
                 )
-                entry = entry._replace(stale=stale, stale_because=because)
+                entry = entry._replace(stale=stale, because=because)
         yield entry
 
     def describe(self, data: bytes) -> details.Details:
         """Return what the key says."""
         key = key_of(data)
-        return details.Details() if key is None else details.Details(None, kernels(key), device(key), driver(key))
+        return details.Details() if key is None else details_of(key)
 
     def require_whole(self, key: str, files: Mapping[str, bytes], path: Path | str) -> None:
         """Check version and lengths; the checksum takes longer than reading, and is checked before a put."""
@@ -148,7 +149,7 @@ class ComputeCache(files.Files):
 
     def tagged_text(self, tree: Tree, entry: Entry) -> bytes | None:
         """Return the key of an entry."""
-        return key_of(tree.read_file(entry.key) or b"") if entry.is_listed else None
+        return key_of(tree.read_file(entry.key) or b"") if entry.key != INDEX and not entry.is_orphan else None
 
     @contextmanager
     def changing(self, root: Root) -> Iterator[bool]:
@@ -198,7 +199,7 @@ class ComputeCache(files.Files):
                 places = ((root.path / key_from(number), number) for number in old if leaf.hides)
                 sizes.update((number, old[number]) for path, number in places if path.is_relative_to(leaf.path))
                 continue
-            if not leaf.entry.is_listed:
+            if not leaf.shape.is_entry:
                 continue
             number, size = identifier_of(leaf.entry.key), leaf.entry.length
             if size == stated_size(leaf.head):
@@ -231,7 +232,7 @@ class ComputeCache(files.Files):
             # It was cut, or begins with zeros. Without entries next to it, it may be anybody's.
             if records and data[:4] in (bytes(4), VERSION.to_bytes(4, "little")):
                 fix, leaf = (f"cachectl purge --damaged {self.name}", self.tree_of(root).find(INDEX))
-                thing = None if leaf is None else orphan(leaf.entry, complaint, idle_only=True)
+                thing = None if leaf is None else orphan(leaf.entry, complaint)
         yield Finding(self.name, root.path, INDEX, WASTES, "index", complaint, fix, thing)
 
 
@@ -301,6 +302,11 @@ def key_of(data: bytes) -> bytes | None:
         return None
     end = HEADER.size + HEADER.unpack_from(data)[1]
     return data[HEADER.size : end] if len(data) >= end else None
+
+
+def details_of(key: bytes) -> details.Details:
+    """Return what a key says of its entry."""
+    return details.Details(kernels(key), device(key), driver(key))
 
 
 def device(key: bytes) -> str | None:

@@ -11,20 +11,24 @@ if TYPE_CHECKING:
 
 
 class Details(NamedTuple):
-    """The kind of an entry, its kernels and device, and the versions that compiled it; ``None`` is unknown.
+    """What the bytes of an entry say: its kernels, its device, and the versions that compiled it; ``None`` is unknown.
 
-    ``kind`` is one of the kinds of entry in a cache that holds several.
+    ``detail`` is what else they say by name, such as the ``kind`` of an entry in a cache that holds several kinds.
+    ``created`` is when the program was compiled (epoch seconds).
     """
 
-    kind: str | None = None
     kernels: tuple[str, ...] | None = None
     device: str | None = None
     versions: Mapping[str, str] = {}
+    detail: Mapping[str, str] = {}
+    created: float | None = None
 
-    @property
-    def words(self) -> Mapping[str, str]:
-        """The kind, as a detail of the entry."""
-        return {} if self.kind is None else {"kind": self.kind}
+
+def of_kind(
+    kind: str, kernels: tuple[str, ...] | None = None, device: str | None = None, versions: Mapping[str, str] = {}
+) -> Details:
+    """Return the details of an entry of one of the kinds in a cache that holds several."""
+    return Details(kernels, device, versions, {"kind": kind})
 
 
 class Cut(ValueError):

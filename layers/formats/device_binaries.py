@@ -37,8 +37,8 @@ def complaint(data: bytes) -> str | None:
 def describe(data: bytes) -> details.Details | None:
     """Return kind and kernels of a program before it is machine code; ``None`` for other kinds."""
     if data.startswith(bitcode.MAGIC):
-        return details.Details("LLVM bitcode", bitcode.kernels(data))
-    return details.Details("SPIR-V", spirv_kernels(data)) if data.startswith(SPIRV) else None
+        return details.of_kind("LLVM bitcode", bitcode.kernels(data))
+    return details.of_kind("SPIR-V", spirv_kernels(data)) if data.startswith(SPIRV) else None
 
 
 def _spirv_complaint(data: bytes) -> str | None:

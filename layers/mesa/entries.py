@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.core.entry import Entry, Found, Problem
+from cachectl.layers.core.entry import Entry, Found, Kind, Problem
 from cachectl.layers.core.store import unreadable
 from cachectl.layers.formats import details, device_binaries, elf
 
@@ -161,9 +161,9 @@ def kernels(content: bytes) -> tuple[str, ...] | None:
 def with_header(entry: Entry, head: bytes) -> Entry:
     """Add what the first bytes of an entry say of its maker; of one of an unknown version, only that."""
     if (header := read_header(head)) is None:
-        return entry._replace(versions={"format": "unknown"}) if is_foreign(head) else entry
+        return entry._replace(details=details.Details(versions={"format": "unknown"})) if is_foreign(head) else entry
     detail = {"of": _GL} if header.graphics else {}
-    return entry._replace(device=header.device, versions={"driver": header.driver}, detail=detail)
+    return entry._replace(details=details.Details(None, header.device, {"driver": header.driver}, detail))
 
 
 def kernels_in(data: bytes) -> tuple[str, ...] | None:
@@ -190,17 +190,19 @@ def owned(found: Iterable[Entry], read: Callable[[Entry], bytes | None], *, cont
 
     makers: dict[tuple[str | None, str | None], list[Entry]] = {}
     for entry in found:
-        makers.setdefault((entry.versions.get("driver"), entry.device), []).append(entry)
+        makers.setdefault((entry.details.versions.get("driver"), entry.details.device), []).append(entry)
     for maker, group in makers.items():
         guest = _guest(maker, group, kernels_of)
         for entry in group:
-            if entry.device is None:
+            if entry.details.device is None:
                 path = entry.root / entry.key
                 unknown, damaged = ("unknown", FOREIGN), ("damaged", f"has no header of an entry: {NEVER}")
-                problems[entry.key] = Problem(path, *(unknown if entry.versions else damaged))
+                problems[entry.key] = Problem(path, *(unknown if entry.details.versions else damaged))
             kernels = kernels_of(entry) if contents and guest is None else None
             detail = {"of": {None: "OpenCL", _GRAPHICS: _GL}.get(guest, "unknown")}
-            yield entry._replace(kernels=kernels, detail=detail, guest=guest)
+            about = entry.details._replace(kernels=kernels, detail=detail)
+            kind: Kind = "entry" if guest is None else "foreign"
+            yield entry._replace(details=about, kind=kind, because=guest)
     yield from problems.values()
 
 
@@ -208,7 +210,7 @@ def _guest(
     maker: tuple[str | None, str | None], group: Sequence[Entry], kernels_of: Callable[[Entry], object]
 ) -> str | None:
     """Return the owner of what a driver has stored for a device; ``None`` for OpenCL."""
-    if any(entry.detail for entry in group):
+    if any(entry.details.detail for entry in group):
         return _GRAPHICS
     # Kernels are smaller than the code that a driver makes from them.
     smallest = sorted(group, key=lambda entry: entry.length)[:_LOOKS] if maker[1] is not None else ()

@@ -35,14 +35,14 @@ _TEMPORARIES = trees.Shape(
 )
 #: Names of which Mesa has made none yet, where it would make them.
 _UNKNOWN = trees.Shape((_FOLDER, regex("[0-9a-f]{16,}")), sums=True)
-_OWN = trees.Shape((regex("index|marker"),), sums=True)
+_OWN = trees.Shape((regex("index|marker"),), sums=True, fixed=True)
 _NAME = regex(r"[^./][^/]*")
 _FLAT = trees.Shape((regex(r"mesa_cache\.(?:db|idx)"),), sums=True)
 _SHAPES: Mapping[str, tuple[trees.Shape, ...]] = {
     cache.MULTI_FILE: (_ENTRIES, _TEMPORARIES, _UNKNOWN, _OWN),
     cache.SINGLE_FILE: (
         trees.Shape((_NAME, _NAME, regex(r"foz_cache(?:_idx)?\.foz")), sums=True),
-        trees.Shape((_NAME, _NAME, *_OWN.levels), sums=True),
+        trees.Shape((_NAME, _NAME, *_OWN.levels), sums=True, fixed=True),
     ),
     cache.DATABASE: (_FLAT, trees.Shape((regex(r"part\d{1,9}"), *_FLAT.levels), sums=True), _OWN),
 }
@@ -149,11 +149,8 @@ class ShaderCache(row_store.Rows):
         """Yield entries, each with its owner; only ``contents`` unpacks kernel names."""
         listed: list[Entry] = []
         for found in super().scan(root, selection):
-            if isinstance(found, Entry) and found.is_listed:
+            if isinstance(found, Entry) and not found.is_orphan:
                 listed.append(found)
-            elif isinstance(found, Entry):
-                # Its length does not depend on the entries.
-                yield found._replace(fixed=found.fixed or found.key.endswith("index"))
             else:
                 yield found
         tree = self.tree_of(root)

@@ -24,6 +24,7 @@ from cachectl.layers.core.selection import ALL, Selection
 from cachectl.layers.core.store import ENTRY, FOREIGN, OWN
 from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import plain
+from cachectl.layers.formats.details import Details
 from cachectl.layers.host import record
 from cachectl.layers.miopen import releases
 from cachectl.layers.stores import database, row_store
@@ -261,7 +262,8 @@ class MIOpenDatabases(row_store.Rows):
     def with_name(self, entry: Entry) -> Entry:
         """Add device, version and the other facts."""
         named = self.known(entry.key)
-        return entry._replace(device=named.arch or named.base, versions=named.versions, detail=named.detail)
+        about = Details(None, named.arch or named.base, named.versions, named.detail)
+        return entry._replace(details=about)
 
     def verify(self, root: Root) -> Iterator[Finding]:
         """Check every file; a package's file has another fix, and is never removed."""
@@ -284,19 +286,19 @@ class MIOpenDatabases(row_store.Rows):
 
 def _judged(entry: Entry, seen: record.Record, *, are_known: bool) -> Entry:
     """Return an entry with whether the record shows that no MIOpen can hit it: each opens files of its own version."""
-    version = entry.versions.get("miopen")
+    version = entry.details.versions.get("miopen")
     if version is None:
         return entry
     numbers, by = version_numbers(version), f"stored by MIOpen {version}"
     if not are_known:
-        return entry._replace(stale_because=f"unknown: {by}, and not every MIOpen here can be read")
+        return entry._replace(because=f"unknown: {by}, and not every MIOpen here can be read")
     stale, because = seen.judge(
         # No form of the cache keeps a trace of a hit.
         *(releases.PRODUCT, None, by),
         made=lambda known: known == version,
         hits=lambda known: version_numbers(known) == numbers,
     )
-    return entry._replace(stale=stale, stale_because=because)
+    return entry._replace(stale=stale, because=because)
 
 
 def _is_link(path: Path) -> bool:

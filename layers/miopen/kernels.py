@@ -20,6 +20,7 @@ from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
 from cachectl.layers.core.store import OWN, Damage
 from cachectl.layers.disk import plain
+from cachectl.layers.formats.details import Details
 from cachectl.layers.miopen import databases
 from cachectl.layers.stores import database, files, rows
 from cachectl.layers.stores import tree_read as tree
@@ -98,8 +99,9 @@ class KernelDatabases(databases.MIOpenDatabases):
         """Yield the rows of a file that MIOpen does not ignore. Their keys say everything, so no content is read."""
         for row in () if self._is_ignored(root, file) else self.opened(root, file).rows():
             name, args = row.key
-            detail = {**template.detail, "kernel_name": name, "kernel_args": args}
-            yield self.entry_of(template, row)._replace(kernels=databases.program_names(name), detail=detail)
+            detail = {**template.details.detail, "kernel_name": name, "kernel_args": args}
+            about = template.details._replace(kernels=databases.program_names(name), detail=detail)
+            yield self.entry_of(template, row)._replace(details=about)
 
     def unpacked(self, values: rows.Values) -> bytes:
         """Unpack a kernel, and check it as MIOpen does."""
@@ -155,7 +157,7 @@ class KernelDatabases(databases.MIOpenDatabases):
             yield Problem(tree.root / leaf.entry.key, "unrecognised", _NO_CODE)
             return
         version, _, name = leaf.entry.key.split("/")
-        yield leaf.entry._replace(versions={"miopen": version}, kernels=databases.program_names(name))
+        yield leaf.entry._replace(details=Details(databases.program_names(name), versions={"miopen": version}))
 
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
         """Yield that MIOpen could not use a kernel, or that an object file is no code."""

@@ -19,7 +19,7 @@ from cachectl.layers import miopen
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.core.entry import Entry, Found, Problem
+from cachectl.layers.core.entry import Entry, Found, Problem, Usage
 from cachectl.layers.core.finding import HARMLESS, RECOMPILES, WASTES, Finding
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.store import Damage, finding_of
@@ -88,7 +88,7 @@ class TuningDatabases(databases.MIOpenDatabases):
             if code not in ("item", "duplicate-id"):
                 yield Problem(path, code, f"line {number}: {message}")
         if (status := plain.status_at(path.with_name(path.name + _TIME))) is not None:
-            yield template._replace(key=file + _TIME, bytes=handles.size_of(status), files=1, sums=0)
+            yield Usage(files=1, bytes=handles.size_of(status))
 
     def check_rows(self, root: Root, file: str) -> Iterator[Finding]:
         """Check every line by the rules of MIOpen's reader. Nothing here is ever removed as damaged."""

@@ -77,17 +77,17 @@ class NeoPrograms(files.Files):
         if (known := device_binaries.describe(data)) is not None:
             return known
         if data.startswith(_ARCHIVE):
-            return details.Details("archive")
+            return details.of_kind("archive")
         file = elf.read_elf(data)
         if file is None:
-            return _patch_tokens(data) or details.Details("unknown")
+            return _patch_tokens(data) or details.of_kind("unknown")
         if file.kind != _WRAPPER:
-            return _zebin(file) or details.Details("ELF")
+            return _zebin(file) or details.of_kind("ELF")
         wrapped = {section.kind: file.content(section) for section in file.sections}
         device = wrapped.get(_DEVICE_BINARY, b"")
         # A wrapper is not wrapped again: no depth to bound.
         inner = _zebin(elf.read_elf(device)) or _patch_tokens(device)
-        return inner or details.Details("OpenCL ELF", device_binaries.spirv_kernels(wrapped.get(_SPIRV, b"")))
+        return inner or details.of_kind("OpenCL ELF", device_binaries.spirv_kernels(wrapped.get(_SPIRV, b"")))
 
     def check(self, data: bytes) -> Damage | None:
         """Check that an entry is a whole program, of a kind that the driver stores."""
@@ -133,7 +133,7 @@ class NeoPrograms(files.Files):
         """Return the bytes of the entries of each kind. Raises :class:`Unreachable` if some cannot be read."""
         sizes: dict[str, int] = {}
         for leaf in self.tree_of(root).leaves():
-            if leaf.entry.is_listed:
+            if leaf.shape.is_entry:
                 kind = leaf.entry.key.rpartition(".")[2]
                 sizes[kind] = sizes.get(kind, 0) + leaf.entry.length
         return sizes
@@ -162,7 +162,7 @@ def _zebin(file: elf.Elf | None) -> details.Details | None:
     notes = {kind: described for owner, kind, described in file.notes() if owner == b"IntelGT"}
     version = notes.get(_VERSION, b"").rstrip(b"\0").decode(errors="replace")
     kernels = details.names_or_none(named - {_FUNCTIONS})
-    return details.Details("zebin", kernels, _device(notes), {"zebin": version} if version else {})
+    return details.of_kind("zebin", kernels, _device(notes), {"zebin": version} if version else {})
 
 
 def _device(notes: Mapping[int, bytes]) -> str | None:
@@ -184,7 +184,7 @@ def _patch_tokens(data: bytes) -> details.Details | None:
     except details.Cut:
         return None
     is_one = magic == int.from_bytes(_PATCH_TOKENS, "little")
-    about = details.Details("patch tokens", kernels, f"graphics core {device}", {"format": str(version)})
+    about = details.of_kind("patch tokens", kernels, f"graphics core {device}", {"format": str(version)})
     return about if is_one else None
 
 

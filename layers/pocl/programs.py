@@ -28,6 +28,7 @@ from cachectl.layers.core.plan import Outcome
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
 from cachectl.layers.core.store import Damage, attempt, unreadable
+from cachectl.layers.formats.details import Details
 from cachectl.layers.host import record
 from cachectl.layers.pocl import releases
 from cachectl.layers.stores import files
@@ -129,7 +130,7 @@ class Programs(files.Files):
             return
         program, used = leaf.members.get(BITCODE), leaf.members.get("last_accessed")
         entry = leaf.entry._replace(
-            created=None if program is None else program.st_mtime,
+            details=Details(created=None if program is None else program.st_mtime),
             used=None if used is None else used.st_mtime,
         )
         from cachectl.layers.formats import bitcode
@@ -154,11 +155,12 @@ class Programs(files.Files):
         # A kernel has a folder once it was launched.
         kernels = sorted(name for name in names.values() if name is not None)
         detail = {names[folder] or folder: " ".join(found) for folder, found in variants(leaf.members).items()}
-        yield entry._replace(
+        details = entry.details._replace(
             kernels=tuple(kernels) if 0 < len(kernels) == len(names) else None,
             versions={"llvm": compiler.removeprefix("LLVM")} if compiler else {},
             detail=detail,
         )
+        yield entry._replace(details=details)
         for path, error in unread.items():
             yield unreadable(tree.root / entry.key / path, error)
 
@@ -175,7 +177,7 @@ class Programs(files.Files):
         """
         version, by = compiler.removeprefix("LLVM"), compiler.replace("LLVM", "LLVM ")
         if not releases.note_all(self.environment):
-            return entry._replace(stale_because=f"unknown: compiled by {by}, and not every PoCL here can be read")
+            return entry._replace(because=f"unknown: compiled by {by}, and not every PoCL here can be read")
         stale, because = record.record_of(self.environment).judge(
             releases.PRODUCT,
             entry.used,
@@ -183,7 +185,7 @@ class Programs(files.Files):
             made=lambda release: release.endswith(f" LLVM {version}"),
             hits=lambda release: f" LLVM {version.partition('.')[0]}." in release,
         )
-        return entry._replace(stale=stale, stale_because=because)
+        return entry._replace(stale=stale, because=because)
 
     def is_carried(self, path: str) -> bool:
         """Leave temporaries and logs behind. A finished kernel may have a name that ends like a temporary's."""
@@ -239,7 +241,7 @@ class Programs(files.Files):
             users = users_at(target.root)
             rest = ORPHAN_REST if target.is_orphan else ENTRY_REST
             age = now - (target.modified or now)
-            if users == () or (target.is_orphan and not target.idle_only):
+            if users == () or (target.is_orphan and not self.may_be_written(target)):
                 yield target, None
                 continue
             named = partial(processes.process_names, processes=folder)

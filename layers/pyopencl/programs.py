@@ -26,6 +26,7 @@ from cachectl.layers.core.selection import Selection
 from cachectl.layers.core.store import ENTRY, FOREIGN, OWN, Damage, noted, unreadable
 from cachectl.layers.disk import handles, locks, plain
 from cachectl.layers.formats import opencl_source, pickles
+from cachectl.layers.formats.details import Details
 from cachectl.layers.pytools import dictionaries
 from cachectl.layers.stores import files
 from cachectl.layers.stores import tree_read as trees
@@ -113,7 +114,8 @@ class ProgramFolders(files.Files):
             stale = None, "unknown: the entry could not be read"
         kernels = None if source is None else opencl_source.kernel_names(source)
         is_stale, because = stale
-        yield leaf.entry._replace(kernels=kernels, versions={"python": python}, stale=is_stale, stale_because=because)
+        about = Details(kernels, versions={"python": python})
+        yield leaf.entry._replace(details=about, stale=is_stale, because=because)
 
     def kind_of(self, root: Root, path: str) -> str:
         """Compare with the name of the folders of each Python."""
@@ -189,7 +191,7 @@ class ProgramFolders(files.Files):
 
     def tagged_text(self, tree: trees.Tree, entry: Entry) -> bytes | None:
         """Return the source, which PyOpenCL keeps next to the binary."""
-        return tree.read_file(entry.key, "source.cl") if entry.is_listed else None
+        return tree.read_file(entry.key, "source.cl") if not entry.is_orphan else None
 
 
 def _python_of(key: str) -> str:

@@ -16,8 +16,9 @@ from cachectl.layers.core.entry import Entry, Found, Problem, Usage
 from cachectl.layers.core.finding import FAILS
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
-from cachectl.layers.core.store import ENTRY, FOREIGN, OWN, Damage, sum_usage
+from cachectl.layers.core.store import ENTRY, FOREIGN, OWN, Damage, sum_usage, usage_of
 from cachectl.layers.formats import pdict, pickles
+from cachectl.layers.formats.details import Details
 from cachectl.layers.pytools import layer_of
 from cachectl.layers.stores import database, files, row_store, rows
 from cachectl.layers.stores import tree_read as tree
@@ -83,7 +84,7 @@ class Dictionaries(row_store.Rows):
         stale, because = staleness(self.environment, "written by", needs)
         versions = {"python": name.python, **pdict.packages_of(name.identifier)}
         detail = {"dictionary": name.identifier}
-        return entry._replace(versions=versions, stale=stale, stale_because=because, detail=detail)
+        return entry._replace(details=Details(versions=versions, detail=detail), stale=stale, because=because)
 
     def list_rows(self, root: Root, file: str, template: Entry, *, part: bytes, contents: bool) -> Iterator[Entry]:
         """Yield the rows of a dictionary; those without the part are not read, since pickles store text as it is."""
@@ -95,21 +96,19 @@ class Dictionaries(row_store.Rows):
             yield Entry(
                 *(self.name, f"{file}/{row.key[0]}", root.path, row.bytes, 0),
                 written_before=template.written_before,
-                kernels=kernels,
-                versions=template.versions,
+                details=template.details._replace(kernels=kernels),
                 stale=template.stale,
-                stale_because=template.stale_because,
-                detail=template.detail,
+                because=template.because,
                 stamp=(row.rowid, row.bytes),
             )
 
     def usage(self, root: Root) -> Usage:
         """Count the rows of each dictionary together, summed by sqlite."""
 
-        def summed(root: Root, file: str, template: Entry) -> Iterator[Entry]:
+        def summed(root: Root, file: str, template: Entry) -> Iterator[Usage]:
             count, size = self.opened(root, file).sum()
             if count:
-                yield template._replace(bytes=size, sums=count)
+                yield usage_of(template._replace(bytes=size), count)
 
         return sum_usage(chain(self.listed(root, summed), files.Files.scan(self, root)))
 

@@ -98,9 +98,7 @@ class Files(Store):
             if (damage := self.check(data)) is not None:
                 yield Problem(path, "damaged", damage.message)
             about = self.describe(data)
-            yield leaf.entry._replace(
-                kernels=about.kernels, device=about.device, versions=about.versions, detail=about.words
-            )
+            yield leaf.entry._replace(details=about)
 
     def describe(self, data: bytes) -> Details:
         """Return the details in the bytes of an entry, as the codec does."""
@@ -122,7 +120,8 @@ class Files(Store):
     def detail(self, key: str, files: trees.Members) -> Mapping[str, str]:
         """Return what an artifact says of itself."""
         about = self.describe(archive.entry_bytes(files))
-        return {**about.words, "kernels": " ".join(about.kernels or ()), "device": about.device or "", **about.versions}
+        named = {"kernels": " ".join(about.kernels or ()), "device": about.device or ""}
+        return {**about.detail, **named, **about.versions}
 
     def changing(self, root: Root) -> AbstractContextManager[bool]:
         """Return a context to hold while entries change; it yields whether no program can make a folder meanwhile."""
@@ -158,11 +157,11 @@ class Files(Store):
         for leaf in self.leaves(root):
             if isinstance(leaf, Problem):
                 yield leaf
-            elif not leaf.entry.is_listed:
-                yield leaf.entry
+            elif not leaf.shape.is_entry:
+                yield leaf.found
             elif self._is_no_entry(leaf.members):
                 why = "a build that failed" if leaf.members else "an empty program folder"
-                yield orphan(leaf.entry, why, idle_only=True)
+                yield orphan(leaf.entry, why)
             else:
                 yield from self.described(tree, leaf, selection, contents=contents)
 
@@ -253,13 +252,19 @@ class Files(Store):
                     results[key] = error
         return results
 
+    def may_be_written(self, orphan: Entry) -> bool:
+        """Return whether a live process may still be writing an orphan, by the shape of its name."""
+        shape = next((shape for shape in (*self.shapes, trees.OWN) if shape.accepts(orphan.key)), None)
+        return shape is None or shape.idle_only
+
     def in_use(self, targets: Iterable[Entry]) -> Iterator[tuple[Entry, str | None]]:
         """Leave temporaries that a program may still be writing."""
         users = processes.using(self.writers, processes=self.environment.processes) if self.writers else ()
         reason, now = f"{processes.process_names(users)} may be writing it", self.environment.clock()
         for target in targets:
-            may_change = target.idle_only and users != () and now - (target.modified or now) <= self.rest_time
-            yield target, reason if may_change else None
+            may_change = users != () and now - (target.modified or now) <= self.rest_time
+            is_left = target.is_orphan and may_change and self.may_be_written(target)
+            yield target, reason if is_left else None
 
     def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
         """Remove entries: programs that look for one miss, and programs that have one mapped keep it."""
@@ -303,7 +308,7 @@ class Files(Store):
                 yield finding_of(self, root, leaf)
             return
         key = leaf.entry.key
-        if not leaf.entry.is_listed or self._is_no_entry(leaf.members):
+        if not leaf.shape.is_entry or self._is_no_entry(leaf.members):
             return
         files: trees.Members | None = None
         try:

@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 
 from cachectl.layers.base import processes
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, UnknownFormat, Unreachable, reason_of
-from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, orphan
+from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, Usage, orphan
 from cachectl.layers.core.finding import FAILS, HARMLESS, Finding, Severity
 from cachectl.layers.core.plan import Outcome
 from cachectl.layers.core.root import Root
@@ -50,6 +50,10 @@ class Rows(files.Files):
     @abstractmethod
     def is_database(self, file: str) -> bool:
         """Return whether a path below a root is that of a database of rows."""
+
+    def may_be_written(self, orphan: Entry) -> bool:
+        """Return ``False`` for a database: who has it open is asked before it is removed."""
+        return not self.is_database(orphan.key) and super().may_be_written(orphan)
 
     @abstractmethod
     def with_name(self, entry: Entry) -> Entry:
@@ -151,7 +155,7 @@ class Rows(files.Files):
                 problems.add(thing.path)
             yield thing
         for thing in () if root.path in problems else super().scan(root, selection, contents=contents):
-            if isinstance(thing, Entry) or thing.path not in problems:
+            if not isinstance(thing, Problem) or thing.path not in problems:
                 yield thing
 
     def listed(self, root: Root, lister: Lister) -> Iterator[Found]:
@@ -170,14 +174,14 @@ class Rows(files.Files):
         try:
             template = self.with_name(template)
             for thing in lister(root, file, template):
-                payload += thing.bytes if isinstance(thing, Entry) and thing.files == 0 else 0
+                payload += thing.bytes or 0 if not isinstance(thing, Problem) and thing.files == 0 else 0
                 yield thing
         except (LayerError, OSError) as error:
             kinds: dict[type, str] = {Busy: "busy", Damaged: "sqlite"}
             yield Problem(path, kinds.get(type(error), "unreadable"), self.explain(error))
         try:
             sizes = database.sizes_of(path)
-            yield template._replace(bytes=max(0, sum(sizes) - payload), files=len(sizes), sums=0)
+            yield Usage(files=len(sizes), bytes=max(0, sum(sizes) - payload))
         except OSError as error:
             yield Problem(path, "unreadable", self.explain(error))
 

@@ -21,7 +21,7 @@ from cachectl.layers.base.errors import LayerError, Unreachable
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.limits import LARGEST_ENTRY
 from cachectl.layers.base.text import printable, too_large
-from cachectl.layers.core.entry import Entry, Problem, orphan
+from cachectl.layers.core.entry import Entry, Problem, Usage, orphan
 from cachectl.layers.core.store import EntryError
 from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import atomic, handles, plain
@@ -60,8 +60,8 @@ class Shape(NamedTuple):
     matches the same text as the first group of the entry's own. Without the entry's own file the library finds none of
     them: it is placed last and removed first.
 
-    Things with a ``because`` are orphans, such as leaked temporaries; ``idle_only`` is that of
-    :class:`~cachectl.layers.core.entry.Entry`. ``sizes`` accepts only files of so many bytes, or folders with so
+    Things with a ``because`` are orphans, such as leaked temporaries; ``idle_only`` says that a live process may
+    still be writing one. ``sizes`` accepts only files of so many bytes, or folders with so
     many names, and ``private`` only what no other user may read, as ``mkstemp`` makes it. ``sums`` is set for files
     that belong to the cache as a whole.
     """
@@ -76,6 +76,8 @@ class Shape(NamedTuple):
     sizes: tuple[int, ...] = ()
     private: bool = False
     sums: bool = False
+    #: Whether the size of such a file is constant, and does not shrink when entries are removed.
+    fixed: bool = False
     #: The mode of the files of an entry.
     mode: int = 0o600
 
@@ -146,8 +148,9 @@ class Shape(NamedTuple):
         return self.levels[-1] is not OWN_TEMPORARY or handles.is_left_own(folder, name, status)
 
 
-_OWN = Shape((OWN_TEMPORARY,), folders=True, because="left by an interrupted cachectl", idle_only=False)
+OWN = Shape((OWN_TEMPORARY,), folders=True, because="left by an interrupted cachectl", idle_only=False)
 _STRAY = Shape((), because="a file of an entry that is not there")
+_ABOVE = Shape((), sums=True, fixed=True)
 
 
 class Leaf(NamedTuple):
@@ -163,6 +166,12 @@ class Leaf(NamedTuple):
     shape: Shape
     head: bytes = b""
 
+    @property
+    def found(self) -> Entry | Usage:
+        """Return what a scan yields of it."""
+        entry = self.entry
+        return Usage(files=entry.files, bytes=entry.bytes, fixed=self.shape.fixed) if self.shape.sums else entry
+
 
 class Tree:
     """The things of some shapes under one root; the first shape that takes a thing counts.
@@ -174,7 +183,7 @@ class Tree:
         self._handle = handle
         self.layer = layer
         self.root = root
-        self.shapes = (_OWN, *shapes)
+        self.shapes = (OWN, *shapes)
         #: The bytes that the folders above things take on the disk.
         self._above_things = 0
         self._head, self._before = 0, _FOREVER
@@ -192,7 +201,7 @@ class Tree:
             if handle is not None:
                 yield from self._scan(handle, (), self.shapes)
         if self._above_things:
-            yield Leaf(Entry(self.layer, ".", self.root, self._above_things, 0, sums=0, fixed=True), {}, _STRAY)
+            yield Leaf(Entry(self.layer, ".", self.root, self._above_things, 0), {}, _ABOVE)
 
     def leaves(self) -> Iterator[Leaf]:
         """Yield what is no orphan. Raises :class:`Unreachable` if something may have been overlooked."""
@@ -295,10 +304,9 @@ class Tree:
             modified=newest / 1e9,
             # Not the blocks: a disk may assign them after the last change.
             stamp=(len(members), length, newest),
-            sums=0 if shape.sums else None,
         )
         if shape.because is not None:
-            entry = orphan(entry, shape.because, idle_only=shape.idle_only)
+            entry = orphan(entry, shape.because)
         return Leaf(entry, members, shape, beginning)
 
     def _beginning(self, folder: int, name: str, shape: Shape, members: Mapping[str, object]) -> bytes:

@@ -91,6 +91,6 @@ def _words(request: verbs.Request, what: str) -> Iterator[str]:
         return
     deadline = time.monotonic() + _PATIENCE
     for entry in listing.listed(request.stack, ALL, lambda _trouble: None, contents=what == "kernels"):
-        yield from (entry.key,) if what == "keys" else entry.kernels or ()
+        yield from (entry.key,) if what == "keys" else entry.details.kernels or ()
         if time.monotonic() > deadline:
             return

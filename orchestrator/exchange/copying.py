@@ -73,7 +73,7 @@ def missing(
     for key in keys:
         done, known = result.layer(key.layer), target.known(key)
         present = known.union((besides or {}).get(key.layer, ()))
-        found: dict[str, Entry] = {}
+        found: dict[str, Any] = {}
         for entry in source.entries(key, selection, done):
             found.setdefault(entry.key, entry)
         new = [found[name] for name in sorted(found.keys() - present)]
@@ -152,7 +152,7 @@ class LayerCollection:
         layers, contents = (self.layers[key.layer],), selection.needs_contents
         for entry in listing.listed(layers, selection, note, contents=contents, roots=roots_of):
             is_inside = self._below is None or entry.root.is_relative_to(self._below)
-            is_own = entry.guest is None or selection.key is not None
+            is_own = not entry.is_foreign or selection.key is not None
             if is_inside and is_own and entry.key.startswith(self._prefix):
                 yield entry
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from cachectl import layer_set
 from cachectl.layers.base.documents import encode_json
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.core.entry import Entry
 from cachectl.layers.core.parts import OR, UNFORESEEN, Facts, Outlook, Portability
 
 _EVERYWHERE = ("platform", "machine")
@@ -58,27 +57,27 @@ def why_not(differing: Iterable[Difference]) -> Outlook | None:
 
 def outlook(
     portability: Portability | None,
-    entry: Entry,
+    versions: Mapping[str, str],
     there: Facts,
     environment: Environment,
     differing: Iterable[Difference],
 ) -> Outlook:
-    """Forecast whether a program here that asks for an entry would compute its key, if nothing differs that decides.
+    """Forecast whether a program here would compute the key of an entry that has these versions, if nothing decides.
 
     ``differing`` is the result of :func:`differences` for the entry's layer.
     """
     if portability is None:
         return UNFORESEEN
-    own = portability.outlook(entry.versions, there, environment)
+    own = portability.outlook(versions, there, environment)
     if own is not None:
         return own
-    its = portability.of_entry(entry.versions, there)
+    its = portability.of_entry(versions, there)
     differing = differing if its == there else differences(portability, its, environment)
     if (denied := why_not(differing)) is not None:
         return denied
     for name, value, here, _ in differing:
-        informs = name in portability.informing or name in entry.versions
+        informs = name in portability.informing or name in versions
         if not informs and (value, here) != (None, None):
             return Outlook(None, f"{name} {value or 'unknown'}, here {here or 'unknown'}")
-    unknown = [name for name, *_ in differing if name in portability.needed and name not in entry.versions]
+    unknown = [name for name, *_ in differing if name in portability.needed and name not in versions]
     return Outlook(None, f"{', '.join(unknown)} unknown") if unknown else Outlook(True)  # noqa: FBT003

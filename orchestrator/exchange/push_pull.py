@@ -20,7 +20,7 @@ from cachectl.exchange.store import StoreCollection, place_of
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.errors import BadRequest, CachectlError, reason_of
 from cachectl.layers.base.text import plural, printable
-from cachectl.layers.core.entry import Entry, Note
+from cachectl.layers.core.entry import Note
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.parts import Outlook
 from cachectl.layers.core.selection import ALL, Selection, moment_text
@@ -295,9 +295,11 @@ class _Pull(NamedTuple):
         # An attempt that found something gone may have begun to fill it.
         file.seek(0)
         for key, entries in plan:
-            entries[:] = self._foreseen(key, entries, result)
-            if not self.dry_run:
-                entries[:] = store.download(entries, file, self.stack.environment.temporary)
+            wanted = self._foreseen(key, entries, result)
+            if self.dry_run:
+                entries[:] = [stored.entry for stored in wanted]
+            else:
+                entries[:] = store.download(wanted, file, self.stack.environment.temporary)
         return plan, result
 
     def _require_new(self, store: StoreCollection) -> None:
@@ -333,20 +335,23 @@ class _Pull(NamedTuple):
         about = self.stack[key.layer].about
         return portability.differences(about.portability, key.facts, self.stack.environment)
 
-    def _foreseen(self, key: wire.StoreKey, entries: Sequence[Entry], result: Transfer) -> Iterator[Entry]:
+    def _foreseen(
+        self, key: wire.StoreKey, entries: Sequence[wire.StoredEntry], result: Transfer
+    ) -> Iterator[wire.StoredEntry]:
         """Count the outlook of each entry, and yield those that can be hit, or may be."""
         knows, differing, done = self.stack[key.layer].about.portability, self._differing(key), result.layer(key.layer)
         # Looking up what is installed takes long.
         known: dict[tuple[object, ...], Outlook] = {}
-        for entry in entries:
-            about = (entry.device, *sorted(entry.versions.items()))
+        for stored in entries:
+            versions = stored.entry.details.versions
+            about = (stored.entry.details.device, *sorted(versions.items()))
             if about not in known:
-                known[about] = portability.outlook(knows, entry, key.facts, self.stack.environment, differing)
+                known[about] = portability.outlook(knows, versions, key.facts, self.stack.environment, differing)
             done.outlooks[known[about]] += 1
             if known[about].hits is False:
                 done.cannot_hit += 1
             else:
-                yield entry
+                yield stored
 
 
 # ---------------------------------------------------------------------- around a command

@@ -298,33 +298,33 @@ class StoreCollection:
                 raise
             raise place.BadStore(f"{name}: {error}") from error
 
-    def entries(self, key: wire.StoreKey, selection: Selection, _: Moved | None = None) -> Iterator[Entry]:
+    def entries(self, key: wire.StoreKey, selection: Selection, _: Moved | None = None) -> Iterator[wire.StoredEntry]:
         """Yield the selected entries in the parts of a portability key that may be used, the newest part first."""
         for name in reversed(self.parts):
             if wire.key_of(name) == key.name and (part := self.usable(name)) is not None:
-                yield from filter(selection.matches, part.entries)
+                yield from (stored for stored in part.entries if selection.matches(stored.entry))
 
     def known(self, key: wire.StoreKey) -> set[str]:
         """Return the keys of the entries of a portability key."""
         return self.settled(lambda: {item.key for item in self.entries(key, ALL)})
 
-    def contents(self, items: Iterable[Entry]) -> Contents:
+    def contents(self, items: Iterable[wire.StoredEntry]) -> Iterator[tuple[wire.StoredEntry, Artifact]]:
         """Yield the verified artifacts of entries, with one request for each pack, in the order of their places in it.
 
         Raises :class:`BadStore` for anything that is not what the index says, and :class:`Gone` if it is missing.
         """
-        groups: dict[str, list[Entry]] = {}
+        groups: dict[wire.Pack, list[wire.StoredEntry]] = {}
         for item in items:
-            groups.setdefault(item.stored.pack, []).append(item)
+            groups.setdefault(item.pack, []).append(item)
         for pack, group in groups.items():
             with self._naming(self.place.shown):
-                file = self.place.read(pack, group[0].stored.packed)
+                file = self.place.read(pack.name, pack.packed)
                 self.fetched += len(file)
                 unpacked = wire.open_pack(group, file)
                 del file
                 yield from unpacked
 
-    def download(self, items: Iterable[Entry], file: BinaryIO, folder: Path) -> list[Entry]:
+    def download(self, items: Iterable[wire.StoredEntry], file: BinaryIO, folder: Path) -> list[wire.StoredEntry]:
         """Download and verify entries into an open file of a folder; return them with the offsets that they have there.
 
         They are read out of that file then.
@@ -334,14 +334,14 @@ class StoreCollection:
         self._spool = file
         downloaded = []
         for item, artifact in self.contents(items):
-            downloaded.append(item._replace(stored=item.stored._replace(offset=file.tell())))
+            downloaded.append(item._replace(offset=file.tell()))
             bundle.spool(file, artifact.data, folder, self.place.shown)
         return downloaded
 
-    def read(self, _: wire.StoreKey, items: Iterable[Entry], done: Moved) -> Contents:
+    def read(self, _: wire.StoreKey, items: Iterable[wire.StoredEntry], done: Moved) -> Contents:
         """Yield items with their artifacts, until the deadline."""
         if self._spool is None:
-            yield from self.contents(items)
+            yield from ((item.entry, artifact) for item, artifact in self.contents(items))
             return
         for item in items:
             try:
@@ -349,17 +349,17 @@ class StoreCollection:
             except place.TransferFailed as error:
                 done.failed.append(Note(item.key, str(error)))
                 continue
-            self._spool.seek(item.stored.offset)
-            yield item, wire.artifact_of(item, self._spool.read(item.bytes))
+            self._spool.seek(item.offset)
+            yield item.entry, item.artifact(self._spool.read(item.entry.bytes))
 
     def write(self, key: wire.StoreKey, contents: Contents, done: Moved) -> None:
         """Upload entries of one portability key with their artifacts, and list them in the index."""
-        items: list[Entry] = []
+        items: list[wire.StoredEntry] = []
         lines, began = 0, self.environment.clock()
         for pack, length in self._packs(contents, done):
             items += self._write_pack(pack)
             done.placed += len(pack)
-            done.bytes += sum(item.bytes for item, _ in pack)
+            done.bytes += sum(item.entry.bytes for item, _ in pack)
             lines += length
             is_old = self.environment.clock() - began > _CHECKPOINT
             if len(items) >= _FULL_PART or lines >= wire.FULL_PART or is_old:
@@ -368,9 +368,9 @@ class StoreCollection:
         if items:
             self._write_part(key, items, began)
 
-    def _packs(self, contents: Contents, done: Moved) -> Iterator[tuple[list[tuple[Entry, bytes]], int]]:
+    def _packs(self, contents: Contents, done: Moved) -> Iterator[tuple[list[tuple[wire.StoredEntry, bytes]], int]]:
         """Group entries into packs, each with the length of its lines in an index part."""
-        pack: list[tuple[Entry, bytes]] = []
+        pack: list[tuple[wire.StoredEntry, bytes]] = []
         size = lines = 0
         for entry, artifact in contents:
             # When a bundle's entry was stored does not change its bytes.
@@ -380,30 +380,29 @@ class StoreCollection:
                 done.failed.append(Note(item.key, f"does not fit into a store: {unfit}"))
                 continue
             length = _PLACE + len(wire.canonical(wire.line_of(item)))
-            if item.bytes >= wire.LARGE:
+            if item.entry.bytes >= wire.LARGE:
                 yield [(item, artifact.data)], length
                 continue
             pack.append((item, artifact.data))
-            size, lines = size + item.bytes, lines + length
+            size, lines = size + item.entry.bytes, lines + length
             if size + lines >= wire.FULL_PACK or len(pack) >= _FULL_PART:
                 yield pack, lines
                 pack, size, lines = [], 0, 0
         if pack:
             yield pack, lines
 
-    def _write_pack(self, entries: list[tuple[Entry, bytes]]) -> Iterator[Entry]:
+    def _write_pack(self, entries: list[tuple[wire.StoredEntry, bytes]]) -> Iterator[wire.StoredEntry]:
         content = b"".join(data for _, data in entries)
         # No other push makes a pack of that name, so that gc cannot remove what another push relies on.
         file = wire.file_of(content, b"" if self.place.is_bundle else os.urandom(_SALT))
         name = wire.PACKS + hashlib.sha256(file).hexdigest()
         self._put(name, file)
-        offset = 0
+        pack, offset = wire.Pack(name, len(file), len(content)), 0
         for item, _ in entries:
-            place_in = item.stored._replace(pack=name, packed=len(file), unpacked=len(content), offset=offset)
-            yield item._replace(stored=place_in)
-            offset += item.bytes
+            yield item._replace(pack=pack, offset=offset)
+            offset += item.entry.bytes
 
-    def _write_part(self, key: wire.StoreKey, items: list[Entry], began: float) -> None:
+    def _write_part(self, key: wire.StoreKey, items: list[wire.StoredEntry], began: float) -> None:
         now = self.environment.clock()
         if now - began > _TOO_SLOW:
             message = f"cannot push to {self.place.shown}: it took longer than half a day; push fewer layers at once"

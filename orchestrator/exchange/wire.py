@@ -25,8 +25,9 @@ from cachectl.layers.base.errors import PARSE_ERRORS, CachectlError
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.limits import LARGEST_ENTRY, LARGEST_SIGNATURE, MOST_DETAILS
 from cachectl.layers.base.text import key_complaint
-from cachectl.layers.core.entry import Artifact, Entry, Stored
+from cachectl.layers.core.entry import Artifact, Entry
 from cachectl.layers.core.parts import Facts
+from cachectl.layers.formats.details import Details
 
 INDEX = "index/"
 PACKS = "packs/"
@@ -99,50 +100,77 @@ def digest_of(parts: Iterable[str]) -> str:
 # ---------------------------------------------------------------------- entries
 
 
-#: What the line of an entry says of it, and of its place besides the name of its pack.
-_ABOUT = ("key", "bytes", "detail", "device", "versions", "kernels", "modified")
+#: Members of the line of an entry: of the entry, of its details, and of its place besides the name of its pack.
+_ENTRY = ("key", "bytes", "modified")
+_DETAILS = ("kernels", "device", "versions", "detail")
 _PLACE = ("form", "sha256", "offset")
 _NOWHERE = Path()
 
 
-def line_of(entry: Entry) -> dict[str, object]:
+class Pack(NamedTuple):
+    """The file of a pack: its name, empty before it is written, and the bytes of the file and of its content."""
+
+    name: str = ""
+    packed: int = 0
+    unpacked: int = 0
+
+
+class StoredEntry(NamedTuple):
+    """An entry of a store, which has no root: its ``bytes`` are those of its artifact.
+
+    ``form`` and ``sha256`` are those of the artifact, which lies at an offset of the content of a pack.
+    """
+
+    entry: Entry
+    form: str
+    sha256: str
+    pack: Pack = Pack()
+    offset: int = 0
+
+    @property
+    def key(self) -> str:
+        """Return the key of the entry."""
+        return self.entry.key
+
+    def artifact(self, data: bytes) -> Artifact:
+        """Return the artifact with these bytes."""
+        return Artifact(self.entry.layer, self.key, self.form, data, self.entry.details.detail)
+
+
+def line_of(stored: StoredEntry) -> dict[str, object]:
     """Return what the line of an entry in an index part says."""
-    line = {name: getattr(entry, name) for name in _ABOUT} | {name: getattr(entry.stored, name) for name in _PLACE}
-    return line | {"pack": entry.stored.pack.removeprefix(PACKS)}
+    parts = ((stored.entry, _ENTRY), (stored.entry.details, _DETAILS), (stored, _PLACE))
+    line = {name: getattr(part, name) for part, names in parts for name in names}
+    return line | {"pack": stored.pack.name.removeprefix(PACKS)}
 
 
-def stored_entry(entry: Entry, artifact: Artifact, *, with_time: bool = True) -> Entry:
+def stored_entry(entry: Entry, artifact: Artifact, *, with_time: bool = True) -> StoredEntry:
     """Return an entry that was read as an entry of a store, where it has no place yet.
 
     ``modified`` is the time of its last change where it was pushed, in whole seconds.
     """
-    is_known = with_time and entry.modified is not None and entry.modified >= 0
-    return Entry(
-        *(entry.layer, entry.key, _NOWHERE, len(artifact.data), 0),
-        modified=int(entry.modified or 0) if is_known else None,
-        kernels=entry.kernels,
-        device=entry.device,
-        versions=dict(entry.versions),
-        detail=dict(artifact.detail),
-        stored=Stored(artifact.form, _sha256(artifact.data)),
-    )
+    modified = int(entry.modified) if with_time and entry.modified is not None and entry.modified >= 0 else None
+    details = entry.details._replace(versions=dict(entry.details.versions), detail=dict(artifact.detail))
+    moved = Entry(entry.layer, entry.key, _NOWHERE, len(artifact.data), 0, modified=modified, details=details)
+    return StoredEntry(moved, artifact.form, _sha256(artifact.data))
 
 
-def complaint(entry: Entry) -> str | None:
+def complaint(stored: StoredEntry) -> str | None:
     """Return why no reader would accept this entry; ``None`` if readers accept it."""
-    most = _most_packed(LARGEST_ENTRY)
-    stored = entry.stored
+    entry, details, most = stored.entry, stored.entry.details, _most_packed(LARGEST_ENTRY)
     numbers: dict[str, tuple[object, int]] = {
         "bytes": (entry.bytes, LARGEST_ENTRY),
         "modified": (0 if entry.modified is None else entry.modified, _LATEST),
-        **{name: (getattr(stored, name), most) for name in ("offset", "packed", "unpacked")},
+        "offset": (stored.offset, most),
+        "packed": (stored.pack.packed, most),
+        "unpacked": (stored.pack.unpacked, most),
     }
     for name, (number, limit) in numbers.items():
         if not (type(number) is int and 0 <= number <= limit):
             return f"an invalid value of {name}"
-    device = () if entry.device is None else (entry.device,)
-    texts = [entry.key, stored.form, stored.sha256, *device, *(entry.kernels or ())]
-    for table in (entry.detail, entry.versions):
+    device = () if details.device is None else (details.device,)
+    texts = [entry.key, stored.form, stored.sha256, *device, *(details.kernels or ())]
+    for table in (details.detail, details.versions):
         if not isinstance(table, dict) or len(table) > MOST_DETAILS:
             return "a value that should be a table of few details and is not"
         texts += [*table, *table.values()]
@@ -216,22 +244,22 @@ class Part(NamedTuple):
     """
 
     key: StoreKey
-    entries: Sequence[Entry]
+    entries: Sequence[StoredEntry]
     is_signed: bool = False
     signer: str | None = None
 
     @property
     def packs(self) -> frozenset[str]:
         """Return the names of the packs with its entries."""
-        return frozenset(entry.stored.pack for entry in self.entries)
+        return frozenset(stored.pack.name for stored in self.entries)
 
 
-def part_of(made: int, key: StoreKey, entries: Sequence[Entry]) -> bytes:
+def part_of(made: int, key: StoreKey, entries: Sequence[StoredEntry]) -> bytes:
     """Return the text of an index part, which is signed."""
-    stored = [entry.stored for entry in entries]
-    packs = {place.pack.removeprefix(PACKS): (place.packed, place.unpacked) for place in stored}
+    files = (stored.pack for stored in entries)
+    packs = {pack.name.removeprefix(PACKS): (pack.packed, pack.unpacked) for pack in files}
     head = {"schema": SCHEMA, "made": made, "layer": key.layer, "facts": dict(key.facts), "packs": packs}
-    return b"\n".join((canonical(head), *(canonical(line_of(entry)) for entry in entries), b""))
+    return b"\n".join((canonical(head), *(canonical(line_of(stored)) for stored in entries), b""))
 
 
 def parse_part(name: str, text: bytes) -> Part:
@@ -240,7 +268,7 @@ def parse_part(name: str, text: bytes) -> Part:
     lines = text.split(b"\n")
     _require(name, max(map(len, lines)) <= _LONGEST_LINE, "a line that is too long")
     _require(name, not lines.pop(), "no end")
-    entries: dict[str, Entry] = {}
+    entries: dict[str, StoredEntry] = {}
     with _parsing(name):
         head = parsed(lines[0] if lines else b"")
         _require(name, head["schema"] == SCHEMA, "an unknown schema; a newer cachectl may read it")
@@ -248,18 +276,19 @@ def parse_part(name: str, text: bytes) -> Part:
         key = parse_key(key_of(name), StoreKey(head["layer"], head["facts"]).to_bytes())
         for line in map(parsed, lines[1:]):
             sha256, kernels = line.pop("pack"), line["kernels"]
-            _require(name, line.keys() == {*_ABOUT, *_PLACE}, "an entry with other members")
+            _require(name, line.keys() == {*_ENTRY, *_DETAILS, *_PLACE}, "an entry with other members")
             line["kernels"] = None if kernels is None else tuple(kernels)
             form, digest, offset = (line.pop(member) for member in _PLACE)
             packed, unpacked = head["packs"][sha256]
-            stored = Stored(form, digest, PACKS + sha256, packed, unpacked, offset)
-            entry = Entry(layer=key.layer, root=_NOWHERE, files=0, stored=stored, **line)
-            wrong = complaint(entry)
+            details = Details(**{member: line.pop(member) for member in _DETAILS})
+            entry = Entry(layer=key.layer, root=_NOWHERE, files=0, details=details, **line)
+            stored = StoredEntry(entry, form, digest, Pack(PACKS + sha256, packed, unpacked), offset)
+            wrong = complaint(stored)
             _require(name, wrong is None, str(wrong))
-            inside = is_name(stored.pack) and stored.offset + entry.bytes <= stored.unpacked
+            inside = is_name(stored.pack.name) and offset + entry.bytes <= unpacked
             _require(name, inside, "an entry that is not inside its pack")
             _require(name, entry.key not in entries, "an entry twice")
-            entries[entry.key] = entry
+            entries[entry.key] = stored
     return Part(key, tuple(entries.values()))
 
 
@@ -283,33 +312,28 @@ def open_part(name: str, file: bytes) -> tuple[bytes, bytes]:
     return text, label
 
 
-def open_pack(entries: Sequence[Entry], file: bytes) -> Iterator[tuple[Entry, Artifact]]:
+def open_pack(entries: Sequence[StoredEntry], file: bytes) -> Iterator[tuple[StoredEntry, Artifact]]:
     """Yield entries with their artifacts out of the file of a pack, in which all of them lie, unpacked one at a time.
 
     Raises :class:`BadStore` if the file is another, if entries overlap, and for one with another SHA-256.
     """
-    pack = entries[0].stored.pack
+    pack = entries[0].pack.name
     _, content = _opened(pack, file)
     # Several index parts may list the same entry.
-    places: dict[tuple[int, int], list[Entry]] = {}
-    for entry in entries:
-        places.setdefault((entry.stored.offset, entry.bytes), []).append(entry)
+    places: dict[tuple[int, int], list[StoredEntry]] = {}
+    for stored in entries:
+        places.setdefault((stored.offset, stored.entry.bytes), []).append(stored)
     for (begin, size), (offset, _) in pairwise(sorted(places)):
         _require(pack, begin + size <= offset, "entries that overlap")
     for (offset, size), listed in sorted(places.items()):
         data = _taken(pack, content, offset, size)
-        for entry in listed:
-            fit = len(data) == entry.bytes and _sha256(data) == entry.stored.sha256
-            _require(pack, fit, f"another content for {entry.layer} {entry.key} than the index says")
-            yield entry, artifact_of(entry, data)
+        for stored in listed:
+            fit = len(data) == size and _sha256(data) == stored.sha256
+            _require(pack, fit, f"another content for {stored.entry.layer} {stored.key} than the index says")
+            yield stored, stored.artifact(data)
         # Before the next one is unpacked.
         del data
-    _require(pack, not _taken(pack, content, entries[0].stored.unpacked, 1), _BOMB)
-
-
-def artifact_of(entry: Entry, data: bytes) -> Artifact:
-    """Return the artifact of an entry of a store with these bytes."""
-    return Artifact(entry.layer, entry.key, entry.stored.form, data, entry.detail)
+    _require(pack, not _taken(pack, content, entries[0].pack.unpacked, 1), _BOMB)
 
 
 def _opened(name: str, file: bytes) -> tuple[bytes, BinaryIO]:

@@ -8,7 +8,7 @@ from functools import partial
 from cachectl import config, layer_set, removal, verbs
 from cachectl.layers.base.errors import reason_of
 from cachectl.layers.base.text import plural
-from cachectl.layers.core.entry import Entry, Found, Note, Problem
+from cachectl.layers.core.entry import Entry, Found, Note, Problem, Usage
 from cachectl.layers.core.layer import Layer, plan_removal
 from cachectl.layers.core.plan import Plan
 from cachectl.layers.core.root import Root
@@ -80,12 +80,13 @@ def plan_prune(
     only_stale = limits == config.Limits(stale=True)
     # What is of an unknown format is not known to be stale, but counts for the other limits.
     for layer, thing in _things(unread, contents=limits.stale or bool(known.kernels), names_unknown=not only_stale):
+        if isinstance(thing, Usage):
+            # A file of fixed length does not shrink, so it must not make prune remove entries.
+            total += 0 if thing.fixed else thing.bytes or 0
+            continue
         latest = thing.latest
         is_old = limits.before is not None and latest is not None and latest < limits.before
-        if thing.sums is not None:
-            # A file of fixed length does not shrink, so it must not make prune remove entries.
-            total += 0 if thing.fixed else thing.bytes
-        elif is_old or (limits.stale and thing.stale):
+        if is_old or (limits.stale and thing.stale):
             going[layer].append(thing)
         else:
             total += thing.bytes
@@ -128,19 +129,18 @@ def _longest_unused(
 
 def _things(
     unread: Mapping[Layer, list[Note]], *, contents: bool, names_unknown: bool
-) -> Iterator[tuple[Layer, Entry]]:
-    """Yield what layers hold, and note what could not be read or understood; a guest belongs to another program."""
+) -> Iterator[tuple[Layer, Entry | Usage]]:
+    """Yield what layers hold, and note what could not be read or understood."""
 
     def scan(layer: Layer, root: Root) -> Iterator[Found]:
         return layer.store.scan(root, contents=contents)
 
     for layer, root, thing in layer_set.in_each_root(unread, scan, removal.existing_roots):
-        if isinstance(thing, Entry):
-            if thing.guest is None:
-                yield layer, thing
+        if isinstance(thing, Usage) or (isinstance(thing, Entry) and not thing.is_foreign):
+            yield layer, thing
         elif isinstance(thing, Problem):
             unread[layer] += [thing.note] if thing.hides or (names_unknown and thing.is_unknown) else []
-        else:
+        elif isinstance(thing, Exception):
             unread[layer].append(Note(str(root.path) if root else "*", reason_of(thing)))
 
 

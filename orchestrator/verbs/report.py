@@ -291,7 +291,7 @@ def _by_kernel(layers: Iterable[Layer], stack: layer_set.LayerSet) -> tuple[list
     from cachectl import listing
 
     found = listing.listed(layers, ALL, lambda _: None)
-    return listing.by_kernel((entry for entry in found if entry.guest is None), stack.environment)
+    return listing.by_kernel((entry for entry in found if not entry.is_foreign), stack.environment)
 
 
 def _by_driver(layers: Iterable[Layer]) -> tuple[DriverShare, ...]:
@@ -300,14 +300,16 @@ def _by_driver(layers: Iterable[Layer]) -> tuple[DriverShare, ...]:
 
     groups: dict[tuple[object, ...], list[Entry]] = {}
     for entry in listing.listed(layers, ALL, lambda _: None):
-        if entry.guest is None and "python" not in entry.versions:
-            versions = tuple(sorted(entry.versions.items()))
-            groups.setdefault((entry.layer, versions, entry.device), []).append(entry)
+        if not entry.is_foreign and "python" not in entry.details.versions:
+            versions = tuple(sorted(entry.details.versions.items()))
+            groups.setdefault((entry.layer, versions, entry.details.device), []).append(entry)
     shares = []
     for entries in groups.values():
         first, newest = entries[0], max((entry.modified for entry in entries if entry.modified), default=None)
         size = sum(entry.bytes for entry in entries)
-        shares.append(DriverShare(first.layer, first.versions, first.device, len(entries), size, newest))
+        shares.append(
+            DriverShare(first.layer, first.details.versions, first.details.device, len(entries), size, newest)
+        )
     order = [layer.name for layer in layers]
     return tuple(sorted(shares, key=lambda share: (order.index(share.layer), -(share.newest or 0))))
 
@@ -319,8 +321,8 @@ def _by_python(layers: Iterable[Layer], stack: layer_set.LayerSet) -> tuple[Pyth
 
     groups: dict[tuple[tuple[str, str], ...], list[Entry]] = {}
     for entry in listing.listed(layers, ALL, lambda _: None, contents=False):
-        if entry.versions.get("python"):
-            groups.setdefault(tuple(sorted(entry.versions.items())), []).append(entry)
+        if entry.details.versions.get("python"):
+            groups.setdefault(tuple(sorted(entry.details.versions.items())), []).append(entry)
     shares = []
     for versions, entries in groups.items():
         packages = dict(versions)
@@ -365,12 +367,12 @@ def draw(whole: Report, listed: listing.Listing, findings: Iterable[Finding]) ->
 
     words = pages.numbered()
     # Entries that only share a folder are in no total.
-    entries = sorted((entry for entry in listed.entries if entry.guest is None), key=lambda entry: -entry.bytes)
+    entries = sorted((entry for entry in listed.entries if not entry.is_foreign), key=lambda entry: -entry.bytes)
     rows: list[list[object]] = []
     for entry in entries[:_MOST_SHOWN]:
         # A row has no time of its own: its file bounds it.
         changed = entry.written_before if entry.modified is None else entry.modified
-        kernels = words[", ".join(map(printable, entry.kernels))] if entry.kernels else None
+        kernels = words[", ".join(map(printable, entry.details.kernels))] if entry.details.kernels else None
         times = [None if moment is None else round(moment) for moment in (changed, entry.used)]
         rows.append([*_group_of(entry, words), kernels, printable(entry.key), entry.bytes, *times, 1])
     rest: dict[tuple[int | None, ...], list[int]] = {}
@@ -407,17 +409,17 @@ def draw(whole: Report, listed: listing.Listing, findings: Iterable[Finding]) ->
 
 def _group_of(entry: Entry, words: Mapping[str, int]) -> tuple[int | None, ...]:
     """Return the numbers of an entry's layer, its place, and the reason why it is stale."""
-    because = printable(entry.stale_because or "nothing here can hit it") if entry.stale else None
+    because = printable(entry.because or "nothing here can hit it") if entry.stale else None
     return words[entry.layer], words[_place_of(entry)], None if because is None else words[because]
 
 
 def _place_of(entry: Entry) -> str:
     """Return the device or the Python that an entry is for, else the versions that it names."""
-    if entry.device:
-        return printable(entry.device)
-    if python := entry.versions.get("python"):
+    if entry.details.device:
+        return printable(entry.details.device)
+    if python := entry.details.versions.get("python"):
         return f"Python {_release(python)}"
-    versions = (f"{name} {printable(version)}" for name, version in entry.versions.items())
+    versions = (f"{name} {printable(version)}" for name, version in entry.details.versions.items())
     return ", ".join(versions) or "device unknown"
 
 

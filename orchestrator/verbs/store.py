@@ -14,7 +14,6 @@ from cachectl.exchange.store import StoreCollection, place_of
 from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.text import plural
-from cachectl.layers.core.entry import Entry
 from cachectl.layers.core.json_form import as_json
 from cachectl.layers.core.selection import moment_text
 from cachectl.layers.disk import plain
@@ -158,7 +157,7 @@ class SharedStore:
     def _listed(self, index: StoreCollection, group: str) -> ListedKey:
         names = [name for name in index.parts if wire.key_of(name) == group]
         key, parts = index.key(group), [index.part(name) for name in names]
-        sizes = [entry.bytes for part in parts for entry in part.entries]
+        sizes = [stored.entry.bytes for part in parts for stored in part.entries]
         unsigned = sum(not part.is_signed for part in parts)
         newest = None if self._place.is_bundle else wire.made_of(names[-1])
         return ListedKey(group, key.layer, len(sizes), sum(sizes), len(parts), unsigned, newest, dict(key.facts))
@@ -257,13 +256,13 @@ class SharedStore:
 
     def _check(self, index: StoreCollection, contents: set[str]) -> StoreCheck:
         check = StoreCheck(self._place.shown, index.digest, len(index.parts))
-        packs: dict[str, list[Entry]] = {}
+        packs: dict[str, list[wire.StoredEntry]] = {}
         for name in index.parts:
             with check.reporting(f"{wire.INDEX}{name}"):
                 index.key(wire.key_of(name))
                 for item in index.part(name).entries:
                     check.entries += 1
-                    packs.setdefault(item.stored.pack, []).append(item)
+                    packs.setdefault(item.pack.name, []).append(item)
         for pack, items in packs.items():
             with check.reporting(pack):
                 # Each entry is checked as it is read.

@@ -116,7 +116,7 @@ class Evidence:
         for use in sorted(entries, key=lambda use: use[2].uses[0]):
             entry = listed.get(f"{use[0].path}/{use[1]}")
             # Those of other layers that share the root are left out.
-            if entry is None or entry.guest is None:
+            if entry is None or not entry.is_foreign:
                 self.used.append(self._described(use, None if entry is None else entry.bytes))
 
     def _list(self) -> dict[str, Entry] | None:
@@ -127,7 +127,7 @@ class Evidence:
                 f"{root.path}/{entry.key}": entry
                 for root in self.layer.roots()
                 for entry in self.layer.store.scan(root, contents=False)
-                if isinstance(entry, Entry) and entry.is_listed
+                if isinstance(entry, Entry) and not entry.is_orphan
             }
         except FAILURES:
             return None
@@ -239,7 +239,7 @@ class Evidence:
         if self._shared:
             after = self._list() or {}
             new = [
-                entry.bytes for key, entry in after.items() if key not in (self._before or {}) and entry.guest is None
+                entry.bytes for key, entry in after.items() if key not in (self._before or {}) and not entry.is_foreign
             ]
             openings = sum(self._shared.values())
             hits, misses = part.by_openings(openings, len(new), self.layer.environment) or (None, None)

@@ -120,12 +120,12 @@ class Ledger(NamedTuple):
 
         Entries that were not measured get the mean by bytes of those that were. Empty if none was measured.
         """
-        shares = Counter((entry.layer, entry.kernels) for entry in entries)
+        shares = Counter((entry.layer, entry.details.kernels) for entry in entries)
         measured: list[float | None] = []
         for entry in entries:
-            known = self.kernels.get(" ".join(sorted(entry.kernels or ())))
+            known = self.kernels.get(" ".join(sorted(entry.details.kernels or ())))
             seconds = None if known is None else known.seconds.get(entry.layer)
-            measured.append(None if seconds is None else seconds / shares[entry.layer, entry.kernels])
+            measured.append(None if seconds is None else seconds / shares[entry.layer, entry.details.kernels])
         pairs = [(one, entry.bytes) for one, entry in zip(measured, entries, strict=True) if one is not None]
         if not pairs:
             return []

@@ -23,7 +23,7 @@ from tiers import real, thorough, thorough_only
 from cachectl.exchange import place, portability, trust
 from cachectl.exchange.bundle import BundlePlace
 from cachectl.layers.base import errors
-from cachectl.layers.core.entry import Artifact, Entry
+from cachectl.layers.core.entry import Artifact
 from cachectl.layers.core.layer import Layer, put_many
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.stack import Stack
@@ -96,7 +96,6 @@ def test_another_driver_decides_and_an_unknown_one_does_not(home: Home) -> None:
     version = environment.processes / "driver/nvidia/version"
     version.parent.mkdir(parents=True)
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n")
-    entry = Entry("cuda", "0/1/2", Path(), 1, 1, device="sm_90", versions={"driver": "535.104.05"})
     there = portability.portability_key(cuda, environment)
     assert there["NVIDIA driver"] == "535.104.05"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\n")
@@ -104,7 +103,7 @@ def test_another_driver_decides_and_an_unknown_one_does_not(home: Home) -> None:
     version.unlink()
     differing = portability.differences(cuda, there, environment)
     assert portability.why_not(differing) is None
-    assert portability.outlook(cuda, entry, there, environment, differing).hits is None
+    assert portability.outlook(cuda, {"driver": "535.104.05"}, there, environment, differing).hits is None
 
 
 # ---------------------------------------------------------------------- a changed bundle

@@ -21,6 +21,7 @@ from cachectl.exchange import place, trust, wire
 from cachectl.exchange.store import StoreCollection
 from cachectl.layers.base import errors
 from cachectl.layers.core.entry import Artifact, Entry
+from cachectl.layers.formats.details import Details
 from cachectl.layers.host.here import this_environment
 from cachectl.stack import Stack
 from cachectl.transfer import Moved
@@ -333,7 +334,7 @@ def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_p
     here, key = this_environment(), wire.StoreKey("pocl", {})
     names = tuple(f"kernel_{number:090}" for number in range(600))
     contents = [
-        (Entry("pocl", name, Path(), 0, 1, kernels=names), Artifact("pocl", name, "pocl/1", b""))
+        (Entry("pocl", name, Path(), 0, 1, details=Details(names)), Artifact("pocl", name, "pocl/1", b""))
         for name in map(str, range(700))
     ]
     StoreCollection(place.FolderPlace(tmp_path), here).write(key, iter(contents), Moved("pocl"))

@@ -18,7 +18,7 @@ from support.servers import watched
 from tiers import amount, as_root, thorough, thorough_only
 
 from cachectl.exchange import place, trust, wire
-from cachectl.layers.core.entry import Entry, Stored
+from cachectl.layers.core.entry import Entry
 from cachectl.layers.formats import zstd
 from cachectl.stack import Stack
 
@@ -226,11 +226,11 @@ def test_a_small_store_of_large_entries_costs_the_memory_of_one(home: Home, tmp_
         for one in range(number):
             entry = Entry("pocl", f"AB/{one:038}", Path(), size - (step == 1), 0)
             name = f"packs/{hashlib.sha256(pack).hexdigest()}"
-            stored = Stored("pocl-entry/1", digests[entry.bytes], name, len(pack), number * size, one * step)
-            entries.append(entry._replace(stored=stored, versions={}, detail={}))
-        file = wire.file_of(wire.part_of(1, key, entries))
+            file = wire.Pack(name, len(pack), number * size)
+            entries.append(wire.StoredEntry(entry, "pocl-entry/1", digests[entry.bytes], file, one * step))
+        listed = wire.file_of(wire.part_of(1, key, entries))
         files = {f"index/key-{key.name}": key.to_bytes(), name: pack}
-        files[f"index/1-{key.name}-{hashlib.sha256(file).hexdigest()}"] = file
+        files[f"index/1-{key.name}-{hashlib.sha256(listed).hexdigest()}"] = listed
         for path, data in files.items():
             place.FolderPlace(folder).write(path, data)
     done = watched(home, "store", "verify", str(apart))

@@ -408,4 +408,4 @@ def _bundled(file: Path) -> dict[tuple[str, str], str]:
     here = this_environment()
     index = StoreCollection(BundlePlace(file, here), here)
     found = index.contents(one for name in index.parts for one in index.part(name).entries)
-    return {(one.layer, one.key): hashlib.sha256(artifact.data).hexdigest() for one, artifact in found}
+    return {(one.entry.layer, one.key): hashlib.sha256(artifact.data).hexdigest() for one, artifact in found}

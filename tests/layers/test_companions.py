@@ -75,7 +75,7 @@ class TestNumba(LayerConformance):
         entries = listed(layer)
         key = f"{FOLDER}/k.f-2.py311.nbi"
         assert {entry.files for entry in entries.values()} == {1, 2, 3}
-        assert (entries[key].files, entries[key].kernels) == (3, ("f",))
+        assert (entries[key].files, entries[key].details.kernels) == (3, ("f",))
         artifact = got(layer, key)
         assert sorted(unpack(artifact.data)) == ["k.f-2.py311.1.nbc", "k.f-2.py311.2.nbc", "k.f-2.py311.nbi"]
         removed = layer.clear(plan_removal(layer, [entries[key]]))

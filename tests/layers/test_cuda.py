@@ -33,10 +33,11 @@ def index(layer: Layer) -> form.SizeIndex:
 
 def test_every_entry_is_decoded(layer: Layer) -> None:
     entries = list(layer.entries())
-    named = sorted((entry.detail["half"], entry.kernels) for entry in entries)
+    named = sorted((entry.details.detail["half"], entry.details.kernels) for entry in entries)
     assert named == sorted((half, (f"ka{n}",)) for half in ("back end", "front end") for n in range(20))
-    assert {entry.device for entry in entries} == {"sm_90"}
-    assert {entry.versions["driver"] for entry in entries if entry.detail["half"] == "front end"} == {"580.159.04"}
+    assert {entry.details.device for entry in entries} == {"sm_90"}
+    front = [entry.details for entry in entries if entry.details.detail["half"] == "front end"]
+    assert {details.versions["driver"] for details in front} == {"580.159.04"}
     assert (verified(layer), problems(layer), usage_of(layer).files) == ([], [], 41)
 
 
@@ -112,7 +113,7 @@ def test_bytes_behind_the_counted_records_stay_behind_them(layer: Layer, behind:
     path.write_bytes(path.read_bytes() + behind)
     order = [number for number, _ in form.split_index(path.read_bytes())[0]]
     assert (verified(layer), problems(layer)) == ([], [])
-    gone = {form.identifier_of(entry.key) for entry in layer.entries() if entry.kernels == ("ka3",)}
+    gone = {form.identifier_of(entry.key) for entry in layer.entries() if entry.details.kernels == ("ka3",)}
     assert clear(layer, kernel="ka3").removed == 2
     records, rest = form.split_index(path.read_bytes())
     assert ([number for number, _ in records], rest) == ([number for number in order if number not in gone], behind)
@@ -164,7 +165,8 @@ def test_an_unknown_format_is_opaque_where_its_index_vouches_for_it(layer: Layer
     (found,) = (one for one in verified(layer) if one.key == "index")
     assert ("drops every entry" in found.message, found.thing) == (True, None)
     assert layer.plan_clear(damaged=True).entries == ()
-    assert {(entry.kernels, entry.device, entry.detail["format"]) for entry in entries} == {(None, None, "unknown")}
+    assert {(entry.details.kernels, entry.details.device) for entry in entries} == {(None, None)}
+    assert {entry.details.detail["format"] for entry in entries} == {"unknown"}
     with pytest.raises(Damaged, match="format version 0x42"):
         layer.get(entries[0].key)
     assert clear(layer).removed == 40

@@ -32,7 +32,7 @@ def test_every_entry_and_file_is_counted_and_one_kernel_goes_from_all_that_name_
     layer, (entries, named, files) = PRODUCTS[name].filled(tmp_path), COUNTS[name]
     usage = usage_of(layer)
     assert (usage.entries, usage.files, verified(layer)) == (entries, files, [])
-    assert [entry.kernels for entry in layer.entries() if entry.kernels] == [("axpy", "scale")] * named
+    assert [entry.details.kernels for entry in layer.entries() if entry.details.kernels] == [("axpy", "scale")] * named
     plan = layer.plan_clear(Selection(kernel="axpy"))
     left = f"{entries - named} entry has no known kernel name and was left, in {root_of(layer)}"
     assert [note.because for note in plan.skipped] == ([left] if entries > named else [])
@@ -54,7 +54,7 @@ def test_every_entry_and_file_is_counted_and_one_kernel_goes_from_all_that_name_
 )
 def test_entries_name_their_kind_and_device(tmp_path: Path, name: str, key: str, about: tuple[str, str]) -> None:
     (found,) = PRODUCTS[name].filled(tmp_path).entries(Selection(key=key))
-    assert (found.detail["kind"], found.device) == about
+    assert (found.details.detail["kind"], found.details.device) == about
 
 
 # ---------------------------------------------------------------------- comgr
@@ -116,7 +116,7 @@ def test_a_zebin_names_kernels_device_and_version(tmp_path: Path, kind: int, val
     data = bytearray((tmp_path / "zebin.o").read_bytes())
     data[16:20] = struct.pack("<HH", 0xFF12, 205)
     about = NeoPrograms().describe(bytes(data))
-    assert (about.kind, about.kernels, about.device) == ("zebin", ("axpy", "dot"), device)
+    assert (about.detail["kind"], about.kernels, about.device) == ("zebin", ("axpy", "dot"), device)
     assert about.versions == {"zebin": "1.32"}
     assert NeoPrograms().check(bytes(data)) is None
     assert "cut short" in str(NeoPrograms().check(bytes(data[:-100])))

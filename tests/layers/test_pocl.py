@@ -37,8 +37,8 @@ def test_kernels_and_variants_of_both_layouts(layer: PoclKernels, suffix: str) -
     small = f"add/8-1-1-goffs0-smallgrid/add{suffix}"
     place(layer, NAME, {"program.bc": BITCODE, "last_accessed": b"", small: NATIVE, **files})
     (entry,) = layer.entries()
-    assert entry.kernels == ("add", "mul")
-    assert entry.detail == {"add": "0-0-0 16-1-1 8-1-1-goffs0-smallgrid", "mul": "0-0-0 16-1-1"}
+    assert entry.details.kernels == ("add", "mul")
+    assert entry.details.detail == {"add": "0-0-0 16-1-1 8-1-1-goffs0-smallgrid", "mul": "0-0-0 16-1-1"}
     assert entry.files == 7
     assert verified(layer) == []
 

@@ -61,16 +61,16 @@ def test_a_shortened_name_is_read_from_the_program(home: Home, driver: str, requ
     for path in natives:
         path.write_bytes(b"junk")
     (portable,) = layer.entries()
-    assert portable.kernels == tuple(sorted(NAMES))
+    assert portable.details.kernels == tuple(sorted(NAMES))
     # Where none of them can be read, the names are unknown, and a purge by name leaves the program.
     bitcode.write_bytes(b"junk")
     (unknown,) = layer.entries()
-    assert unknown.kernels is None
+    assert unknown.details.kernels is None
     assert "1 entry has no known kernel name and was left" in home.cachectl("purge pocl --kernel", OTHER).stderr
     for path, content in zip((bitcode, *natives), kept, strict=True):
         path.write_bytes(content)
     bitcode.unlink()
     (native,) = layer.entries()
-    assert native.kernels == tuple(sorted(NAMES))
+    assert native.details.kernels == tuple(sorted(NAMES))
     home.cachectl("purge pocl --kernel", OTHER)
     assert list(layer.entries()) == []

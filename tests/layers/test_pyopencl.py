@@ -33,7 +33,7 @@ def base(layer: PyOpenCLBinaries) -> Path:
 
 
 def test_kernels_are_read_and_whether_another_python_can_hit_is_unknown(layer: PyOpenCLBinaries) -> None:
-    assert sorted(entry.kernels or () for entry in layer.entries()) == [("pk0",), ("pk1",), ("pk2",)]
+    assert sorted(entry.details.kernels or () for entry in layer.entries()) == [("pk0",), ("pk1",), ("pk2",)]
     assert all(entry.stale is False for entry in layer.entries())
     base(layer).rename(base(layer).with_name("pyopencl-compiler-cache-v2-py3.8.1.final.0"))
     entries = list(layer.entries())

@@ -62,9 +62,9 @@ def test_a_planted_pickle_is_read_and_not_run(tmp_path: Path) -> None:
 @pytest.mark.real
 def test_every_row_of_loopy_names_its_kernel(filled: Home) -> None:
     entries = list(LoopyDictionaries(filled.environment()).entries())
-    assert len({entry.detail["dictionary"] for entry in entries}) >= 5
-    assert all(entry.kernels for entry in entries)
-    assert {name for entry in entries for name in entry.kernels or ()} == {f"lk{number}" for number in range(8)}
+    assert len({entry.details.detail["dictionary"] for entry in entries}) >= 5
+    assert all(entry.details.kernels for entry in entries)
+    assert {name for entry in entries for name in entry.details.kernels or ()} == {f"lk{number}" for number in range(8)}
 
 
 def test_each_dictionary_and_what_cachectl_left_has_one_layer(home: Home) -> None:
@@ -74,7 +74,7 @@ def test_each_dictionary_and_what_cachectl_left_has_one_layer(home: Home) -> Non
         dictionary(folder_of(home) / f"pdict-v5-{identifier}-{environment.python}.sqlite", {"0" * 16: NONE})
     left.mkdir()
     layers = [layer(environment) for layer in LAYERS]
-    assert {layer.name: [entry.detail["dictionary"] for entry in layer.entries()] for layer in layers} == {
+    assert {layer.name: [entry.details.detail["dictionary"] for entry in layer.entries()] for layer in layers} == {
         "loopy": ["loopy-a"],
         "pyopencl-invoker": ["pyopencl-b"],
         "pytools": ["mine", "sumpy-c"],

@@ -9,6 +9,7 @@ from homes import Home
 from support.browser import Browser
 from support.pages import HOSTILE, make_report, make_timeline
 
+from cachectl.layers.formats.details import Details
 from cachectl.verbs.report import draw
 from cachectl.watching.timeline import Span, Trace, page
 
@@ -53,7 +54,7 @@ def test_hostile_names_are_only_shown(browser: Browser, file: Path) -> None:
     report, listing, findings = make_report(40)
     names = [HOSTILE[place % len(HOSTILE)] for place in range(len(listing.entries))]
     entries = tuple(
-        entry._replace(kernels=(name,), key=name, device=name)
+        entry._replace(key=name, details=Details((name,), name))
         for entry, name in zip(listing.entries, names, strict=True)
     )
     hostile = tuple(one._replace(message=HOSTILE[0], fix=HOSTILE[2]) for one in findings)
@@ -106,7 +107,7 @@ def test_the_map_has_areas_of_the_bytes_and_is_walked_by_keys_and_by_mouse(brows
 def test_entries_are_searched_sorted_and_filtered(browser: Browser, file: Path) -> None:
     report, listing, findings = make_report()
     browser.open(draw(report, listing, findings), file)
-    wanted = [entry for entry in listing.entries if entry.kernels == ("energy_002",)]
+    wanted = [entry for entry in listing.entries if entry.details.kernels == ("energy_002",)]
     browser.press("search", "energy_002")
     assert browser.find("matches").text.startswith(f"{len(wanted)} entries")
     titles = browser.chrome.find_elements("css selector", "#entries th button")

@@ -44,7 +44,7 @@ class Notes(Layer):
 class TellingStore(Files):
     def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
         for found in super().scan(root, selection, contents=contents):
-            yield found._replace(device=root.path.name) if isinstance(found, Entry) else found
+            yield found._replace(details=Details(device=root.path.name)) if isinstance(found, Entry) else found
 
 
 class Telling(Notes):

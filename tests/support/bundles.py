@@ -48,7 +48,7 @@ def listed(bundle: Path) -> list[tuple[str, str]]:
     here = this_environment()
     index = StoreCollection(BundlePlace(bundle, here), here)
     found = [one for name in index.parts for one in index.part(name).entries]
-    return sorted((item.layer, item.key) for item in found)
+    return sorted((item.entry.layer, item.key) for item in found)
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def select(path: Path, query: str) -> list[tuple[Any, ...]]:
 def orphans(layer: Layer) -> dict[str, str]:
     """Return the orphans of the first root, with why each is one."""
     found = (thing for thing in layer.store.scan(layer.roots()[0]) if isinstance(thing, Entry))
-    return {thing.key: thing.because for thing in found if thing.because is not None}
+    return {thing.key: str(thing.because) for thing in found if thing.is_orphan}
 
 
 def somebody(folder: Path, library: str) -> Path:

@@ -3,11 +3,11 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from cachectl.layers.core.entry import Entry, Usage
 from cachectl.layers.core.finding import Finding, Severity
 from cachectl.layers.core.root import Condition, Root, Scope, State
+from cachectl.layers.formats.details import Details
 from cachectl.listing import Listing
 from cachectl.verbs.report import LayerReport, Report, RootReport, total_of
 from cachectl.watching.timeline import Span, Trace
@@ -110,11 +110,14 @@ def _entries(layer: str, count: int, names: list[str]) -> Iterator[Entry]:
     share, size = LAYERS[layer]
     for number in range(round(count * share)):
         written = NOW - 86400 * (1 + number * 37 % 200)
-        facts: dict[str, Any] = {"modified": written, "used": written + 3600, "device": "NVIDIA H200"}
+        details = Details((names[number * 31 % len(names)],))
+        entry = Entry(layer, f"{number * 7919:040x}", HOME / layer, size * (1 + number * 13 % 19) // 8, 1)
         if layer in ("loopy", "pyopencl-invoker"):
-            facts = {"written_before": written, "versions": {"python": "3.9.2"}, "stale": number % 7 == 0}
-        key, kernel = f"{number * 7919:040x}", names[number * 31 % len(names)]
-        yield Entry(layer, key, HOME / layer, size * (1 + number * 13 % 19) // 8, 1, kernels=(kernel,), **facts)
+            details = details._replace(versions={"python": "3.9.2"})
+            yield entry._replace(written_before=written, details=details, stale=number % 7 == 0)
+        else:
+            details = details._replace(device="NVIDIA H200")
+            yield entry._replace(modified=written, used=written + 3600, details=details)
 
 
 def _layer(layer: str, entries: tuple[Entry, ...]) -> LayerReport:

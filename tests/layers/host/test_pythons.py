@@ -75,7 +75,7 @@ def examined(path: Path, home: Home) -> Python:
 def staleness(environment: Environment) -> dict[str, tuple[bool | None, str | None]]:
     """Return whether the rows of each version of loopy are stale, and why."""
     entries = Stack(environment).ls(layers=["loopy"]).entries
-    return {str(entry.versions["loopy"]): (entry.stale, entry.stale_because) for entry in entries}
+    return {str(entry.details.versions["loopy"]): (entry.stale, entry.stale_because) for entry in entries}
 
 
 # ---------------------------------------------------------------------- what files say

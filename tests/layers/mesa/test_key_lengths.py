@@ -68,7 +68,7 @@ def test_every_length_is_listed_read_and_sound(store: str, widths: tuple[int, ..
     layer, root, entries = filled(tmp_path, store, widths)
     before = snapshot(root)
     assert {name: got(layer, name).data for name in listed(layer)} == entries
-    kernels = [found.kernels for found in listed(layer).values() if found.kernels]
+    kernels = [found.details.kernels for found in listed(layer).values() if found.details.kernels]
     assert sorted(kernels) == sorted([("rk0",), ("rk1",)] * len(widths))
     usage = usage_of(layer)
     assert (usage.entries, usage.problems, verified(layer)) == (4 * len(widths), (), [])

@@ -83,8 +83,8 @@ def test_entries_of_gl_are_neither_counted_nor_cleared_unless_named(store: str, 
     layer, root = filled(tmp_path, store, EVERYTHING)
     entries = listed(layer)
     graphic = {key_in(store, text) for text in "gh"}
-    assert {name for name, found in entries.items() if found.guest} == graphic
-    assert {found.detail["of"] for found in entries.values()} == {"OpenCL", "GL or Vulkan"}
+    assert {name for name, found in entries.items() if found.is_foreign} == graphic
+    assert {found.details.detail["of"] for found in entries.values()} == {"OpenCL", "GL or Vulkan"}
     assert usage_of(layer).entries == 4
     plan = layer.plan_clear()
     assert len(plan.entries) == 4
@@ -103,7 +103,7 @@ def test_rusticls_own_entries_are_known_by_name_and_of_others_without_a_kernel_t
     own, other = entry(words + b"spirv_k\0", "rusticl", "rusticl"), entry(b"\x7fELF" + bytes(9), "a" * 40)
     layer, _ = filled(tmp_path, "multi-file", {key("x"): own, key("y"): other})
     entries = listed(layer)
-    assert (entries[key("x")].kernels, entries[key("y")].detail["of"]) == (("spirv_k",), "unknown")
+    assert (entries[key("x")].details.kernels, entries[key("y")].details.detail["of"]) == (("spirv_k",), "unknown")
     assert [planned.key for planned in layer.plan_clear().entries] == [key("x")]
 
 
@@ -115,8 +115,8 @@ def test_without_zstd_entries_are_listed_and_left(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "cachectl.layers.formats.zstd", None)
     monkeypatch.delattr("cachectl.layers.formats.zstd", raising=False)
     found = listed(layer)[key("x")]
-    assert (found.device, found.kernels) == ("llvmpipe", None)
-    assert "cannot be distinguished" in str(found.guest)
+    assert (found.details.device, found.details.kernels) == ("llvmpipe", None)
+    assert "cannot be distinguished" in str(found.because)
     assert layer.plan_clear().entries == ()
     assert got(layer, key("x")).data == data
 

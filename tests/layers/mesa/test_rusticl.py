@@ -88,7 +88,7 @@ def test_rusticl_fills_what_is_reported_listed_and_purged(store: str, cold: Home
         assert cold.json("verify mesa")["findings"] == []
     # Damage that Mesa never repairs is found, and the command of the finding is its cure.
     layer = MesaShaderCache(cold.environment(**variables))
-    bad = next(name for name, found in listed(layer).items() if found.kernels is None)
+    bad = next(name for name, found in listed(layer).items() if found.details.kernels is None)
     whole = got(layer, bad).data
     damaged = whole[:-5] + bytes(byte ^ 0xFF for byte in whole[-5:])
     files = [path for path in (cold.path / ".cache").glob("mesa*/**/*") if path.is_file()]

@@ -46,7 +46,7 @@ from support.products import fill_kernels as fill
 
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.entry import Artifact, Entry
+from cachectl.layers.core.entry import Artifact, Usage
 from cachectl.layers.core.finding import Severity
 from cachectl.layers.core.layer import Layer, put_many
 from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenTuning, kernels
@@ -65,14 +65,14 @@ def test_both_generations_are_listed(tmp_path: Path, layer: MIOpenKernels) -> No
     old = key_of("3.2.0.x/gfx906_60.ukdb")
     assert set(entries) == {KEY, key_of(f"{VERSION}/gfx90a6e.ukdb", *OTHER), old, OBJECT}
     new = entries[KEY]
-    assert (new.bytes, new.files, new.device) == (len(packed(CODE)[0]), 0, "gfx90a")
+    assert (new.bytes, new.files, new.details.device) == (len(packed(CODE)[0]), 0, "gfx90a")
     assert (new.stale, new.modified) == (None, None)
-    assert (new.kernels, new.versions) == (("MIOpenConvUni.cl", "MIOpenConvUni"), {"miopen": VERSION})
+    assert (new.details.kernels, new.details.versions) == (("MIOpenConvUni.cl", "MIOpenConvUni"), {"miopen": VERSION})
     assert new.written_before == user_file(tmp_path).stat().st_mtime
     for key, files in ((old, 0), (OBJECT, 1)):
         entry = entries[key]
         assert (entry.length, entry.files, entry.stale) == (len(CODE), files, None)
-    assert entries[OBJECT].kernels == ("MIOpenPooling.cl", "MIOpenPooling")
+    assert entries[OBJECT].details.kernels == ("MIOpenPooling.cl", "MIOpenPooling")
     read = got(layer, KEY)
     assert (read.form, read.data) == ("miopen-kernel/1", CODE)
     assert read.detail.items() >= {"kernel_name": NAME, "kernel_args": ARGS, "md5": packed(CODE)[1]}.items()
@@ -304,9 +304,8 @@ def test_an_empty_database_is_housekeeping(tmp_path: Path, layer: MIOpenKernels)
     # A mere lookup makes MIOpen write such a file.
     path = store(user_file(tmp_path), {})
     found, folder = layer.store.scan(layer.roots()[0])
-    assert isinstance(found, Entry)
-    assert isinstance(folder, Entry)
-    assert [(thing.sums, thing.bytes) for thing in (found, folder)] == [(0, on_disk(path)), (0, on_disk(path.parent))]
+    assert found == Usage(files=1, bytes=on_disk(path))
+    assert folder == Usage(bytes=on_disk(path.parent), fixed=True)
 
 
 def test_unusable_files_are_problems(tmp_path: Path, layer: MIOpenKernels) -> None:

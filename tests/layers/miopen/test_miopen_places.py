@@ -61,7 +61,7 @@ def test_no_entry_of_a_miopen_is_known_to_be_stale(tmp_path: Path) -> None:
         layer = MIOpenKernels(environment._replace(searches_pythons=True))
         entries = list(layer.entries())
         assert {entry.stale for entry in entries} == {None}
-        return {entry.versions["miopen"]: entry.stale_because for entry in entries}
+        return {entry.details.versions["miopen"]: entry.stale_because for entry in entries}
 
     assert why() == {"3.1.0.b": None, "3.3.0.a": None}
     rocm.unlink()

@@ -36,8 +36,8 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path, layer: MIOpen
     entries = listed(layer)
     assert set(entries) == {f"{FIND}::{PROBLEM}", f"{FIND}::other", f"{PERF}::{TUNED}"}
     entry = entries[f"{FIND}::{PROBLEM}"]
-    assert (entry.bytes, entry.device, entry.kernels) == (len(LINE) + 1, "gfx90a", None)
-    assert entry.versions == {"miopen": "3.3.0.a85ca8a54"}
+    assert (entry.bytes, entry.details.device, entry.details.kernels) == (len(LINE) + 1, "gfx90a", None)
+    assert entry.details.versions == {"miopen": "3.3.0.a85ca8a54"}
     assert entry.written_before == (folder / FIND).stat().st_mtime
     read = got(layer, entry.key)
     assert (read.form, read.data) == ("miopen-record/1", LINE.encode())
@@ -46,7 +46,7 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path, layer: MIOpen
     usage = usage_of(layer)
     assert (usage.files, usage.bytes) == (2, on_disk(*folder.iterdir()))
     (folder / "gfx90a6e.HIP.2_20_0_.ufdb.txt").write_text("k=S:1,0,A\n")
-    stale = {entry.versions["miopen"]: entry.stale_because for entry in layer.entries()}
+    stale = {entry.details.versions["miopen"]: entry.stale_because for entry in layer.entries()}
     assert stale == {"3.3.0.a85ca8a54": None, "2.20.0.": None}
 
 

@@ -17,8 +17,9 @@ from worlds import synthetic_world
 
 from benchmarks.commands import at_home
 from cachectl.exchange.place import FolderPlace
-from cachectl.exchange.wire import PACKS, StoreKey, file_of, part_of
-from cachectl.layers.core.entry import Entry, Stored
+from cachectl.exchange.wire import PACKS, Pack, StoredEntry, StoreKey, file_of, part_of
+from cachectl.layers.core.entry import Entry
+from cachectl.layers.formats.details import Details
 
 pytest.importorskip("resource")
 
@@ -61,9 +62,9 @@ def cachectl(home: Path, *arguments: str, source: Any = subprocess.DEVNULL, **va
 def test_an_untrusted_part_takes_little_memory(home: Home, tmp_path: Path) -> None:
     """It is unpacked up to a limit, and not parsed."""
     digests = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(25_000)]
-    stored = Stored("f", "", PACKS + "0" * 64, packed=1, unpacked=1)
-    entry = Entry("pocl", "", Path(), 0, 0, detail={f"d{place}": "" for place in range(60)})
-    entries = [entry._replace(key=digest, stored=stored._replace(sha256=digest)) for digest in digests]
+    details = Details(detail={f"d{place}": "" for place in range(60)})
+    made = (Entry("pocl", digest, Path(), 0, 0, details=details) for digest in digests)
+    entries = [StoredEntry(entry, "f", entry.key, Pack(PACKS + "0" * 64, 1, 1)) for entry in made]
     text = part_of(1, StoreKey("pocl"), entries)
     assert 16 * MIB < len(text) < 32 * MIB
     (tmp_path / "allowed").touch()

@@ -40,7 +40,7 @@ def fill(tree: Tree, key: str = "ab/0001", **files: bytes) -> Path:
 
 
 def entries(tree: Tree) -> list[Entry]:
-    return [leaf.entry for leaf in tree.scan() if isinstance(leaf, Leaf) and leaf.entry.sums is None]
+    return [leaf.entry for leaf in tree.scan() if isinstance(leaf, Leaf) and not leaf.shape.sums]
 
 
 def keys(tree: Tree) -> list[str]:
