@@ -16,6 +16,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from cachectl import listing
 from cachectl.layers.core.json_form import declared, json_keys
+from cachectl.layers.core.plan import Clearable
 from cachectl.layers.host.neighbours import Neighbour
 from cachectl.watching import ledger
 
@@ -24,6 +25,7 @@ DOCUMENTS = (
     "cachectl.verbs.report:Report",
     "cachectl.listing:Listing",
     "cachectl.listing:Findings",
+    "cachectl.removal:RemovalPlan",
     "cachectl.removal:Removal",
     "cachectl.watching.timeline:Trace",
     "cachectl.verbs.bench:Bench",
@@ -34,7 +36,7 @@ DOCUMENTS = (
 )
 
 #: What modules import for type checkers only.
-_NAMES = {"Neighbour": Neighbour, "listing": listing, "ledger": ledger}
+_NAMES = {"Clearable": Clearable, "Neighbour": Neighbour, "listing": listing, "ledger": ledger}
 _PLAIN = {str: "string", Path: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 Schema = dict[str, Any]
@@ -45,18 +47,21 @@ def schemas(*, closed: bool = False) -> dict[str, Schema]:
 
     More keys may be added to a document of one name; ``closed`` allows only those of today.
     """
-    found: dict[str, Schema] = {}
+    makers: dict[str, _Maker] = {}
+    documents: dict[str, list[Schema]] = {}
     for path in DOCUMENTS:
         module, _, name = path.partition(":")
         kind = getattr(import_module(module), name)
         title = declared(kind).schema
-        maker = _Maker(closed)
-        document = maker.of_class(kind)
+        document = makers.setdefault(title, _Maker(closed)).of_class(kind)
         document["properties"] = {"schema": {"const": title}, **document["properties"]}
         document["required"] = ["schema", *document["required"]]
-        dialect = "https://json-schema.org/draft/2020-12/schema"
-        found[title] = {"$schema": dialect, "title": title, **document, "$defs": maker.classes}
-    return found
+        documents.setdefault(title, []).append(document)
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return {
+        title: {"$schema": dialect, "title": title, "anyOf": forms, "$defs": makers[title].classes}
+        for title, forms in documents.items()
+    }
 
 
 class _Maker:

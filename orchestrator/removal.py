@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -16,39 +16,67 @@ from cachectl.layers.core.plan import Outcome, Plan
 from cachectl.layers.core.root import Root, Scope
 from cachectl.layers.core.switch import Ability
 
+_SUMS = ("removed", "orphans_removed", "bytes_freed", "skipped", "failed")
 
-@as_json(
-    "cachectl/purge/1",
-    also=("total",),
-    hidden=("parts",),
-    sums=("removed", "orphans_removed", "bytes_freed", "skipped", "failed"),
-)
-class Removal(NamedTuple):
-    """The outcome of a removal, or (``dry_run``) its plan, layer by layer.
 
-    ``parts`` are the layers and plans of a removal that can be applied.
-    """
+@as_json("cachectl/purge/1", also=("dry_run", "total"), sums=_SUMS)
+class RemovalPlan(NamedTuple):
+    """What a removal would do, layer by layer."""
 
-    dry_run: bool
-    layers: tuple[Outcome, ...]
-    parts: tuple[tuple[Layer, Plan], ...] = ()
+    layers: tuple[Plan, ...]
 
     def __repr__(self) -> str:
-        return f"Removal(dry_run={self.dry_run}, total={vars(self.total)})"
+        return f"RemovalPlan(total={vars(self.total)})"
 
     def _repr_html_(self) -> str:
-        from cachectl import notebook
-
-        *sums, _ = vars(self.total).values()
-        shown = [one for one in self.layers if one != Outcome(one.layer, entries=one.entries)]
-        verb = "would go" if self.dry_run else "removed"
-        failed = (f"{one.layer}: {note.key}: {note.because}" for one in self.layers for note in one.failed)
-        return notebook.html([_layers_table(verb, shown, "/", ("total", *sums, "")), *failed])
+        return _html(self)
 
     @property
-    def plans(self) -> tuple[Plan, ...]:
-        """Return the plan of each layer."""
-        return tuple(plan for _, plan in self.parts)
+    def dry_run(self) -> bool:
+        """Return ``True``: nothing has been removed."""
+        return True
+
+    @property
+    def total(self) -> SimpleNamespace:
+        """Return the sums over all layers: ``removed`` counts entries."""
+        return total(self)
+
+    @property
+    def failed(self) -> bool:
+        """Return whether anything could not be read or is refused."""
+        return any(plan.failed for plan in self.layers)
+
+    def apply(self) -> Removal:
+        """Remove what the plans list, and nothing else. If a layer fails, the result says so; the others go on.
+
+        Layers that need no free disk space are cleared first.
+        """
+        outcomes = {plan.name: Outcome(plan.name, skipped=plan.skipped, failed=plan.failed) for plan in self.layers}
+        going = (plan for plan in self.layers if plan.entries)
+        for plan in sorted(going, key=lambda plan: plan.layer.clearing_needs_room):
+            try:
+                outcomes[plan.name] = plan.apply()
+            except FAILURES as error:  # noqa: PERF203 - one must not end the rest
+                outcomes[plan.name] = outcomes[plan.name].plus(Outcome(plan.name, failed=_failure(error)))
+        return Removal(tuple(outcomes.values()))
+
+
+@as_json("cachectl/purge/1", also=("dry_run", "total"), sums=_SUMS)
+class Removal(NamedTuple):
+    """What a removal has done, layer by layer."""
+
+    layers: tuple[Outcome, ...]
+
+    def __repr__(self) -> str:
+        return f"Removal(total={vars(self.total)})"
+
+    def _repr_html_(self) -> str:
+        return _html(self)
+
+    @property
+    def dry_run(self) -> bool:
+        """Return ``False``: it was carried out."""
+        return False
 
     @property
     def total(self) -> SimpleNamespace:
@@ -60,36 +88,22 @@ class Removal(NamedTuple):
         """Return whether anything failed or was refused."""
         return any(outcome.failed for outcome in self.layers)
 
-    def apply(self) -> Removal:
-        """Remove what the plans list, and nothing else. If a layer fails, the result says so; the others go on.
-
-        Layers that need no free disk space are cleared first.
-        """
-        outcomes = {layer: Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed) for layer, plan in self.parts}
-        going = [(layer, plan) for layer, plan in self.parts if plan.entries]
-        for layer, plan in sorted(going, key=lambda part: part[0].store.clearing_needs_room):
-            try:
-                outcomes[layer] = layer.clear(plan)
-            except FAILURES as error:  # noqa: PERF203 - one must not end the rest
-                outcomes[layer] = outcomes[layer].plus(Outcome(plan.layer, failed=_failure(error)))
-        return Removal(dry_run=False, layers=tuple(outcomes.values()))
-
 
 def _failure(error: Exception) -> tuple[Note]:
     return (Note("*", reason_of(error)),)
 
 
-def planned(layers: Iterable[Layer], plan: Callable[[Layer], Plan]) -> Removal:
+def planned(layers: Iterable[Layer], plan: Callable[[Layer], Plan]) -> RemovalPlan:
     """Return the plans of layers; a refusal is part of a plan."""
-    parts = []
+    plans = []
     for layer in layers:
         try:
             # The store of a layer that has nothing here is not loaded. Others may refuse.
             is_absent = layer.about.scope is Scope.USER and not existing_roots(layer)
-            parts.append((layer, Plan(layer.name) if is_absent else plan(layer)))
+            plans.append(Plan(layer) if is_absent else plan(layer))
         except FAILURES as error:  # noqa: PERF203 - one must not end the rest
-            parts.append((layer, Plan(layer.name, failed=_failure(error))))
-    return Removal(dry_run=True, layers=tuple(plan.outcome for _, plan in parts), parts=tuple(parts))
+            plans.append(Plan(layer, failed=_failure(error)))
+    return RemovalPlan(tuple(plans))
 
 
 def existing_roots(layer: Layer) -> list[Root]:
@@ -100,11 +114,11 @@ def existing_roots(layer: Layer) -> list[Root]:
 def carry_out(
     stack: layer_set.LayerSet,
     layers: Iterable[Layer],
-    plan: Callable[[], Removal],
+    plan: Callable[[], RemovalPlan],
     notice: Callable[[str], None],
     *,
     dry_run: bool,
-) -> Removal:
+) -> RemovalPlan | Removal:
     """Return the plan of a removal (``dry_run``), or apply it and remove what killed commands left.
 
     Interrupted writes are finished or rolled back before the plan is made.
@@ -131,30 +145,47 @@ def carry_out(
 # ---------------------------------------------------------------------- the command line
 
 
-def _layers_table(verb: str, outcomes: Iterable[Outcome], home: str, last: Sequence[object] = ()) -> verbs.Table:
-    """Return the sums of layers and their places; ``verb`` is the title over the number of entries."""
+def _layers_table(
+    result: RemovalPlan | Removal, layers: Iterable[Plan | Outcome], home: str, *, sums: bool
+) -> verbs.Table:
+    """Return the numbers of some layers with their places, and with ``sums`` those of all."""
+    verb = "would go" if result.dry_run else "removed"
     numbers = {verb: verbs.count, "orphans": verbs.count, "size": verbs.size, "skipped": verbs.count}
     rows = []
-    for one in outcomes:
-        roots = " ".join(verbs.short_path(root, home) for root in one.roots)
-        rows.append((one.layer, one.removed, one.orphans_removed, one.bytes_freed, len(one.skipped), roots))
-    return verbs.Table({"layer": str, **numbers, "root": str}, rows, last)
+    for layer in layers:
+        roots = " ".join(verbs.short_path(root, home) for root in layer.roots)
+        rows.append((layer.name, layer.removed, layer.orphans_removed, layer.bytes_freed, len(layer.skipped), roots))
+    *total, _ = vars(result.total).values()
+    return verbs.Table({"layer": str, **numbers, "root": str}, rows, ("total", *total, "") if sums else ())
 
 
-def table(result: Removal, request: verbs.Request) -> verbs.Table:
+def _is_empty(layer: Plan | Outcome) -> bool:
+    """Return whether a layer has nothing to show."""
+    return not (layer.removed or layer.orphans_removed or layer.skipped or layer.failed)
+
+
+def _html(result: RemovalPlan | Removal) -> str:
+    from cachectl import notebook
+
+    shown = [layer for layer in result.layers if not _is_empty(layer)]
+    failed = (f"{layer.name}: {note.key}: {note.because}" for layer in result.layers for note in layer.failed)
+    return notebook.html([_layers_table(result, shown, "/", sums=True), *failed])
+
+
+def table(result: RemovalPlan | Removal, request: verbs.Request) -> verbs.Table:
     """Return what was removed from each layer, or the entries of a plan."""
-    if not result.dry_run:
-        return _layers_table("removed", result.layers, str(request.environment.home_folder))
+    if isinstance(result, Removal):
+        return _layers_table(result, result.layers, str(request.environment.home_folder), sums=False)
     rows = []
-    for outcome in result.layers:
-        for entry in outcome.entries or ():
+    for plan in result.layers:
+        for entry in plan.entries:
             age = verbs.since(entry.modified, request.now)
-            rows.append((outcome.layer, entry.state, entry.bytes, age, entry.key))
+            rows.append((plan.name, entry.state, entry.bytes, age, entry.key))
     columns: verbs.Columns = {"layer": str, "state": str, "size": verbs.size, "age": verbs.age, "key": str}
     return verbs.Table(columns, rows)
 
 
-def show(result: Removal, request: verbs.Request) -> Iterator[object]:
+def show(result: RemovalPlan | Removal, request: verbs.Request) -> Iterator[object]:
     """Yield what a removal did, or would do, layer by layer, with ``-v`` each entry of a plan; warn of what stays.
 
     Without ``-v`` or a named layer, layers without anything to remove are one line.
@@ -163,20 +194,18 @@ def show(result: Removal, request: verbs.Request) -> Iterator[object]:
     if request.options.verbose and result.dry_run and (entries := table(result, request)).rows:
         yield entries
         yield ""
-    cleared = [outcome for outcome in result.layers if not outcome.failed or outcome.removed]
-    shown = [outcome for outcome in cleared if whole or outcome != Outcome(outcome.layer, entries=outcome.entries)]
+    cleared = [layer for layer in result.layers if not layer.failed or layer.removed]
+    shown = [layer for layer in cleared if whole or not _is_empty(layer)]
     if shown:
-        *sums, _ = vars(result.total).values()
-        verb, home = "would go" if result.dry_run else "removed", str(request.environment.home_folder)
-        yield _layers_table(verb, shown, home, ("total", *sums, ""))
+        yield _layers_table(result, shown, str(request.environment.home_folder), sums=True)
     if hidden := len(cleared) - len(shown):
         yield f"{plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
-    for outcome in result.layers:
-        request.output.warn_notes(f"{outcome.layer}: skipped", outcome.skipped)
+    for layer in result.layers:
+        request.output.warn_notes(f"{layer.name}: skipped", layer.skipped)
         # A full disk is one warning, however many files it holds.
         keys: dict[str, list[str]] = {}
-        for note in outcome.failed:
+        for note in layer.failed:
             keys.setdefault(note.because, []).append(note.key)
         for reason, (first, *more) in keys.items():
             others = f" and {len(more)} more" if more else ""
-            request.notice(f"{outcome.layer}: {'' if first == '*' else f'{first}{others}: '}{reason}")
+            request.notice(f"{layer.name}: {'' if first == '*' else f'{first}{others}: '}{reason}")

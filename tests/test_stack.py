@@ -102,5 +102,5 @@ def test_public_names_are_there_and_what_is_shown_of_results_is_short(home: Home
     assert errors < set(cachectl.__all__)
     stack = cachectl.Stack(home.environment())
     plan = stack.plan_clear()
-    for result in (stack, stack["pocl"], stack.report(), plan, plan.plans[4], plan.apply()):
+    for result in (stack, stack["pocl"], stack.report(), plan, plan.layers[4], plan.apply()):
         assert len(repr(result)) < 200

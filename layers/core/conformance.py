@@ -184,7 +184,7 @@ class LayerConformance(ABC):
         del kept[victim.key]
         before = snapshot(tmp_path, times=True)
         plan = layer.plan_clear(Selection(key=victim.key))
-        assert layer.plan_clear().outcome.removed == len(others) + 1
+        assert layer.plan_clear().removed == len(others) + 1
         assert [planned.key for planned in plan.entries] == [victim.key]
         assert snapshot(tmp_path, times=True) == before
         outcome, again = layer.clear(plan), layer.clear(plan)
@@ -195,7 +195,7 @@ class LayerConformance(ABC):
         plan = layer.plan_clear()
         outcome = layer.clear(plan)
         named = [planned.key for planned in plan.entries if not planned.is_orphan]
-        assert len(named) == len(set(named)) == outcome.removed == plan.outcome.removed > 0
+        assert len(named) == len(set(named)) == outcome.removed == plan.removed > 0
         assert (plan.skipped, ()) == (outcome.skipped, outcome.failed)
         assert list(layer.entries()) == []
         assert all(stranger.read_text() == "not the layer's own" for stranger in strangers)

@@ -181,6 +181,11 @@ class Layer:
             if isinstance(result, Exception):
                 raise result
 
+    @property
+    def clearing_needs_room(self) -> bool:
+        """Return whether removing entries needs free disk space."""
+        return self.store.clearing_needs_room
+
     @final
     def plan_clear(self, selection: Selection = ALL, *, damaged: bool = False) -> Plan:
         """List exactly the entries that clearing the selection would remove. Changes nothing.
@@ -190,9 +195,9 @@ class Layer:
         """
         _require(self, Ability.CLEAR)
         if selection.kernel is not None and (reason := self.store.refusals.get(Ability.KERNELS)) is not None:
-            return Plan(self.name, skipped=(Note("*", f"cannot be selected by kernel: {reason}"),))
+            return Plan(self, skipped=(Note("*", f"cannot be selected by kernel: {reason}"),))
         plan_root = _plan_damaged if damaged else _plan_root
-        plan, failed = Plan(self.name), list[Note]()
+        plan, failed = Plan(self), list[Note]()
         for root in every_root(self):
             with noted(failed, str(root.path)):
                 plan = plan.plus(plan_root(self, root, selection))
@@ -372,7 +377,7 @@ def plan_removal(layer: Layer, things: Iterable[Entry], *, in_use: bool = False)
     for root in every_root(layer):
         if root.path in changed:
             require_changeable(layer, root)
-    return Plan(layer.name, tuple(entries), tuple(skipped))
+    return Plan(layer, tuple(entries), tuple(skipped))
 
 
 def _plan_damaged(layer: Layer, root: Root, selection: Selection) -> Plan:
@@ -381,7 +386,7 @@ def _plan_damaged(layer: Layer, root: Root, selection: Selection) -> Plan:
     if layer.about.precious:
         why = "results of tuning are never removed as damaged"
         notes = (Note(finding.key or "*", f"{why}; {finding.message}") for finding, _ in damaged)
-        return Plan(layer.name, skipped=tuple(notes))
+        return Plan(layer, skipped=tuple(notes))
     plan = plan_removal(layer, (thing for _, thing in damaged if selection.matches(thing)))
     # Whether these are damaged is unknown.
     unread = (finding for finding in findings if finding.code == "unreadable")

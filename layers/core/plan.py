@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from cachectl.layers.base.text import short_repr
 from cachectl.layers.core.entry import Entry, Note
@@ -13,14 +13,32 @@ from cachectl.layers.core.json_form import as_json
 _Sum = TypeVar("_Sum", "Plan", "Outcome")
 
 
+class Clearable(Protocol):
+    """What a plan needs of its layer."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the layer."""
+
+    @property
+    def clearing_needs_room(self) -> bool:
+        """Return whether removing entries needs free disk space."""
+
+    def clear(self, plan: Plan) -> Outcome:
+        """Remove the entries of a plan. Entries that have changed since are skipped."""
+
+
+@as_json(
+    hidden=("layer",), also=("name", "removed", "bytes_freed", "orphans_removed", "roots"), names={"name": "layer"}
+)
 class Plan(NamedTuple):
     """The exact entries that a removal from one layer would remove, and what it would leave.
 
     The stamp of each entry is compared again before it is removed. ``failed`` are places that could not be read or
-    must not be changed.
+    must not be changed. The numbers are those of an :class:`Outcome` in which everything goes.
     """
 
-    layer: str
+    layer: Clearable
     entries: tuple[Entry, ...] = ()
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
@@ -28,22 +46,42 @@ class Plan(NamedTuple):
     def __repr__(self) -> str:
         return short_repr(self, "entries")
 
+    @property
+    def name(self) -> str:
+        """Return the name of the layer."""
+        return self.layer.name
+
+    @property
+    def removed(self) -> int:
+        """Return the number of entries, without orphans."""
+        return len(self.entries) - self.orphans_removed
+
+    @property
+    def bytes_freed(self) -> int:
+        """Return the sum of the bytes of entries and orphans."""
+        return sum(entry.bytes for entry in self.entries)
+
+    @property
+    def orphans_removed(self) -> int:
+        """Return the number of orphans."""
+        return sum(entry.is_orphan for entry in self.entries)
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """Return the places of the entries."""
+        return tuple(dict.fromkeys(entry.root for entry in self.entries))
+
     def plus(self, other: Plan) -> Plan:
         """Return the sum of both."""
         return _plus(self, other)
 
-    @property
-    def outcome(self) -> Outcome:
-        """Return the plan in the form of an outcome that lists its entries; nothing has been removed."""
-        orphans = sum(entry.is_orphan for entry in self.entries)
-        size = sum(entry.bytes for entry in self.entries)
-        removed, roots = len(self.entries) - orphans, tuple(dict.fromkeys(entry.root for entry in self.entries))
-        return Outcome(self.layer, removed, size, self.skipped, self.failed, orphans, self.entries, roots)
+    def apply(self) -> Outcome:
+        """Remove the entries, as :meth:`Layer.clear` does."""
+        return self.layer.clear(self)
 
 
-@as_json(optional=("entries",))
 class Outcome(NamedTuple):
-    """The result of a removal, or (with ``entries``) its plan.
+    """The result of a removal from the layer of a name.
 
     ``removed`` counts entries, ``orphans_removed`` orphans; ``roots`` are the places of both.
     """
@@ -54,11 +92,12 @@ class Outcome(NamedTuple):
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
     orphans_removed: int = 0
-    entries: tuple[Entry, ...] | None = None
     roots: tuple[Path, ...] = ()
 
-    def __repr__(self) -> str:
-        return short_repr(self, "entries")
+    @property
+    def name(self) -> str:
+        """Return the name of the layer, as of a plan."""
+        return self.layer
 
     def plus(self, other: Outcome) -> Outcome:
         """Return the sum of both."""
@@ -66,7 +105,6 @@ class Outcome(NamedTuple):
 
 
 def _plus(left: _Sum, right: _Sum) -> _Sum:
-    """Return the sum of two facts about one layer, field by field; ``None`` counts as nothing."""
+    """Return the sum of two facts about one layer, field by field."""
     pairs: Iterable[tuple[Any, Any]] = zip(left[1:], right[1:], strict=True)
-    sums = (more if before is None else before if more is None else before + more for before, more in pairs)
-    return type(left)(left.layer, *sums)
+    return type(left)(left.layer, *(before + more for before, more in pairs))

@@ -33,7 +33,7 @@ def prune(
     layers: Iterable[str] = (),
     dry_run: bool = False,
     notice: Callable[[str], None] = layer_set.warn_user,
-) -> removal.Removal:
+) -> removal.RemovalPlan | removal.Removal:
     """Remove what is stale or old, then the longest unused until the rest fits, and what killed commands left.
 
     :param limits: by default those of the config files, or what is stale if they have none
@@ -60,7 +60,7 @@ def prune(
 
 def plan_prune(
     layers: Iterable[Layer], limits: config.Limits, notice: Callable[[str], None] = layer_set.warn_user
-) -> removal.Removal:
+) -> removal.RemovalPlan:
     """Plan the removals that the limits require; changes nothing.
 
     If only stale entries are to go and none is known to be stale, ``notice`` gets what would free space.
@@ -147,7 +147,7 @@ def _things(
 show, table = removal.show, removal.table
 
 
-def run(request: verbs.Request) -> removal.Removal:
+def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:
     """Carry out ``cachectl prune``."""
     options, stack = request.options, request.stack
     limits = config.Limits(options.stale, request.before, options.max_size)

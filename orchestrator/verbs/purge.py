@@ -26,7 +26,7 @@ def plan_purge(
     *,
     layers: Iterable[str] = (),
     damaged: bool = False,
-) -> removal.Removal:
+) -> removal.RemovalPlan:
     """Plan a purge; touches nothing. The plan's ``apply()`` carries it out.
 
     :param layers: names; none means every clearable one
@@ -45,7 +45,7 @@ def purge(
     damaged: bool = False,
     dry_run: bool = False,
     notice: Callable[[str], None] = layer_set.warn_user,
-) -> removal.Removal:
+) -> removal.RemovalPlan | removal.Removal:
     """Remove the selected entries, and what killed commands left.
 
     :param layers: names; none means every clearable one
@@ -63,7 +63,7 @@ def purge(
 show, table = removal.show, removal.table
 
 
-def run(request: verbs.Request) -> removal.Removal:
+def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:
     """Carry out ``cachectl purge``. Raises :class:`CachectlError` if nothing has the key that was to be removed."""
     options = request.options
     if options.all == bool(options.layers):
@@ -75,7 +75,7 @@ def run(request: verbs.Request) -> removal.Removal:
         )
     total = result.total
     if not options.all:
-        request.warn_of_dead({outcome.layer for outcome in result.layers if outcome.removed or outcome.entries})
+        request.warn_of_dead({layer.name for layer in result.layers if layer.removed})
     if options.key is not None and not any((total.removed, total.orphans_removed, total.skipped, total.failed)):
         raise CachectlError(f"no entry that is selected has the key {options.key!r}; cachectl ls -q lists keys")
     return result

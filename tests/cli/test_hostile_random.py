@@ -19,7 +19,7 @@ from support.hostile import DEAD, HEX32, NAME37, PYTHON, World, changed, hash_tr
 from tiers import amount, real
 
 from cachectl.config import Limits
-from cachectl.removal import Removal
+from cachectl.removal import RemovalPlan
 from cachectl.stack import Stack
 from cachectl.verbs.prune import plan_prune
 
@@ -119,19 +119,19 @@ def reaches_out(stack: Stack, world: World) -> bool:
     return any(os.path.lexists(path) and not path.is_relative_to(os.path.realpath(world.top)) for path in paths)
 
 
-def planned_paths(planned: Removal, world: World) -> list[bytes]:
+def planned_paths(planned: RemovalPlan, world: World) -> list[bytes]:
     """Return where a plan may change something: its targets, files of rows whole, and what counts or locks them."""
     places = []
-    for part in planned.plans:
+    for part in planned.layers:
         for target in part.entries:
             key = target.key.partition("::")[0]
             if ".sqlite" in key:
                 key = key.partition("/")[0]
             place = os.fsencode(os.path.realpath(target.root / os.path.dirname(key)) + "/" + os.path.basename(key))
             places.append(place)
-            if part.layer == "cuda":
+            if part.name == "cuda":
                 places.append(os.fsencode(os.path.realpath(target.root) + "/index"))
-            if part.layer == "miopen-tuning":
+            if part.name == "miopen-tuning":
                 places.append(os.fsencode(os.path.realpath(target.root) + "/miopen-lockfiles"))
                 places += [os.fsencode(world.empty / "tmp"), place + b".time"]
     return places
@@ -159,7 +159,7 @@ def check(world: World, variables: Mapping[str, str], platform: str) -> int:
     strange = {b"thesis.tex", b"new\nline", b"\xff"}
     innocent = {path for path in start if os.path.basename(path) in strange and hostile.is_plain(path)}
     removed = 0
-    plannings: tuple[Callable[[], Removal], ...] = (
+    plannings: tuple[Callable[[], RemovalPlan], ...] = (
         lambda: plan_prune(stack.clearable(), Limits(stale=True), lambda _: None),
         stack.plan_clear,
         lambda: stack.plan_clear(layers=hostile.user_layers(stack)),

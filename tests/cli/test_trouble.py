@@ -185,7 +185,7 @@ def test_a_link_turned_elsewhere_after_the_plan_does_no_harm(home: Home, tmp_pat
     variables = {"XDG_CACHE_HOME": str(root)}
     stack = Stack(environment(home.path, tmp_path / "aside").with_variables(variables))
     planned = stack.plan_clear(layers=["pocl", "pyopencl"])
-    assert planned.plans[0].entries
+    assert planned.layers[0].entries
     root.unlink()
     root.symlink_to(small_home(home.path / "two") / ".cache")
     before = snapshot(home.path / "two")

@@ -13,7 +13,7 @@ from cachectl.config import Limits
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.conformance import nobody
 from cachectl.layers.core.root import Scope
-from cachectl.removal import Removal
+from cachectl.removal import RemovalPlan
 from cachectl.stack import Stack
 from cachectl.verbs.prune import plan_prune
 from support import dictionaries, layers, miopen_kernels
@@ -214,7 +214,7 @@ def look(stack: Stack) -> None:
         require_json(said)
 
 
-def applied(planned: Removal) -> int:
+def applied(planned: RemovalPlan) -> int:
     """Apply a plan; return how many entries went."""
     result = planned.apply()
     require_json(result)

@@ -96,7 +96,7 @@ def test_a_purge_of_a_database_leaves_every_other_byte(widths: tuple[int, ...], 
 @pytest.mark.parametrize("store", ["multi-file", DATABASE])
 def test_a_prune_removes_what_it_counts(store: str, widths: tuple[int, ...], tmp_path: Path) -> None:
     layer, _, entries = filled(tmp_path, store, widths)
-    (plan,) = plan_prune([layer], Limits(bytes=0)).plans
+    (plan,) = plan_prune([layer], Limits(bytes=0)).layers
     assert len(plan.entries) == 4 * len(widths)
     assert layer.clear(plan).removed == 4 * len(widths)
     assert listed(layer).keys() == {name for name in entries if name in listed(layer)}
@@ -244,7 +244,7 @@ def require_refused(layer: MesaShaderCache, folder: Path, new: str) -> None:
         assert outcome.removed == 0
     assert {note.because for note in clear(layer).failed} == {findings[0].message}
     for limits, reasons in ((Limits(bytes=0), [findings[0].message]), (Limits(stale=True), [])):
-        (plan,) = plan_prune([layer], limits, lambda _: None).plans
+        (plan,) = plan_prune([layer], limits, lambda _: None).layers
         assert [note.because for note in plan.failed] == reasons
     assert snapshot(folder) == before
 
