@@ -71,8 +71,11 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
+    import sys
     from importlib import import_module
 
+    if (ipython := sys.modules.get("IPython")) is not None and (shell := ipython.get_ipython()) is not None:
+        import_module("cachectl.notebook").show_results(shell)
     return getattr(import_module(f"cachectl.{_HOMES.get(name, 'layers.base.errors')}"), name)
 
 

@@ -6,16 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cachectl import layer_set, verbs
+from cachectl import layer_set
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import LayerError, reason_of
-from cachectl.layers.base.text import printable
 from cachectl.layers.core.entry import Entry, Found, Problem
 from cachectl.layers.core.finding import FAILS, HARMLESS, Finding
 from cachectl.layers.core.json_form import as_json
 from cachectl.layers.core.layer import Layer, every_root
 from cachectl.layers.core.root import Root
-from cachectl.layers.core.selection import ALL, Selection, short_key
+from cachectl.layers.core.selection import ALL, Selection
 from cachectl.layers.disk import trust
 
 if TYPE_CHECKING:
@@ -181,55 +180,3 @@ def _kernel(names: tuple[str, ...], entries: Sequence[Entry], known: Mapping[str
         sum(saved.values()) if saved else None,
         saved,
     )
-
-
-def kernels_table(kernels: Sequence[Kernel], now: float) -> verbs.Table:
-    """Return a row for each kernel; ``now`` is the time that ages refer to."""
-    columns: dict[str, Callable[[Any], str]] = {"kernel": str, "layers": str, "entries": verbs.count}
-    columns |= {"size": verbs.size, "age": verbs.age}
-    measured = any(one.saves is not None for one in kernels)
-    rows = []
-    for one in kernels:
-        moment = one.modified if one.used is None else one.used
-        row = (" ".join(one.kernels) or verbs.DASH, " ".join(one.layers), one.entries, one.bytes)
-        rows.append((*row, verbs.since(moment, now), *([one.saves] if measured else ())))
-    return verbs.Table(columns | ({"saves": verbs.duration} if measured else {}), rows)
-
-
-def entries_table(entries: Iterable[Entry], now: float, stale: str) -> verbs.Table:
-    """Return the rows of entries; ``now`` is the time that ages refer to, ``stale`` the title over what is stale.
-
-    Without that title the table is for people: keys are short, and never cut.
-    """
-
-    def mark(is_stale: bool | None) -> str:
-        return "stale" if is_stale else ""
-
-    rows = []
-    for entry in entries:
-        kernels = " ".join(entry.details.kernels or (verbs.DASH,))
-        moment = entry.modified if entry.used is None else entry.used
-        key = entry.key if stale else short_key(entry.key)
-        rows.append((entry.layer, kernels, entry.bytes, verbs.since(moment, now), entry.stale, key))
-    numbers = {"size": verbs.size, "age": verbs.age, stale: mark}
-    return verbs.Table({"layer": str, "kernels": str, **numbers, "key": str if stale else printable}, rows)
-
-
-def findings_table(result: Findings, _request: object) -> verbs.Table:
-    """Return the findings."""
-    rows = []
-    for finding in result.findings:
-        where = (str(finding.root), finding.key or "")
-        rows.append((finding.layer, finding.severity.value, finding.code, *where, finding.message, finding.fix))
-    titles = ("layer", "severity", "code", "root", "key", "message", "fix")
-    return verbs.Table(dict.fromkeys(titles, str), rows)
-
-
-def findings_lines(result: Findings, nothing: str) -> Iterator[object]:
-    """Yield each finding with its effect, and its fix on a line of its own to copy; or ``nothing`` if there is none."""
-    for finding in result.findings:
-        where = finding.key if finding.key is not None else str(finding.root)
-        yield f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})"
-        yield [f"  fix: {finding.fix}"]
-    if not result.findings:
-        yield nothing

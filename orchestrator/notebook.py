@@ -1,4 +1,4 @@
-"""What a notebook shows: facts as HTML, and the cell magics of ``%load_ext cachectl``.
+"""What a notebook shows: results as HTML, and the cell magics of ``%load_ext cachectl``.
 
 ``%%cold`` runs a cell with every cache off, ``%%isolated`` with every cache on in an empty root, and ``%%traced`` shows
 what the cell lost to misses. A driver that has started cannot be moved: ``%%isolated`` then says what to do instead.
@@ -6,15 +6,21 @@ what the cell lost to misses. A driver that has started cannot be moved: ``%%iso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cachectl
-from cachectl import verbs
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.text import printable
+from cachectl.layers.host.here import this_environment
+from cachectl.show.html import html
+
+if TYPE_CHECKING:
+    from cachectl.removal import Removal, RemovalPlan
+    from cachectl.verbs import report
+    from cachectl.watching import timeline
 
 
 def load(shell: Any) -> None:  # noqa: ANN401 - IPython's, which is not imported
@@ -22,6 +28,19 @@ def load(shell: Any) -> None:  # noqa: ANN401 - IPython's, which is not imported
     for magic in (cold, isolated, traced):
         name, run = magic.__name__, _with_shell(shell, magic)
         shell.register_magic_function(run, "cell", name)
+
+
+def show_results(shell: Any) -> None:  # noqa: ANN401 - as load
+    """Have IPython's shell show results as HTML."""
+    formatter = shell.display_formatter.formatters["text/html"]
+    for module, name, shown in (
+        ("cachectl.verbs.report", "Report", _report_html),
+        ("cachectl.removal", "RemovalPlan", _removal_html),
+        ("cachectl.removal", "Removal", _removal_html),
+        ("cachectl.watching.timeline", "Trace", _trace_html),
+    ):
+        # By name, so that none of them is imported before there is one.
+        formatter.for_type_by_name(module, name, shown)
 
 
 def cold() -> AbstractContextManager[object]:
@@ -54,28 +73,29 @@ def _with_shell(shell: Any, magic: Callable[[], AbstractContextManager[object]])
     return run
 
 
-def html(parts: Iterable[object]) -> str:
-    """Return what a verb shows as HTML: tables as tables, lines as they are."""
-    shown = (part for part in parts if part and isinstance(part, (verbs.Table, str)))
-    return "\n".join(
-        _table(part) if isinstance(part, verbs.Table) else f"<div>{escape(printable(part))}</div>" for part in shown
-    )
+def _report_html(result: report.Report) -> str:
+    from cachectl.verbs import report
+
+    return html(report.lines(result, str(this_environment().home_folder)))
 
 
-def _table(table: verbs.Table) -> str:
-    columns = list(table.columns.items())
-    lines = ["<tr>" + "".join(f"<th>{escape(title)}</th>" for title, _ in columns) + "</tr>"]
-    for row in (*table.rows, *([table.last] if table.last else [])):
-        cells = []
-        for (_, shown), cell in zip(columns, row, strict=True):
-            side = "left" if shown is str else "right"
-            text = printable(cell if isinstance(cell, str) else shown(cell))
-            cells.append(f'<td style="text-align: {side}">{escape(text)}</td>')
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    return f"<table>{''.join(lines)}</table>"
+def _removal_html(result: RemovalPlan | Removal) -> str:
+    from cachectl.verbs.purge import is_empty, layers_table
+
+    shown = [layer for layer in result.layers if not is_empty(layer)]
+    failed = (f"{layer.name}: {note.key}: {note.because}" for layer in result.layers for note in layer.failed)
+    return html([layers_table(result, shown, "/", sums=True), *failed])
 
 
-def framed(page: bytes, title: str) -> str:
+def _trace_html(result: timeline.Trace) -> str:
+    from cachectl.verbs import trace
+    from cachectl.watching import timeline
+
+    framed = [_framed(timeline.page(result), "timeline")] if result.processes else []
+    return "\n".join([html(trace.show(result)), *framed])
+
+
+def _framed(page: bytes, title: str) -> str:
     """Return a page of :mod:`cachectl.pages` to be opened in place; its own policy holds in the frame."""
     frame = f'<iframe srcdoc="{escape(page.decode())}" style="width: 100%; height: 40em; border: 0"></iframe>'
     return f"<details><summary>{escape(title)}</summary>{frame}</details>"

@@ -1,12 +1,12 @@
-"""Plans and results of removals, which ``purge`` and ``prune`` share, and how they are shown."""
+"""Plans and results of removals, which ``purge`` and ``prune`` share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from cachectl import layer_set, verbs
+from cachectl import layer_set
 from cachectl.layers.base.errors import FAILURES, reason_of
 from cachectl.layers.base.text import plural
 from cachectl.layers.core.entry import Note
@@ -27,9 +27,6 @@ class RemovalPlan(NamedTuple):
 
     def __repr__(self) -> str:
         return f"RemovalPlan(total={vars(self.total)})"
-
-    def _repr_html_(self) -> str:
-        return _html(self)
 
     @property
     def dry_run(self) -> bool:
@@ -69,9 +66,6 @@ class Removal(NamedTuple):
 
     def __repr__(self) -> str:
         return f"Removal(total={vars(self.total)})"
-
-    def _repr_html_(self) -> str:
-        return _html(self)
 
     @property
     def dry_run(self) -> bool:
@@ -140,72 +134,3 @@ def carry_out(
     if left := remove_abandoned(stack.environment):
         notice(f"removed {plural(left, 'temporary folder')} of commands that were killed")
     return result
-
-
-# ---------------------------------------------------------------------- the command line
-
-
-def _layers_table(
-    result: RemovalPlan | Removal, layers: Iterable[Plan | Outcome], home: str, *, sums: bool
-) -> verbs.Table:
-    """Return the numbers of some layers with their places, and with ``sums`` those of all."""
-    verb = "would go" if result.dry_run else "removed"
-    numbers = {verb: verbs.count, "orphans": verbs.count, "size": verbs.size, "skipped": verbs.count}
-    rows = []
-    for layer in layers:
-        roots = " ".join(verbs.short_path(root, home) for root in layer.roots)
-        rows.append((layer.name, layer.removed, layer.orphans_removed, layer.bytes_freed, len(layer.skipped), roots))
-    *total, _ = vars(result.total).values()
-    return verbs.Table({"layer": str, **numbers, "root": str}, rows, ("total", *total, "") if sums else ())
-
-
-def _is_empty(layer: Plan | Outcome) -> bool:
-    """Return whether a layer has nothing to show."""
-    return not (layer.removed or layer.orphans_removed or layer.skipped or layer.failed)
-
-
-def _html(result: RemovalPlan | Removal) -> str:
-    from cachectl import notebook
-
-    shown = [layer for layer in result.layers if not _is_empty(layer)]
-    failed = (f"{layer.name}: {note.key}: {note.because}" for layer in result.layers for note in layer.failed)
-    return notebook.html([_layers_table(result, shown, "/", sums=True), *failed])
-
-
-def table(result: RemovalPlan | Removal, request: verbs.Request) -> verbs.Table:
-    """Return what was removed from each layer, or the entries of a plan."""
-    if isinstance(result, Removal):
-        return _layers_table(result, result.layers, str(request.environment.home_folder), sums=False)
-    rows = []
-    for plan in result.layers:
-        for entry in plan.entries:
-            age = verbs.since(entry.modified, request.now)
-            rows.append((plan.name, entry.state, entry.bytes, age, entry.key))
-    columns: verbs.Columns = {"layer": str, "state": str, "size": verbs.size, "age": verbs.age, "key": str}
-    return verbs.Table(columns, rows)
-
-
-def show(result: RemovalPlan | Removal, request: verbs.Request) -> Iterator[object]:
-    """Yield what a removal did, or would do, layer by layer, with ``-v`` each entry of a plan; warn of what stays.
-
-    Without ``-v`` or a named layer, layers without anything to remove are one line.
-    """
-    whole = request.options.verbose or request.options.layers
-    if request.options.verbose and result.dry_run and (entries := table(result, request)).rows:
-        yield entries
-        yield ""
-    cleared = [layer for layer in result.layers if not layer.failed or layer.removed]
-    shown = [layer for layer in cleared if whole or not _is_empty(layer)]
-    if shown:
-        yield _layers_table(result, shown, str(request.environment.home_folder), sums=True)
-    if hidden := len(cleared) - len(shown):
-        yield f"{plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
-    for layer in result.layers:
-        request.output.warn_notes(f"{layer.name}: skipped", layer.skipped)
-        # A full disk is one warning, however many files it holds.
-        keys: dict[str, list[str]] = {}
-        for note in layer.failed:
-            keys.setdefault(note.because, []).append(note.key)
-        for reason, (first, *more) in keys.items():
-            others = f" and {len(more)} more" if more else ""
-            request.notice(f"{layer.name}: {'' if first == '*' else f'{first}{others}: '}{reason}")

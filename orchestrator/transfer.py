@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from cachectl import listing, verbs
 from cachectl.layers.core.entry import Entry, Note
 from cachectl.layers.core.json_form import as_json, total
 from cachectl.layers.core.parts import Outlook
@@ -99,47 +97,3 @@ class Transfer:
     def failed(self) -> bool:
         """Return whether an entry or a layer could not be read or placed."""
         return any(layer.failed for layer in self.layers)
-
-
-def table(done: Transfer, request: verbs.Request, stale: str = "stale") -> verbs.Table:
-    """Return what was placed: layers, or in a dry run entries."""
-    if not done.dry_run:
-        return _table("placed", done.layers)
-    return listing.entries_table((entry for layer in done.layers for entry in layer.entries or ()), request.now, stale)
-
-
-def _table(verb: str, layers: Iterable[Moved]) -> verbs.Table:
-    rows = [
-        (layer.layer, layer.placed, layer.bytes, layer.there, len(layer.kept), layer.cannot_hit, len(layer.failed))
-        for layer in layers
-    ]
-    left = dict.fromkeys(("there", "differ", "cannot hit", "failed"), verbs.count)
-    return verbs.Table({"layer": str, verb: verbs.count, "size": verbs.size, **left}, rows)
-
-
-def show(done: Transfer, request: verbs.Request) -> Iterator[object]:
-    """Yield what was or would be placed, whether programs here will hit it, and what was left alone."""
-    if done.dry_run and (entries := table(done, request, "")).rows:
-        yield entries
-        yield ""
-    if rows := [layer for layer in done.layers if layer != Moved(layer.layer)]:
-        yield _table("would place" if done.dry_run else "placed", rows)
-    else:
-        verb = request.options.verb
-        request.notice(f"no entry to {verb} in {', '.join(layer.layer for layer in done.layers) or 'the layers here'}")
-    yield ""
-    yield [f"{done.url}: {verbs.size(done.moved)} moved"]
-    if done.digest is not None:
-        yield [f"digest {done.digest}"]
-    for why in done.trusted:
-        yield [f"trusted: {why}"]
-    for layer in done.layers:
-        for seen in layer.foreseen:
-            yield [f"{layer.layer}: {verbs.count(seen.entries)} {seen.words}"]
-        if layer.sensitive is not None:
-            request.notice(f"{layer.layer}: it now holds {layer.sensitive}")
-        for what, notes in (("skipped", layer.skipped), ("kept", layer.kept), ("failed", layer.failed)):
-            request.output.warn_notes(f"{layer.layer}: {what}:", notes)
-    for note in done.unread:
-        yield [f"{note.key}: {note.because}"]
-    request.output.warn_notes("not trusted:", done.left_out)

@@ -12,10 +12,10 @@ from homes import Home
 from tiers import real
 
 import cachectl
-from cachectl.cli.output import json_bytes
 from cachectl.config import Limits
 from cachectl.layers.base import errors as errors_of_layers
 from cachectl.layers.core.selection import Selection
+from cachectl.show.document import json_bytes
 from cachectl.stack import Stack
 from cachectl.watching.proof import HOLDS
 

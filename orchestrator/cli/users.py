@@ -23,6 +23,8 @@ from cachectl import verbs
 from cachectl.layers.base.documents import parse_json
 from cachectl.layers.base.errors import PARSE_ERRORS, BadRequest, CachectlError
 from cachectl.layers.base.text import plural, printable
+from cachectl.show import units
+from cachectl.show.table import Table
 
 if TYPE_CHECKING:
     import pwd
@@ -68,7 +70,7 @@ def _number(item: Mapping[str, Any], name: str) -> int | None:
 def _text(item: Mapping[str, Any], name: str) -> str:
     """Return a text, or the texts of a list; a dash for nothing."""
     value = item.get(name)
-    return " ".join(map(str, value)) if isinstance(value, list) and value else str(value or verbs.DASH)
+    return " ".join(map(str, value)) if isinstance(value, list) and value else str(value or units.DASH)
 
 
 def run(request: verbs.Request) -> int:
@@ -120,11 +122,11 @@ def _show(request: verbs.Request, documents: list[Mapping[str, Any]]) -> None:
     columns: dict[str, Callable[[Any], str]] = dict.fromkeys(("user", *texts), str)
     sums: list[str] = []
     for name, number in total.items():
-        shown = verbs.size if "bytes" in name else verbs.count
+        shown = units.size if "bytes" in name else units.count
         # A dry run has removed nothing.
         columns["would go" if name == "removed" and request.options.dry_run else name] = shown
         sums.append(shown(number) + ("" if complete else "+"))
-    table = verbs.Table(columns, rows, ("total", *("" for _ in texts), *sums))
+    table = Table(columns, rows, ("total", *("" for _ in texts), *sums))
     if request.form == "csv":
         request.output.show_csv(table)
     else:

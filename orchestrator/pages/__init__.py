@@ -14,6 +14,7 @@ from importlib.resources import files
 
 from cachectl import __version__
 from cachectl.layers.base.documents import encode_json
+from cachectl.show.output_files import Kind
 
 #: How each page begins: a page that cachectl wrote may be replaced by another.
 BEGINNING = """\
@@ -21,6 +22,7 @@ BEGINNING = """\
 <html lang="en">
 <meta charset="utf-8">
 <meta name="generator" content="cachectl """
+PAGE = Kind("a page of cachectl", lambda head: head.startswith(BEGINNING.encode()), is_binary=False)
 _PAGE = (
     BEGINNING
     + """{version}">

@@ -1,11 +1,11 @@
-"""What the file of a verb declares for the command line, its options and tables as data, and what it is given."""
+"""What the file of a verb declares for the command line, its options as data, and what it is given."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest, CachectlError
@@ -15,11 +15,10 @@ from cachectl.layers.host.variables import process_variable
 
 # Layers are imported when they are asked for: --help and --version need none.
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cachectl import config as settings
-    from cachectl import layer_set, output_files
+    from cachectl import layer_set
     from cachectl.exchange.trust import Trust
+    from cachectl.show import output_files
 
 
 #: Shows what is being done; of long work also how many runs are done, and how many there are in all if that is known.
@@ -158,7 +157,7 @@ class Request:
 
     def outputs(self, *named: tuple[str | None, output_files.Kind]) -> list[Any]:
         """Return each :class:`OutputFile`, checked before a long run; ``None`` for a name that was not given."""
-        from cachectl import output_files
+        from cachectl.show import output_files
 
         options = self.options
         files = [
@@ -173,7 +172,9 @@ class Request:
         if file is not None and file.name == "-":
             self.output.show_json(fact)
         elif file is not None:
-            file.write((self.output.json_bytes(fact),))
+            from cachectl.show.document import json_bytes
+
+            file.write((json_bytes(fact),))
 
 
 # ---------------------------------------------------------------------- options
@@ -270,62 +271,3 @@ TRUST = [
 SIGN = ("--sign", "KEY", "sign what is added with a key of OpenSSH")
 #: Words before ``--`` that are no option: a command without ``--``, with its own options.
 UNEXPECTED = ("unexpected", None, argparse.SUPPRESS, {"nargs": argparse.REMAINDER})
-
-
-# ---------------------------------------------------------------------- tables
-
-#: Stands for what is unknown.
-DASH = "-"
-#: How the cells of each column are shown, by its title: as texts (``str``), or as numbers, which stand right.
-Columns = Mapping[str, Callable[[Any], str]]
-
-
-class Table(NamedTuple):
-    """Rows, and the columns that show them; ``last`` are the cells of one more row for people."""
-
-    columns: Columns
-    rows: Sequence[Sequence[Any]]
-    last: Sequence[Any] = ()
-
-
-def short_path(place: Path | str, home: str) -> str:
-    """Format a path, with ``~`` for the home."""
-    path = str(place)
-    return "~" + path[len(home) :] if home != "/" and path.startswith(home.rstrip("/") + "/") else path
-
-
-def size(amount: int | None) -> str:
-    """Format bytes in powers of 1024, a dash for unknown."""
-    if amount is None:
-        return DASH
-    number = float(amount)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024:  # noqa: PLR2004 - the definition of the units
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} TiB"
-
-
-def count(amount: int | None) -> str:
-    """Format a number, a dash for unknown."""
-    return DASH if amount is None else f"{amount:,}"
-
-
-def since(moment: float | None, now: float) -> int | None:
-    """Return the seconds from a moment to now; ``None`` for unknown."""
-    return None if moment is None else max(0, round(now - moment))
-
-
-def duration(seconds: float | None) -> str:
-    """Format seconds of work, a dash for unknown."""
-    return DASH if seconds is None else f"{seconds:.2f} s"
-
-
-def age(passed: int | None) -> str:
-    """Format how many seconds have passed, a dash for unknown."""
-    if passed is None:
-        return DASH
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if passed >= length:
-            return f"{passed / length:.0f}{unit}"
-    return f"{passed}s"

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import NamedTuple
 
-from cachectl import layer_set, output_files, verbs
+from cachectl import layer_set, verbs
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import FAILURES, BadRequest, CachectlError, Refused
 from cachectl.layers.base.text import plural
@@ -23,6 +23,8 @@ from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.root import Scope
 from cachectl.layers.core.switch import Ability, Switch
 from cachectl.layers.host import drivers, hardware
+from cachectl.show import output_files, units
+from cachectl.show.table import Table
 from cachectl.switching import child
 
 EXAMPLE = "cachectl bench -- python simulation.py"
@@ -291,20 +293,20 @@ def run(request: verbs.Request) -> int:
     return 0
 
 
-def show(measured: Bench) -> Iterator[str | verbs.Table]:
+def show(measured: Bench) -> Iterator[str | Table]:
     """Yield the times of each setting, then what each layer saves."""
     rows: list[tuple[str, ...]] = []
     for setting in measured.settings:
         numbers = (setting.median, min(setting.seconds), max(setting.seconds))
         rows.append((*(f"{number:.2f}" for number in numbers), setting.setting, setting.how))
-    numeric = dict.fromkeys(("median s", "fastest", "slowest"), verbs.count)
-    yield from (verbs.Table({**numeric, "setting": str, "how": str}, rows), "")
+    numeric = dict.fromkeys(("median s", "fastest", "slowest"), units.count)
+    yield from (Table({**numeric, "setting": str, "how": str}, rows), "")
     if measured.saved:
         rows = [
             (*map(_difference, (saved.seconds, min(saved.by_round), max(saved.by_round))), saved.layer)
             for saved in measured.saved
         ]
-        yield verbs.Table({**dict.fromkeys(("saves s", "least", "most"), verbs.count), "layer": str}, rows)
+        yield Table({**dict.fromkeys(("saves s", "least", "most"), units.count), "layer": str}, rows)
     else:
         yield "the command fills no cache"
     if measured.unused:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cachectl import verbs
+from cachectl.show.table import Table
 
 EXAMPLE = "cachectl config"
 OPTIONS = (verbs.FORM,)
@@ -21,14 +22,14 @@ def run(request: verbs.Request) -> _Document:
     }
 
 
-def table(document: _Document, _request: verbs.Request) -> verbs.Table:
+def table(document: _Document, _request: verbs.Request) -> Table:
     """Return the settings."""
     rows = []
     for setting in document["settings"]:
         value = setting["value"]
         text = " ".join(value) if isinstance(value, list) else str(value)
         rows.append((setting["key"], text.lower() if isinstance(value, bool) else text, str(setting["path"])))
-    return verbs.Table(dict.fromkeys(("setting", "value", "from"), str), rows)
+    return Table(dict.fromkeys(("setting", "value", "from"), str), rows)
 
 
 def show(document: _Document, request: verbs.Request) -> Iterator[object]:

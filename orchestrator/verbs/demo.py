@@ -12,6 +12,8 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.base.documents import parse_json
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import PARSE_ERRORS, CachectlError
+from cachectl.show import units
+from cachectl.show.table import Table
 from cachectl.switching.child import isolated_root, say_left_alone, variables_isolated, variables_off
 from cachectl.verbs.purge import plan_purge
 from cachectl.verbs.report import report
@@ -51,10 +53,10 @@ def run(request: verbs.Request) -> int:
         without = measure("caches off", off)
         purged = plan_purge(stack).apply()
         again = measure("after purge --all: cold again", stack.environment)
-    numbers = dict.fromkeys(("kernels s", "process s", "entries after"), verbs.count)
+    numbers = dict.fromkeys(("kernels s", "process s", "entries after"), units.count)
     removed, skipped = purged.total.removed, purged.total.skipped
-    cleared = f"cachectl purge --all: {removed} entries removed, {verbs.size(purged.total.bytes_freed)}"
-    request.output.say([verbs.Table({**numbers, "run": str}, rows), "", cleared])
+    cleared = f"cachectl purge --all: {removed} entries removed, {units.size(purged.total.bytes_freed)}"
+    request.output.say([Table({**numbers, "run": str}, rows), "", cleared])
     # A purge leaves, and names, what another program may use whose root is unknown.
     for outcome in purged.layers:
         request.output.warn_notes(f"{outcome.layer}: skipped", outcome.skipped[:_FEW])

@@ -29,6 +29,7 @@ from cachectl.layers.core.store import finding_of
 from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import plain, room, trust
 from cachectl.layers.host import launcher
+from cachectl.verbs import verify
 
 EXAMPLE = "cachectl doctor"
 OPTIONS = (verbs.LAYERS, verbs.PLACES, verbs.FORM)
@@ -342,9 +343,9 @@ def run(request: verbs.Request) -> listing.Findings:
         return doctor(request.stack, request.options.layers)
 
 
-table = listing.findings_table
+table = verify.table
 
 
 def show(result: listing.Findings, _request: verbs.Request) -> Iterator[object]:
     """Yield each finding."""
-    return listing.findings_lines(result, "nothing is wrong with this set-up; cachectl verify checks the entries")
+    return verify.findings_lines(result, "nothing is wrong with this set-up; cachectl verify checks the entries")

@@ -18,7 +18,7 @@ OPTIONS = (
 def run(request: verbs.Request) -> int:
     """Carry out ``cachectl get``. Raises :class:`LayerError` if no entry has the key."""
     from cachectl.layers.stores.archive import artifact_to_bytes
-    from cachectl.output_files import ARTIFACT
+    from cachectl.show.output_files import ARTIFACT
 
     options, layer = request.options, request.stack[request.options.layer]
     (file,) = request.outputs((options.output, ARTIFACT))

@@ -7,6 +7,7 @@ from typing import Any
 
 from cachectl import verbs
 from cachectl.layers.core.switch import Ability
+from cachectl.show.table import Table
 
 EXAMPLE = "cachectl layers"
 OPTIONS = (verbs.LAYERS, verbs.FORM)
@@ -29,13 +30,13 @@ def run(request: verbs.Request) -> _Document:
     return {"layers": layers, "broken": () if names else request.stack.broken}
 
 
-def table(document: _Document, _request: verbs.Request) -> verbs.Table:
+def table(document: _Document, _request: verbs.Request) -> Table:
     """Return whether each layer has each ability."""
     rows = [
         (layer["layer"], *("no" if reason else "yes" for reason in layer["abilities"].values()))
         for layer in document["layers"]
     ]
-    return verbs.Table(dict.fromkeys(("layer", *(ability.value for ability in Ability)), str), rows)
+    return Table(dict.fromkeys(("layer", *(ability.value for ability in Ability)), str), rows)
 
 
 def show(document: _Document, request: verbs.Request) -> Iterator[object]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cachectl import layer_set, listing, verbs
 from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.text import printable
 from cachectl.layers.core.entry import Entry
-from cachectl.layers.core.selection import ALL, Selection
+from cachectl.layers.core.selection import ALL, Selection, short_key
+from cachectl.show import units
+from cachectl.show.table import Table
 
 _Row = TypeVar("_Row", Entry, listing.Kernel)
 #: What each order sorts by.
@@ -88,14 +91,46 @@ def run(request: verbs.Request) -> listing.Listing | int:
     return listed
 
 
-def table(listed: listing.Listing, request: verbs.Request) -> verbs.Table:
+def table(listed: listing.Listing, request: verbs.Request) -> Table:
     """Return the entries."""
-    return listing.entries_table(listed.entries, request.now, "stale")
+    return entries_table(listed.entries, request.now, "stale")
 
 
 def show(listed: listing.Listing, request: verbs.Request) -> Iterator[object]:
     """Yield the table of kernels, or of entries."""
     if request.options.long:
-        yield listing.entries_table(listed.entries, request.now, "")
+        yield entries_table(listed.entries, request.now, "")
     else:
-        yield listing.kernels_table(listed.kernels, request.now)
+        yield kernels_table(listed.kernels, request.now)
+
+
+def kernels_table(kernels: Sequence[listing.Kernel], now: float) -> Table:
+    """Return a row for each kernel; ``now`` is the time that ages refer to."""
+    columns: dict[str, Callable[[Any], str]] = {"kernel": str, "layers": str, "entries": units.count}
+    columns |= {"size": units.size, "age": units.age}
+    measured = any(one.saves is not None for one in kernels)
+    rows = []
+    for one in kernels:
+        moment = one.modified if one.used is None else one.used
+        row = (" ".join(one.kernels) or units.DASH, " ".join(one.layers), one.entries, one.bytes)
+        rows.append((*row, units.since(moment, now), *([one.saves] if measured else ())))
+    return Table(columns | ({"saves": units.duration} if measured else {}), rows)
+
+
+def entries_table(entries: Iterable[Entry], now: float, stale: str) -> Table:
+    """Return the rows of entries; ``now`` is the time that ages refer to, ``stale`` the title over what is stale.
+
+    Without that title the table is for people: keys are short, and never cut.
+    """
+
+    def mark(is_stale: bool | None) -> str:
+        return "stale" if is_stale else ""
+
+    rows = []
+    for entry in entries:
+        kernels = " ".join(entry.details.kernels or (units.DASH,))
+        moment = entry.modified if entry.used is None else entry.used
+        key = entry.key if stale else short_key(entry.key)
+        rows.append((entry.layer, kernels, entry.bytes, units.since(moment, now), entry.stale, key))
+    numbers = {"size": units.size, "age": units.age, stale: mark}
+    return Table({"layer": str, "kernels": str, **numbers, "key": str if stale else printable}, rows)

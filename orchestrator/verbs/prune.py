@@ -12,6 +12,8 @@ from cachectl.layers.core.entry import Entry, Found, Note, Problem, Usage
 from cachectl.layers.core.layer import Layer, plan_removal
 from cachectl.layers.core.plan import Plan
 from cachectl.layers.core.root import Root
+from cachectl.show import units
+from cachectl.verbs import purge
 from cachectl.watching import ledger
 
 EXAMPLE = "cachectl prune --max-size 2G --dry-run"
@@ -96,7 +98,7 @@ def plan_prune(
                 aged.append((latest, layer, thing))
     only_orphans = all(entry.is_orphan for entries in going.values() for entry in entries)
     if only_stale and unknown[0] and only_orphans:
-        held = f"{plural(unknown[0], 'entry', 'entries')} ({verbs.size(unknown[1])})"
+        held = f"{plural(unknown[0], 'entry', 'entries')} ({units.size(unknown[1])})"
         advice = "--older-than 30d or --max-size 1G frees space"
         notice(f"no entry is known to be stale, of {held} that is unknown: {advice}")
     excess = 0 if limits.bytes is None else total - limits.bytes
@@ -144,7 +146,7 @@ def _things(
             unread[layer].append(Note(str(root.path) if root else "*", reason_of(thing)))
 
 
-show, table = removal.show, removal.table
+show, table = purge.show, purge.table
 
 
 def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:

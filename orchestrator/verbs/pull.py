@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cachectl import transfer, verbs
+from cachectl.verbs import push
 
 _STORES = "a bundle FILE or - (standard input), a folder, s3://, ssh://, oci://"
 EXAMPLE = "cachectl pull warm.zip --trust"
@@ -27,7 +28,7 @@ cachectl pull SOURCE... [LAYER...] [selection]
        [--allowed-signers LIST | --digest HEX | --trust] [-n]"""
 
 
-show, table = transfer.show, transfer.table
+show, table = push.show, push.table
 
 
 def run(request: verbs.Request) -> transfer.Transfer:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from cachectl import layer_set, removal, verbs
 from cachectl.layers.base.errors import CachectlError
+from cachectl.layers.base.text import plural
+from cachectl.layers.core.plan import Outcome, Plan
 from cachectl.layers.core.selection import ALL, Selection
+from cachectl.show import units
+from cachectl.show.table import Columns, Table
 
 EXAMPLE = "cachectl purge pocl --older-than 30d"
 OPTIONS = (
@@ -60,9 +64,6 @@ def purge(
     return removal.carry_out(stack, stack.chosen(names), plan, notice, dry_run=dry_run)
 
 
-show, table = removal.show, removal.table
-
-
 def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:
     """Carry out ``cachectl purge``. Raises :class:`CachectlError` if nothing has the key that was to be removed."""
     options = request.options
@@ -79,3 +80,64 @@ def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:
     if options.key is not None and not any((total.removed, total.orphans_removed, total.skipped, total.failed)):
         raise CachectlError(f"no entry that is selected has the key {options.key!r}; cachectl ls -q lists keys")
     return result
+
+
+# ---------------------------------------------------------------------- what purge and prune show
+
+
+def layers_table(
+    result: removal.RemovalPlan | removal.Removal, layers: Iterable[Plan | Outcome], home: str, *, sums: bool
+) -> Table:
+    """Return the numbers of some layers with their places, and with ``sums`` those of all."""
+    verb = "would go" if result.dry_run else "removed"
+    numbers = {verb: units.count, "orphans": units.count, "size": units.size, "skipped": units.count}
+    rows = []
+    for layer in layers:
+        roots = " ".join(units.short_path(root, home) for root in layer.roots)
+        rows.append((layer.name, layer.removed, layer.orphans_removed, layer.bytes_freed, len(layer.skipped), roots))
+    *total, _ = vars(result.total).values()
+    return Table({"layer": str, **numbers, "root": str}, rows, ("total", *total, "") if sums else ())
+
+
+def is_empty(layer: Plan | Outcome) -> bool:
+    """Return whether a layer has nothing to show."""
+    return not (layer.removed or layer.orphans_removed or layer.skipped or layer.failed)
+
+
+def table(result: removal.RemovalPlan | removal.Removal, request: verbs.Request) -> Table:
+    """Return what was removed from each layer, or the entries of a plan."""
+    if isinstance(result, removal.Removal):
+        return layers_table(result, result.layers, str(request.environment.home_folder), sums=False)
+    rows = []
+    for plan in result.layers:
+        for entry in plan.entries:
+            age = units.since(entry.modified, request.now)
+            rows.append((plan.name, entry.state, entry.bytes, age, entry.key))
+    columns: Columns = {"layer": str, "state": str, "size": units.size, "age": units.age, "key": str}
+    return Table(columns, rows)
+
+
+def show(result: removal.RemovalPlan | removal.Removal, request: verbs.Request) -> Iterator[object]:
+    """Yield what a removal did, or would do, layer by layer, with ``-v`` each entry of a plan; warn of what stays.
+
+    Without ``-v`` or a named layer, layers without anything to remove are one line.
+    """
+    whole = request.options.verbose or request.options.layers
+    if request.options.verbose and result.dry_run and (entries := table(result, request)).rows:
+        yield entries
+        yield ""
+    cleared = [layer for layer in result.layers if not layer.failed or layer.removed]
+    shown = [layer for layer in cleared if whole or not is_empty(layer)]
+    if shown:
+        yield layers_table(result, shown, str(request.environment.home_folder), sums=True)
+    if hidden := len(cleared) - len(shown):
+        yield f"{plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
+    for layer in result.layers:
+        request.output.warn_notes(f"{layer.name}: skipped", layer.skipped)
+        # A full disk is one warning, however many files it holds.
+        keys: dict[str, list[str]] = {}
+        for note in layer.failed:
+            keys.setdefault(note.because, []).append(note.key)
+        for reason, (first, *more) in keys.items():
+            others = f" and {len(more)} more" if more else ""
+            request.notice(f"{layer.name}: {'' if first == '*' else f'{first}{others}: '}{reason}")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from cachectl import transfer, verbs
+from cachectl.show import units
+from cachectl.show.table import Table
+from cachectl.verbs import ls
 
 EXAMPLE = "cachectl push warm.zip pocl loopy"
 OPTIONS = (
@@ -15,9 +20,6 @@ OPTIONS = (
     verbs.FORCE_BUNDLE,
     verbs.FORM,
 )
-
-
-show, table = transfer.show, transfer.table
 
 
 def run(request: verbs.Request) -> transfer.Transfer | int:
@@ -44,3 +46,50 @@ def run(request: verbs.Request) -> transfer.Transfer | int:
     # Standard output holds the bundle.
     request.output.say_on_stderr(show(pushed, request))
     return int(pushed.failed)
+
+
+# ---------------------------------------------------------------------- what push and pull show
+
+
+def table(done: transfer.Transfer, request: verbs.Request, stale: str = "stale") -> Table:
+    """Return what was placed: layers, or in a dry run entries."""
+    if not done.dry_run:
+        return _table("placed", done.layers)
+    return ls.entries_table((entry for layer in done.layers for entry in layer.entries or ()), request.now, stale)
+
+
+def _table(verb: str, layers: Iterable[transfer.Moved]) -> Table:
+    rows = [
+        (layer.layer, layer.placed, layer.bytes, layer.there, len(layer.kept), layer.cannot_hit, len(layer.failed))
+        for layer in layers
+    ]
+    left = dict.fromkeys(("there", "differ", "cannot hit", "failed"), units.count)
+    return Table({"layer": str, verb: units.count, "size": units.size, **left}, rows)
+
+
+def show(done: transfer.Transfer, request: verbs.Request) -> Iterator[object]:
+    """Yield what was or would be placed, whether programs here will hit it, and what was left alone."""
+    if done.dry_run and (entries := table(done, request, "")).rows:
+        yield entries
+        yield ""
+    if rows := [layer for layer in done.layers if layer != transfer.Moved(layer.layer)]:
+        yield _table("would place" if done.dry_run else "placed", rows)
+    else:
+        verb = request.options.verb
+        request.notice(f"no entry to {verb} in {', '.join(layer.layer for layer in done.layers) or 'the layers here'}")
+    yield ""
+    yield [f"{done.url}: {units.size(done.moved)} moved"]
+    if done.digest is not None:
+        yield [f"digest {done.digest}"]
+    for why in done.trusted:
+        yield [f"trusted: {why}"]
+    for layer in done.layers:
+        for seen in layer.foreseen:
+            yield [f"{layer.layer}: {units.count(seen.entries)} {seen.words}"]
+        if layer.sensitive is not None:
+            request.notice(f"{layer.layer}: it now holds {layer.sensitive}")
+        for what, notes in (("skipped", layer.skipped), ("kept", layer.kept), ("failed", layer.failed)):
+            request.output.warn_notes(f"{layer.layer}: {what}:", notes)
+    for note in done.unread:
+        yield [f"{note.key}: {note.because}"]
+    request.output.warn_notes("not trusted:", done.left_out)

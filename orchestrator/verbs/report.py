@@ -19,7 +19,9 @@ from cachectl.layers.core.root import DISABLED, UNKNOWN, Root, Scope, State
 from cachectl.layers.core.selection import ALL
 from cachectl.layers.core.store import sum_usage
 from cachectl.layers.disk import plain, temporaries
-from cachectl.layers.host.here import this_environment
+from cachectl.show import units
+from cachectl.show.table import Columns, Table
+from cachectl.verbs.ls import kernels_table
 
 if TYPE_CHECKING:
     from cachectl import listing
@@ -176,11 +178,6 @@ class Report(NamedTuple):
 
     def __repr__(self) -> str:
         return f"Report(layers={len(self.layers)}, total={self.total})"
-
-    def _repr_html_(self) -> str:
-        from cachectl import notebook
-
-        return notebook.html(lines(self, str(this_environment().home_folder)))
 
     @property
     def total(self) -> Total:
@@ -341,7 +338,7 @@ def run(request: verbs.Request) -> Report | int:
     """Carry out ``cachectl report``."""
     options, page = request.options, None
     if options.html is not None:
-        from cachectl.output_files import PAGE
+        from cachectl.pages import PAGE
 
         if options.html == "-" and request.form != "table":
             request.misuse(f"--html - and --{request.form} both write to standard output; name a FILE for one")
@@ -428,18 +425,18 @@ def _release(python: str) -> str:
     return ".".join(python.split(".")[:3])
 
 
-_NUMBERS = {"entries": verbs.count, "files": verbs.count, "size": verbs.size, "stale": verbs.size}
-_COLUMNS: verbs.Columns = {"layer": str, "state": str, **_NUMBERS}
+_NUMBERS = {"entries": units.count, "files": units.count, "size": units.size, "stale": units.size}
+_COLUMNS: Columns = {"layer": str, "state": str, **_NUMBERS}
 
 
-def table(whole: Report, _request: verbs.Request) -> verbs.Table:
+def table(whole: Report, _request: verbs.Request) -> Table:
     """Return all numbers of all layers."""
     rows = []
     for layer in whole.layers:
         total = layer.total
         numbers = (total.entries, total.files, total.bytes, total.stale_bytes)
         rows.append((layer.layer, layer.state.condition.value, *numbers))
-    return verbs.Table(_COLUMNS, rows)
+    return Table(_COLUMNS, rows)
 
 
 def show(whole: Report, request: verbs.Request) -> Iterator[object]:
@@ -456,7 +453,7 @@ def lines(whole: Report, home: str, *, verbose: bool = False) -> Iterator[object
         yield from _outdated(layer)
     if shown:
         rows = [(layer.layer, layer.state.condition.value, *_cells(layer.total)) for layer in shown]
-        yield from ("", verbs.Table(_COLUMNS, rows, ("total", "", *_cells(total)[:3], "")))
+        yield from ("", Table(_COLUMNS, rows, ("total", "", *_cells(total)[:3], "")))
     if hidden := len(whole.layers) - len(shown):
         yield f"{plural(hidden, 'more layer' if shown else 'layer')}: nothing here; -v shows all"
     if not total.complete:
@@ -464,7 +461,7 @@ def lines(whole: Report, home: str, *, verbose: bool = False) -> Iterator[object
     for layer in shown:
         if verbose:
             yield from _details(layer, home)
-        problems = [f"{verbs.short_path(problem.path, home)}: {problem.message}" for problem in layer.problems]
+        problems = [f"{units.short_path(problem.path, home)}: {problem.message}" for problem in layer.problems]
         for problem in (*layer.failures, *problems):
             yield f"{'  ' if verbose else f'{layer.layer}: '}problem: {problem}"
     yield from _others(whole, home)
@@ -474,57 +471,55 @@ def _cells(total: Total) -> list[str]:
     """Return what people see of a sum, lower bounds marked: entries, files, bytes, and bytes of stale entries."""
     unknown = total.stale_unknown
     stale = 0 if unknown and total.stale_bytes is None else total.stale_bytes
-    cells = [*map(verbs.count, (total.entries, total.files)), *map(verbs.size, (total.bytes, stale))]
-    *numbers, last = [cell if total.complete or cell == verbs.DASH else f"{cell}+" for cell in cells]
+    cells = [*map(units.count, (total.entries, total.files)), *map(units.size, (total.bytes, stale))]
+    *numbers, last = [cell if total.complete or cell == units.DASH else f"{cell}+" for cell in cells]
     return [*numbers, f"{last} + {unknown:,} unknown" if unknown else last]
 
 
 def _others(whole: Report, home: str) -> Iterator[object]:
     """Yield what belongs to no layer."""
     for leftover in whole.leftovers:
-        held = f"{verbs.size(leftover.bytes)}, {verbs.age(verbs.since(leftover.modified, whole.generated))} old"
-        where = verbs.short_path(leftover.root / leftover.key, home)
+        held = f"{units.size(leftover.bytes)}, {units.age(units.since(leftover.modified, whole.generated))} old"
+        where = units.short_path(leftover.root / leftover.key, home)
         yield from ("", f"{where}: {leftover.because} ({held}); the next purge or prune removes it")
     if whole.pythons is not None:
-        numbers = {"entries": verbs.count, "stale": verbs.count, "size": verbs.size}
+        numbers = {"entries": units.count, "stale": units.count, "size": units.size}
         rows, places = list[tuple[str | int | None, ...]](), []
         for share in whole.pythons:
             release = _release(share.python)
             packages = " ".join(f"{name} {version}" for name, version in share.packages.items())
             rows.append((release, share.entries, share.stale, share.bytes, packages))
-            places += [f"  {verbs.short_path(path, home)}: Python {release}" for path in share.interpreters]
-        yield from ("", verbs.Table({"python": str, **numbers, "packages": str}, rows), *dict.fromkeys(places))
+            places += [f"  {units.short_path(path, home)}: Python {release}" for path in share.interpreters]
+        yield from ("", Table({"python": str, **numbers, "packages": str}, rows), *dict.fromkeys(places))
     if whole.drivers is not None:
         drivers = []
         for one in whole.drivers:
             words = [*(f"{name.replace('_', ' ')} {version}" for name, version in one.versions.items()), one.device]
-            driver = " ".join(filter(None, words)) or verbs.DASH
-            drivers.append((one.layer, driver, one.entries, one.bytes, verbs.since(one.newest, whole.generated)))
-        titles: verbs.Columns = {"layer": str, "written by": str, "entries": verbs.count, "size": verbs.size}
-        yield from ("", verbs.Table({**titles, "newest": verbs.age}, drivers))
+            driver = " ".join(filter(None, words)) or units.DASH
+            drivers.append((one.layer, driver, one.entries, one.bytes, units.since(one.newest, whole.generated)))
+        titles: Columns = {"layer": str, "written by": str, "entries": units.count, "size": units.size}
+        yield from ("", Table({**titles, "newest": units.age}, drivers))
     if whole.kernels is not None:
         yield from _kernels(whole.kernels, whole)
     if (runs := whole.runs) is not None:
         sums = f"{plural(runs.hits, 'hit')} saved at least {runs.saved:.1f} s, misses took {runs.missed:.1f} s"
         yield from ("", f"{plural(runs.runs, 'traced run')} of {runs.seconds:.1f} s: {sums}")
     if whole.neighbours is not None:
-        columns: verbs.Columns = {"neighbours": str, "files": verbs.count, "size": verbs.size, "place": str}
+        columns: Columns = {"neighbours": str, "files": units.count, "size": units.size, "place": str}
         caches = (
-            (one.name, one.files, one.bytes, f"{verbs.short_path(one.path, home)} ({one.source})")
+            (one.name, one.files, one.bytes, f"{units.short_path(one.path, home)} ({one.source})")
             for one in whole.neighbours
         )
-        yield from ("", verbs.Table(columns, tuple(caches)))
+        yield from ("", Table(columns, tuple(caches)))
 
 
 def _kernels(kernels: Sequence[listing.Kernel], whole: Report) -> Iterator[object]:
     """Yield the largest kernels, and what the entries of each layer save."""
-    from cachectl import listing
-
-    yield from ("", listing.kernels_table(kernels[:_FEW_KERNELS], whole.generated))
+    yield from ("", kernels_table(kernels[:_FEW_KERNELS], whole.generated))
     if more := len(kernels[_FEW_KERNELS:]):
         yield f"{plural(more, 'more kernel')}: cachectl ls"
     saved = {layer.layer: sum(one.saves_in.get(layer.layer, 0) for one in kernels) for layer in whole.layers}
-    if parts := [f"{verbs.duration(seconds)} in {layer}" for layer, seconds in saved.items() if seconds]:
+    if parts := [f"{units.duration(seconds)} in {layer}" for layer, seconds in saved.items() if seconds]:
         yield f"measured: these entries save a start {', '.join(parts)}"
 
 
@@ -537,8 +532,8 @@ def summary(whole: Report) -> str:
         "stale": sum(layer.stale_bytes or 0 for layer in clearable),
         "orphans": sum(layer.orphan_bytes or 0 for layer in clearable),
     }
-    if removable := ", ".join(f"{what} {verbs.size(amount)}" for what, amount in sums.items() if amount):
-        return f"{held}; {verbs.size(sum(sums.values()))} could go ({removable})"
+    if removable := ", ".join(f"{what} {units.size(amount)}" for what, amount in sums.items() if amount):
+        return f"{held}; {units.size(sum(sums.values()))} could go ({removable})"
     return held
 
 
@@ -556,18 +551,18 @@ def _outdated(layer: LayerReport) -> Iterator[str]:
         lost = f"{total.stale_entries:,} of {plural(total.entries or 0, 'entry', 'entries')}"
         measured = "" if took is None else f"; they took about {took:.1f} s to compile (measured)"
         why = f"{max(reasons, key=reasons.__getitem__)}{measured}; cachectl prune --stale {layer.layer} frees them"
-        yield f"{layer.layer}: {lost} ({verbs.size(total.stale_bytes)}) are stale: {why}"
+        yield f"{layer.layer}: {lost} ({units.size(total.stale_bytes)}) are stale: {why}"
 
 
 def _details(layer: LayerReport, home: str) -> Iterator[str]:
     """Yield the reason of a layer's state, and its places."""
     yield from ("", f"{layer.layer}: {layer.state.condition.value}, {layer.state.why}")
-    yield from (f"  driver: {verbs.short_path(file, home)}" for file in layer.state.drivers)
+    yield from (f"  driver: {units.short_path(file, home)}" for file in layer.state.drivers)
     for number, root in enumerate(layer.roots):
         usage, notes = root.usage, [root.root.source]
         if number and not (usage.files or usage.orphan_files or usage.problems):
             continue
         notes += [] if root.exists else ["not there"]
         if usage.orphan_files:
-            notes.append(f"{plural(usage.orphan_files, 'orphan')}, {verbs.size(usage.orphan_bytes)}")
-        yield f"  {verbs.short_path(root.root.path, home)}  ({'; '.join(notes)})"
+            notes.append(f"{plural(usage.orphan_files, 'orphan')}, {units.size(usage.orphan_bytes)}")
+        yield f"  {units.short_path(root.root.path, home)}  ({'; '.join(notes)})"

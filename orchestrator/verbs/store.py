@@ -17,6 +17,8 @@ from cachectl.layers.base.text import plural
 from cachectl.layers.core.json_form import as_json
 from cachectl.layers.core.selection import moment_text
 from cachectl.layers.disk import plain
+from cachectl.show import units
+from cachectl.show.table import Table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -301,7 +303,7 @@ def show(result: StoreListing | Collection | StoreCheck, request: verbs.Request)
     if isinstance(result, Collection):
         would = "would be " if result.dry_run else ""
         entries = plural(result.entries, "entry", "entries")
-        sizes = f"{verbs.size(result.freed)}; {verbs.size(result.kept)} stay"
+        sizes = f"{units.size(result.freed)}; {units.size(result.kept)} stay"
         yield [
             f"{plural(len(result.parts), 'part')} of the index with {entries} {would}removed",
             f"{plural(result.removed, 'pack')} {would}removed: {sizes}",
@@ -317,12 +319,12 @@ def show(result: StoreListing | Collection | StoreCheck, request: verbs.Request)
     yield [f"digest {result.digest}"]
 
 
-def _listing(listing: StoreListing, now: float) -> verbs.Table:
-    numbers = {"entries": verbs.count, "size": verbs.size, "parts": verbs.count, "unsigned": verbs.count}
+def _listing(listing: StoreListing, now: float) -> Table:
+    numbers = {"entries": units.count, "size": units.size, "parts": units.count, "unsigned": units.count}
     rows = []
     for key in listing.keys:
-        facts = ", ".join(f"{name} {fact or verbs.DASH}" for name, fact in key.fingerprint.items())
-        rows.append((key.layer, key.entries, key.bytes, key.parts, key.unsigned, verbs.since(key.newest, now), facts))
+        facts = ", ".join(f"{name} {fact or units.DASH}" for name, fact in key.fingerprint.items())
+        rows.append((key.layer, key.entries, key.bytes, key.parts, key.unsigned, units.since(key.newest, now), facts))
     entries, sizes = sum(key.entries for key in listing.keys), sum(key.bytes for key in listing.keys)
     last = ("total", entries, sizes, sum(key.parts for key in listing.keys), "", "", "")
-    return verbs.Table({"layer": str, **numbers, "newest": verbs.age, "for": str}, rows, last)
+    return Table({"layer": str, **numbers, "newest": units.age, "for": str}, rows, last)

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 
-from cachectl import layer_set, output_files, verbs
+from cachectl import layer_set, verbs
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.text import plural
+from cachectl.show import output_files, units
+from cachectl.show.table import Table
 from cachectl.switching import child
 from cachectl.watching import evidence, ledger, timeline
 from cachectl.watching.trace import tracing
@@ -91,7 +93,7 @@ def run(request: verbs.Request) -> int:
     return traced.exit_status or int(written is None)
 
 
-def show(traced: timeline.Trace, *, explain: bool = False) -> Iterator[bytes | str | verbs.Table]:
+def show(traced: timeline.Trace, *, explain: bool = False) -> Iterator[bytes | str | Table]:
     """Yield what people see of a trace, after what the run's own C code printed; ``explain`` adds what it used."""
     yield traced.passed_on
     yield traced.verdict
@@ -103,9 +105,9 @@ def show(traced: timeline.Trace, *, explain: bool = False) -> Iterator[bytes | s
     stopped = [layer for layer in traced.layers if layer.state is not None]
     yield ""
     if shown:
-        numbers = dict.fromkeys(("hits", "misses", "stores"), verbs.count)
+        numbers = dict.fromkeys(("hits", "misses", "stores"), units.count)
         rows = [(use.layer, use.hits, use.misses, use.stores, use.bytes, use.evidence) for use in shown]
-        yield verbs.Table({"layer": str, **numbers, "stored": verbs.size, "evidence": str}, rows)
+        yield Table({"layer": str, **numbers, "stored": units.size, "evidence": str}, rows)
     yield from (f"{layer.layer}: {layer.state} ({layer.state_why})" for layer in stopped)
     others = len(traced.layers) - len({layer.layer for layer in (*shown, *stopped)})
     yield f"{plural(others, 'more layer' if shown or stopped else 'layer')}: no use seen"
@@ -120,16 +122,16 @@ def show(traced: timeline.Trace, *, explain: bool = False) -> Iterator[bytes | s
     yield from (line for kernel in traced.missed if kernel.diff for line in ("", *kernel.diff.splitlines()))
 
 
-def _missed(kernels: Sequence[timeline.MissedKernel]) -> verbs.Table:
+def _missed(kernels: Sequence[timeline.MissedKernel]) -> Table:
     rows = [
-        (f"{one.seconds:.3f}", one.kernel or verbs.DASH, " ".join(one.layers), one.because) for one in kernels[:_FEW]
+        (f"{one.seconds:.3f}", one.kernel or units.DASH, " ".join(one.layers), one.because) for one in kernels[:_FEW]
     ]
     if more := kernels[_FEW:]:
         rows.append((f"{sum(one.seconds for one in more):.3f}", f"{len(more):,} more", "", ""))
-    return verbs.Table({"seconds": verbs.count, "missed": str, "in": str, "because": str}, rows)
+    return Table({"seconds": units.count, "missed": str, "in": str, "because": str}, rows)
 
 
-def _stages(summary: timeline.Summary, wall: float) -> verbs.Table:
+def _stages(summary: timeline.Summary, wall: float) -> Table:
     """Return the stages that took long; the others, and the program's own time, are sums."""
     long = [stage for stage in summary.stages if stage.seconds >= _SHARE * wall]
     short = [stage for stage in summary.stages if stage not in long]
@@ -138,26 +140,26 @@ def _stages(summary: timeline.Summary, wall: float) -> verbs.Table:
         long.append(timeline.StageTime("other stages", seconds, hit, missed))
     rows = []
     for stage in (*long, timeline.StageTime("the program", summary.own, 0.0, 0.0)):
-        split = [f"{seconds:.3f}" if seconds else verbs.DASH for seconds in (stage.hit, stage.missed)]
+        split = [f"{seconds:.3f}" if seconds else units.DASH for seconds in (stage.hit, stage.missed)]
         rows.append((stage.stage, f"{stage.seconds:.3f}", *split))
-    return verbs.Table({"stage": str, **dict.fromkeys(("seconds", "hit", "missed"), verbs.count)}, rows)
+    return Table({"stage": str, **dict.fromkeys(("seconds", "hit", "missed"), units.count)}, rows)
 
 
-def _builds(kernels: Iterable[timeline.KernelTrace]) -> verbs.Table:
+def _builds(kernels: Iterable[timeline.KernelTrace]) -> Table:
     """Return a row for the builds of the same kernels that the same layer served."""
     groups: dict[tuple[str, str], list[float]] = {}
     for kernel in kernels:
-        served_by = kernel.served_by or ("compiled" if kernel.compiled else verbs.DASH)
-        groups.setdefault((served_by, " ".join(kernel.kernels) or verbs.DASH), []).append(kernel.seconds)
+        served_by = kernel.served_by or ("compiled" if kernel.compiled else units.DASH)
+        groups.setdefault((served_by, " ".join(kernel.kernels) or units.DASH), []).append(kernel.seconds)
     rows = [(f"{sum(seconds):.3f}", len(seconds), *names) for names, seconds in groups.items()]
-    return verbs.Table({"seconds": verbs.count, "builds": verbs.count, "served by": str, "kernels": str}, rows)
+    return Table({"seconds": units.count, "builds": units.count, "served by": str, "kernels": str}, rows)
 
 
-def _entries(entries: Iterable[evidence.EntryTrace]) -> verbs.Table:
+def _entries(entries: Iterable[evidence.EntryTrace]) -> Table:
     rows = []
     for entry in entries:
-        kernels = " ".join(entry.kernels or ()) or verbs.DASH
+        kernels = " ".join(entry.kernels or ()) or units.DASH
         hits = 0 if entry.broken else entry.hits
-        rows.append((entry.layer, hits, entry.stores, entry.bytes, entry.device or verbs.DASH, kernels))
-    numbers = {"hits": verbs.count, "stores": verbs.count, "size": verbs.size}
-    return verbs.Table({"entries of": str, **numbers, "device": str, "kernels": str}, rows)
+        rows.append((entry.layer, hits, entry.stores, entry.bytes, entry.device or units.DASH, kernels))
+    numbers = {"hits": units.count, "stores": units.count, "size": units.size}
+    return Table({"entries of": str, **numbers, "device": str, "kernels": str}, rows)

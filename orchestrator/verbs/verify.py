@@ -8,6 +8,7 @@ from cachectl import layer_set, listing, verbs
 from cachectl.layers.core.finding import Finding
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.root import Root
+from cachectl.show.table import Table
 
 EXAMPLE = "cachectl verify pocl"
 OPTIONS = (verbs.LAYERS, verbs.PLACES, verbs.WAIT, verbs.FORM)
@@ -39,14 +40,31 @@ def run(request: verbs.Request) -> listing.Findings:
         return verify(request.stack, request.options.layers)
 
 
-table = listing.findings_table
-
-
 def show(result: listing.Findings, request: verbs.Request) -> Iterator[object]:
     """Yield each finding; warn of what was not checked."""
-    yield from listing.findings_lines(result, "no damage found")
+    yield from findings_lines(result, "no damage found")
     layers_by_content: dict[str, list[str]] = {}
     for layer, content in (result.not_checked or {}).items():
         layers_by_content.setdefault(content, []).append(layer)
     for content, layers in layers_by_content.items():
         request.notice(f"{', '.join(layers)}: not checked: {content}")
+
+
+def table(result: listing.Findings, _request: object) -> Table:
+    """Return the findings."""
+    rows = []
+    for finding in result.findings:
+        where = (str(finding.root), finding.key or "")
+        rows.append((finding.layer, finding.severity.value, finding.code, *where, finding.message, finding.fix))
+    titles = ("layer", "severity", "code", "root", "key", "message", "fix")
+    return Table(dict.fromkeys(titles, str), rows)
+
+
+def findings_lines(result: listing.Findings, nothing: str) -> Iterator[object]:
+    """Yield each finding with its effect, and its fix on a line of its own to copy; or ``nothing`` if there is none."""
+    for finding in result.findings:
+        where = finding.key if finding.key is not None else str(finding.root)
+        yield f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})"
+        yield [f"  fix: {finding.fix}"]
+    if not result.findings:
+        yield nothing

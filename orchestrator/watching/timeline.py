@@ -18,11 +18,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from cachectl import output_files
 from cachectl.layers.base.documents import encode_json
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.core.json_form import as_json
 from cachectl.layers.core.parts import Lookups
+from cachectl.pages import PAGE
+from cachectl.show import output_files
 from cachectl.watching import evidence
 from cachectl.watching.programs import Event
 
@@ -38,7 +39,7 @@ SCHEMA = "cachectl/timeline/1"
 _HEAD = b'{"otherData":{"schema":"cachectl/timeline/'
 #: What ``trace --timeline`` may replace.
 TIMELINE = output_files.Kind(
-    "a timeline", lambda head: head.startswith(_HEAD) or output_files.PAGE.is_begun_by(head), is_binary=False
+    "a timeline", lambda head: head.startswith(_HEAD) or PAGE.is_begun_by(head), is_binary=False
 )
 #: The fields of a span that are arguments of its event.
 _ARGUMENTS = ("kernel", "layer", "outcome", "bytes")
@@ -148,14 +149,6 @@ class Trace:
 
     def __repr__(self) -> str:
         return f"Trace({self.verdict!r})"
-
-    def _repr_html_(self) -> str:
-        from importlib import import_module
-
-        # The verb, which shows a trace, imports this module.
-        show, notebook = (import_module(f"cachectl.{name}") for name in ("verbs.trace", "notebook"))
-        timeline = [notebook.framed(page(self), "timeline")] if self.processes else []
-        return "\n".join([notebook.html(show.show(self)), *timeline])
 
     def __getitem__(self, name: str) -> evidence.LayerTrace:
         """Return what a layer did. Raises :class:`KeyError` for an unknown name."""

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 from homes import CACHECTL, Home
 
-from cachectl.cli import output
 from cachectl.cli.main import VERBS, build_parser, main, verb_module
 from cachectl.layers.registry import BUILT_IN
-from cachectl.verbs import Columns, Table, count, size
+from cachectl.show.table import Columns, Table, plain_table
+from cachectl.show.units import count, size
 
 KEY = "3/f/433a72c95049e7"
 HEAVY = {"pyopencl", "loopy", "numpy", "mpi4py", "json", "hashlib", "base64", "tarfile", "platform", "bz2"}
@@ -125,7 +125,7 @@ ROWS = [(name, "enabled", 1234567 + number, 1234567, LONG_KEY) for number, name 
 
 @pytest.mark.parametrize("width", [80, 60, 40, 30, 20])
 def test_numbers_are_whole_and_names_differ(width: int) -> None:
-    lines = output.plain_table(Table(COLUMNS, ROWS), width)
+    lines = plain_table(Table(COLUMNS, ROWS), width)
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
     assert all(f"{amount:,}" in text for _, _, amount, _, _ in ROWS)
@@ -137,5 +137,5 @@ def test_numbers_are_whole_and_names_differ(width: int) -> None:
 def test_the_mark_of_shortening_suits_the_encoding_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     for encoding, mark in (("utf-8", "…"), ("ascii", "...")):
         monkeypatch.setattr("sys.stdout", SimpleNamespace(encoding=encoding))
-        line = output.plain_table(Table({"key": str}, [(LONG_KEY,)]), 40)[1]
+        line = plain_table(Table({"key": str}, [(LONG_KEY,)]), 40)[1]
         assert (mark in line, len(line)) == (True, 40)

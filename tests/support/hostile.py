@@ -8,12 +8,12 @@ import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cachectl.cli.output import json_bytes
 from cachectl.config import Limits
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.conformance import nobody
 from cachectl.layers.core.root import Scope
 from cachectl.removal import RemovalPlan
+from cachectl.show.document import json_bytes
 from cachectl.stack import Stack
 from cachectl.verbs.prune import plan_prune
 from support import dictionaries, layers, miopen_kernels

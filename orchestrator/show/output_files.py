@@ -14,7 +14,6 @@ from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-from cachectl import pages
 from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.text import printable
 from cachectl.layers.disk import atomic
@@ -46,7 +45,6 @@ def json_kind(schema: str) -> Kind:
 MAKER = "cachectl bench"
 ARTIFACT = Kind("an artifact", archive.is_artifact_file)
 PICTURE = Kind("a picture of bench", lambda head: head.startswith((_PNG, b"<?xml")) and MAKER.encode() in head)
-PAGE = Kind("a page of cachectl", lambda head: head.startswith(pages.BEGINNING.encode()), is_binary=False)
 
 
 class OutputFile(NamedTuple):

@@ -1,0 +1,30 @@
+"""What a verb shows as HTML, for notebooks: tables as tables, lines as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from cachectl.layers.base.text import printable
+from cachectl.show.table import Table
+
+
+def html(parts: Iterable[object]) -> str:
+    """Return what a verb shows as HTML: tables as tables, lines as they are."""
+    shown = (part for part in parts if part and isinstance(part, (Table, str)))
+    return "\n".join(
+        _table(part) if isinstance(part, Table) else f"<div>{escape(printable(part))}</div>" for part in shown
+    )
+
+
+def _table(table: Table) -> str:
+    columns = list(table.columns.items())
+    lines = ["<tr>" + "".join(f"<th>{escape(title)}</th>" for title, _ in columns) + "</tr>"]
+    for row in (*table.rows, *([table.last] if table.last else [])):
+        cells = []
+        for (_, shown), cell in zip(columns, row, strict=True):
+            side = "left" if shown is str else "right"
+            text = printable(cell if isinstance(cell, str) else shown(cell))
+            cells.append(f'<td style="text-align: {side}">{escape(text)}</td>')
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return f"<table>{''.join(lines)}</table>"

@@ -1,0 +1,121 @@
+"""A table as data, as lines of text of a width, and as CSV."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cachectl.layers.base.text import printable
+from cachectl.show.units import DASH
+
+#: The width of a line where nothing is to be cut.
+ENDLESS = 1 << 30
+#: Where nothing is cut, longer cells do not widen their column: one long cell would pad every row.
+_PADDED = 60
+#: Characters of a shortened word that are still readable.
+_READABLE = 8
+#: How the cells of each column are shown, by its title: as texts (``str``), or as numbers, which stand right.
+Columns = Mapping[str, Callable[[Any], str]]
+
+
+class Table(NamedTuple):
+    """Rows, and the columns that show them; ``last`` are the cells of one more row for people."""
+
+    columns: Columns
+    rows: Sequence[Sequence[Any]]
+    last: Sequence[Any] = ()
+
+
+def shorten(text: str, width: int) -> str:
+    """Shorten a text in the middle."""
+    if len(text) <= width:
+        return text
+    mark = "…"
+    try:
+        mark.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeError, LookupError):
+        mark = "..."
+    room = max(0, width - len(mark))
+    tail = (room + 1) // 2
+    return text[: room - tail] + mark[:width] + text[len(text) - tail :]
+
+
+def csv_text(table: Table) -> str:
+    """Return a table as CSV: sizes in bytes, ages in seconds, and nothing for what is unknown."""
+    import csv
+    import io
+
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table.columns)
+    for row in table.rows:
+        cells = [None if cell == DASH else cell for cell in row]
+        writer.writerow([printable(cell) if isinstance(cell, str) else cell for cell in cells])
+    return text.getvalue()
+
+
+def plain_table(table: Table, width: int = ENDLESS) -> list[str]:
+    """Return the lines of a table of at most ``width`` columns.
+
+    Text that does not fit is shortened in the middle, in the widest column first. Numbers are never shortened, and
+    names in the first column stay different from each other. If the columns still do not fit, a row takes several
+    lines, each but the first indented.
+    """
+    return [line for lines in row_lines(table, width) for line in lines]
+
+
+#: The cells of a column, title included, and the least width that keeps them readable; numbers are padded to theirs.
+_Column = tuple[list[str], int]
+
+
+def _column(title: str, shown: Callable[[Any], str], cells: Iterable[Any], *, first: bool) -> _Column:
+    texts = [title, *(printable(cell if isinstance(cell, str) else shown(cell)) for cell in cells)]
+    widest = max(map(len, texts))
+    if shown is not str:
+        return [text.rjust(widest) for text in texts], widest
+    least, names = min(widest, _READABLE), set(texts)
+    while first and len({shorten(name, least) for name in names}) < len(names):
+        least += 1
+    return texts, least
+
+
+def row_lines(table: Table, width: int) -> list[tuple[str, ...]]:
+    """Return the lines of each row, that of the titles first."""
+    rows = [*table.rows, *([table.last] if table.last else [])]
+    columns = [
+        _column(title, shown, [row[number] for row in rows], first=not number)
+        for number, (title, shown) in enumerate(table.columns.items())
+    ]
+    columns = [column for column in columns if any(column[0])]
+    for gap in (2, 1):
+        if sum(least + gap for _, least in columns) - gap <= width:
+            return [(line,) for line in _side_by_side(columns, width, gap)]
+    # There is room for whole names.
+    names = columns[0][0]
+    columns[0] = (names, min(max(map(len, names)), width))
+    groups: list[list[_Column]] = [[]]
+    for column in columns:
+        room = width - 2 * (len(groups) > 1)
+        if groups[-1] and sum(least + 2 for _, least in groups[-1]) + column[1] > room:
+            groups.append([])
+        groups[-1].append(column)
+    parts = [_side_by_side(groups[0], width, 2)]
+    parts += [[f"  {line}" for line in _side_by_side(group, width - 2, 2)] for group in groups[1:]]
+    return list(zip(*parts, strict=True))
+
+
+def _side_by_side(columns: Sequence[_Column], width: int, gap: int) -> list[str]:
+    """Return a line for each row of some columns, with the widest columns shortened to the width."""
+    cut = width < ENDLESS // 2
+    widths = [min(max(map(len, cells)), ENDLESS if cut else _PADDED) for cells, _ in columns]
+    while sum(widths) + gap * (len(columns) - 1) > width:
+        longer = [place for place, (_, least) in enumerate(columns) if widths[place] > least]
+        # A column on a line of its own is shortened to the line.
+        place = max(longer or range(len(widths)), key=widths.__getitem__)
+        widths[place] -= 1
+    lines = []
+    for row in zip(*(cells for cells, _ in columns), strict=True):
+        cells = [(shorten(cell, most) if cut else cell).ljust(most) for cell, most in zip(row, widths, strict=True)]
+        lines.append((" " * gap).join(cells).rstrip())
+    return lines

@@ -1,0 +1,51 @@
+"""Bytes, numbers, ages and paths as people read them; a dash stands for what is unknown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+#: Stands for what is unknown.
+DASH = "-"
+
+
+def short_path(place: Path | str, home: str) -> str:
+    """Format a path, with ``~`` for the home."""
+    path = str(place)
+    return "~" + path[len(home) :] if home != "/" and path.startswith(home.rstrip("/") + "/") else path
+
+
+def size(amount: int | None) -> str:
+    """Format bytes in powers of 1024, a dash for unknown."""
+    if amount is None:
+        return DASH
+    number = float(amount)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024:  # noqa: PLR2004 - the definition of the units
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TiB"
+
+
+def count(amount: int | None) -> str:
+    """Format a number, a dash for unknown."""
+    return DASH if amount is None else f"{amount:,}"
+
+
+def since(moment: float | None, now: float) -> int | None:
+    """Return the seconds from a moment to now; ``None`` for unknown."""
+    return None if moment is None else max(0, round(now - moment))
+
+
+def duration(seconds: float | None) -> str:
+    """Format seconds of work, a dash for unknown."""
+    return DASH if seconds is None else f"{seconds:.2f} s"
+
+
+def age(passed: int | None) -> str:
+    """Format how many seconds have passed, a dash for unknown."""
+    if passed is None:
+        return DASH
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if passed >= length:
+            return f"{passed / length:.0f}{unit}"
+    return f"{passed}s"
