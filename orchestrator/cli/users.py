@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,20 +41,6 @@ _MOST_NOTES = 3
 _DEEPEST = 12
 _LONGEST = 200
 _LOGIN_DEFS = Path("/etc/login.defs")
-
-#: The list in the document of each verb, and the texts and numbers of its items that the table shows.
-_FINDINGS = ("findings", ("layer", "severity", "message", "fix"), ())
-_PURGE = ("layers", ("layer",), ("removed", "orphans_removed", "bytes_freed", "skipped", "failed"))
-_SHOWN: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    "report": ("layers", ("layer",), ("entries", "files", "bytes", "stale_bytes")),
-    "ls": ("kernels", ("kernels", "layers"), ("bytes", "entries")),
-    "ls -l": ("entries", ("layer", "key"), ("bytes",)),
-    "verify": _FINDINGS,
-    "doctor": _FINDINGS,
-    "purge": _PURGE,
-    "prune": _PURGE,
-}
-
 
 #: What a child said: the document of its verb with ``user`` and ``error``, its status, and other lines. Its user wrote
 #: them.
@@ -84,16 +71,16 @@ def run(request: verbs.Request) -> int:
     for name in ("html", "quiet"):
         if options.get(name):
             request.misuse(f"--{name} is for the caches of one user")
-    words, answers = list(_words(request.words)), []
+    words, answers, shown = list(_words(request.words)), [], _shown(request)
     with request.output.progress() as show:
         for user in _users(options["user"]):
             show(f"reading the caches of {user.pw_name}")
-            answers.append(_ask(user, words))
+            answers.append(_ask(user, words, shown.items))
     documents = [document for document, _, _ in answers]
     failures = [document["error"] for document in documents]
     if answers and len(set(failures)) == 1 and all(status == 2 for _, status, _ in answers):  # noqa: PLR2004
         raise BadRequest(str(failures[0]))
-    _show(request, documents)
+    _show(request, documents, shown)
     for document, _, notes in answers:
         for line in (document["error"], *notes):
             if line:
@@ -101,10 +88,18 @@ def run(request: verbs.Request) -> int:
     return int(any(failures) or any(status for _, status, _ in answers))
 
 
-def _show(request: verbs.Request, documents: list[Mapping[str, Any]]) -> None:
+def _shown(request: verbs.Request) -> verbs.OfUsers:
+    """Return what the file of the verb declares for the answers of several users."""
+    verb = import_module(f"cachectl.verbs.{request.options.verb}")
+    # Those of ls -l and of CSV are entries.
+    is_by_entry = getattr(request.options, "long", False) or (request.form == "csv" and hasattr(verb, "ENTRIES"))
+    shown: verbs.OfUsers = verb.ENTRIES if is_by_entry else verb.OF_USERS
+    return shown
+
+
+def _show(request: verbs.Request, documents: list[Mapping[str, Any]], shown: verbs.OfUsers) -> None:
     """Print all answers in the form that was asked for."""
-    verb = request.options.verb
-    items, texts, numbers = _SHOWN["ls -l" if verb == "ls" and (request.options.long or request.options.csv) else verb]
+    items, texts, numbers = shown
     rows: list[tuple[Any, ...]] = []
     for document in documents:
         for item in document.get(items, ()):
@@ -122,10 +117,10 @@ def _show(request: verbs.Request, documents: list[Mapping[str, Any]]) -> None:
     columns: dict[str, Callable[[Any], str]] = dict.fromkeys(("user", *texts), str)
     sums: list[str] = []
     for name, number in total.items():
-        shown = units.size if "bytes" in name else units.count
+        unit = units.size if "bytes" in name else units.count
         # A dry run has removed nothing.
-        columns["would go" if name == "removed" and request.options.dry_run else name] = shown
-        sums.append(shown(number) + ("" if complete else "+"))
+        columns["would go" if name == "removed" and request.options.dry_run else name] = unit
+        sums.append(unit(number) + ("" if complete else "+"))
     table = Table(columns, rows, ("total", *("" for _ in texts), *sums))
     if request.form == "csv":
         request.output.show_csv(table)
@@ -165,8 +160,8 @@ def _users(names: list[str]) -> list[pwd.struct_passwd]:
     return [user for user in reversed(found.values()) if os.path.isdir(user.pw_dir)]
 
 
-def _ask(user: pwd.struct_passwd, words: list[str]) -> _Answer:
-    """Run a verb as a user, and return what it wrote."""
+def _ask(user: pwd.struct_passwd, words: list[str], items: str) -> _Answer:
+    """Run a verb as a user, and return what it wrote, in which ``items`` is a list of objects."""
     status, data, said, error = _run(user, words)
     document: dict[str, Any] = {}
     lines = said.decode(errors="replace").splitlines()
@@ -181,7 +176,7 @@ def _ask(user: pwd.struct_passwd, words: list[str]) -> _Answer:
         try:
             document, cut = _read(data)
             # A TypeError means that it is not a list of objects.
-            document[_SHOWN[words[0]][0]] = [{**item} for item in document[_SHOWN[words[0]][0]]]
+            document[items] = [{**item} for item in document[items]]
         except PARSE_ERRORS:
             document, error = {}, f"wrote no valid document of {words[0]}"
         else:

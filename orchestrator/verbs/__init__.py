@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest, CachectlError
@@ -175,6 +175,14 @@ class Request:
             from cachectl.show.document import json_bytes
 
             file.write((json_bytes(fact),))
+
+
+class OfUsers(NamedTuple):
+    """What ``--all-users`` shows of a verb: a list in its document, and the texts and numbers of the items in it."""
+
+    items: str
+    texts: tuple[str, ...]
+    numbers: tuple[str, ...] = ()
 
 
 # ---------------------------------------------------------------------- options

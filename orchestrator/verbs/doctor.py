@@ -343,7 +343,7 @@ def run(request: verbs.Request) -> listing.Findings:
         return doctor(request.stack, request.options.layers)
 
 
-table = verify.table
+table, OF_USERS = verify.table, verify.OF_USERS
 
 
 def show(result: listing.Findings, _request: verbs.Request) -> Iterator[object]:

@@ -104,6 +104,10 @@ def show(listed: listing.Listing, request: verbs.Request) -> Iterator[object]:
         yield kernels_table(listed.kernels, request.now)
 
 
+OF_USERS = verbs.OfUsers("kernels", ("kernels", "layers"), ("bytes", "entries"))
+ENTRIES = verbs.OfUsers("entries", ("layer", "key"), ("bytes",))
+
+
 def kernels_table(kernels: Sequence[listing.Kernel], now: float) -> Table:
     """Return a row for each kernel; ``now`` is the time that ages refer to."""
     columns: dict[str, Callable[[Any], str]] = {"kernel": str, "layers": str, "entries": units.count}

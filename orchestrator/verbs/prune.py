@@ -146,7 +146,7 @@ def _things(
             unread[layer].append(Note(str(root.path) if root else "*", reason_of(thing)))
 
 
-show, table = purge.show, purge.table
+show, table, OF_USERS = purge.show, purge.table, purge.OF_USERS
 
 
 def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:

@@ -84,6 +84,8 @@ def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:
 
 # ---------------------------------------------------------------------- what purge and prune show
 
+OF_USERS = verbs.OfUsers("layers", ("layer",), ("removed", "orphans_removed", "bytes_freed", "skipped", "failed"))
+
 
 def layers_table(
     result: removal.RemovalPlan | removal.Removal, layers: Iterable[Plan | Outcome], home: str, *, sums: bool

@@ -46,6 +46,7 @@ OPTIONS = (
 _FEW_KERNELS, _MOST_KERNELS = 20, 1_000
 #: Entries that a page lists; the smaller ones are summed.
 _MOST_SHOWN = 5_000
+OF_USERS = verbs.OfUsers("layers", ("layer",), ("entries", "files", "bytes", "stale_bytes"))
 EPILOG = "A LAYER that is named is shown as with -v."
 
 

@@ -50,6 +50,9 @@ def show(result: listing.Findings, request: verbs.Request) -> Iterator[object]:
         request.notice(f"{', '.join(layers)}: not checked: {content}")
 
 
+OF_USERS = verbs.OfUsers("findings", ("layer", "severity", "message", "fix"))
+
+
 def table(result: listing.Findings, _request: object) -> Table:
     """Return the findings."""
     rows = []

@@ -77,7 +77,7 @@ def test_an_answer_is_a_document(
     status: int, written: bytes, errors: bytes, error: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(users, "_run", lambda *_: (status, written, errors, None))
-    document, _, _ = users._ask(pwd.getpwnam(ME), ["report", "--json"])
+    document, _, _ = users._ask(pwd.getpwnam(ME), ["report", "--json"], "layers")
     assert (document["error"], "layers" in document) == (error, error is None)
 
 
@@ -94,7 +94,7 @@ def test_rows_beyond_the_limits_are_counted(
     written: bytes, kept: int, cut: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(users, "_run", lambda *_: (0, written, b"", None))
-    document, _, _ = users._ask(pwd.getpwnam(ME), ["report", "--json"])
+    document, _, _ = users._ask(pwd.getpwnam(ME), ["report", "--json"], "layers")
     said = f"{cut} row{'s' * (cut > 1)} cut: a row has at most 64 KiB, an answer 2 MiB; select fewer entries"
     assert (len(document["layers"]), document["error"]) == (kept, said if cut else None)
 
