@@ -5,7 +5,7 @@ Sizes are bytes, times are epoch seconds. ``None`` is *unknown*; zero is zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -19,6 +19,14 @@ class Note(NamedTuple):
 
     key: str
     because: str
+
+
+def keys_by_reason(notes: Iterable[Note]) -> dict[str, list[str]]:
+    """Return the keys of each reason: a full disk, or a read-only home, is one, however many files it holds."""
+    keys: dict[str, list[str]] = {}
+    for note in notes:
+        keys.setdefault(note.because, []).append(note.key)
+    return keys
 
 
 #: What a scan can find in a root: an *entry* is what a lookup can hit; an *orphan* is the layer's, but no lookup can

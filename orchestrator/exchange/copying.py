@@ -32,7 +32,7 @@ from cachectl.layers.base.errors import (
     reason_of,
 )
 from cachectl.layers.base.text import printable
-from cachectl.layers.core.entry import Artifact, Entry, Note
+from cachectl.layers.core.entry import Artifact, Entry, Note, keys_by_reason
 from cachectl.layers.core.layer import Layer, get_many, put_many, roots_of
 from cachectl.layers.core.selection import ALL, Selection
 from cachectl.layers.core.switch import Ability
@@ -408,9 +408,6 @@ def base_keys(environment: Environment, base: Path, layers: Iterable[str] = ()) 
 
 
 def say_failed(layer: str, what: str, failed: Sequence[Note], notice: Callable[[str], None]) -> None:
-    """Give a line for each reason, not for each entry: a read-only home may refuse thousands."""
-    keys: dict[str, list[str]] = {}
-    for note in failed:
-        keys.setdefault(note.because, []).append(note.key)
-    for because, those in sorted(keys.items(), key=lambda item: -len(item[1]))[:_REASONS]:
-        notice(f"{layer}: {len(those):,} {what} ({those[0]}{', …' if len(those) > 1 else ''}): {because}")
+    """Give a line for each of the most frequent reasons."""
+    for reason, keys in sorted(keys_by_reason(failed).items(), key=lambda item: -len(item[1]))[:_REASONS]:
+        notice(f"{layer}: {len(keys):,} {what} ({keys[0]}{', …' if len(keys) > 1 else ''}): {reason}")

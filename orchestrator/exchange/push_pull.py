@@ -127,7 +127,7 @@ def _push_to_file(
         if target.exists():
             place.lock(target, block.enter_context(open(target, "rb")))
             _require_unused(target)
-        before = _state_of(target)
+        before = _stamp_of(target)
         copies, copied = block.enter_context(copying.layer_with_file(stack.environment, layer, target, inside))
         source = copying.LayerCollection([layer], prefix=inside.as_posix())
         plan = copying.missing(source, copies, [wire.StoreKey(layer.name)], result, selection, besides=besides)
@@ -135,7 +135,7 @@ def _push_to_file(
         if done.placed:
             flat = copied.with_name(f"{copied.name}.flat")
             copying.copy_database(copied, flat)
-            if _state_of(target) != before:
+            if _stamp_of(target) != before:
                 raise place.Changed(str(file))
             try:
                 atomic.replace_file(target, [flat.read_bytes()], new=before is None)
@@ -157,10 +157,9 @@ def _require_unused(file: Path) -> None:
             raise place.TransferFailed(message)
 
 
-def _state_of(file: Path) -> tuple[int, ...] | None:
+def _stamp_of(file: Path) -> tuple[int, ...] | None:
     with contextlib.suppress(FileNotFoundError):
-        status = os.stat(file)
-        return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        return database.file_stamp(file)
     return None
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from cachectl import layer_set, removal, verbs
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.text import plural
+from cachectl.layers.core.entry import keys_by_reason
 from cachectl.layers.core.plan import Outcome, Plan
 from cachectl.layers.core.selection import ALL, Selection
 from cachectl.show import units
@@ -136,10 +137,6 @@ def show(result: removal.RemovalPlan | removal.Removal, request: verbs.Request) 
         yield f"{plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
     for layer in result.layers:
         request.output.warn_notes(f"{layer.name}: skipped", layer.skipped)
-        # A full disk is one warning, however many files it holds.
-        keys: dict[str, list[str]] = {}
-        for note in layer.failed:
-            keys.setdefault(note.because, []).append(note.key)
-        for reason, (first, *more) in keys.items():
+        for reason, (first, *more) in keys_by_reason(layer.failed).items():
             others = f" and {len(more)} more" if more else ""
             request.notice(f"{layer.name}: {'' if first == '*' else f'{first}{others}: '}{reason}")
