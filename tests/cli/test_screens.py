@@ -1,7 +1,7 @@
 """The main verbs on a wide and a narrow terminal, held against kept screens.
 
-``CACHECTL_SCREENS=write pytest tests/cli/test_screens.py tests/cli/test_edges.py`` writes the screens again. Look at them before they are
-kept.
+``CACHECTL_SCREENS=write pytest tests/cli/test_screens.py tests/cli/test_edges.py`` writes the screens again. Look at
+them before they are kept.
 """
 
 import os
