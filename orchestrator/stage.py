@@ -58,12 +58,11 @@ class NotConnected(CachectlError):
     """
 
     def __init__(self, launch: launcher.Launch, library: str) -> None:
-        setting, count, rank = launch
-        self.first = not rank or count is None
-        ranks = "several ranks" if count is None else f"{count} ranks"
-        hint = "; srun --mpi=list names what Slurm offers" * setting.startswith("SLURM")
+        self.first = not launch.rank or launch.ranks is None
+        ranks = "several ranks" if launch.ranks is None else f"{launch.ranks} ranks"
+        hint = "; srun --mpi=list names what Slurm offers" * launch.setting.startswith("SLURM")
         super().__init__(
-            f"the launcher started {ranks} ({setting}), but MPI does not connect them: mpi4py uses {library}; "
+            f"the launcher started {ranks} ({launch.setting}), but MPI does not connect them: mpi4py uses {library}; "
             f"start them with the mpiexec of that MPI, or install mpi4py for the launcher's MPI{hint}"
         )
 
@@ -204,7 +203,7 @@ class Ranks:
         if source is None and out is None:
             raise BadRequest("nothing to stage: name a SOURCE to start with, or --out FILE for what is compiled")
         mpi = _mpi()
-        if mpi.COMM_WORLD.size == 1 and (launch := launcher.launched(environment)) is not None:
+        if mpi.COMM_WORLD.size == 1 and (launch := launcher.innermost_launch(environment)) is not None:
             name, version = mpi.get_vendor()
             raise NotConnected(launch, " ".join((name, ".".join(map(str, version)))))
         self.environment = environment
