@@ -60,12 +60,12 @@ def test_clearing_returns_what_it_did_and_says_what_killed_commands_left(warm: H
 def test_running_returns_the_status_and_the_proof(home: Home) -> None:
     stack = Stack(home.environment())
     said: list[str] = []
-    status, proof = stack.run(ENDING_WITH_3, isolated=True, layers=["loopy"], prove=True, notice=said.append)
+    status, proof = stack.run_isolated(ENDING_WITH_3, layers=["loopy"], prove=True, notice=said.append)
     assert status == 3
     assert proof is not None
     assert proof.of(HOLDS) == ("loopy",)
     assert any("is isolated too" in line for line in said)
-    assert stack.run(ENDING_WITH_3, no_cache=True, layers=["pocl"], notice=said.append)[1] is None
+    assert stack.run_without_cache(ENDING_WITH_3, layers=["pocl"], notice=said.append)[1] is None
     traced = stack.trace(ENDING_WITH_3, explain=True, notice=said.append)
     assert (traced.exit_status, traced.kernels, traced.missed) == (3, (), ())
 

@@ -356,7 +356,7 @@ def make_own_root(environment: Environment, base: Path) -> Path:
         raise CachectlError(message) from error
 
 
-def base_at(environment: Environment, folder: str | Path, own: Path | bool) -> Path:
+def base_at(environment: Environment, folder: str | Path, own: Path | None) -> Path:
     """Return the absolute path of a base.
 
     Raises :class:`BadRequest` if there is no such folder, or if it and the folder ``own`` contain one another.
@@ -364,7 +364,7 @@ def base_at(environment: Environment, folder: str | Path, own: Path | bool) -> P
     base = Path(os.path.normpath(environment.expand(os.fspath(folder))))
     if not folder or not base.is_dir():
         raise BadRequest(f"--base {os.fspath(folder)!r} is not a directory")
-    if not isinstance(own, bool):
+    if own is not None:
         _require_apart(base, environment.absolute(own))
     return base
 
