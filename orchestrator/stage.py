@@ -45,6 +45,8 @@ NODE = "CACHECTL_NODE"
 FAILING_WAIT = 5.0
 #: The shortest and the longest pause while a rank waits, in seconds.
 _SHORTEST, _LONGEST = 0.001, 0.05
+#: What MPI still uses after a failing rank has stopped waiting.
+_PENDING: list[object] = []
 
 
 class NotConnected(CachectlError):
@@ -144,13 +146,6 @@ class Staged(NamedTuple):
             self.root.remove()
 
 
-class End(NamedTuple):
-    """Whether all ranks ended well; ``None`` if some did not come, which MPI goes on waiting for with ``buffers``."""
-
-    is_good: bool | None = True
-    buffers: object = None
-
-
 def join(environment: Environment, comm: Intracomm | None = None) -> Ranks:
     """Return the ranks of ``comm``, by default of the world. All ranks must call this.
 
@@ -196,15 +191,18 @@ def stage_in(job: Job) -> Staged:
     return Staged(folder, variables, root, writes)
 
 
-def stage_out(job: Job, staged: Staged, *, ok: bool = True) -> End:
+def stage_out(job: Job, staged: Staged, *, ok: bool = True) -> bool | None:
     """Wait for all ranks; push the new entries of all nodes if requested. All ranks must call this.
 
-    If a rank is not ``ok``, nothing is pushed, and it waits only a few seconds for the others.
+    If a rank is not ``ok``, nothing is pushed, and it waits only a few seconds for the others. Returns whether all are
+    ok, ``None`` if some did not come.
     """
     mpi, (world, _, leaders, name), root = _mpi(), job.ranks, staged.root
     mine, everybody = bytearray([ok]), bytearray(1)
     request = world.Iallreduce([mine, mpi.BYTE], [everybody, mpi.BYTE], op=mpi.BAND)
-    has_come = _poll(request.Test, None if ok else FAILING_WAIT)
+    have_come = _poll(request.Test, None if ok else FAILING_WAIT)
+    if not have_come:
+        _PENDING.append((request, mine, everybody))
     if not everybody[0]:
         if staged.writes and world.rank == 0:
             job.notice(f"a rank has failed: nothing was written to {job.route.out}")
@@ -221,7 +219,7 @@ def stage_out(job: Job, staged: Staged, *, ok: bool = True) -> End:
             except FAILURES as error:
                 job.notice(f"new entries are lost: {job.route.out}: {full_reason(error)}")
         _say_notes(job.notice, leaders.gather((name, root.take_notes())) or ())
-    return End(bool(everybody[0]) if has_come else None, (request, mine, everybody))
+    return bool(everybody[0]) if have_come else None
 
 
 def _say_staged(inform: Callable[[str], None], fillings: Sequence[Filling]) -> None:
@@ -358,13 +356,14 @@ def staged(
     if late := world.allreduce(too_late(LayerSet(environment).clearable(), environment.temporary), op=or_):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in late.items())
         raise CachectlError(f"too late to stage; enter the block before these are used: {reasons}")
-    here, end, ok, process = stage_in(job), End(), False, os.getpid()
+    here, process, ok = stage_in(job), os.getpid(), False
+    all_ok: bool | None = True
 
     def close() -> None:
         if os.getpid() == process:
-            # Others of the node go on using the folder until they end too; one that has failed may not come here.
-            if end.is_good is not None and not _mpi().Is_finalized():
-                _poll(node.Ibarrier().Test, None if end.is_good else FAILING_WAIT)
+            # The others of the node use the folder until they end. One that has failed may not come here.
+            if all_ok is not None and not _mpi().Is_finalized():
+                _poll(node.Ibarrier().Test, None if all_ok else FAILING_WAIT)
             here.remove()
 
     atexit.register(close)
@@ -378,6 +377,6 @@ def staged(
     finally:
         # A forked child leaves the block too, but is no rank.
         if os.getpid() == process:
-            end = stage_out(job, here, ok=ok)
+            all_ok = stage_out(job, here, ok=ok)
             while lines:
                 warn(lines.pop(0))
