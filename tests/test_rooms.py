@@ -12,21 +12,23 @@ FLOORS = ("base", "disk", "formats", "core", "stores", "host", "inside", "produc
 #: The rooms above with those that each may import; all may import the floors below. Single modules are rooms.
 ALLOWED = {
     "layer_set": set(),
-    "pages": set(),
+    "pages.__init__": set(),
     "config": set(),
-    "output_files": {"pages"},
+    "output_files": {"pages.__init__"},
     "switching": {"layer_set"},
-    "watching": {"layer_set", "output_files", "pages", "switching"},
+    "watching": {"layer_set", "output_files", "pages.__init__", "switching"},
     "verbs.__init__": {"config", "exchange", "layer_set", "output_files", "switching"},
     "listing": {"layer_set", "verbs.__init__", "watching"},
+    "grouping": {"listing"},
+    "pages": {"listing", "pages.__init__"},
     "notebook": {"verbs.__init__"},
     "removal": {"layer_set", "notebook", "verbs.__init__"},
     "transfer": {"listing", "verbs.__init__"},
     "exchange": {"layer_set", "listing", "switching", "transfer"},
     "stage": {"exchange", "layer_set", "switching"},
     "verbs": {
-        *("config", "exchange", "layer_set", "listing", "notebook", "output_files", "pages", "removal", "stage"),
-        *("switching", "transfer", "verbs.__init__", "watching"),
+        *("config", "exchange", "grouping", "layer_set", "listing", "notebook", "output_files", "pages", "removal"),
+        *("stage", "switching", "transfer", "verbs.__init__", "watching"),
     },
     "stack": {"exchange", "layer_set", "listing", "switching", "verbs"},
     # It loads the module of a verb by its name.
@@ -44,7 +46,8 @@ def room(module: str) -> str:
     if module.startswith("layers"):
         # A product is an adapter as a whole, whatever files it has.
         return first if first in FLOORS else "products"
-    return "verbs.__init__" if module == "verbs.__init__" else first
+    # What all files of these rooms share stands below them.
+    return module if module in ("verbs.__init__", "pages.__init__") else first
 
 
 def pairs() -> set[tuple[str, str]]:

@@ -130,6 +130,11 @@ def release_of(version: str | None) -> tuple[int, ...] | None:
     return None if match is None else tuple(int(part) for part in match.groups() if part is not None)
 
 
+def python_release(version: str) -> str:
+    """Return the first three numbers of the five-part version of a Python."""
+    return ".".join(version.split(".")[:3])
+
+
 def user_name(number: int) -> str:
     """Return the name of an account, or its number as text if it has none."""
     try:
