@@ -170,11 +170,6 @@ def user_cache_folder(environment: Environment, application: str) -> tuple[Path,
     return environment.home_folder / "Library" / "Caches" / application, "default"
 
 
-def own_roots_folder(environment: Environment) -> Path:
-    """Return the folder of the own roots of bases, each of which ``cachectl run --base`` keeps for one base."""
-    return user_cache_folder(environment, "cachectl")[0] / "bases"
-
-
 def is_common_cache_home(environment: Environment) -> bool:
     """Return whether all releases of platformdirs surely agree about the user's cache folder."""
     home, named = environment.variables.get("HOME", "/"), environment.get("XDG_CACHE_HOME") or "/"

@@ -151,12 +151,13 @@ def run_from(
     :param store: neither gives nor gets the entries of the base
     """
     from cachectl.exchange import copying
+    from cachectl.layers.disk.own_roots import make_own_root
 
     here, chosen, used = stack.environment, stack.named(layers), stack
     place = copying.base_at(here, base, root)
     child.say_shared(place, "--base", notice)
     if root is None and not temporary:
-        root = copying.make_own_root(here, place)
+        root = make_own_root(here, place)
     besides: Mapping[str, frozenset[str]] = {}
     if store is not None:
         besides = copying.base_keys(here, place, layers)
