@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from cachectl import listing
+from cachectl import grouping, listing
 from cachectl.layers.core.json_form import declared, json_keys
 from cachectl.layers.core.plan import Clearable
 from cachectl.layers.host.neighbours import Neighbour
@@ -36,7 +36,13 @@ DOCUMENTS = (
 )
 
 #: What modules import for type checkers only.
-_NAMES = {"Clearable": Clearable, "Neighbour": Neighbour, "listing": listing, "ledger": ledger}
+_NAMES = {
+    "Clearable": Clearable,
+    "Neighbour": Neighbour,
+    "grouping": grouping,
+    "listing": listing,
+    "ledger": ledger,
+}
 _PLAIN = {str: "string", Path: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 Schema = dict[str, Any]

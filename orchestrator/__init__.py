@@ -10,6 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cachectl.config import Limits
     from cachectl.exchange.place import BadStore, TransferFailed
+    from cachectl.exchange.push_pull import RunStore
     from cachectl.exchange.trust import Trust, Untrusted
     from cachectl.layers.base.errors import *
     from cachectl.layers.core.selection import Selection
@@ -29,6 +30,7 @@ __all__ = [
     "Limits",
     "NoRoom",
     "Refused",
+    "RunStore",
     "Selection",
     "Stack",
     "StillOn",
@@ -48,6 +50,7 @@ __all__ = [
 _HOMES = {
     "BadStore": "exchange.place",
     "Limits": "config",
+    "RunStore": "exchange.push_pull",
     "Selection": "layers.core.selection",
     "Stack": "stack",
     "StillOn": "switching.disabled",

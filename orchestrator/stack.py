@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cachectl.verbs.prune import prune
     from cachectl.verbs.purge import plan_purge, purge
     from cachectl.verbs.report import report
-    from cachectl.verbs.run import run_with
+    from cachectl.verbs.run import run_from, run_in_place, run_isolated, run_without_cache
     from cachectl.verbs.store import SharedStore
     from cachectl.verbs.trace import trace
     from cachectl.verbs.verify import verify
@@ -68,7 +68,10 @@ class Stack(LayerSet):
         plan_clear = plan_purge
         purge = purge
         prune = prune
-        run = run_with
+        run = run_in_place
+        run_without_cache = run_without_cache
+        run_isolated = run_isolated
+        run_from = run_from
         trace = trace
         bench = bench
         portability_digest = portability_digest
@@ -86,7 +89,10 @@ class Stack(LayerSet):
         plan_clear = _Verb("cachectl.verbs.purge.plan_purge")
         purge = _Verb("cachectl.verbs.purge.purge")
         prune = _Verb("cachectl.verbs.prune.prune")
-        run = _Verb("cachectl.verbs.run.run_with")
+        run = _Verb("cachectl.verbs.run.run_in_place")
+        run_without_cache = _Verb("cachectl.verbs.run.run_without_cache")
+        run_isolated = _Verb("cachectl.verbs.run.run_isolated")
+        run_from = _Verb("cachectl.verbs.run.run_from")
         trace = _Verb("cachectl.verbs.trace.trace")
         bench = _Verb("cachectl.verbs.bench.bench")
         portability_digest = _Verb("cachectl.exchange.portability.portability_digest")

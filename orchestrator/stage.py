@@ -14,24 +14,24 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from cachectl.exchange import bundle, copying, place, push_pull
 from cachectl.exchange import trust as trusting
+from cachectl.exchange.node_root import Filling, Name, NodeRoot, full_reason
 from cachectl.exchange.store import StoreCollection, place_of
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import FAILURES, BadRequest, CachectlError, reason_of
+from cachectl.layers.base.errors import FAILURES, BadRequest, CachectlError
 from cachectl.layers.base.text import plural
-from cachectl.layers.disk import handles, temporaries
 from cachectl.layers.host import launcher
 from cachectl.layers.host.here import this_environment
-from cachectl.switching import child, overlay
+from cachectl.switching import overlay
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -41,14 +41,12 @@ if TYPE_CHECKING:
 
 #: For tests on one machine: ranks with different values count as different nodes.
 NODE = "CACHECTL_NODE"
-#: Bytes of free space that a disk needs before programs are moved there.
-_ROOM = 1 << 20
 #: Seconds that a failing rank waits for the others to notice.
 FAILING_WAIT = 5.0
+#: The shortest and the longest pause while a rank waits, in seconds.
 _SHORTEST, _LONGEST = 0.001, 0.05
-
-#: Layer and key: the name of an entry in any root.
-Name = tuple[str, str]
+#: What MPI still uses after a failing rank has stopped waiting.
+_PENDING: list[object] = []
 
 
 class NotConnected(CachectlError):
@@ -58,337 +56,230 @@ class NotConnected(CachectlError):
     """
 
     def __init__(self, launch: launcher.Launch, library: str) -> None:
-        setting, count, rank = launch
-        self.first = not rank or count is None
-        ranks = "several ranks" if count is None else f"{count} ranks"
-        hint = "; srun --mpi=list names what Slurm offers" * setting.startswith("SLURM")
+        self.first = not launch.rank or launch.ranks is None
+        ranks = "several ranks" if launch.ranks is None else f"{launch.ranks} ranks"
+        hint = "; srun --mpi=list names what Slurm offers" * launch.setting.startswith("SLURM")
         super().__init__(
-            f"the launcher started {ranks} ({setting}), but MPI does not connect them: mpi4py uses {library}; "
+            f"the launcher started {ranks} ({launch.setting}), but MPI does not connect them: mpi4py uses {library}; "
             f"start them with the mpiexec of that MPI, or install mpi4py for the launcher's MPI{hint}"
         )
 
 
-# ---------------------------------------------------------------------- one node
+class Route(NamedTuple):
+    """Where entries come from, why that is trusted, and where new ones go, signed by a key.
 
-
-class NodeRoot:
-    """The folder with the caches of all ranks of one node, for one job, made empty in the node's temporary folder.
-
-    That is used directly if it is this user's own with mode 0700, else through its folder ``cachectl-UID``, which is.
-    If another user could replace either, nothing is staged: ``root`` is ``None``, ``variables`` are empty, and programs
-    run as without staging. Only layers that a rerun refills move: tuning results stay in place. Files of other programs
-    in the user cache folder are linked. ``notes`` has a line for each problem. ``usable`` is whether the source could
-    be read and was trusted.
+    With ``force`` a file is replaced that is not a bundle.
     """
 
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
-        self.root: Path | None = None
-        self._folders = ExitStack()
-        self.variables: Mapping[str, str | None] = {}
-        self.placed = 0
-        self.trusted: tuple[str, ...] = ()
-        self.usable = True
-        self.notes: list[str] = []
-        self._known: frozenset[Name] = frozenset()
-        layers = LayerSet(environment).clearable()
-        child.say_left_alone(layers, (), self.notes.append, off=False)
-        try:
-            with child.needed(environment.temporary):
-                parent = temporaries.private_folder(environment.temporary, make=True)
-                temporaries.remove_abandoned(environment, (parent,))
-                folder = temporaries.owned_folder(parent, "cachectl-stage-", environment)
-                self.root = self._folders.enter_context(folder)
-                handles.probe_room(self.root, _ROOM)
-                child.link_cache_home(environment, layers, self.root)
-                self.variables = child.variables_isolated(layers, self.root)
-        except CachectlError as error:
-            self._give_up(str(error))
+    source: str | None
+    trust: trusting.Trust | None
+    out: str | None
+    sign: str | None
+    force: bool = False
 
-    def _give_up(self, why: str) -> None:
-        self.notes.append(f"not staged, so programs run cold or with the caches they have anyway: {why}")
-        self.variables = {}
-        self.remove()
-
-    def stack(self) -> LayerSet:
-        """Return the layers as programs of this node find them."""
-        moved = self._environment.with_variables(self.variables)
-        return LayerSet(moved if self.root is None else moved._replace(temporary=self.root))
-
-    def fill(self, source: str, trust: trusting.Trust | None) -> None:
-        """Pull a source. A failure leaves programs cold."""
-        if self.root is None:
-            return
-        stack = self.stack()
-        try:
-            done = push_pull.pull(stack, source, trust)
-        except FAILURES as error:
-            self.usable = isinstance(error, place.Missing)
-            self.notes.append(f"starts cold: {_reason(error)}")
-            return
-        try:
-            if done.failed:
-                handles.probe_room(self.root, _ROOM)
-        except OSError as error:
-            self._give_up(f"{self.root.parent}: {_reason(error)}")
-            return
-        self._known = _names_in(stack)
-        self.placed, self.trusted = done.total.placed, done.trusted
-        for layer in done.layers:
-            copying.say_failed(layer.layer, "not placed", layer.failed, self.notes.append)
-        reasons = [f"{note.key}: {note.because}" for note in done.unread]
-        reasons += [outlook.words for layer in done.layers for outlook in layer.outlooks if outlook.hits is False]
-        if reasons and not self.placed:
-            self.notes.append(f"starts cold: {reasons[0]}")
-
-    def new(self) -> frozenset[Name]:
-        """Return the names of the entries added since programs began. An entry that only grew is not new."""
-        return _names_in(self.stack()) - self._known if self.root is not None else frozenset()
-
-    def pack(self, others: frozenset[Name]) -> Path | None:
-        """Return a bundle of the new entries that others lack; ``None`` if there is none, or, with a note, on failure.
-
-        Entries that cannot be read are not pushed.
-        """
-        if self.root is None:
-            return None
-        besides: dict[str, set[str]] = {}
-        for layer, key in self._known | others:
-            besides.setdefault(layer, set()).add(key)
-        file = self.root / "new.zip"
-        try:
-            push_pull.push(self.stack(), file, besides=besides)
-        except FAILURES as error:
-            self.notes.append(f"new entries are lost: {_reason(error)}")
-        return file if file.exists() else None
-
-    def remove(self) -> None:
-        """Remove the folder and everything in it."""
-        self._folders.close()
-        self.root = None
-
-
-def _names_in(stack: LayerSet) -> frozenset[Name]:
-    """Return the names of all entries that a rerun refills; a layer that cannot be listed adds none."""
-    return frozenset((layer.name, key) for layer in stack.clearable() for key in copying.keys_of(layer))
-
-
-# ---------------------------------------------------------------------- all nodes
-
-
-class Ranks:
-    """All ranks of a job. All ranks must call each method, in the same order.
-
-    On rank 0 ``notice`` gets a line for each problem, and ``inform`` a line for each thing done.
-    """
-
-    def __init__(
-        self,
-        environment: Environment,
-        source: str | None,
-        trust: trusting.Trust | None,
-        out: str | None,
-        sign: str | None,
-        *,
-        force: bool = False,
-        comm: Intracomm | None = None,
-        notice: Callable[[str], None],
-        inform: Callable[[str], None],
-    ) -> None:
-        if source is None and trust is not None:
+    def require_sense(self) -> None:
+        """Raise :class:`BadRequest` if the values do not go together."""
+        if self.source is None and self.trust is not None:
             raise BadRequest("--allowed-signers, --digest and --trust need a SOURCE")
-        if place.STREAM in (source, out):
+        if place.STREAM in (self.source, self.out):
             raise BadRequest("the standard streams are the command's; name a FILE")
-        if sign is not None and out is None:
+        if self.sign is not None and self.out is None:
             raise BadRequest("--sign needs --out FILE")
-        if source is None and out is None:
+        if self.source is None and self.out is None:
             raise BadRequest("nothing to stage: name a SOURCE to start with, or --out FILE for what is compiled")
-        mpi = _mpi()
-        if mpi.COMM_WORLD.size == 1 and (launch := launcher.launched(environment)) is not None:
-            name, version = mpi.get_vendor()
-            raise NotConnected(launch, " ".join((name, ".".join(map(str, version)))))
-        self.environment = environment
-        self.notice = notice
-        self.root: Path | None = None
-        self._source, self._trust, self._out, self._sign, self._force = source, trust, out, sign, force
-        #: Whether the target is the source, which stays as it is if it cannot be used.
-        self._is_same = (
-            None not in (source, out) and len({environment.expand(str(name)).resolve() for name in (source, out)}) == 1
-        )
-        self._inform = inform
-        # A separate communicator, so that our messages do not mix with the program's.
-        self._world = (mpi.COMM_WORLD if comm is None else comm).Dup()
-        colour = environment.get(NODE)
-        suffix = "" if colour is None else f" ({NODE}={colour})"
-        self._name = f"{mpi.Get_processor_name()}{suffix}"
-        shared = self._world.Split_type(mpi.COMM_TYPE_SHARED, self._world.rank)
-        colours = sorted(set(shared.allgather(suffix)))
-        self._node = cast("Intracomm", shared.Split(colours.index(suffix), self._world.rank))
-        leads = self._node.rank == 0
-        leaders = self._world.Split(0 if leads else mpi.UNDEFINED, self._world.rank)
-        self._leaders = cast("Intracomm", leaders) if leads else None
-        self._here: NodeRoot | None = None
-        self._writes = out is not None
-        self._abandoned = self._failed = False
 
-    @property
-    def rank(self) -> int:
-        """The number of this rank."""
-        return int(self._world.rank)
+    def is_round(self, environment: Environment) -> bool:
+        """Return whether the target is the source, which stays as it is if it cannot be used."""
+        ends = (self.source, self.out)
+        return None not in ends and len({environment.expand(str(end)).resolve() for end in ends}) == 1
 
-    def stage_in(self) -> Mapping[str, str | None]:
-        """Stage; return the variables with which programs of this rank use the staged entries.
-
-        Raises :class:`BadRequest`, on every rank, for an invalid request.
-        """
-        misuse = self._world.bcast(self._misuse() if self.rank == 0 else None)
-        if misuse is not None:
-            raise BadRequest(misuse)
-        if self._leaders is not None:
-            self._here = NodeRoot(self.environment)
-            if self._source is not None:
-                self._here.fill(self._source, self._trust)
-            self._report(self._leaders, self._here)
-        _rest(self._node)
-        result = (None, {}) if self._here is None else (self._here.root, dict(self._here.variables))
-        self.root, variables = self._node.bcast(result)
-        return cast("Mapping[str, str | None]", variables)
-
-    def _misuse(self) -> str | None:
+    def complaint(self, environment: Environment) -> str | None:
         """Return why nothing can be staged; ``None`` if it can."""
-        environment, out = self.environment, self._out
-        layers = LayerSet(environment)
-        if name := next((name for name in (out, self._source) if name in layers), None):
+        layers, source, out = LayerSet(environment), self.source, self.out
+        if name := next((name for name in (out, source) if name in layers), None):
             return f"{name!r} is a layer, not a FILE; write ./NAME for a file"
-        source = None if self._source is None else environment.expand(self._source)
-        if source is not None and self._trust is None and not os.path.isdir(source):
+        if source is not None and self.trust is None and not os.path.isdir(environment.expand(source)):
             return trusting.UNTRUSTED
         try:
             if out is not None and not place.is_url(out) and not (folder := environment.expand(out).parent).is_dir():
                 return f"--out {out!r}: the folder {folder} does not exist"
-            if out is not None and not self._is_same:
-                place_of(out, environment, writes=True, force=self._force).names("index")
+            if out is not None and not self.is_round(environment):
+                place_of(out, environment, writes=True, force=self.force).names("index")
         except (OSError, CachectlError) as error:
-            return f"--out {_reason(error)}"
+            return f"--out {full_reason(error)}"
         return None
 
-    def _report(self, leaders: Intracomm, here: NodeRoot) -> None:
-        """Say on rank 0 what was staged. Nothing is written over a source that a node could not use."""
-        staged = leaders.gather((here.placed, here.trusted)) or []
-        if self._writes and self._is_same and not leaders.allreduce(here.usable, op=min):
-            self._writes = False
-            if self.rank == 0:
-                here.notes.append(f"nothing will be written to {self._out}, which stays as it is")
-        if why := dict.fromkeys(reason for _, reasons in staged for reason in reasons):
-            numbers = [number for number, _ in staged if number]
-            nodes = f"{len(numbers)} of {plural(leaders.size, 'node')}"
-            self._inform(f"staged {sum(numbers):,} entries on {nodes}; trusted: {', '.join(why)}")
-        self._say_notes(leaders, here)
 
-    def _say_notes(self, leaders: Intracomm, here: NodeRoot) -> None:
-        """Print a line for each note of all nodes, and forget it."""
-        nodes: dict[str, list[str]] = {}
-        for node, notes in leaders.gather((self._name, here.notes)) or []:
-            for note in notes:
-                nodes.setdefault(note, []).append(node)
-        here.notes = []
-        for note, names in nodes.items():
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            self.notice(f"{names[0]}{more}: {note}")
+class Ranks(NamedTuple):
+    """All ranks, those of this node, and, on the lowest of these only, the leaders of the nodes; the node's name."""
 
-    def stage_out(self, *, ok: bool = True) -> None:
-        """Wait for all ranks; push new entries if requested.
+    world: Intracomm
+    node: Intracomm
+    leaders: Intracomm | None
+    name: str
 
-        If a rank is not ``ok``, nothing is pushed, and it waits only a few seconds for the others.
-        """
-        mpi = _mpi()
-        mine, everybody = bytearray([ok]), bytearray(1)
-        request = self._world.Iallreduce([mine, mpi.BYTE], [everybody, mpi.BYTE], op=mpi.BAND)
-        if not _poll(request.Test, None if ok else FAILING_WAIT):
-            # The others may never arrive here; leave them the folder that they still use.
-            self._abandoned = True
-            self._pending = (request, mine, everybody)
-        self._failed = not everybody[0]
-        if self._failed:
-            if self._writes and self.rank == 0:
-                self.notice(f"a rank has failed: nothing was written to {self._out}")
-        elif self._leaders is not None and self._here is not None and self._writes:
-            self._collect(self._leaders, self._here)
-            self._say_notes(self._leaders, self._here)
 
-    def _collect(self, leaders: Intracomm, here: NodeRoot) -> None:
-        """Send the new entries that no lower leader has to rank 0, which pushes its own and those it receives."""
-        lower: frozenset[Name] = leaders.exscan(here.new(), op=or_)
+class Job(NamedTuple):
+    """What is staged for which ranks. On rank 0 ``notice`` gets a line for each problem, ``inform`` for each result."""
+
+    environment: Environment
+    route: Route
+    ranks: Ranks
+    notice: Callable[[str], None]
+    inform: Callable[[str], None]
+
+
+class Staged(NamedTuple):
+    """The folder of this rank's node, and the variables that make programs use it.
+
+    Leaders also have the node's root, and whether new entries are to be written.
+    """
+
+    folder: Path | None
+    variables: Mapping[str, str | None]
+    root: NodeRoot | None
+    writes: bool
+
+    def remove(self) -> None:
+        """Remove the folder of the node, if this rank leads it."""
+        if self.root is not None:
+            self.root.remove()
+
+
+def join(environment: Environment, comm: Intracomm | None = None) -> Ranks:
+    """Return the ranks of ``comm``, by default of the world. All ranks must call this.
+
+    Raises :class:`NotConnected`.
+    """
+    mpi = _mpi()
+    if mpi.COMM_WORLD.size == 1 and (launch := launcher.innermost_launch(environment)) is not None:
+        name, version = mpi.get_vendor()
+        raise NotConnected(launch, " ".join((name, ".".join(map(str, version)))))
+    # A separate communicator, so that our messages do not mix with the program's.
+    world: Intracomm = (mpi.COMM_WORLD if comm is None else comm).Dup()
+    colour = environment.get(NODE)
+    suffix = "" if colour is None else f" ({NODE}={colour})"
+    memory = world.Split_type(mpi.COMM_TYPE_SHARED, world.rank)
+    suffixes = sorted(set(memory.allgather(suffix)))
+    node = cast("Intracomm", memory.Split(suffixes.index(suffix), world.rank))
+    leaders = cast("Intracomm", world.Split(mpi.UNDEFINED if node.rank else 0, world.rank))
+    return Ranks(world, node, None if node.rank else leaders, f"{mpi.Get_processor_name()}{suffix}")
+
+
+def stage_in(job: Job) -> Staged:
+    """Fill the folder of each node; return what programs of this rank need. All ranks must call this.
+
+    Raises :class:`BadRequest`, on every rank, for an invalid request.
+    """
+    environment, route, (world, node, leaders, name) = job.environment, job.route, job.ranks
+    complaint = world.bcast(route.complaint(environment) if world.rank == 0 else None)
+    if complaint is not None:
+        raise BadRequest(complaint)
+    root, writes = None, route.out is not None
+    if leaders is not None:
+        root = NodeRoot(environment)
+        filling = Filling() if route.source is None else root.fill(route.source, route.trust)
+        is_usable = leaders.allreduce(filling.usable, op=min)
+        if writes and route.is_round(environment) and not is_usable:
+            writes = False
+            if leaders.rank == 0:
+                root.notes.append(f"nothing will be written to {route.out}, which stays as it is")
+        _say_staged(job.inform, leaders.gather(filling) or ())
+        _say_notes(job.notice, leaders.gather((name, root.take_notes())) or ())
+    wait_for_all(node)
+    folder, variables = node.bcast(None if root is None else (root.root, dict(root.variables)))
+    return Staged(folder, variables, root, writes)
+
+
+def stage_out(job: Job, staged: Staged, *, ok: bool = True) -> bool | None:
+    """Wait for all ranks; push the new entries of all nodes if requested. All ranks must call this.
+
+    If a rank is not ``ok``, nothing is pushed, and it waits only a few seconds for the others. Returns whether all are
+    ok, ``None`` if some did not come.
+    """
+    mpi, (world, _, leaders, name), root = _mpi(), job.ranks, staged.root
+    mine, everybody = bytearray([ok]), bytearray(1)
+    request = world.Iallreduce([mine, mpi.BYTE], [everybody, mpi.BYTE], op=mpi.BAND)
+    have_come = _poll(request.Test, None if ok else FAILING_WAIT)
+    if not have_come:
+        _PENDING.append((request, mine, everybody))
+    if not everybody[0]:
+        if staged.writes and world.rank == 0:
+            job.notice(f"a rank has failed: nothing was written to {job.route.out}")
+    elif leaders is not None and root is not None and staged.writes:
+        # What lower leaders have: each new entry is sent once.
+        lower: frozenset[Name] = leaders.exscan(root.new(), op=or_)
         if leaders.rank:
+            _send_new(leaders, root, lower)
+        else:
+            # All of them: a sender waits until its chunks are received.
+            received = [_receive(leaders, sender, root, job.notice) for sender in range(1, leaders.size)]
             try:
-                with open(here.pack(lower) or os.devnull, "rb") as file:
-                    for chunk in bundle.pieces(file):
-                        leaders.ssend(chunk, dest=0)
-            except OSError as error:
-                here.notes.append(f"new entries are lost: {_reason(error)}")
-            # Rank 0 waits for it.
-            leaders.ssend(b"", dest=0)
-            return
-        # All of them: a sender waits until its chunks are received.
-        received = [self._received(leaders, source, here) for source in range(1, leaders.size)]
-        try:
-            self._push(here, received)
-        except FAILURES as error:
-            self.notice(f"new entries are lost: {self._out}: {_reason(error)}")
-
-    def _received(self, leaders: Intracomm, source: int, here: NodeRoot) -> StoreCollection | None:
-        """Return the bundle that a leader sends, empty if it sends none; ``None`` if it cannot be written."""
-        chunks = iter(partial(leaders.recv, source=source), b"")
-        environment = here.stack().environment
-        try:
-            shown = "what a node has sent"
-            file = bundle.spooled(environment, chunks, shown, spared=0)
-            return StoreCollection(bundle.BundlePlace(None, environment, shown=shown, file=file), environment)
-        except FAILURES as error:
-            deque(chunks, maxlen=0)
-            self.notice(f"the new entries of a node are lost: {_reason(error)}")
-            return None
-
-    def _push(self, here: NodeRoot, received: Iterable[StoreCollection | None]) -> None:
-        # Temporary files lie on the node's own disk.
-        stack = here.stack()
-        with trusting.allowed_list(self.environment, self._sign, None) as allowed:
-            target = place_of(self._out or "", stack.environment, writes=True, force=self._force)
-            store = StoreCollection(target, stack.environment, allowed, key=self._sign)
-            result = push_pull.push_layers(stack, store, stack.clearable() if here.root is not None else ())
-            for parcel in filter(None, received):
-                plan = copying.missing(parcel, store, parcel.portability_keys(), result)
-                copying.copy(parcel, store, plan, result)
-            store.finish()
-        digest = f"; digest {store.digest}" * bool(store.written or store.parts)
-        self._inform(f"{target.shown}: {plural(result.total.placed, 'entry', 'entries')} added{digest}")
-
-    def highest(self, status: int) -> int:
-        """Return the highest ``status`` of all ranks."""
-        _rest(self._world)
-        return int(self._world.allreduce(status, op=max))
-
-    def united(self, mine: Mapping[str, str]) -> dict[str, str]:
-        """Return the union of the mappings of all ranks."""
-        return dict(self._world.allreduce(dict(mine), op=or_))
-
-    def abort(self) -> None:
-        """End the job, if this rank fails unexpectedly: the others would wait for it forever."""
-        _mpi().COMM_WORLD.Abort(1)
-
-    def close(self, *, wait: bool = False) -> None:
-        """Remove this node's folder. With ``wait``, wait first until all ranks of the node call this.
-
-        After a failure it waits only a few seconds, because the rank that failed may not wait here.
-        """
-        if wait and not self._abandoned and not _mpi().Is_finalized():
-            _poll(self._node.Ibarrier().Test, FAILING_WAIT if self._failed else None)
-        if self._here is not None:
-            self._here.remove()
+                _push_new(job, root, received)
+            except FAILURES as error:
+                job.notice(f"new entries are lost: {job.route.out}: {full_reason(error)}")
+        _say_notes(job.notice, leaders.gather((name, root.take_notes())) or ())
+    return bool(everybody[0]) if have_come else None
 
 
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, CachectlError) else reason_of(error)
+def _say_staged(inform: Callable[[str], None], fillings: Sequence[Filling]) -> None:
+    if reasons := dict.fromkeys(reason for filling in fillings for reason in filling.trusted):
+        numbers = [filling.placed for filling in fillings if filling.placed]
+        nodes = f"{len(numbers)} of {plural(len(fillings), 'node')}"
+        inform(f"staged {sum(numbers):,} entries on {nodes}; trusted: {', '.join(reasons)}")
+
+
+def _say_notes(notice: Callable[[str], None], gathered: Iterable[tuple[str, list[str]]]) -> None:
+    """Give a line for each note, however many nodes have it."""
+    nodes: dict[str, list[str]] = {}
+    for node, notes in gathered:
+        for note in notes:
+            nodes.setdefault(note, []).append(node)
+    for note, names in nodes.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        notice(f"{names[0]}{more}: {note}")
+
+
+def _send_new(leaders: Intracomm, root: NodeRoot, lower: frozenset[Name]) -> None:
+    """Send rank 0 a bundle of the new entries that no lower leader has, in chunks of which the last is empty."""
+    try:
+        with open(root.pack(lower) or os.devnull, "rb") as file:
+            for chunk in bundle.pieces(file):
+                leaders.ssend(chunk, dest=0)
+    except OSError as error:
+        root.notes.append(f"new entries are lost: {full_reason(error)}")
+    # Rank 0 waits for it.
+    leaders.ssend(b"", dest=0)
+
+
+def _receive(leaders: Intracomm, sender: int, root: NodeRoot, notice: Callable[[str], None]) -> StoreCollection | None:
+    """Return the bundle that a leader sends, empty if it sends none; ``None`` if it cannot be written."""
+    chunks = iter(partial(leaders.recv, source=sender), b"")
+    environment = root.stack().environment
+    try:
+        shown = "what a node has sent"
+        file = bundle.spooled(environment, chunks, shown, spared=0)
+        return StoreCollection(bundle.BundlePlace(None, environment, shown=shown, file=file), environment)
+    except FAILURES as error:
+        deque(chunks, maxlen=0)
+        notice(f"the new entries of a node are lost: {full_reason(error)}")
+        return None
+
+
+def _push_new(job: Job, root: NodeRoot, received: Iterable[StoreCollection | None]) -> None:
+    """Push what is new on this node, and what other leaders have sent."""
+    # Temporary files lie on the node's own disk.
+    stack, route = root.stack(), job.route
+    with trusting.allowed_list(job.environment, route.sign, None) as allowed:
+        target = place_of(route.out or "", stack.environment, writes=True, force=route.force)
+        store = StoreCollection(target, stack.environment, allowed, key=route.sign)
+        result = push_pull.push_layers(stack, store, stack.clearable() if root.root is not None else ())
+        for parcel in filter(None, received):
+            plan = copying.missing(parcel, store, parcel.portability_keys(), result)
+            copying.copy(parcel, store, plan, result)
+        store.finish()
+    digest = f"; digest {store.digest}" * bool(store.written or store.parts)
+    job.inform(f"{target.shown}: {plural(result.total.placed, 'entry', 'entries')} added{digest}")
 
 
 # ---------------------------------------------------------------------- MPI
@@ -408,8 +299,8 @@ def _mpi() -> _Module:
     return MPI
 
 
-def _rest(comm: Intracomm) -> None:
-    """Wait for all ranks without keeping a processor busy: other processes of the node may need it."""
+def wait_for_all(comm: Intracomm) -> None:
+    """Wait for all ranks of ``comm`` without keeping a processor busy: other processes of the node may need it."""
     _poll(comm.Ibarrier().Test, None)
 
 
@@ -456,33 +347,36 @@ def staged(
 
     environment = this_environment()
     vouchers = (allowed_signers, digest, trust)
-    reason = trusting.Trust(*vouchers) if any(vouchers) else None
+    route = Route(source, trusting.Trust(*vouchers) if any(vouchers) else None, out, sign)
+    route.require_sense()
     lines: list[str] = []
     warn = notice or partial(warnings.warn, category=RuntimeWarning, stacklevel=3)
-    inform = notice or (lambda _: None)
-    ranks = Ranks(environment, source, reason, out, sign, comm=comm, notice=lines.append, inform=inform)
-    if late := ranks.united(too_late(LayerSet(environment).clearable(), environment.temporary)):
-        reasons = "; ".join(f"{name}: {why}" for name, why in late.items())
+    job = Job(environment, route, join(environment, comm), lines.append, notice or (lambda _: None))
+    world, node, *_ = job.ranks
+    if late := world.allreduce(too_late(LayerSet(environment).clearable(), environment.temporary), op=or_):
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in late.items())
         raise CachectlError(f"too late to stage; enter the block before these are used: {reasons}")
-    variables = ranks.stage_in()
-    process = os.getpid()
+    here, process, ok = stage_in(job), os.getpid(), False
+    all_ok: bool | None = True
 
     def close() -> None:
         if os.getpid() == process:
-            ranks.close(wait=True)
+            # The others of the node use the folder until they end. One that has failed may not come here.
+            if all_ok is not None and not _mpi().Is_finalized():
+                _poll(node.Ibarrier().Test, None if all_ok else FAILING_WAIT)
+            here.remove()
 
     atexit.register(close)
-    ok = False
     try:
-        with overlay.applied(overlay.variables(variables)):
+        with overlay.applied(overlay.variables(here.variables)):
             # Only after all ranks have passed: a warning may be an error.
             while lines:
                 warn(lines.pop(0))
-            yield ranks.root
+            yield here.folder
         ok = True
     finally:
         # A forked child leaves the block too, but is no rank.
         if os.getpid() == process:
-            ranks.stage_out(ok=ok)
+            all_ok = stage_out(job, here, ok=ok)
             while lines:
                 warn(lines.pop(0))

@@ -16,16 +16,18 @@ ALLOWED = {
     "config": set(),
     "transfer": set(),
     "removal": {"layer_set"},
-    "pages": {"show"},
+    "pages.__init__": {"show"},
     "switching": {"layer_set"},
-    "watching": {"layer_set", "pages", "show", "switching"},
+    "watching": {"layer_set", "pages.__init__", "show", "switching"},
     "listing": {"layer_set", "watching"},
+    "grouping": {"listing"},
+    "pages": {"listing", "pages.__init__"},
     "exchange": {"layer_set", "listing", "switching", "transfer"},
     "stage": {"exchange", "layer_set", "switching"},
     "verbs.__init__": {"config", "exchange", "layer_set", "show", "switching"},
     "verbs": {
-        *("config", "exchange", "layer_set", "listing", "pages", "removal", "show", "stage", "switching", "transfer"),
-        *("verbs.__init__", "watching"),
+        *("config", "exchange", "grouping", "layer_set", "listing", "pages", "pages.__init__", "removal", "show"),
+        *("stage", "switching", "transfer", "verbs.__init__", "watching"),
     },
     "stack": {"exchange", "layer_set", "listing", "switching", "verbs"},
     # It loads the module of a verb by its name.
@@ -44,7 +46,8 @@ def room(module: str) -> str:
     if module.startswith("layers"):
         # A product is an adapter as a whole, whatever files it has.
         return first if first in FLOORS else "products"
-    return "verbs.__init__" if module == "verbs.__init__" else first
+    # What all files of these rooms share stands below them.
+    return module if module in ("verbs.__init__", "pages.__init__") else first
 
 
 def pairs() -> set[tuple[str, str]]:

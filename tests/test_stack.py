@@ -15,6 +15,7 @@ import cachectl
 from cachectl.config import Limits
 from cachectl.layers.base import errors as errors_of_layers
 from cachectl.layers.core.selection import Selection
+from cachectl.layers.disk.own_roots import own_root
 from cachectl.show.document import json_bytes
 from cachectl.stack import Stack
 from cachectl.watching.proof import HOLDS
@@ -60,12 +61,17 @@ def test_clearing_returns_what_it_did_and_says_what_killed_commands_left(warm: H
 def test_running_returns_the_status_and_the_proof(home: Home) -> None:
     stack = Stack(home.environment())
     said: list[str] = []
-    status, proof = stack.run(ENDING_WITH_3, isolated=True, layers=["loopy"], prove=True, notice=said.append)
+    status, proof = stack.run_isolated(ENDING_WITH_3, layers=["loopy"], prove=True, notice=said.append)
     assert status == 3
     assert proof is not None
     assert proof.of(HOLDS) == ("loopy",)
     assert any("is isolated too" in line for line in said)
-    assert stack.run(ENDING_WITH_3, no_cache=True, layers=["pocl"], notice=said.append)[1] is None
+    assert stack.run_without_cache(ENDING_WITH_3, layers=["pocl"], notice=said.append)[1] is None
+    (home.path / "base").mkdir()
+    assert stack.run_from(ENDING_WITH_3, home.path / "base", temporary=True, notice=said.append) == (3, None)
+    assert "has no entry of any layer" in said[-1]
+    assert not own_root(stack.environment, home.path / "base").exists()
+    assert stack.run(ENDING_WITH_3, notice=said.append) == (3, None)
     traced = stack.trace(ENDING_WITH_3, explain=True, notice=said.append)
     assert (traced.exit_status, traced.kernels, traced.missed) == (3, (), ())
 

@@ -130,6 +130,11 @@ def release_of(version: str | None) -> tuple[int, ...] | None:
     return None if match is None else tuple(int(part) for part in match.groups() if part is not None)
 
 
+def python_release(version: str) -> str:
+    """Return the first three numbers of the five-part version of a Python."""
+    return ".".join(version.split(".")[:3])
+
+
 def user_name(number: int) -> str:
     """Return the name of an account, or its number as text if it has none."""
     try:
@@ -163,11 +168,6 @@ def user_cache_folder(environment: Environment, application: str) -> tuple[Path,
     if (named := environment.get("XDG_CACHE_HOME")) is not None:
         return environment.absolute(named) / application, "XDG_CACHE_HOME"
     return environment.home_folder / "Library" / "Caches" / application, "default"
-
-
-def own_roots_folder(environment: Environment) -> Path:
-    """Return the folder of the own roots of bases, each of which ``cachectl run --base`` keeps for one base."""
-    return user_cache_folder(environment, "cachectl")[0] / "bases"
 
 
 def is_common_cache_home(environment: Environment) -> bool:

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar, final
 
-from cachectl.layers.base.environment import Environment, own_roots_folder
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import FAILURES, LayerError, Refused, not_a_key, reason_of
 from cachectl.layers.base.text import key_complaint
 from cachectl.layers.core.declarations import EnvSwitch, Places, at_once
@@ -28,6 +28,7 @@ from cachectl.layers.core.selection import ALL, Selection, is_short_key, names_k
 from cachectl.layers.core.store import ENTRY, Store, attempt, bound, noted
 from cachectl.layers.core.switch import Ability, Switch
 from cachectl.layers.disk import trust
+from cachectl.layers.disk.own_roots import own_roots
 
 
 class Layer:
@@ -257,19 +258,14 @@ def _each_once(roots: Iterable[Root]) -> Iterator[Root]:
 
 
 def _in_own_roots(layer: Layer) -> Iterator[Root]:
-    folder, owned = own_roots_folder(layer.environment), list[Path]()
-    # A folder of own roots that this user cannot open, or has not, must not keep the other roots from being used.
-    with suppress(OSError):
-        found = (own for base in folder.iterdir() for own in (base, *base.glob("cachectl-*")))
-        # In an isolated root it is a link to that of the user.
-        owned = [] if folder.parent.is_symlink() else sorted(own for own in found if not own.is_symlink())
-    if not owned or layer.abilities()[Ability.RELOCATE] is not None:
+    folders = own_roots(layer.environment)
+    if not folders or layer.abilities()[Ability.RELOCATE] is not None:
         return
-    for own in owned:
-        moved = type(layer)(layer.environment.with_variables(layer.relocate(own).set))
+    for folder in folders:
+        moved = type(layer)(layer.environment.with_variables(layer.relocate(folder).set))
         for root in moved.roots():
-            if own in root.path.parents and root.may_exist:
-                yield root._replace(source=f"own root of a base ({own})")
+            if folder in root.path.parents and root.may_exist:
+                yield root._replace(source=f"own root of a base ({folder})")
 
 
 def require_changeable(layer: Layer, root: Root) -> None:

@@ -10,6 +10,9 @@ job does not get the variables of the job itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 from cachectl.layers.base.environment import Environment
 
 #: Variables of the number of ranks and of the own rank: Open MPI, MPICH and its kin, MVAPICH, PALS, LSF, Flux, Slurm,
@@ -40,27 +43,55 @@ _LATER = ("MPI_LOCALNRANKS", "FLUX_JOB_SIZE", "SLURM_STEP_NUM_TASKS")
 _DIGITS = 12
 
 
-#: A launch of several ranks: the setting that shows it, the number of ranks, and the rank of this process; ``None`` for
-#: what the launcher does not set.
-Launch = tuple[str, int | None, int | None]
+class Launch(NamedTuple):
+    """What one launcher says: the variables of the number of ranks and of the own rank, and the two numbers.
+
+    A number that the launcher does not set is ``None``.
+    """
+
+    size_variable: str
+    rank_variable: str
+    ranks: int | None
+    rank: int | None
+
+    @property
+    def is_parallel(self) -> bool:
+        """Return whether there are several ranks."""
+        return (self.ranks or 0) > 1 or (self.rank or 0) > 0
+
+    @property
+    def setting(self) -> str:
+        """Return the variable that shows the launch, with its value."""
+        return f"{self.rank_variable}={self.rank}" if self.ranks is None else f"{self.size_variable}={self.ranks}"
 
 
-def launched(environment: Environment) -> Launch | None:
-    """Return the launch of this job; ``None`` if there is no launcher, or if it started a single rank."""
-    counted: list[tuple[int, int, Launch]] = []
-    uncounted: list[Launch] = []
+def _launches(environment: Environment) -> Iterator[Launch]:
     for size, rank in RANKS:
-        ranks, own = number_of(environment, size), number_of(environment, rank)
-        if ranks is not None and size != _ALLOCATED:
-            weight = _LATER.index(size) if size in _LATER else -1
-            counted.append((weight, ranks, (f"{size}={ranks}", ranks, own)))
-        elif own:
-            uncounted.append((f"{rank}={own}", None, own))
+        yield Launch(size, rank, number_of(environment, size), number_of(environment, rank))
+
+
+def parallel_job(environment: Environment) -> Launch | None:
+    """Return a launch of several ranks, which share what each of them uses; ``None`` if there is none.
+
+    The allocation of a batch script counts: the script is about to start its ranks.
+    """
+    return next((launch for launch in _launches(environment) if launch.is_parallel), None)
+
+
+def innermost_launch(environment: Environment) -> Launch | None:
+    """Return the launch that made this process a rank of several; ``None`` without one, or if it started one rank."""
+    launches = [launch for launch in _launches(environment) if launch.size_variable != _ALLOCATED]
+    counted = [launch for launch in launches if launch.ranks is not None]
     if not counted:
-        return uncounted[0] if uncounted else None
+        return next((launch for launch in launches if launch.is_parallel), None)
     # Variables of an outer launcher are passed on, so they do not show which of two is the inner one.
-    _, ranks, least = min(counted, key=lambda item: item[:2])
-    return least if ranks > 1 else None
+    innermost = min(counted, key=_precedence)
+    return innermost if (innermost.ranks or 0) > 1 else None
+
+
+def _precedence(launch: Launch) -> tuple[int, int]:
+    variable = launch.size_variable
+    return _LATER.index(variable) if variable in _LATER else -1, launch.ranks or 0
 
 
 def number_of(environment: Environment, variable: str) -> int | None:

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from cachectl.layers.base.environment import Environment, release_of
+from cachectl.layers.base.environment import Environment, python_release, release_of
 from cachectl.layers.core.entry import Entry, Found, Problem, Usage
 from cachectl.layers.core.finding import FAILS
 from cachectl.layers.core.root import Root
@@ -159,7 +159,7 @@ class Needs(NamedTuple):
     def __str__(self) -> str:
         """Return them for the middle of a sentence."""
         packages = ", ".join(f"{name} {version}" for name, version in self.packages.items())
-        return f"Python {'.'.join(self.python.split('.')[:3])}" + (f" with {packages}" if packages else "")
+        return f"Python {python_release(self.python)}" + (f" with {packages}" if packages else "")
 
     def tests(self) -> Iterator[tuple[str, Callable[[str], bool]]]:
         """Yield each package with a test of its version."""

@@ -9,7 +9,6 @@ that.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,11 +20,10 @@ from cachectl.exchange import wire
 from cachectl.exchange.store import Contents, StoreCollection
 from cachectl.exchange.trust import Untrusted
 from cachectl.layer_set import LayerSet, in_each_root
-from cachectl.layers.base.environment import Environment, own_roots_folder, user_name, user_state_folder
+from cachectl.layers.base.environment import Environment, user_name, user_state_folder
 from cachectl.layers.base.errors import (
     FAILURES,
     BadRequest,
-    CachectlError,
     EntryExists,
     LayerError,
     Unsettled,
@@ -36,7 +34,7 @@ from cachectl.layers.core.entry import Artifact, Entry, Note, keys_by_reason
 from cachectl.layers.core.layer import Layer, get_many, put_many, roots_of
 from cachectl.layers.core.selection import ALL, Selection
 from cachectl.layers.core.switch import Ability
-from cachectl.layers.disk import temporaries, trust
+from cachectl.layers.disk import trust
 from cachectl.switching import child
 
 #: Largest batch to read or place: entries, and bytes before its last entry.
@@ -335,28 +333,7 @@ def copy_database(source: Path, target: Path) -> None:
 # never changes.
 
 
-def own_root(environment: Environment, base: Path) -> Path:
-    """Return the own root of a base, existing or not: a folder of the user cache folder named by the base's path.
-
-    Links on the path are not resolved: if ``/site/current`` leads to a new release, the own entries stay in use.
-    """
-    return own_roots_folder(environment) / hashlib.sha256(os.fsencode(base)).hexdigest()[:16]
-
-
-def make_own_root(environment: Environment, base: Path) -> Path:
-    """Make the own root of a base if it is missing; return it, or the private folder in it.
-
-    See :func:`~cachectl.layers.disk.temporaries.private_folder`. Raises :class:`CachectlError`, also if another
-    user could replace what is in it.
-    """
-    try:
-        return temporaries.private_folder(own_root(environment, base), make=True)
-    except CachectlError as error:
-        message = f"cannot make a root for new entries of the base: {error}; give one with --isolated=ROOT"
-        raise CachectlError(message) from error
-
-
-def base_at(environment: Environment, folder: str | Path, own: Path | bool) -> Path:
+def base_at(environment: Environment, folder: str | Path, own: Path | None) -> Path:
     """Return the absolute path of a base.
 
     Raises :class:`BadRequest` if there is no such folder, or if it and the folder ``own`` contain one another.
@@ -364,7 +341,7 @@ def base_at(environment: Environment, folder: str | Path, own: Path | bool) -> P
     base = Path(os.path.normpath(environment.expand(os.fspath(folder))))
     if not folder or not base.is_dir():
         raise BadRequest(f"--base {os.fspath(folder)!r} is not a directory")
-    if not isinstance(own, bool):
+    if own is not None:
         _require_apart(base, environment.absolute(own))
     return base
 

@@ -356,33 +356,41 @@ class _Pull(NamedTuple):
 # ---------------------------------------------------------------------- around a command
 
 
+class RunStore(NamedTuple):
+    """A shared store of a run: pulled from before the command, and in the mode ``"rw"`` pushed to after it.
+
+    ``trust`` says why it is trusted, and ``sign`` names an OpenSSH key for what is pushed. The pull and the push may
+    each take ``wait`` seconds, by default those of :data:`place.PATIENCE`.
+    """
+
+    source: str
+    trust: trusting.Trust | None
+    mode: str = "rw"
+    wait: float | None = None
+    sign: str | None = None
+
+
 @contextlib.contextmanager
 def shared_around(
     stack: LayerSet,
-    url: str,
-    trust: trusting.Trust | None,
+    store: RunStore,
     notice: Callable[[str], None],
     layers: Sequence[str] = (),
-    *,
     besides: copying.Keys | None = None,
-    writes: bool = True,
-    sign: str | None = None,
-    wait: float | None = None,
 ) -> Iterator[None]:
-    """Pull into the caches of ``stack``, run the block, and, if it ``writes``, push what the store lacks.
+    """Pull into the caches of ``stack``, run the block, and, in the mode ``"rw"``, push what the store lacks.
 
     ``notice`` gets a line for each layer of which entries were pulled or pushed, and for each thing that went wrong:
     the block runs in any case. If the store is damaged, not trusted, too slow or cannot be reached, nothing is pulled
     or pushed. Raises :class:`BadRequest` before the block for a wrong option, also a digest of another store.
-    ``besides`` are the keys, by layer, that are neither pulled nor pushed. What is pushed is signed with the
-    key ``sign``. The pull and the push may each take ``wait`` seconds, by default those of :data:`place.PATIENCE`.
+    ``besides`` are the keys, by layer, that are neither pulled nor pushed.
     """
+    url, trust, mode, wait, sign = store
     if url == place.STREAM:
         raise BadRequest("the standard streams are the command's; name a store")
     if trust is None:
         raise BadRequest(trusting.UNTRUSTED)
-
-    patience = place.PATIENCE if wait is None else wait
+    writes, patience = mode == "rw", place.PATIENCE if wait is None else wait
 
     def say(transfer: Callable[..., Transfer], verb: str, failed: str) -> bool:
         try:

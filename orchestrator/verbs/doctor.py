@@ -227,11 +227,11 @@ def _of_surroundings(held: _Held) -> Iterator[Placed]:
     if kind is not None and (hazard := layer.about.on_network) is not None:
         message = f"lies on a network file system ({kind}): {hazard.message}"
         yield held.finding(root.path, hazard.severity, "network", message, held.elsewhere(_TEMPORARY))
-    job, hazard = job_of(environment), layer.about.among_ranks
+    job, hazard = launcher.parallel_job(environment), layer.about.among_ranks
     if job is None or hazard is None or _apart(environment, root.path):
         return
-    ranks, variable = job
-    several = "the ranks" if ranks is None else f"the {ranks} ranks"
+    variable = job.rank_variable
+    several = "the ranks" if job.ranks is None else f"the {job.ranks} ranks"
     message = f"{several} of this job share it: {hazard.message}"
     if layer.abilities()[Ability.RELOCATE] is None:
         message += "; fix it in the script that each rank runs"
@@ -239,15 +239,6 @@ def _of_surroundings(held: _Held) -> Iterator[Placed]:
     # The shell stops with an error if the variable is not set.
     fix = held.elsewhere(f'"$HOME/.cachectl/rank{node}${{{variable}:?}}"')
     yield held.finding(root.path, hazard.severity, "ranks", message, fix)
-
-
-def job_of(environment: Environment) -> tuple[int | None, str] | None:
-    """Return the ranks, if known, of the parallel job that variables describe, and the variable with the rank."""
-    for size, rank in launcher.RANKS:
-        ranks, own = launcher.number_of(environment, size), launcher.number_of(environment, rank)
-        if (ranks or 0) > 1 or (own or 0) > 0:
-            return ranks, rank
-    return None
 
 
 def _apart(environment: Environment, path: Path) -> bool:

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl import layer_set, verbs
-from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.environment import python_release
 from cachectl.layers.base.errors import FAILURES, reason_of
-from cachectl.layers.base.text import plural, printable
+from cachectl.layers.base.text import plural
 from cachectl.layers.core.entry import UNCOUNTED, Entry, Problem, Usage, orphan
 from cachectl.layers.core.finding import Finding
 from cachectl.layers.core.json_form import as_json
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.root import DISABLED, UNKNOWN, Root, Scope, State
-from cachectl.layers.core.selection import ALL
 from cachectl.layers.core.store import sum_usage
 from cachectl.layers.disk import plain, temporaries
 from cachectl.show import units
@@ -24,7 +23,7 @@ from cachectl.show.table import Columns, Table
 from cachectl.verbs.ls import kernels_table
 
 if TYPE_CHECKING:
-    from cachectl import listing
+    from cachectl import grouping, listing
     from cachectl.layers.host.neighbours import Neighbour
     from cachectl.watching import ledger
 
@@ -42,10 +41,8 @@ OPTIONS = (
     verbs.PLACES,
     verbs.FORM,
 )
-#: Kernels that a table and a page list, the largest.
-_FEW_KERNELS, _MOST_KERNELS = 20, 1_000
-#: Entries that a page lists; the smaller ones are summed.
-_MOST_SHOWN = 5_000
+#: Kernels that the table lists, the largest.
+_FEW_KERNELS = 20
 OF_USERS = verbs.OfUsers("layers", ("layer",), ("entries", "files", "bytes", "stale_bytes"))
 EPILOG = "A LAYER that is named is shown as with -v."
 
@@ -130,34 +127,6 @@ class LayerReport(NamedTuple):
         return total.complete and not (off or total.entries or total.files or self.problems)
 
 
-class PythonShare(NamedTuple):
-    """The entries of one Python: its five-part version, the packages they name, and the interpreters of that version.
-
-    ``stale`` counts the entries that nothing can hit, ``None`` if that is unknown of some.
-    """
-
-    python: str
-    packages: Mapping[str, str | None]
-    entries: int
-    bytes: int
-    stale: int | None
-    interpreters: tuple[Path, ...]
-
-
-class DriverShare(NamedTuple):
-    """The entries of a layer that one driver or compiler wrote, as far as their bytes say which: version and device.
-
-    ``newest`` is the time of the latest change (epoch seconds).
-    """
-
-    layer: str
-    versions: Mapping[str, str]
-    device: str | None
-    entries: int
-    bytes: int
-    newest: float | None
-
-
 @as_json("cachectl/report/1", also=("total",), optional=("neighbours", "pythons", "kernels", "runs", "drivers"))
 class Report(NamedTuple):
     """The whole stack at one moment (epoch seconds).
@@ -172,10 +141,10 @@ class Report(NamedTuple):
     broken: tuple[Mapping[str, str], ...] = ()
     leftovers: tuple[Entry, ...] = ()
     neighbours: tuple[Neighbour, ...] | None = None
-    pythons: tuple[PythonShare, ...] | None = None
+    pythons: tuple[grouping.PythonShare, ...] | None = None
     kernels: tuple[listing.Kernel, ...] | None = None
     runs: ledger.Sums | None = None
-    drivers: tuple[DriverShare, ...] | None = None
+    drivers: tuple[grouping.DriverShare, ...] | None = None
 
     def __repr__(self) -> str:
         return f"Report(layers={len(self.layers)}, total={self.total})"
@@ -211,23 +180,30 @@ def report(
     :param since: also sum the runs that were traced in the last so many seconds
     :raises BadRequest: for an unknown layer
     """
-    names, others = tuple(layers), None
+    names, here = tuple(layers), stack.environment
     chosen = stack.named(names)
+    result = Report(
+        here.clock(),
+        tuple(map(_layer_report, chosen)),
+        () if names else stack.broken,
+        tuple(map(_leftover, temporaries.abandoned_temporaries(here))),
+    )
     if neighbours:
         from cachectl.layers.host.neighbours import neighbours as measured
 
-        others = tuple(measured(stack.environment))
-    return Report(
-        stack.environment.clock(),
-        tuple(map(_layer_report, chosen)),
-        () if names else stack.broken,
-        tuple(map(_leftover, temporaries.abandoned_temporaries(stack.environment))),
-        others,
-        _by_python(chosen, stack) if by == "python" else None,
-        _by_kernel(chosen, stack) if by == "kernel" else None,
-        None if since is None else _traced(stack.environment, since),
-        _by_driver(chosen) if by == "driver" else None,
-    )
+        result = result._replace(neighbours=tuple(measured(here)))
+    if since is not None:
+        from cachectl.watching import ledger
+
+        result = result._replace(runs=ledger.readable(here).since(here.clock() - since))
+    if by is not None:
+        from cachectl import grouping
+
+        pythons = grouping.by_python(chosen, here) if by == "python" else None
+        kernels = grouping.by_kernel(chosen, here) if by == "kernel" else None
+        drivers = grouping.by_driver(chosen) if by == "driver" else None
+        result = result._replace(pythons=pythons, kernels=kernels, drivers=drivers)
+    return result
 
 
 def _leftover(folder: Path) -> Entry:
@@ -237,12 +213,6 @@ def _leftover(folder: Path) -> Entry:
     newest = max((status.st_mtime for status in steps), default=0.0)
     entry = Entry("cachectl", folder.name, folder.parent, sum(files), len(files), modified=newest)
     return orphan(entry, "a temporary folder left by a cachectl that was killed")
-
-
-def _traced(environment: Environment, since: float) -> ledger.Sums:
-    from cachectl.watching import ledger
-
-    return ledger.readable(environment).since(environment.clock() - since)
 
 
 def _layer_report(layer: Layer) -> LayerReport:
@@ -285,53 +255,6 @@ def _count(layer: Layer, root: Root) -> Iterator[RootReport]:
     yield RootReport(root, root.exists, usage)
 
 
-def _by_kernel(layers: Iterable[Layer], stack: layer_set.LayerSet) -> tuple[listing.Kernel, ...]:
-    from cachectl import listing
-
-    found = listing.listed(layers, ALL, lambda _: None)
-    return listing.by_kernel((entry for entry in found if not entry.is_foreign), stack.environment)
-
-
-def _by_driver(layers: Iterable[Layer]) -> tuple[DriverShare, ...]:
-    """Sum the entries that no Python made, those of one layer together, the newest first."""
-    from cachectl import listing
-
-    groups: dict[tuple[object, ...], list[Entry]] = {}
-    for entry in listing.listed(layers, ALL, lambda _: None):
-        if not entry.is_foreign and "python" not in entry.details.versions:
-            versions = tuple(sorted(entry.details.versions.items()))
-            groups.setdefault((entry.layer, versions, entry.details.device), []).append(entry)
-    shares = []
-    for entries in groups.values():
-        first, newest = entries[0], max((entry.modified for entry in entries if entry.modified), default=None)
-        size = sum(entry.bytes for entry in entries)
-        shares.append(
-            DriverShare(first.layer, first.details.versions, first.details.device, len(entries), size, newest)
-        )
-    order = [layer.name for layer in layers]
-    return tuple(sorted(shares, key=lambda share: (order.index(share.layer), -(share.newest or 0))))
-
-
-def _by_python(layers: Iterable[Layer], stack: layer_set.LayerSet) -> tuple[PythonShare, ...]:
-    """Sum the entries that name a Python, the largest sum first; entries that cannot be read are left out."""
-    from cachectl import listing
-    from cachectl.layers.host.pythons import pythons_of
-
-    groups: dict[tuple[tuple[str, str], ...], list[Entry]] = {}
-    for entry in listing.listed(layers, ALL, lambda _: None, contents=False):
-        if entry.details.versions.get("python"):
-            groups.setdefault(tuple(sorted(entry.details.versions.items())), []).append(entry)
-    shares = []
-    for versions, entries in groups.items():
-        packages = dict(versions)
-        python = packages.pop("python")
-        paths = (other.path for other in pythons_of(stack.environment) if other.version == python)
-        stale = None if any(entry.stale is None for entry in entries) else sum(entry.stale is True for entry in entries)
-        size = sum(entry.bytes for entry in entries)
-        shares.append(PythonShare(python, packages, len(entries), size, stale, tuple(dict.fromkeys(paths))))
-    return tuple(sorted(shares, key=lambda share: -share.bytes))
-
-
 # ---------------------------------------------------------------------- the command line
 
 
@@ -345,117 +268,61 @@ def run(request: verbs.Request) -> Report | int:
             request.misuse(f"--html - and --{request.form} both write to standard output; name a FILE for one")
         (page,) = request.outputs((options.html, PAGE))
     with request.output.progress("counting"):
-        whole = report(request.stack, options.layers, neighbours=options.neighbours, by=options.by, since=options.since)
+        result = report(
+            request.stack, options.layers, neighbours=options.neighbours, by=options.by, since=options.since
+        )
     if page is not None:
         from cachectl.verbs.doctor import doctor
         from cachectl.verbs.ls import ls
 
         with request.output.progress("reading"):
             listed = ls(request.stack, layers=options.layers)
-            drawn = draw(whole, listed, doctor(request.stack, options.layers).findings)
+            drawn = draw(result, listed, doctor(request.stack, options.layers).findings)
         page.write((drawn,))
         if options.html == "-":
-            return 1 if whole.failed else 0
-    return whole
+            return 1 if result.failed else 0
+    return result
 
 
-def draw(whole: Report, listed: listing.Listing, findings: Iterable[Finding]) -> bytes:
+def draw(result: Report, listed: listing.Listing, findings: Iterable[Finding]) -> bytes:
     """Return a report as an HTML page, with its entries and findings."""
-    from cachectl import pages
+    from cachectl.pages import report as page
 
-    words = pages.numbered()
-    # Entries that only share a folder are in no total.
-    entries = sorted((entry for entry in listed.entries if not entry.is_foreign), key=lambda entry: -entry.bytes)
-    rows: list[list[object]] = []
-    for entry in entries[:_MOST_SHOWN]:
-        # A row has no time of its own: its file bounds it.
-        changed = entry.written_before if entry.modified is None else entry.modified
-        kernels = words[", ".join(map(printable, entry.details.kernels))] if entry.details.kernels else None
-        times = [None if moment is None else round(moment) for moment in (changed, entry.used)]
-        rows.append([*_group_of(entry, words), kernels, printable(entry.key), entry.bytes, *times, 1])
-    rest: dict[tuple[int | None, ...], list[int]] = {}
-    for entry in entries[_MOST_SHOWN:]:
-        rest.setdefault(_group_of(entry, words), []).append(entry.bytes)
-    for group, sizes in rest.items():
-        name = plural(len(sizes), "smaller entry", "smaller entries")
-        rows.append([*group, None, name, sum(sizes), None, None, len(sizes)])
-    data = {
-        "generated": whole.generated,
-        "layers": [layer.layer for layer in whole.layers],
-        "complete": whole.total.complete,
-        "total": [whole.total.entries, whole.total.bytes],
-        "kernels": [
-            [
-                ", ".join(map(printable, one.kernels)) or None,
-                ", ".join(one.layers),
-                one.bytes,
-                one.entries,
-                one.used or one.modified,
-            ]
-            for one in listed.kernels[:_MOST_KERNELS]
-        ],
-        "entries": rows,
-        "missing": [f"{trouble.layer}: {printable(trouble.message)}" for trouble in listed.problems if trouble.failed],
-        "findings": [
-            [*map(printable, (one.layer, one.severity.value, one.root, one.message, one.fix))] for one in findings
-        ],
-        # Texts that repeat stand in the rows by their numbers.
-        "words": list(words),
-    }
-    return pages.build_page("report", "cachectl report", data)
-
-
-def _group_of(entry: Entry, words: Mapping[str, int]) -> tuple[int | None, ...]:
-    """Return the numbers of an entry's layer, its place, and the reason why it is stale."""
-    because = printable(entry.because or "nothing here can hit it") if entry.stale else None
-    return words[entry.layer], words[_place_of(entry)], None if because is None else words[because]
-
-
-def _place_of(entry: Entry) -> str:
-    """Return the device or the Python that an entry is for, else the versions that it names."""
-    if entry.details.device:
-        return printable(entry.details.device)
-    if python := entry.details.versions.get("python"):
-        return f"Python {_release(python)}"
-    versions = (f"{name} {printable(version)}" for name, version in entry.details.versions.items())
-    return ", ".join(versions) or "device unknown"
-
-
-def _release(python: str) -> str:
-    """Return the first three numbers of a five-part version."""
-    return ".".join(python.split(".")[:3])
+    layers, total = [layer.layer for layer in result.layers], result.total
+    head = {"generated": result.generated, "layers": layers, "complete": total.complete}
+    return page.draw({**head, "total": [total.entries, total.bytes]}, listed, findings)
 
 
 _NUMBERS = {"entries": units.count, "files": units.count, "size": units.size, "stale": units.size}
 _COLUMNS: Columns = {"layer": str, "state": str, **_NUMBERS}
 
 
-def table(whole: Report, _request: verbs.Request) -> Table:
+def table(result: Report, _request: verbs.Request) -> Table:
     """Return all numbers of all layers."""
     rows = []
-    for layer in whole.layers:
+    for layer in result.layers:
         total = layer.total
         numbers = (total.entries, total.files, total.bytes, total.stale_bytes)
         rows.append((layer.layer, layer.state.condition.value, *numbers))
     return Table(_COLUMNS, rows)
 
 
-def show(whole: Report, request: verbs.Request) -> Iterator[object]:
+def show(result: Report, request: verbs.Request) -> Iterator[object]:
     """Yield the sums, a table of layers, and problems; with ``-v`` also reasons and places."""
     verbose = bool(request.options.verbose or request.options.layers)
-    return lines(whole, str(request.environment.home_folder), verbose=verbose)
+    return lines(result, str(request.environment.home_folder), verbose=verbose)
 
 
-def lines(whole: Report, home: str, *, verbose: bool = False) -> Iterator[object]:
+def lines(result: Report, home: str, *, verbose: bool = False) -> Iterator[object]:
     """Yield what people see of a report; ``home`` is printed as ``~``."""
-    total, shown = whole.total, [layer for layer in whole.layers if verbose or not layer.idle]
-    yield summary(whole)
+    total, shown = result.total, [layer for layer in result.layers if verbose or not layer.idle]
+    yield summary(result)
     for layer in shown:
         yield from _outdated(layer)
     if shown:
         rows = [(layer.layer, layer.state.condition.value, *_cells(layer.total)) for layer in shown]
         yield from ("", Table(_COLUMNS, rows, ("total", "", *_cells(total)[:3], "")))
-    if hidden := len(whole.layers) - len(shown):
+    if hidden := len(result.layers) - len(shown):
         yield f"{plural(hidden, 'more layer' if shown else 'layer')}: nothing here; -v shows all"
     if not total.complete:
         yield "+: lower bound, -: unknown; the problems below say what could not be counted"
@@ -465,7 +332,7 @@ def lines(whole: Report, home: str, *, verbose: bool = False) -> Iterator[object
         problems = [f"{units.short_path(problem.path, home)}: {problem.message}" for problem in layer.problems]
         for problem in (*layer.failures, *problems):
             yield f"{'  ' if verbose else f'{layer.layer}: '}problem: {problem}"
-    yield from _others(whole, home)
+    yield from _others(result, home)
 
 
 def _cells(total: Total) -> list[str]:
@@ -477,58 +344,64 @@ def _cells(total: Total) -> list[str]:
     return [*numbers, f"{last} + {unknown:,} unknown" if unknown else last]
 
 
-def _others(whole: Report, home: str) -> Iterator[object]:
-    """Yield what belongs to no layer."""
-    for leftover in whole.leftovers:
-        held = f"{units.size(leftover.bytes)}, {units.age(units.since(leftover.modified, whole.generated))} old"
-        where = units.short_path(leftover.root / leftover.key, home)
-        yield from ("", f"{where}: {leftover.because} ({held}); the next purge or prune removes it")
-    if whole.pythons is not None:
-        numbers = {"entries": units.count, "stale": units.count, "size": units.size}
-        rows, places = list[tuple[str | int | None, ...]](), []
-        for share in whole.pythons:
-            release = _release(share.python)
-            packages = " ".join(f"{name} {version}" for name, version in share.packages.items())
-            rows.append((release, share.entries, share.stale, share.bytes, packages))
-            places += [f"  {units.short_path(path, home)}: Python {release}" for path in share.interpreters]
-        yield from ("", Table({"python": str, **numbers, "packages": str}, rows), *dict.fromkeys(places))
-    if whole.drivers is not None:
+def _others(result: Report, home: str) -> Iterator[object]:
+    """Yield what belongs to no layer, and the sums that were asked for."""
+    now = result.generated
+    for leftover in result.leftovers:
+        held = f"{units.size(leftover.bytes)}, {units.age(units.since(leftover.modified, now))} old"
+        path = units.short_path(leftover.root / leftover.key, home)
+        yield from ("", f"{path}: {leftover.because} ({held}); the next purge or prune removes it")
+    if result.pythons is not None:
+        yield from ("", *_pythons(result.pythons, home))
+    if result.drivers is not None:
         drivers = []
-        for one in whole.drivers:
-            words = [*(f"{name.replace('_', ' ')} {version}" for name, version in one.versions.items()), one.device]
-            driver = " ".join(filter(None, words)) or units.DASH
-            drivers.append((one.layer, driver, one.entries, one.bytes, units.since(one.newest, whole.generated)))
+        for share in result.drivers:
+            words = [f"{name.replace('_', ' ')} {version}" for name, version in share.versions.items()]
+            driver = " ".join(filter(None, (*words, share.device))) or units.DASH
+            drivers.append((share.layer, driver, share.entries, share.bytes, units.since(share.newest, now)))
         titles: Columns = {"layer": str, "written by": str, "entries": units.count, "size": units.size}
         yield from ("", Table({**titles, "newest": units.age}, drivers))
-    if whole.kernels is not None:
-        yield from _kernels(whole.kernels, whole)
-    if (runs := whole.runs) is not None:
+    if result.kernels is not None:
+        yield from _kernels(result.kernels, result)
+    if (runs := result.runs) is not None:
         sums = f"{plural(runs.hits, 'hit')} saved at least {runs.saved:.1f} s, misses took {runs.missed:.1f} s"
         yield from ("", f"{plural(runs.runs, 'traced run')} of {runs.seconds:.1f} s: {sums}")
-    if whole.neighbours is not None:
+    if result.neighbours is not None:
         columns: Columns = {"neighbours": str, "files": units.count, "size": units.size, "place": str}
-        caches = (
-            (one.name, one.files, one.bytes, f"{units.short_path(one.path, home)} ({one.source})")
-            for one in whole.neighbours
-        )
-        yield from ("", Table(columns, tuple(caches)))
+        caches = [
+            (cache.name, cache.files, cache.bytes, f"{units.short_path(cache.path, home)} ({cache.source})")
+            for cache in result.neighbours
+        ]
+        yield from ("", Table(columns, caches))
 
 
-def _kernels(kernels: Sequence[listing.Kernel], whole: Report) -> Iterator[object]:
+def _pythons(shares: Iterable[grouping.PythonShare], home: str) -> Iterator[object]:
+    """Yield the table of Pythons, and where each is."""
+    numbers = {"entries": units.count, "stale": units.count, "size": units.size}
+    rows, places = list[tuple[str | int | None, ...]](), dict[str, None]()
+    for share in shares:
+        release = python_release(share.python)
+        packages = " ".join(f"{name} {version}" for name, version in share.packages.items())
+        rows.append((release, share.entries, share.stale, share.bytes, packages))
+        places.update((f"  {units.short_path(path, home)}: Python {release}", None) for path in share.interpreters)
+    yield from (Table({"python": str, **numbers, "packages": str}, rows), *places)
+
+
+def _kernels(kernels: Sequence[listing.Kernel], result: Report) -> Iterator[object]:
     """Yield the largest kernels, and what the entries of each layer save."""
-    yield from ("", kernels_table(kernels[:_FEW_KERNELS], whole.generated))
+    yield from ("", kernels_table(kernels[:_FEW_KERNELS], result.generated))
     if more := len(kernels[_FEW_KERNELS:]):
         yield f"{plural(more, 'more kernel')}: cachectl ls"
-    saved = {layer.layer: sum(one.saves_in.get(layer.layer, 0) for one in kernels) for layer in whole.layers}
+    saved = {layer.layer: sum(kernel.saves_in.get(layer.layer, 0) for kernel in kernels) for layer in result.layers}
     if parts := [f"{units.duration(seconds)} in {layer}" for layer, seconds in saved.items() if seconds]:
         yield f"measured: these entries save a start {', '.join(parts)}"
 
 
-def summary(whole: Report) -> str:
+def summary(result: Report) -> str:
     """Format the sums: what there is, and what could go."""
-    total, entries = whole.total, plural(whole.total.entries or 0, "entry", "entries")
+    total, entries = result.total, plural(result.total.entries or 0, "entry", "entries")
     held = f"{_cells(total)[2]} in {entries}{'' if total.complete else '+'}"
-    clearable = [layer.total for layer in whole.layers if not layer.precious]
+    clearable = [layer.total for layer in result.layers if not layer.precious]
     sums = {
         "stale": sum(layer.stale_bytes or 0 for layer in clearable),
         "orphans": sum(layer.orphan_bytes or 0 for layer in clearable),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from cachectl import layer_set, verbs
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.text import plural, printable
+from cachectl.layers.core.layer import Layer
 from cachectl.switching import child
 
 if TYPE_CHECKING:
-    from cachectl.exchange.trust import Trust
+    from cachectl.exchange.push_pull import RunStore
     from cachectl.watching import proof as proving
 
 #: How many paths the proof of a layer names.
@@ -61,94 +62,181 @@ cachectl run (--no-cache | --base DIR | --isolated[=DIR] | --prove | --store SOU
        [--layer LAYER]... [--prove] -- COMMAND..."""
 
 
-def run_with(
+#: The variables of a child in which layers are off or moved, and the names of the layers that stay as they are.
+Switched = tuple[Mapping[str, "str | None"], frozenset[str]]
+#: Watches a command in its block, and yields the variables for that.
+Watch = AbstractContextManager[Mapping[str, str]]
+#: The exit status of a command, 128+n if signal n ended it, and the proof if one was asked for.
+Result = tuple[int, "proving.Proof | None"]
+
+
+def run_in_place(
     stack: layer_set.LayerSet,
     command: Sequence[str],
     *,
-    no_cache: bool = False,
-    isolated: Path | bool = False,
-    base: str | Path | None = None,
     layers: Sequence[str] = (),
     prove: bool = False,
-    store: str | None = None,
-    trust: Trust | None = None,
-    store_mode: str = "rw",
-    store_wait: float | None = None,
-    sign: str | None = None,
+    store: RunStore | None = None,
     notice: Callable[[str], None] = layer_set.warn_user,
-) -> tuple[int, proving.Proof | None]:
-    """Run a command with layers off, or on in another root.
+) -> Result:
+    """Run a command with the caches that it has anyway, to prove that it leaves them alone, or to share them.
 
-    :param no_cache: every layer off
-    :param isolated: on in an empty root (``True``), or in this one, which is kept
-    :param base: a folder to start warm from, which never changes; new entries go to the root ``isolated``, by
-        default to one in the user cache folder, which is kept for each base
     :param layers: only these
     :param prove: watch the real roots
-    :param store: a shared store to pull from before the command and to push to after it; entries of the base are
-        left out
-    :param trust: why the store is trusted
-    :param store_mode: ``"ro"`` only pulls
-    :param store_wait: how many seconds the pull, and the push, may take
-    :param sign: an OpenSSH key for what is pushed
-    :param notice: gets a line for each layer that stays as it is, and with a store the verdict of a trace, unless
-        the run is proved
+    :param store: what to pull from and push to
+    :param notice: gets a line for each problem, and with a store the verdict of a trace, unless the run is proved
     :returns: the exit status of the command, 128+n if signal n ended it, and the proof if one was asked for
-    :raises Refused: if a named layer of the user stays as it is
     :raises CannotStart: if the command cannot be started
     """
-    here, chosen = stack.environment, stack.named(layers)
-    with ExitStack() as block:
-        place = kept = folder = None
-        besides: Mapping[str, frozenset[str]] = {}
-        if base is not None:
-            from cachectl.exchange import copying
+    chosen, unchanged = stack.named(layers), nullcontext[Switched](({}, frozenset()))
+    return _run(stack, command, chosen, unchanged, _shared(store, stack, layers, notice), prove=prove)
 
-            place = copying.base_at(here, base, isolated)
-            child.say_shared(place, "--base", notice)
-            isolated = isolated or copying.make_own_root(here, place)
-            besides = copying.base_keys(here, place, layers) if store else {}
+
+def run_without_cache(
+    stack: layer_set.LayerSet,
+    command: Sequence[str],
+    *,
+    layers: Sequence[str] = (),
+    prove: bool = False,
+    notice: Callable[[str], None] = layer_set.warn_user,
+) -> Result:
+    """Run a command with every layer off; otherwise as :func:`run_in_place`.
+
+    :param notice: gets a line for each layer that stays as it is
+    :raises Refused: if a named layer of the user stays as it is
+    """
+    chosen = stack.named(layers)
+    return _run(stack, command, chosen, _off(stack, chosen, layers, notice), nullcontext(), prove=prove)
+
+
+def run_isolated(
+    stack: layer_set.LayerSet,
+    command: Sequence[str],
+    *,
+    root: Path | None = None,
+    layers: Sequence[str] = (),
+    prove: bool = False,
+    store: RunStore | None = None,
+    notice: Callable[[str], None] = layer_set.warn_user,
+) -> Result:
+    """Run a command with every layer on in an empty root; otherwise as :func:`run_in_place`.
+
+    :param root: use this one, which is kept; a store needs it
+    :param notice: gets a line for each layer that stays as it is, too
+    :raises Refused: if a named layer of the user stays as it is
+    """
+    chosen, used = stack.named(layers), stack
+    if store is not None:
+        root, used = _kept_root(stack, root)
+    moved = _isolated(stack, chosen, layers, root, notice)
+    return _run(stack, command, chosen, moved, _shared(store, used, layers, notice), prove=prove)
+
+
+def run_from(
+    stack: layer_set.LayerSet,
+    command: Sequence[str],
+    base: str | Path,
+    *,
+    root: Path | None = None,
+    temporary: bool = False,
+    layers: Sequence[str] = (),
+    prove: bool = False,
+    store: RunStore | None = None,
+    notice: Callable[[str], None] = layer_set.warn_user,
+) -> Result:
+    """Run a command that starts warm from a base, a folder which never changes; otherwise as :func:`run_isolated`.
+
+    :param root: for new entries; by default one in the user cache folder, which is kept for each base
+    :param temporary: drop new entries
+    :param store: neither gives nor gets the entries of the base
+    """
+    from cachectl.exchange import copying
+    from cachectl.layers.disk.own_roots import make_own_root
+
+    here, chosen, used = stack.environment, stack.named(layers), stack
+    place = copying.base_at(here, base, root)
+    child.say_shared(place, "--base", notice)
+    if root is None and not temporary:
+        root = make_own_root(here, place)
+    besides: Mapping[str, frozenset[str]] = {}
+    if store is not None:
+        besides = copying.base_keys(here, place, layers)
+        root, used = _kept_root(stack, root)
+    warm = partial(copying.start_from, here, place)
+    moved = _isolated(stack, chosen, layers, root, notice, warm=warm)
+    return _run(stack, command, chosen, moved, _shared(store, used, layers, notice, besides), prove=prove)
+
+
+def _kept_root(stack: layer_set.LayerSet, root: Path | None) -> tuple[Path, layer_set.LayerSet]:
+    """Return an isolated root that is kept, made if it is missing, and the layers in it.
+
+    Raises :class:`BadRequest` if there is none.
+    """
+    if root is None:
+        raise BadRequest("an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR")
+    root = stack.environment.absolute(root)
+    child.make_kept_root(root, mode=0o700)
+    return root, type(stack)(child.environment_below(stack.environment, str(root)))
+
+
+@contextmanager
+def _off(
+    stack: layer_set.LayerSet, chosen: Sequence[Layer], named: Sequence[str], notice: Callable[[str], None]
+) -> Iterator[Switched]:
+    """Switch layers off."""
+    staying = child.say_left_alone(chosen, named, notice, off=True)
+    with child.isolated_root(stack.environment, None, notice) as folder:
+        with child.needed(folder):
+            changes = child.variables_off(chosen, stack, folder)
+            child.link_cache_home(stack.environment, chosen, folder)
+        yield changes, staying
+
+
+@contextmanager
+def _isolated(
+    stack: layer_set.LayerSet,
+    chosen: Sequence[Layer],
+    named: Sequence[str],
+    root: Path | None,
+    notice: Callable[[str], None],
+    *,
+    warm: Callable[[Path, Callable[[str], None], Iterable[str]], None] | None = None,
+) -> Iterator[Switched]:
+    """Move layers to an isolated root, which ``warm`` fills."""
+    here, staying = stack.environment, child.say_left_alone(chosen, named, notice, off=False)
+    with child.isolated_root(here, root, notice) as folder:
+        with child.needed(folder, kept=root):
+            along = child.companions(chosen, stack, folder)
+            for name in along:
+                notice(f"{name} keeps its entries in the same folder, so it is isolated too")
+            moved = (*chosen, *(stack[name] for name in along))
+            changes = child.variables_isolated(chosen, folder)
+            if warm is not None:
+                warm(folder, notice, [layer.name for layer in moved])
+            child.link_cache_home(here, moved, folder)
+        yield changes, staying
+
+
+@contextmanager
+def _shared(
+    store: RunStore | None,
+    stack: layer_set.LayerSet,
+    layers: Sequence[str],
+    notice: Callable[[str], None],
+    besides: Mapping[str, frozenset[str]] = {},
+) -> Iterator[Watch | None]:
+    """Pull into ``stack`` before the block, and push after it; yield what gives a verdict on the command in it."""
+    with ExitStack() as block:
+        verdict = None
         if store is not None:
             from cachectl.exchange import push_pull
 
-            isolated = isolated if isinstance(isolated, bool) else here.absolute(isolated)
-            kept, writes = _kept_below(stack, isolated), store_mode == "rw"
-            around = push_pull.shared_around(
-                kept, store, trust, notice, layers, besides=besides, writes=writes, sign=sign, wait=store_wait
-            )
-            scratch = partial(block.enter_context, child.isolated_root(here, notice=notice))
+            scratch = partial(block.enter_context, child.isolated_root(stack.environment, notice=notice))
             folder = child.try_extra("nothing is pulled or pushed, and no verdict", scratch, notice)
-            block.enter_context(nullcontext() if folder is None else around)
-        staying = frozenset[str]()
-        if no_cache or isolated:
-            staying = child.say_left_alone(chosen, layers, notice, off=no_cache)
-        signals = block.enter_context(child.signals_held())
-        changes: dict[str, str | None] = {}
-        if no_cache or isolated:
-            kept_root = isolated if isinstance(isolated, Path) else None
-            root = block.enter_context(child.isolated_root(here, kept_root, notice))
-            moved = chosen
-            with child.needed(root, kept=kept_root):
-                if no_cache:
-                    changes = child.variables_off(chosen, stack, root)
-                else:
-                    along = child.companions(chosen, stack, root)
-                    for name in along:
-                        notice(f"{name} keeps its entries in the same folder, so it is isolated too")
-                    moved = (*chosen, *(stack[name] for name in along))
-                    changes = child.variables_isolated(chosen, root)
-                if place is not None:
-                    names = tuple(layer.name for layer in moved)
-                    copying.start_from(here, place, root, notice, names)
-                child.link_cache_home(here, moved, root)
-        if not prove:
-            if kept is not None and folder is not None:
-                changes.update(block.enter_context(_judged(kept, folder, notice)))
-            return child.run(command, changes, here, signals), None
-        from cachectl.watching import proof as proving
-
-        proof = proving.Proof(stack, chosen, left_out=staying)
-        return child.run(command, changes, here, signals), proof.end()
+            if folder is not None:
+                block.enter_context(push_pull.shared_around(stack, store, notice, layers, besides))
+                verdict = _judged(stack, folder, notice)
+        yield verdict
 
 
 @contextmanager
@@ -166,17 +254,25 @@ def _judged(stack: layer_set.LayerSet, folder: Path, notice: Callable[[str], Non
         notice(traced.verdict)
 
 
-def _kept_below(stack: layer_set.LayerSet, root: Path | bool) -> layer_set.LayerSet:
-    """Return the layers in an isolated root that is kept, which is made if it is missing; with ``False`` these.
+def _run(
+    stack: layer_set.LayerSet,
+    command: Sequence[str],
+    chosen: Sequence[Layer],
+    switched: AbstractContextManager[Switched],
+    shared: AbstractContextManager[Watch | None],
+    *,
+    prove: bool,
+) -> Result:
+    """Run a command with caches switched, and with a proof, or else a verdict if a store is shared."""
+    here = stack.environment
+    with shared as verdict, child.signals_held() as signals, switched as (changes, staying):
+        if prove:
+            from cachectl.watching import proof as proving
 
-    Raises :class:`BadRequest` for a root that is not kept.
-    """
-    if root is False:
-        return stack
-    if root is True:
-        raise BadRequest("an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR")
-    child.make_kept_root(root, mode=0o700)
-    return type(stack)(child.environment_below(stack.environment, str(root)))
+            proof = proving.Proof(stack, chosen, left_out=staying)
+            return child.run(command, changes, here, signals), proof.end()
+        with verdict or nullcontext({}) as variables:
+            return child.run(command, {**changes, **variables}, here, signals), None
 
 
 def run(request: verbs.Request) -> int:
@@ -191,40 +287,44 @@ def run(request: verbs.Request) -> int:
         )
     if options.no_cache and base is not None:
         request.misuse("--no-cache switches off what --base would start warm; choose one of them")
-    trust = request.trust()
-    if not options.store and (trust is not None or options.sign is not None):
-        request.misuse("--allowed-signers, --digest, --trust and --sign are for --store SOURCE")
-    if options.store and options.no_cache:
-        request.misuse("--no-cache leaves nothing to pull or push; drop --store")
-    if options.store and trust is None:
-        from cachectl.exchange.trust import UNTRUSTED
-
-        request.misuse(UNTRUSTED)
-    if options.sign is not None and not any(map(os.path.lexists, (options.sign, f"{options.sign}.pub"))):
-        raise BadRequest(f"--sign {printable(options.sign)}: this key does not exist")
-    if options.allowed_signers is not None and not os.path.isfile(options.allowed_signers):
-        raise BadRequest(f"--allowed-signers {printable(options.allowed_signers)}: there is no such file")
+    store = _typed_store(request)
     request.demand_command()
-    status, proof = run_with(
-        request.stack,
-        request.command,
-        no_cache=options.no_cache,
-        base=base,
-        isolated=Path(isolated) if isolated else isolated is not None,
-        layers=options.layers,
-        prove=options.prove,
-        store=request.target(options.store) if options.store else None,
-        trust=trust,
-        store_mode=options.store_mode,
-        store_wait=options.store_wait,
-        sign=options.sign,
-        notice=request.notice,
-    )
+    root = Path(isolated) if isolated else None
+    how: Callable[..., Result] = partial(run_in_place, store=store)
+    if options.no_cache:
+        how = run_without_cache
+    elif base is not None:
+        how = partial(run_from, base=base, root=root, temporary=isolated == "", store=store)
+    elif isolated is not None:
+        how = partial(run_isolated, root=root, store=store)
+    shared = {"layers": options.layers, "prove": options.prove, "notice": request.notice}
+    status, proof = how(request.stack, request.command, **shared)
     if proof is None:
         return status
     for line in _lines(proof):
         request.notice(line)
     return status if proof.holds else 1
+
+
+def _typed_store(request: verbs.Request) -> RunStore | None:
+    """Return the shared store that was typed, with its options; ``None`` without one."""
+    options, trust = request.options, request.trust()
+    if not options.store:
+        if trust is not None or options.sign is not None:
+            request.misuse("--allowed-signers, --digest, --trust and --sign are for --store SOURCE")
+        return None
+    from cachectl.exchange.push_pull import RunStore
+    from cachectl.exchange.trust import UNTRUSTED
+
+    if options.no_cache:
+        request.misuse("--no-cache leaves nothing to pull or push; drop --store")
+    if trust is None:
+        request.misuse(UNTRUSTED)
+    if options.sign is not None and not any(map(os.path.lexists, (options.sign, f"{options.sign}.pub"))):
+        raise BadRequest(f"--sign {printable(options.sign)}: this key does not exist")
+    if options.allowed_signers is not None and not os.path.isfile(options.allowed_signers):
+        raise BadRequest(f"--allowed-signers {printable(options.allowed_signers)}: there is no such file")
+    return RunStore(request.target(options.store), trust, options.store_mode, options.store_wait, options.sign)
 
 
 def _lines(proof: proving.Proof) -> Iterator[str]:

@@ -10,7 +10,7 @@ from cachectl import verbs
 from cachectl.layers.base.errors import BadRequest
 
 if TYPE_CHECKING:
-    from cachectl.stage import Ranks
+    from cachectl.stage import Job
     from cachectl.switching import child
 
 EXAMPLE = "mpiexec -n 64 cachectl stage /shared/warm --trust -- python simulation.py"
@@ -45,40 +45,46 @@ def run(request: verbs.Request) -> int:
     options = request.options
     request.demand_command()
     environment, notice = request.stack.environment, request.notice
-    asked = (options.source, request.trust(), options.out, options.sign)
+    route = stage.Route(options.source, request.trust(), options.out, options.sign, options.force)
+    route.require_sense()
     try:
-        ranks = stage.Ranks(environment, *asked, force=options.force, notice=notice, inform=notice)
+        job = stage.Job(environment, route, stage.join(environment), notice, notice)
     except stage.NotConnected as error:
         if error.first:
             raise
         # Some launchers end a job as soon as one rank fails, before rank 0 has said why.
         time.sleep(stage.FAILING_WAIT)
         raise SystemExit(1) from None
+    world = job.ranks.world
     with signals_held() as signals:
         try:
-            return _run(request.command, ranks, signals)
+            return _run(request.command, job, signals)
         except BadRequest:
-            if ranks.rank == 0:
+            if world.rank == 0:
                 raise
             return 2
         except BaseException as error:
-            notice(f"rank {ranks.rank}: {type(error).__name__}: {error}")
-            ranks.abort()
+            notice(f"rank {world.rank}: {type(error).__name__}: {error}")
+            # The others would wait for this rank forever.
+            world.Abort(1)
             raise
 
 
-def _run(command: Sequence[str], ranks: Ranks, signals: child.Signals) -> int:
+def _run(command: Sequence[str], job: Job, signals: child.Signals) -> int:
+    from cachectl import stage
     from cachectl.switching import child
 
-    changes = ranks.stage_in()
+    world = job.ranks.world
+    staged = stage.stage_in(job)
     try:
-        status = child.run(command, changes, ranks.environment, signals)
+        status = child.run(command, staged.variables, job.environment, signals)
     except child.CannotStart as error:
-        ranks.notice(f"rank {ranks.rank}: {error}")
+        job.notice(f"rank {world.rank}: {error}")
         status = error.status
     if status > 128:  # noqa: PLR2004 - what a shell gives for a signal
-        ranks.notice(f"rank {ranks.rank}: the command was ended by signal {status - 128}")
-    ranks.stage_out()
-    status = ranks.highest(status)
-    ranks.close()
-    return status
+        job.notice(f"rank {world.rank}: the command was ended by signal {status - 128}")
+    stage.stage_out(job, staged)
+    stage.wait_for_all(world)
+    highest = int(world.allreduce(status, op=max))
+    staged.remove()
+    return highest

@@ -14,8 +14,8 @@ from homes import CACHECTL, PROGRAMS, Home, make_home
 from support.hostile import hash_tree
 from tiers import needing, real, thorough_only
 
-from cachectl.exchange.copying import own_root
 from cachectl.layers.core.conformance import snapshot
+from cachectl.layers.disk.own_roots import own_root
 
 #: The loopy kernels that the filled home has, and all its programs in PoCL's cache.
 KNOWN, FILLED = 8, 11

@@ -18,6 +18,7 @@ from support.tracing import numbers, trace
 from tiers import thorough, thorough_only
 
 from cachectl.exchange import place, trust, wire
+from cachectl.exchange.push_pull import RunStore
 from cachectl.exchange.store import StoreCollection
 from cachectl.layers.base import errors
 from cachectl.layers.core.entry import Artifact, Entry
@@ -325,7 +326,7 @@ def test_a_store_that_never_answers_keeps_no_command(cheap: Home) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         silent = f"oci://127.0.0.1:{server.getsockname()[1]}/caches"
         said: list[str] = []
-        assert cheap.stack.run(["false"], store=silent, store_wait=1.5, trust=TRUSTED, notice=said.append)[0] == 1
+        assert cheap.stack.run(["false"], store=RunStore(silent, TRUSTED, wait=1.5), notice=said.append)[0] == 1
     assert ["not done in time" in line for line in said if "--store" in line] == [True]
 
 

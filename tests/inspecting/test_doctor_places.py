@@ -28,7 +28,7 @@ from tiers import AS_NOBODY, NOBODY, as_root, thorough
 from benchmarks.commands import at_home
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.core.finding import Severity
-from cachectl.verbs.doctor import job_of
+from cachectl.layers.host.launcher import parallel_job
 
 
 def test_sumpy_reads_another_libraries_variable_where_it_is_installed(tmp_path: Path) -> None:
@@ -113,7 +113,9 @@ def test_ranks_share_a_root(tmp_path: Path, variables: Mapping[str, str], ranks:
     # The first run on a cluster is the one that matters: PoCL's folder is not there yet.
     make(tmp_path / ".cache/pytools", tmp_path / ".nv/ComputeCache")
     environment = environment_of(tmp_path, OCL_ICD_VENDORS=register_driver(tmp_path, "libpocl.so.2"), **variables)
-    assert job_of(environment) == (ranks, variable)
+    job = parallel_job(environment)
+    assert job is not None
+    assert (job.ranks, job.rank_variable) == (ranks, variable)
     found = coded(examine(environment._replace(installed=lambda _: "2026.1")), "ranks")
     severities = {finding.layer: finding.severity for finding in found}
     assert severities == {"loopy": Severity.HARMLESS, "pocl": Severity.RISKS, "cuda": Severity.RISKS}

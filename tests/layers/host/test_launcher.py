@@ -9,7 +9,7 @@ from homes import Home, OtherMpi
 from support.layers import assigned
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.host.launcher import Launch, launched
+from cachectl.layers.host.launcher import innermost_launch
 
 STAGE = (sys.executable, "-m", "cachectl", "stage", "--out", "warm.zip", "--")
 #: As srun sets them for a step of four tasks within an allocation of eight.
@@ -81,5 +81,8 @@ def test_ranks_that_are_connected_go_on(home: Home, mpiexec: str, open_mpi: Othe
         pytest.param(f"PMI_SIZE=many PMI_RANK=\u00b2 FLUX_JOB_SIZE={'9' * 5000}", None, id="no numbers"),
     ],
 )
-def test_variables_of_launchers(tmp_path: Path, variables: str, expected: Launch | None) -> None:
-    assert launched(Environment(assigned(variables), home=tmp_path, cwd=tmp_path)) == expected
+def test_variables_of_launchers(
+    tmp_path: Path, variables: str, expected: tuple[str, int | None, int | None] | None
+) -> None:
+    launch = innermost_launch(Environment(assigned(variables), home=tmp_path, cwd=tmp_path))
+    assert (launch and (launch.setting, launch.ranks, launch.rank)) == expected

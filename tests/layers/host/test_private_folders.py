@@ -11,9 +11,9 @@ import pytest
 from homes import Home
 from tiers import AS_NOBODY, NOBODY, as_root, thorough
 
+from cachectl.exchange.node_root import NodeRoot
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.disk.temporaries import private_folder, temporary_folder
-from cachectl.stage import NodeRoot
 
 
 @pytest.fixture
