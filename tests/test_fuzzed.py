@@ -30,7 +30,7 @@ from cachectl.layers.miopen import kernels as kernel_db
 from cachectl.layers.neo.entries import NeoPrograms
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
 from cachectl.layers.stores.records import RecordFile
-from cachectl.layers.stores.rows import Row
+from cachectl.layers.stores.table import Row
 
 SEEDS = sorted((Path(__file__).parent / "fuzz").glob("*/*"))
 
@@ -113,15 +113,15 @@ def _mesa_entry(data: bytes) -> None:
 
 
 def _mesa_index(data: bytes) -> None:
-    for kind in (pairs.Fossilize, pairs.Database):
+    for form in (pairs.Fossilize(), pairs.Database()):
         with tempfile.TemporaryDirectory() as folder:
-            pair = kind("fuzz", Path(folder), kind.data_name, 0)
+            pair = pairs.Pair("fuzz", Path(folder), form.data_name, form, 0)
             for path in pair.paths:
                 path.write_bytes(data)
             with contextlib.suppress(CachectlError):
                 for blob in pair.blobs():
                     assert blob.end <= len(data)
-                    assert len(pair.write_record(blob)) <= len(data)
+                    assert len(form.write_record(blob)) <= len(data)
 
 
 def _objects(data: bytes) -> None:

@@ -47,10 +47,10 @@ _SHAPES: Mapping[str, tuple[trees.Shape, ...]] = {
     cache.DATABASE: (_FLAT, trees.Shape((regex(r"part\d{1,9}"), *_FLAT.levels), sums=True), _OWN),
 }
 #: The format of the larger files of a root, and the keys of their entries.
-_FORMATS: Mapping[str, tuple[type[pairs.Pair], re.Pattern[str]]] = {
-    cache.SINGLE_FILE: (pairs.Fossilize, regex(r"(?:[^./][^/]*/){2}foz_cache\.foz(?:::[0-9a-f]{40})?")),
+_FORMATS: Mapping[str, tuple[pairs.PairFormat, re.Pattern[str]]] = {
+    cache.SINGLE_FILE: (pairs.Fossilize(), regex(r"(?:[^./][^/]*/){2}foz_cache\.foz(?:::[0-9a-f]{40})?")),
     cache.DATABASE: (
-        pairs.Database,
+        pairs.Database(),
         regex(r"(?:part\d{1,9}/)?mesa_cache\.db(?:::[0-9a-f]{40}(?:[0-9a-f]{24})?)?"),
     ),
 }
@@ -103,7 +103,7 @@ class ShaderCache(row_store.Rows):
 
     def opened(self, root: Root, file: str) -> pairs.Pair:
         """Return a data file with its index."""
-        return _FORMATS[root.role][0](self.name, root.path, file, self.environment.lock_timeout)
+        return pairs.Pair(self.name, root.path, file, _FORMATS[root.role][0], self.environment.lock_timeout)
 
     def with_name(self, entry: Entry) -> Entry:
         """Add nothing: each entry names its driver."""
@@ -115,7 +115,7 @@ class ShaderCache(row_store.Rows):
         try:
             for blob in pair.blobs():
                 yield entries.with_header(self.entry_of(template, blob.row), pair.content(blob, entries.HEAD))
-            pair.require_sound()
+            pair.check()
         except (Damaged, Refused) as error:
             yield Problem(pair.path, "damaged" if isinstance(error, Damaged) else "unknown", error.message)
 
@@ -128,7 +128,7 @@ class ShaderCache(row_store.Rows):
             if (complaint := entries.complaint(data, blob.checksum)) is not None:
                 damages = [Damage(RECOMPILES, f"{complaint}: {effect}")]
                 yield from self.judged(root, self.entry_of(template, blob.row), {"": data}, damages)
-        pair.require_sound()
+        pair.check()
 
     def leaves(self, root: Root) -> Iterator[trees.Leaf | Problem]:
         """Yield entries with their headers, all but the data files, and a problem for names of an unknown length."""

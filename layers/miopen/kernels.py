@@ -23,6 +23,7 @@ from cachectl.layers.disk import plain
 from cachectl.layers.miopen import databases
 from cachectl.layers.stores import database, files, rows
 from cachectl.layers.stores import tree_read as tree
+from cachectl.layers.stores.table import Row, Values
 
 #: MIOpen ignores smaller files of a package: empty ones, and pointers of git-lfs.
 _LEAST = 512
@@ -33,7 +34,7 @@ _OBJECTS = tree.Shape((databases.VERSION_FOLDER, regex("[0-9a-f]{32}"), regex(r"
 _NO_CODE = "has the name of a kernel, but is no code; left alone"
 
 
-def _is_same(standing: rows.Values, new: rows.Values) -> bool:
+def _is_same(standing: Values, new: Values) -> bool:
     """Return whether two rows unpack to the same kernel."""
     try:
         return standing == new or decode(standing) == decode(new)
@@ -101,11 +102,11 @@ class KernelDatabases(databases.MIOpenDatabases):
             detail = {**template.detail, "kernel_name": name, "kernel_args": args}
             yield self.entry_of(template, row)._replace(kernels=databases.program_names(name), detail=detail)
 
-    def unpacked(self, values: rows.Values) -> bytes:
+    def unpacked(self, values: Values) -> bytes:
         """Unpack a kernel, and check it as MIOpen does."""
         return decode(values)
 
-    def packed(self, artifact: Artifact) -> rows.Values:
+    def packed(self, artifact: Artifact) -> Values:
         """Pack a kernel as MIOpen does, under a name as MIOpen makes it."""
         name, args = self.key_of(artifact.key)
         if not name.endswith((".o", ".obj")):
@@ -140,7 +141,7 @@ class KernelDatabases(databases.MIOpenDatabases):
                 yield self.damaged(self.entry_of(Entry(self.name, file, root.path, 0, 0), row), damage)
             seen.add(row.key)
 
-    def entry_of(self, template: Entry, row: rows.Row) -> Entry:
+    def entry_of(self, template: Entry, row: Row) -> Entry:
         """Return the entry of a row; MIOpen gives a row a new id whenever it stores it."""
         name, args = row.key
         return super().entry_of(template, row._replace(key=(escaped(name), args)))
@@ -192,7 +193,7 @@ def digest(data: bytes) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
-def encode(data: bytes) -> rows.Values:
+def encode(data: bytes) -> Values:
     """Return the values of a row as MIOpen packs a kernel; a size of 0 means that the blob is not packed."""
     import bz2
 
@@ -215,7 +216,7 @@ def split_kernel_key(text: str) -> tuple[str, str]:
     return name.replace("%3A", ":").replace("%25", "%"), args
 
 
-def decode(values: rows.Values) -> bytes:
+def decode(values: Values) -> bytes:
     """Return the kernel of a row, as ``KernDb::FindRecordUnsafe`` does.
 
     Raises :class:`ValueError` with the reason if MIOpen could not use the row.

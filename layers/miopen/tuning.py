@@ -26,8 +26,9 @@ from cachectl.layers.core.store import Damage, finding_of
 from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.miopen import databases
-from cachectl.layers.stores import records, rows
+from cachectl.layers.stores import records
 from cachectl.layers.stores import tree_read as tree
+from cachectl.layers.stores.table import Row
 
 _TIME = ".time"
 # Other users lock the same files.
@@ -72,7 +73,7 @@ class TuningDatabases(databases.MIOpenDatabases):
         """Return the records of a file, which are changed under MIOpen's locks."""
         return records.RecordFile(self.name, root.path / file, partial(self._editing, root, file))
 
-    def _found(self, root: Root, file: str) -> Iterator[rows.Row | records.Fault]:
+    def _found(self, root: Root, file: str) -> Iterator[Row | records.Fault]:
         """Yield the records and faults of a file, none of one that is only counted."""
         return self.opened(root, file).scan() if self.known(file).kind in self.kinds else iter(())
 
@@ -80,7 +81,7 @@ class TuningDatabases(databases.MIOpenDatabases):
         """Yield the records of a file, and its faults."""
         path = root.path / file
         for found in self._found(root, file):
-            if isinstance(found, rows.Row):
+            if isinstance(found, Row):
                 yield self.entry_of(template, found)
                 continue
             number, code, message = found
@@ -94,7 +95,7 @@ class TuningDatabases(databases.MIOpenDatabases):
         """Check every line by the rules of MIOpen's reader. Nothing here is ever removed as damaged."""
         path = root.path / file
         for found in self._found(root, file):
-            if not isinstance(found, rows.Row):
+            if not isinstance(found, Row):
                 number, code, message = found
                 fix = f"while nothing uses MIOpen, correct or delete line {number} of {path}"
                 if code == "newline":

@@ -87,7 +87,7 @@ class Dictionaries(row_store.Rows):
 
     def list_rows(self, root: Root, file: str, template: Entry, *, part: bytes, contents: bool) -> Iterator[Entry]:
         """Yield the rows of a dictionary; those without the part are not read, since pickles store text as it is."""
-        opened = self.opened(root, file)
+        opened = self.opened_database(root, file)
         listing = opened.rows_with(part) if contents else ((row, ()) for row in opened.rows())
         for row, values in listing:
             kernels = pdict.kernel_names(rows.as_bytes(values[0])) if values else None
@@ -107,7 +107,7 @@ class Dictionaries(row_store.Rows):
         """Count the rows of each dictionary together, summed by sqlite."""
 
         def summed(root: Root, file: str, template: Entry) -> Iterator[Entry]:
-            count, size = self.opened(root, file).sum()
+            count, size = self.opened_database(root, file).sum()
             if count:
                 yield template._replace(bytes=size, sums=count)
 

@@ -23,6 +23,7 @@ from cachectl.layers.core.store import ENTRY, Damage, EntryError, attempt, findi
 from cachectl.layers.disk import plain
 from cachectl.layers.stores import database, files, rows
 from cachectl.layers.stores import tree_read as tree
+from cachectl.layers.stores.table import Row, TableFile, Values
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -64,8 +65,8 @@ class Rows(files.Files):
 
     def check_rows(self, root: Root, file: str) -> Iterator[Finding]:
         """Check a database with sqlite's own check, and every row. Raises :class:`LayerError` if it cannot be read."""
-        opened = self.opened(root, file)
-        if not opened.require_sound() and self.needs_table:
+        opened = self.opened_database(root, file)
+        if not opened.check() and self.needs_table:
             raise Damaged(self.name, f"has no table {self.schema.table}", opened.path)
         template = Entry(self.name, file, root.path, 0, 0)
         for row, values in opened.rows_with():
@@ -80,16 +81,16 @@ class Rows(files.Files):
                 continue
             yield from self.judged(root, entry, contents, damages)
 
-    def entry_of(self, template: Entry, row: rows.Row) -> Entry:
+    def entry_of(self, template: Entry, row: Row) -> Entry:
         """Return the entry of a row of a database, given what its entries have in common."""
         key = self.separator.join((template.key, *row.key))
         return template._replace(key=key, bytes=row.bytes, stamp=(row.rowid, row.bytes))
 
-    def unpacked(self, values: rows.Values) -> bytes:
+    def unpacked(self, values: Values) -> bytes:
         """Return the bytes of an entry from the values of its row. Raises :class:`ValueError` if it is not whole."""
         return rows.as_bytes(values[0])
 
-    def packed(self, artifact: Artifact) -> rows.Values:
+    def packed(self, artifact: Artifact) -> Values:
         """Return the values of a row from a whole entry. Raises :class:`Damaged` if the entry is another."""
         return (artifact.data,)
 
@@ -109,8 +110,12 @@ class Rows(files.Files):
         """Return the key columns of a row."""
         return (key.partition(self.separator)[2],)
 
-    def opened(self, root: Root, file: str) -> rows.RowFile:
-        """Return a database as this environment may use it."""
+    def opened(self, root: Root, file: str) -> TableFile:
+        """Return a file of rows as this environment may use it."""
+        return self.opened_database(root, file)
+
+    def opened_database(self, root: Root, file: str) -> rows.RowFile:
+        """Return a database of sqlite as this environment may use it."""
         waits, trusts = self.environment.lock_timeout, self.environment.trusts_writers
         return rows.RowFile(self.name, root.path / file, self.schema, waits, shared=trusts)
 
@@ -250,7 +255,7 @@ class Rows(files.Files):
         before = opened.size()
         whole = [target.stamp for target in targets if target.key == file]
         of_rows = () if whole else targets
-        planned = {rows.Row(one.stamp[0], self.key_of(one.key), one.stamp[1]): one.key for one in of_rows}
+        planned = {Row(one.stamp[0], self.key_of(one.key), one.stamp[1]): one.key for one in of_rows}
         skipped: dict[str, str | None] = {}
         failed: list[Note] = []
         removed = freed = 0
@@ -300,11 +305,11 @@ class Rows(files.Files):
                 return {}
         except OSError as error:
             raise Unreachable(self.name, f"cannot open: {error.strerror}", root.path / file) from error
-        found = self.opened(root, file).read_many([self.key_of(key) for key in keys])
+        found = self.opened(root, file).read([self.key_of(key) for key in keys])
         values = {key: row for key, row in zip(keys, found, strict=True) if row is not None}
         return read_each(lambda key: self._artifact_of(root.path / file, key, values[key]), values)
 
-    def _artifact_of(self, path: Path, key: str, values: rows.Values) -> Artifact:
+    def _artifact_of(self, path: Path, key: str, values: Values) -> Artifact:
         try:
             files = {"": self.unpacked(values)}
         except ValueError as error:
@@ -327,7 +332,7 @@ class Rows(files.Files):
     def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact], *, replace: bool) -> tree.Placed:
         """Insert rows into one database in one transaction; return the result of each by its key."""
         results: tree.Placed = {}
-        whole: dict[str, rows.Values] = {}
+        whole: dict[str, Values] = {}
         for artifact in artifacts:
             try:
                 files.Files.require_whole(self, artifact.key, {"": artifact.data}, artifact.key)

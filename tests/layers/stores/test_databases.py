@@ -60,9 +60,9 @@ def test_only_the_table_that_pytools_makes_is_used(tmp_path: Path, statements: s
     before = path.read_bytes()
     rows = rows_in(path)
     for use in (
-        *(rows.sum, rows.rows, lambda: list(rows.rows_with()), lambda: rows.read_many([("a",)])[0]),
+        *(rows.sum, rows.rows, lambda: list(rows.rows_with()), lambda: rows.read([("a",)])[0]),
         *(lambda: rows.insert([(("a",), (b"1",))], replace=True), lambda: rows.delete(()), rows.vacuum),
-        *(rows.require_sound, lambda: remove_damaged(path)),
+        *(rows.check, lambda: remove_damaged(path)),
     ):
         with pytest.raises(Refused, match="does not make"):
             use()
@@ -87,7 +87,7 @@ def test_keys_that_are_nearly_equal_are_different(tmp_path: Path) -> None:
     keys = [(key,) for key in ("ABC", "abc", "a", "a ", "12", "012", "12.0", "x\0y", "x", "\udcff")]
     *placed, refused = rows.insert([(key, key) for key in keys[:-1]] + [(keys[-1], (b"1",))])
     assert (placed, type(refused)) == ([True] * 9, Damaged)
-    assert rows.read_many(keys) == [*keys[:-1], None]
+    assert rows.read(keys) == [*keys[:-1], None]
 
 
 def test_every_truncation_is_found_and_none_ends_in_an_error(home: Home) -> None:
@@ -207,12 +207,12 @@ def test_a_log_is_unknown_until_it_is_applied_and_reading_leaves_no_file(tmp_pat
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("insert into dict values ('new', x'00')")
         before = snapshot(tmp_path, times=True)
-        for use in (rows.sum, rows.rows, rows.require_sound, lambda: rows.read_many([("new",)])[0]):
+        for use in (rows.sum, rows.rows, rows.check, lambda: rows.read([("new",)])[0]):
             with pytest.raises(Unreachable, match="a log is pending"):
                 use()
         assert snapshot(tmp_path, times=True) == before
         rows.recover()
-        assert rows.read_many([("new",)])[0] == (b"\0",)
+        assert rows.read([("new",)])[0] == (b"\0",)
         assert len(rows.delete(rows.rows())) == 21
         assert connection.execute("select count(*) from dict").fetchone() == (0,)
 

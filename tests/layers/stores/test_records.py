@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.stores.records import RecordFile
-from cachectl.layers.stores.rows import Row
+from cachectl.layers.stores.table import Row
 
 PART = st.text(st.characters(blacklist_characters="=:;\n", blacklist_categories=["Cs"]), min_size=1, max_size=12)
 CONTENTS = st.dictionaries(PART, PART, min_size=1, max_size=4)
@@ -42,7 +42,7 @@ def line_of(key: str, items: dict[str, str]) -> bytes:
 
 def lines_of(path: Path, *keys: str) -> dict[str, bytes]:
     """Return the first line with each key that has one."""
-    values = zip(keys, store(path).read_many([(key,) for key in keys]), strict=True)
+    values = zip(keys, store(path).read([(key,) for key in keys]), strict=True)
     return {key: bytes(row[0]) for key, row in values if row is not None}  # type: ignore[call-overload]
 
 
@@ -88,7 +88,7 @@ def test_the_readers_rules(path: Path) -> None:
         *((8, "duplicate"), (9, "duplicate-id"), (10, "hidden"), (11, "newline")),
     ]
     # The first line with a key decides, also where it cannot be used.
-    assert store(path).read_many([("c",), ("g",)]) == [(b"c=S", 6), None]
+    assert store(path).read([("c",), ("g",)]) == [(b"c=S", 6), None]
 
 
 # What MIOpen 3.3's own RamDb and ReadonlyRamDb read of each line, compiled as a program.
