@@ -31,8 +31,7 @@ from cachectl.layers.base.text import too_large
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.mesa import entries
 from cachectl.layers.stores import database
-from cachectl.layers.stores.rows import as_bytes
-from cachectl.layers.stores.table import Row, TableFile, Values
+from cachectl.layers.stores.table import Row, TableFile
 from cachectl.layers.stores.tree_read import CHANGED
 
 _CHUNK = 1 << 20
@@ -82,7 +81,7 @@ class Blob(NamedTuple):
     @property
     def row(self) -> Row:
         """Length and checksum identify the content; places change when another entry is removed."""
-        return Row(self.checksum, (self.name,), self.length)
+        return Row(self.checksum, self.name, self.length)
 
 
 class Index(NamedTuple):
@@ -145,7 +144,7 @@ class PairFormat(ABC):
 class Pair(TableFile):
     """A data file with its index.
 
-    A row is an entry: its key is the name, and its id the checksum. Its only value are the bytes.
+    A row is an entry: its key is the name, and its id the checksum.
     """
 
     #: The descriptors of both files, while they are open, of their folder and of the root, where files are staged.
@@ -179,11 +178,11 @@ class Pair(TableFile):
         """Return the entries as rows."""
         return [blob.row for blob in self.blobs()]
 
-    def read(self, keys: Sequence[Sequence[str]]) -> list[Values | None]:
+    def read(self, keys: Sequence[str]) -> list[bytes | LayerError | None]:
         """Return the bytes of entries, ``None`` for each that is not there."""
         with self._opened() as is_there:
             listed = self._listed().by_name if is_there else {}
-            return [(self._content(listed[name]),) if name in listed else None for (name,) in keys]
+            return [self._content(listed[name]) if name in listed else None for name in keys]
 
     def check(self) -> bool:
         """Return whether the files are there.
@@ -295,19 +294,17 @@ class Pair(TableFile):
                 self._keep(index.blobs, kept)
             return planned.intersection(blob.row for blob in listed)
 
-    def insert(
-        self, rows: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
-    ) -> list[bool | LayerError]:
+    def insert(self, rows: Sequence[tuple[str, bytes]], *, replace: bool = False) -> list[bool | LayerError]:
         """Add entries one after the other."""
         # Files that are locked or closed to this user need no change then.
-        if self.read([key for key, _ in rows]) == [values for _, values in rows]:
+        if self.read([name for name, _ in rows]) == [entry for _, entry in rows]:
             return [False for _ in rows]
         results: list[bool | LayerError] = []
         with self._changing(make=True):
             if not any(self._sizes()):
                 self._write_heads(self.form.new_head())
             listed = self._understood().by_name
-            for (name,), (entry, *_) in rows:
+            for name, entry in rows:
                 if listed and all(len(name) != len(standing) for standing in listed):
                     results.append(Refused(self.layer, _MIXED, self.path))
                     continue
@@ -322,7 +319,7 @@ class Pair(TableFile):
                                 blobs = self._understood().blobs
                                 self._keep(blobs, frozenset(blob for blob in blobs if blob.name != name))
                                 listed = self._understood().by_name
-                            self._append(name, as_bytes(entry))
+                            self._append(name, entry)
                 except LayerError as error:
                     # Those before it are in place, and a smaller one may have room.
                     results.append(error)

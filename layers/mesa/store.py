@@ -21,10 +21,10 @@ from cachectl.layers.core.finding import RECOMPILES, Finding
 from cachectl.layers.core.plan import Outcome
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import ALL, Selection
-from cachectl.layers.core.store import ENTRY, FOREIGN, Damage, counting
+from cachectl.layers.core.store import ENTRY, FOREIGN, Damage, Part, counting, damage_findings
 from cachectl.layers.disk import plain
 from cachectl.layers.mesa import cache, entries, pairs
-from cachectl.layers.stores import row_store
+from cachectl.layers.stores import files, row_store
 from cachectl.layers.stores import tree_read as trees
 
 _FOLDER = regex("[0-9a-f]{2}")
@@ -58,56 +58,82 @@ _INDEX = struct.Struct("<Q")
 #: By the length of keys. Mesa lengthens an index, and never shortens one.
 _INDEX_SIZES = tuple(_INDEX.size + 65536 * size for size in (20, 32))
 
+_FORM = "mesa-entry/1"
 _DROPS = "Mesa then drops every entry of the file"
 
 
 class ShaderCache(row_store.Rows):
     """Entries in the three forms of Mesa; the role of a root says which one it has."""
 
-    separator = "::"
-    shapes = (_ENTRIES,)
-    forms = ("mesa-entry/1",)
-    writers = cache.OPENED
-    # No living process is still writing a temporary then.
-    rest_time = 3600.0
+    tables: PairTables
+    rest: EntryFiles
     clearing_needs_room = False
+
+    def __init__(self) -> None:
+        super().__init__(PairTables(), EntryFiles())
+
+    def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
+        """Yield entries, each with its owner; only ``contents`` unpacks kernel names."""
+        listed: list[Entry] = []
+        for found in super().scan(root, selection):
+            if isinstance(found, Entry) and found.is_listed:
+                listed.append(found)
+            elif isinstance(found, Entry):
+                # Its length does not depend on the entries.
+                yield found._replace(fixed=found.fixed or found.key.endswith("index"))
+            else:
+                yield found
+        tree, opened = self.rest.tree_of(root), partial(self.tables.opened, root)
+
+        @lru_cache
+        def blobs(file: str) -> Mapping[str, pairs.Blob]:
+            return {blob.name: blob for blob in opened(file).blobs()}
+
+        def read(entry: Entry) -> bytes | None:
+            file, _, name = entry.key.partition(self.separator)
+            if not name:
+                return tree.read_file(file)
+            blob = blobs(file).get(name)
+            return None if blob is None else opened(file).content(blob)
+
+        yield from entries.owned(listed, read, contents=contents)
+
+    def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
+        """Remove kernels, which are small, last: they show that the machine code of a driver is OpenCL's."""
+        return super().remove(root, tuple(sorted(targets, key=lambda target: target.length, reverse=True)))
+
+
+class PairTables(row_store.TableFormat):
+    """Data files with their indexes."""
+
+    form = _FORM
+    separator = "::"
     when_damaged = RECOMPILES
 
-    def shapes_of(self, root: Root) -> tuple[trees.Shape, ...]:
-        """Return the shapes of entries, files and temporaries."""
-        return _SHAPES[root.role]
+    def is_table(self, file: str) -> bool:
+        """Compare with the names of data files."""
+        return is_data_file(file)
 
     def kind_of(self, root: Root, path: str) -> str:
-        """Compare with the names of entries in the form of the root."""
-        kind = super().kind_of(root, path)
-        if root.role == cache.MULTI_FILE:
-            return kind
-        is_entry = self.separator in path and _FORMATS[root.role][1].fullmatch(path) is not None
-        return ENTRY if is_entry else FOREIGN if kind == ENTRY else kind
-
-    def is_database(self, file: str) -> bool:
-        """Compare with the names of data files."""
-        return any(name.fullmatch(file) is not None for _, name in _FORMATS.values())
+        """Compare with the names of entries in the files of the root."""
+        is_row = root.role in _FORMATS and self.separator in path
+        return ENTRY if is_row and _FORMATS[root.role][1].fullmatch(path) is not None else FOREIGN
 
     def is_usable(self, root: Root, file: str) -> bool:
         """Return whether a data file is there, and no link leads to it."""
-        return self.tree_of(root).find(file) is not None
+        return tree_at(self, root).find(file) is not None
 
-    def databases(self, root: Root) -> Iterator[str | Problem]:
+    def tables(self, root: Root) -> Iterator[str | Problem]:
         """Yield the path of each data file."""
-        for leaf in self.tree_of(root).scan() if root.role in _FORMATS else ():
+        for leaf in tree_at(self, root).scan() if root.role in _FORMATS else ():
             if isinstance(leaf, Problem):
                 yield leaf
-            elif self.is_database(leaf.entry.key):
+            elif is_data_file(leaf.entry.key):
                 yield leaf.entry.key
 
     def opened(self, root: Root, file: str) -> pairs.Pair:
         """Return a data file with its index."""
         return pairs.Pair(self.name, root.path, file, _FORMATS[root.role][0], self.environment.lock_timeout)
-
-    def with_name(self, entry: Entry) -> Entry:
-        """Add nothing: each entry names its driver."""
-        return entry
 
     def list_rows(self, root: Root, file: str, template: Entry, *, part: bytes, contents: bool) -> Iterator[Found]:
         """Yield the entries of a data file; Mesa itself finds none in one that it cannot use."""
@@ -127,14 +153,43 @@ class ShaderCache(row_store.Rows):
             data = pair.content(blob)
             if (complaint := entries.complaint(data, blob.checksum)) is not None:
                 damages = [Damage(RECOMPILES, f"{complaint}: {effect}")]
-                yield from self.judged(root, self.entry_of(template, blob.row), {"": data}, damages)
+                yield from damage_findings(
+                    self, root, self.entry_of(template, blob.row), damages, partial(entries.foreign_reason, data)
+                )
         pair.check()
+
+    def damages(self, key: str, data: bytes) -> Iterator[Damage]:
+        """Check the checksum. Nothing can check the name."""
+        return entries.damages(data)
+
+    def detail(self, key: str, data: bytes) -> Mapping[str, str]:
+        """Return kernels, device and driver."""
+        return entries.detail(data)
+
+
+class EntryFiles(files.Files):
+    """A file for each entry, and the other files of each form."""
+
+    shapes = (_ENTRIES,)
+    forms = (_FORM,)
+    writers = cache.OPENED
+    # No living process is still writing a temporary then.
+    rest_time = 3600.0
+
+    def shapes_of(self, root: Root) -> tuple[trees.Shape, ...]:
+        """Return the shapes of entries, files and temporaries."""
+        return _SHAPES[root.role]
+
+    def kind_of(self, root: Root, path: str) -> str:
+        """Compare with the names of files; entries have one in one of the forms."""
+        kind = super().kind_of(root, path)
+        return FOREIGN if kind == ENTRY and root.role != cache.MULTI_FILE else kind
 
     def leaves(self, root: Root) -> Iterator[trees.Leaf | Problem]:
         """Yield entries with their headers, all but the data files, and a problem for names of an unknown length."""
         unknown = 0
         for leaf in self.tree_of(root).scan(head=entries.HEAD):
-            if isinstance(leaf, Problem) or not self.is_database(leaf.entry.key):
+            if isinstance(leaf, Problem) or not is_data_file(leaf.entry.key):
                 yield leaf
             unknown += isinstance(leaf, trees.Leaf) and leaf.shape is _UNKNOWN
         if unknown:
@@ -145,56 +200,23 @@ class ShaderCache(row_store.Rows):
         """Yield an entry with what its header says."""
         yield entries.with_header(leaf.entry, leaf.head)
 
-    def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
-        """Yield entries, each with its owner; only ``contents`` unpacks kernel names."""
-        listed: list[Entry] = []
-        for found in super().scan(root, selection):
-            if isinstance(found, Entry) and found.is_listed:
-                listed.append(found)
-            elif isinstance(found, Entry):
-                # Its length does not depend on the entries.
-                yield found._replace(fixed=found.fixed or found.key.endswith("index"))
-            else:
-                yield found
-        tree = self.tree_of(root)
-
-        @lru_cache
-        def blobs(file: str) -> Mapping[str, pairs.Blob]:
-            return {blob.name: blob for blob in self.opened(root, file).blobs()}
-
-        def read(entry: Entry) -> bytes | None:
-            file, _, name = entry.key.partition(self.separator)
-            if not name:
-                return tree.read_file(file)
-            blob = blobs(file).get(name)
-            return None if blob is None else self.opened(root, file).content(blob)
-
-        yield from entries.owned(listed, read, contents=contents)
-
     def damages(self, key: str, files: trees.Members) -> Iterator[Damage]:
-        """Check the checksum. Nothing can check the name."""
-        if (complaint := entries.complaint(files[""])) is not None:
-            yield Damage(RECOMPILES, f"{complaint}: {entries.NEVER}")
+        """Check the checksum."""
+        return entries.damages(files[""])
 
     def foreign(self, files: trees.Members) -> str | None:
         """Return that an entry is of another version."""
-        return entries.FOREIGN if entries.is_foreign(files[""]) else None
+        return entries.foreign_reason(files[""])
 
     def detail(self, key: str, files: trees.Members) -> Mapping[str, str]:
         """Return kernels, device and driver."""
-        header = entries.read_header(files[""])
-        device, driver = ("", "") if header is None else (header.device, header.driver)
-        return {"kernels": " ".join(entries.kernels_in(files[""]) or ()), "device": device, "driver": driver}
+        return entries.detail(files[""])
 
     @contextmanager
     def changing(self, root: Root) -> Iterator[bool]:
         """Keep the size in the index right; yield whether no process has a driver loaded."""
         with counting(self.name, root.path / "index", partial(self._recount, root)):
             yield processes.using(cache.OPENED, processes=self.environment.processes) == ()
-
-    def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
-        """Remove kernels, which are small, last: they show that the machine code of a driver is OpenCL's."""
-        return super().remove(root, tuple(sorted(targets, key=lambda target: target.length, reverse=True)))
 
     def _recount(self, root: Root) -> None:
         """Write the true size into the index, to which Mesa only adds, and by which it decides when to drop entries.
@@ -224,3 +246,13 @@ class ShaderCache(row_store.Rows):
                 return None
             raise
         return _INDEX.unpack(data)[0] if len(data) == _INDEX.size else None
+
+
+def is_data_file(file: str) -> bool:
+    """Compare a path below a root with the names of data files."""
+    return any(name.fullmatch(file) is not None for _, name in _FORMATS.values())
+
+
+def tree_at(part: Part, root: Root) -> trees.Tree:
+    """Return the tree of a root."""
+    return trees.Tree(part.name, root.path, *_SHAPES[root.role])

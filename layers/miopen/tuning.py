@@ -43,18 +43,19 @@ _FAULTS = {
 }
 
 
-class TuningDatabases(databases.MIOpenDatabases):
+#: What MIOpen, or cachectl, writes before it renames it over a database.
+TEMPORARIES = (
+    tree.Shape((regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"),), because="left by an interrupted rewrite of MIOpen"),
+    tree.Shape((tree.OWN_TEMPORARY,), because="left by an interrupted cachectl"),
+)
+
+
+class TuningTables(databases.MIOpenTables):
     """Records of text files."""
 
-    forms = ("miopen-record/1",)
+    form = "miopen-record/1"
     kinds = ("ufdb.txt", "udb.txt", "cd.updb.txt")
     parts = 1
-    # What MIOpen, or cachectl, writes before it renames it over a database.
-    shapes = (
-        tree.Shape((regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"),), because="left by an interrupted rewrite of MIOpen"),
-        tree.Shape((tree.OWN_TEMPORARY,), because="left by an interrupted cachectl"),
-    )
-    writers = miopen.LIBRARIES
     # If MIOpen cannot open its database, it tunes again in every run.
     when_damaged = RECOMPILES
 
@@ -107,15 +108,16 @@ class TuningDatabases(databases.MIOpenDatabases):
         """Return the finding of a file that could not be read."""
         return finding_of(self, root, Problem(root.path / file, "unreadable", error.message))
 
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
+    def damages(self, key: str, data: bytes) -> Iterator[Damage]:
         """Yield that a line is no record, or has another key."""
-        complaint = records.record_complaint(files[""])
-        if complaint is None and files[""].partition(b"=")[0] != self.key_of(key)[0].encode(errors="surrogateescape"):
+        name = key.partition(databases.SEPARATOR)[2].encode(errors="surrogateescape")
+        complaint = records.record_complaint(data)
+        if complaint is None and data.partition(b"=")[0] != name:
             complaint = "the line contains another key than the one it is put under"
         if complaint is not None:
             yield Damage(RECOMPILES, complaint)
 
-    def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
+    def detail(self, key: str, data: bytes) -> Mapping[str, str]:
         """Return the facts in the name of the file."""
         named = self.known(key.partition(databases.SEPARATOR)[0])
         return {**named.detail, **named.versions, "database": named.kind}

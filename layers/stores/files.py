@@ -27,6 +27,7 @@ from cachectl.layers.core.store import (
     Damage,
     EntryError,
     Store,
+    damage_findings,
     finding_of,
     noted,
     read_each,
@@ -50,7 +51,8 @@ class Files(Store):
     A subclass overrides what its library does otherwise, and declares ``shapes`` and ``forms`` if it has no codec.
     """
 
-    shapes: tuple[trees.Shape, ...]
+    shapes: tuple[trees.Shape, ...] = ()
+    forms: tuple[str, ...] = ()
     codec: Codec
     writers: tuple[str, ...] = ()
     refusals = trees.REFUSALS
@@ -64,10 +66,11 @@ class Files(Store):
     unread: ClassVar[Damage] = Damage(RECOMPILES, "")
 
     def __init__(self, *patterns: str | trees.Shape, codec: Codec | None = None, writers: tuple[str, ...] = ()) -> None:
-        if codec is not None:
+        if patterns:
             self.shapes = tuple(trees.Shape((regex(one),)) if isinstance(one, str) else one for one in patterns)
-            self.codec = codec
-            self.forms, self.writers = (codec.form,), writers
+            self.writers = writers
+        if codec is not None:
+            self.codec, self.forms = codec, (codec.form,)
 
     def shapes_of(self, root: Root) -> tuple[trees.Shape, ...]:
         """Return the shapes in a root, which may have some of its own."""
@@ -150,7 +153,7 @@ class Files(Store):
 
     def leaves(self, root: Root) -> Iterator[trees.Leaf | Problem]:
         """Yield what is there, and what is in the way."""
-        return self.tree_of(root).scan()
+        return self.tree_of(root).scan() if self.shapes_of(root) else iter(())
 
     def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
         """Yield entries with the problems of their files, leaked temporaries, and the files of the cache as a whole."""
@@ -314,19 +317,5 @@ class Files(Store):
             return
         except LayerError as error:
             damages = [Damage(self.unread.severity, error.message + self.unread.message)]
-        yield from self.judged(root, leaf.entry, files, damages)
-
-    def judged(
-        self, root: Root, entry: Entry, files: trees.Members | None, damages: Iterable[Damage]
-    ) -> Iterator[Finding]:
-        """Yield the findings of the damages of an entry, or that it is of an unknown version."""
-        for damage in damages:
-            if files is not None and (why := self.foreign(files)) is not None:
-                yield finding_of(self, root, Problem(root.path / entry.key, "unknown", why))
-                return
-            yield self.damaged(entry, damage)
-
-    def damaged(self, entry: Entry, damage: Damage) -> Finding:
-        """Return the finding of a damaged thing, which ``purge --damaged`` removes."""
-        fix = f"cachectl purge --damaged {self.name}"
-        return Finding(self.name, entry.root, entry.key, damage.severity, "damaged", damage.message, fix, entry)
+        foreign = partial(self.foreign, files or {})
+        yield from damage_findings(self, root, leaf.entry, damages, foreign if files else lambda: None)

@@ -16,7 +16,7 @@ from pathlib import Path
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError
 from cachectl.layers.base.limits import LARGEST_RECORDS
 from cachectl.layers.disk import atomic, plain
-from cachectl.layers.stores.table import Row, TableFile, Values
+from cachectl.layers.stores.table import Row, TableFile
 
 #: Number, code and message for a line that the reader uses not at all or in part, or that would damage the next one.
 Fault = tuple[int, str, str]
@@ -46,21 +46,15 @@ class RecordFile(TableFile):
         """Return every record that counts."""
         return [found for found in self.scan() if isinstance(found, Row)]
 
-    def read(self, keys: Sequence[Sequence[str]]) -> list[Values | None]:
-        """Return the first line with each key, and its number: later ones are never read, even if it is unusable."""
-        first: dict[str, Values] = {}
-        for number, line in enumerate(split_lines(self._content()), 1):
-            first.setdefault(_key(line), (line, number))
-        return [first.get(key) for (key,) in keys]
+    def read(self, keys: Sequence[str]) -> list[bytes | LayerError | None]:
+        """Return the first line with each key: later ones are never read, even if it is unusable."""
+        # Filled from the end, so that the first of equal keys wins.
+        first = {_key(line): line for line in reversed(split_lines(self._content()))}
+        return [first.get(key) for key in keys]
 
-    def insert(
-        self, rows: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
-    ) -> list[bool | LayerError]:
-        """Insert the records whose keys are free, in one rewrite; with ``replace`` also in the places of others.
-
-        Only the first value counts, the line, which contains the key.
-        """
-        lines = [line for _, (line, *_) in rows if isinstance(line, bytes)]
+    def insert(self, rows: Sequence[tuple[str, bytes]], *, replace: bool = False) -> list[bool | LayerError]:
+        """Insert the lines whose keys, which they contain, are free, in one rewrite; or in the places of others."""
+        lines = [line for _, line in rows]
         # Only what is to change takes the lock.
         results = self._inserted(lines, split_lines(self._content()), replace=replace)
         if True not in results:
@@ -109,12 +103,8 @@ class RecordFile(TableFile):
             gone = frozenset(planned) & frozenset(first.values())
             if gone:
                 keys = {row.key for row in gone}
-                self._rewrite(content, [line for line in lines if (_key(line),) not in keys])
+                self._rewrite(content, [line for line in lines if _key(line) not in keys])
         return gone
-
-    def check(self) -> bool:
-        """Return whether the file has lines: of a damaged one, the others can be read."""
-        return bool(self._content())
 
     def _rewrite(self, old: bytes, lines: Sequence[bytes]) -> None:
         if any(lines):
@@ -170,7 +160,7 @@ def _judge(number: int, line: bytes, usable: dict[str, bool]) -> Iterator[Row | 
 
 
 def _row(line: bytes) -> Row:
-    return Row(zlib.crc32(line), (_key(line),), len(line) + 1)
+    return Row(zlib.crc32(line), _key(line), len(line) + 1)
 
 
 def _key(line: bytes) -> str:

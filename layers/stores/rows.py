@@ -31,7 +31,7 @@ from cachectl.layers.base.environment import LOCK_TIMEOUT
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Refused, Unreachable
 from cachectl.layers.disk import atomic, handles, plain, trust
 from cachectl.layers.stores import database
-from cachectl.layers.stores.table import MAKE_ROOM, Row, TableFile, Values
+from cachectl.layers.stores.table import MAKE_ROOM, Row, TableFile
 from cachectl.layers.stores.tree_read import CHANGED
 
 _MAGIC = b"SQLite format 3\0"
@@ -49,11 +49,33 @@ _FIRST = -(1 << 63)
 _PAGE_SIZE = 4096
 
 
-class Schema(NamedTuple):
-    """One table: its ``create`` statements, key columns and value columns.
+#: The values of a row, without its key.
+Values = tuple[object, ...]
 
-    ``key`` and ``values`` are column names; ``size`` is the SQL expression of a row's bytes. ``same`` returns whether
-    present values mean the same as new ones.
+
+def as_bytes(value: object) -> bytes:
+    """Return the bytes of a value that a library may have stored as text, which connections decode reversibly."""
+    return value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")
+
+
+def _split(key: str) -> tuple[str, ...]:
+    return (key,)
+
+
+def _pack(content: bytes) -> Values:
+    return (content,)
+
+
+def _unpack(values: Values) -> bytes:
+    return as_bytes(values[0])
+
+
+class Schema(NamedTuple):
+    """One table: its ``create`` statements, key columns and value columns, and how a row is one key and one content.
+
+    ``key`` and ``values`` are column names; ``size`` is the SQL expression of a row's bytes. ``split`` returns the
+    columns of a key, and ``join`` the key. ``unpack`` raises :class:`ValueError` for values that are not whole.
+    ``same`` returns whether present values mean the same as new ones.
     """
 
     table: str
@@ -61,6 +83,10 @@ class Schema(NamedTuple):
     key: tuple[str, ...]
     values: tuple[str, ...]
     size: str
+    split: Callable[[str], tuple[str, ...]] = _split
+    join: Callable[[Iterable[str]], str] = "".join
+    pack: Callable[[bytes], Values] = _pack
+    unpack: Callable[[Values], bytes] = _unpack
     same: Callable[[Values, Values], bool] = eq
 
     @property
@@ -110,17 +136,26 @@ class RowFile(TableFile):
             while found := [] if _is_new(connection) else connection.execute(query, (last,)).fetchall():
                 for rowid, size, *rest in found:
                     if not part or any(not isinstance(value, bytes) or part in value for value in rest[width:]):
-                        yield _row(rowid, size, *rest[:width]), tuple(rest[width:])
+                        yield self._row(rowid, size, *rest[:width]), tuple(rest[width:])
                 last = found[-1][0]
 
-    def read(self, keys: Sequence[Sequence[str]]) -> list[Values | None]:
-        """Return the values of several rows, read a few at a time, so that writing programs do not wait for all."""
+    def read(self, keys: Sequence[str]) -> list[bytes | LayerError | None]:
+        """Return the content of several rows, read a few at a time, so that writing programs do not wait for all."""
         with self._translated():
             if plain.status_at(self.path) is None:
                 return [None for _ in keys]
+        asked = [self.schema.split(key) for key in keys]
         with self._reading() as connection:
-            found = {} if _is_new(connection) else self._rows_in(connection, list(filter(_spellable, keys)))
-            return [found.get(tuple(key)) for key in keys]
+            found = {} if _is_new(connection) else self._rows_in(connection, list(filter(_spellable, asked)))
+        return [self._unpacked(found[key]) if key in found else None for key in asked]
+
+    def _unpacked(self, values: Values) -> bytes | LayerError:
+        try:
+            return self.schema.unpack(values)
+        except LayerError as error:
+            return error
+        except ValueError as error:
+            return Damaged(self.layer, str(error), self.path)
 
     def check(self) -> bool:
         """Return whether a file has the table. Raises :class:`Damaged` if sqlite's own check complains about it."""
@@ -136,21 +171,20 @@ class RowFile(TableFile):
             raise self._damaged(str(verdict))
         return has_table
 
-    def insert(
-        self, rows: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
-    ) -> list[bool | LayerError]:
+    def insert(self, rows: Sequence[tuple[str, bytes]], *, replace: bool = False) -> list[bool | LayerError]:
         """Insert the rows with free keys in one transaction; make file and table if missing."""
         names = ", ".join(f'"{column}"' for column in self.schema.columns)
         places = ", ".join("?" for _ in self.schema.columns)
         otherwise = "replace" if replace else "ignore"
         insertion = f"insert or {otherwise} into {self.schema.table} ({names}) values ({places})"
+        given = [(self.schema.split(key), self.schema.pack(content)) for key, content in rows]
         results: list[bool | LayerError] = []
         with self._writing(make=True) as connection:
             connection.execute("begin immediate")
             for statement in self.schema.create if _is_new(connection) else ():
                 connection.execute(statement)
-            present = self._rows_in(connection, [key for key, _ in rows if _spellable(key)])
-            for key, values in ((tuple(key), tuple(values)) for key, values in rows):
+            present = self._rows_in(connection, [key for key, _ in given if _spellable(key)])
+            for key, values in given:
                 if not _spellable(key):
                     message = "the key holds characters that a database cannot store"
                     results.append(Damaged(self.layer, message, self.path))
@@ -284,7 +318,13 @@ class RowFile(TableFile):
     def _rows_of(self, connection: sqlite3.Connection) -> list[Row]:
         if _is_new(connection):
             return []
-        return [_row(*found) for found in connection.execute(f"{self._selection(self.schema.key)} order by rowid")]
+        return [self._row(*found) for found in connection.execute(f"{self._selection(self.schema.key)} order by rowid")]
+
+    def _row(self, rowid: object, size: object, *key: object) -> Row:
+        """Make a row from a query result. Raises :class:`sqlite3.DatabaseError` for values of a file that was cut."""
+        if not isinstance(rowid, int) or not isinstance(size, int):
+            raise sqlite3.DatabaseError("a row has no size")
+        return Row(rowid, self.schema.join(map(str, key)), size)
 
     def _rows_in(self, connection: sqlite3.Connection, keys: Sequence[Sequence[str]]) -> dict[tuple[str, ...], Values]:
         """Return the values of the keys that have a row."""
@@ -432,18 +472,6 @@ class RowFile(TableFile):
 def _is_new(connection: sqlite3.Connection) -> bool:
     """Return whether a file has no table yet; the library makes them when it opens the file."""
     return connection.execute("select 1 from sqlite_master limit 1").fetchone() is None
-
-
-def _row(rowid: object, size: object, *key: object) -> Row:
-    """Make a row from a query result. Raises :class:`sqlite3.DatabaseError` for values of a file that was cut."""
-    if not isinstance(rowid, int) or not isinstance(size, int):
-        raise sqlite3.DatabaseError("a row has no size")
-    return Row(rowid, tuple(map(str, key)), size)
-
-
-def as_bytes(value: object) -> bytes:
-    """Return the bytes of a value that a library may have stored as text, which connections decode reversibly."""
-    return value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")
 
 
 def _spellable(key: Sequence[str]) -> bool:

@@ -20,15 +20,12 @@ from cachectl.layers.stores.tree_read import CHANGED
 
 MAKE_ROOM = "; make room and try again"
 
-#: The values of a row, without its key.
-Values = tuple[object, ...]
-
 
 class Row(NamedTuple):
-    """The row id and size of one row; ``key`` has a value per key column."""
+    """One row: a number that identifies it or its content, its key, and its size."""
 
     rowid: int
-    key: tuple[str, ...]
+    key: str
     bytes: int
 
 
@@ -49,14 +46,12 @@ class TableFile(ABC):
         """Return every row's key and size, in the order of insertion."""
 
     @abstractmethod
-    def read(self, keys: Sequence[Sequence[str]]) -> list[Values | None]:
-        """Return the values of several rows, ``None`` for each without a row or file."""
+    def read(self, keys: Sequence[str]) -> list[bytes | LayerError | None]:
+        """Return the content of several rows, or the error of one; ``None`` for each without a row or file."""
 
     @abstractmethod
-    def insert(
-        self, rows: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
-    ) -> list[bool | LayerError]:
-        """Insert the rows with free keys together; make the file if missing.
+    def insert(self, rows: Sequence[tuple[str, bytes]], *, replace: bool = False) -> list[bool | LayerError]:
+        """Insert the rows with free keys, given with their content; make the file if missing.
 
         Returns for each: ``True`` if it was inserted, ``False`` if the same row was present, else the error:
         :class:`EntryExists` if a different one is present and ``replace`` is not set.
@@ -66,9 +61,9 @@ class TableFile(ABC):
     def delete(self, rows: Iterable[Row]) -> frozenset[Row]:
         """Delete exactly these rows, each only if it is still the same; return those."""
 
-    @abstractmethod
     def check(self) -> bool:
         """Return whether there is a table. Raises :class:`Damaged` if the library could not use it."""
+        return bool(self.rows())
 
     def size(self) -> int:
         """Return the bytes that the file takes on the disk, with those that belong to it. Raises :class:`OSError`."""
@@ -76,7 +71,7 @@ class TableFile(ABC):
 
     def gone(self, rows: Iterable[Row]) -> int:
         """Return how many rows have gone, after an attempt to delete these has failed."""
-        return sum(values is None for values in self.read([row.key for row in rows]))
+        return sum(content is None for content in self.read([row.key for row in rows]))
 
     def vacuum(self) -> str | None:
         """Free the disk space of deleted rows; return why that failed, or ``None``."""
