@@ -27,7 +27,7 @@ from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa import pairs
 from cachectl.layers.miopen import databases as miopen_names
 from cachectl.layers.miopen import kernels as kernel_db
-from cachectl.layers.neo.entries import NeoPrograms
+from cachectl.layers.neo.entries import NeoCodec
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
 from cachectl.layers.stores.records import RecordFile
 from cachectl.layers.stores.table import Row
@@ -142,7 +142,7 @@ PARSERS: tuple[tuple[Callable[[bytes], object], ...], ...] = (
     (_archive,),
     (device_binaries.complaint, _objects),
     (opencl_source.kernel_names,),
-    (NeoPrograms().check, NeoPrograms().describe),
+    (NeoCodec().check, NeoCodec().describe),
     (_bitcode,),
     (lambda data: comgr.policy_complaint(_text(data)), _comgr),
     (_mesa_entry,),

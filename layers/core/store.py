@@ -39,19 +39,25 @@ Damage = Hazard
 ENTRY, OWN, FOREIGN = "entry", "own", "foreign"
 
 
-class Codec(ABC):
-    """Reads the bytes of one entry: no disk, no environment."""
+class Codec:
+    """Reads the bytes of one entry: no disk, no environment. One without methods of its own knows nothing of them."""
 
     #: The tag of artifacts in this format: layer and format version, as ``pocl-entry/1``.
-    form: ClassVar[str]
+    form: str = ""
 
-    @abstractmethod
     def describe(self, data: bytes) -> details.Details:
         """Return the details in the bytes of an entry; damaged bytes give those that can still be read."""
+        from cachectl.layers.formats.details import Details
 
-    @abstractmethod
+        return Details()
+
     def check(self, data: bytes) -> Damage | None:
         """Return the damage of an entry's bytes, ``None`` if there is none."""
+        return None
+
+    def foreign(self, data: bytes) -> str | None:
+        """Return why a damaged entry may be of an unknown version of the format; ``None`` if it is of a known one."""
+        return None
 
 
 class Part:
@@ -156,17 +162,13 @@ def finding_of(part: Part, root: Root, problem: Problem) -> Finding:
 
 
 def damage_findings(
-    part: Part, root: Root, entry: Entry, damages: Iterable[Damage], foreign: Callable[[], str | None]
+    part: Part, root: Root, entry: Entry, damages: Sequence[Damage], foreign: str | None
 ) -> Iterator[Finding]:
-    """Yield the findings of the damages of an entry, or that it is of an unknown version.
-
-    ``foreign`` returns why it may be of one; it is called only if there is damage.
-    """
-    for damage in damages:
-        if (reason := foreign()) is not None:
-            yield finding_of(part, root, Problem(root.path / entry.key, "unknown", reason))
-            return
-        yield damage_finding(entry, damage)
+    """Yield the findings of the damages of an entry, or why it may be of an unknown version instead."""
+    if damages and foreign is not None:
+        yield finding_of(part, root, Problem(root.path / entry.key, "unknown", foreign))
+    else:
+        yield from (damage_finding(entry, damage) for damage in damages)
 
 
 def damage_finding(entry: Entry, damage: Damage) -> Finding:

@@ -26,6 +26,11 @@ class Details(NamedTuple):
         """The kind, as a detail of the entry."""
         return {} if self.kind is None else {"kind": self.kind}
 
+    @property
+    def stated(self) -> Mapping[str, str]:
+        """What an artifact says of itself."""
+        return {**self.words, "kernels": " ".join(self.kernels or ()), "device": self.device or "", **self.versions}
+
 
 class Cut(ValueError):
     """Some bytes end before what they state."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.entry import Entry, Found, Problem
 from cachectl.layers.core.finding import RECOMPILES
-from cachectl.layers.core.store import Damage, unreadable
+from cachectl.layers.core.store import Codec, Damage, unreadable
 from cachectl.layers.formats import details, device_binaries, elf
 
 #: Bytes that contain the header of every driver and device; GL's longer headers are read whole.
@@ -115,24 +115,6 @@ def complaint(data: bytes, whole: int = 0) -> str | None:
         return "has no whole header"
     is_same = checksum(data[header.payload :]) == header.checksum and whole in (0, checksum(data))
     return None if is_same else "its checksum does not match"
-
-
-def damages(data: bytes) -> Iterator[Damage]:
-    """Yield that the checksum of an entry does not match. Nothing can check its name."""
-    if (wrong := complaint(data)) is not None:
-        yield Damage(RECOMPILES, f"{wrong}: {NEVER}")
-
-
-def foreign_reason(data: bytes) -> str | None:
-    """Return that an entry is of another version; ``None`` if it is of the known one."""
-    return FOREIGN if is_foreign(data) else None
-
-
-def detail(data: bytes) -> Mapping[str, str]:
-    """Return what the artifact of an entry says of itself: kernels, device and driver."""
-    header = read_header(data)
-    device, driver = ("", "") if header is None else (header.device, header.driver)
-    return {"kernels": " ".join(kernels_in(data) or ()), "device": device, "driver": driver}
 
 
 def is_foreign(data: bytes) -> bool:
@@ -232,3 +214,24 @@ def _guest(
     # Kernels are smaller than the code that a driver makes from them.
     smallest = sorted(group, key=lambda entry: entry.length)[:_LOOKS] if maker[1] is not None else ()
     return None if RUSTICL in maker or any(map(kernels_of, smallest)) else _UNKNOWN
+
+
+class EntryCodec(Codec):
+    """An entry, which is the same in each form of the cache."""
+
+    form = "mesa-entry/1"
+
+    def describe(self, data: bytes) -> details.Details:
+        """Return kernels, device and driver."""
+        header = read_header(data)
+        device, driver = ("", "") if header is None else (header.device, header.driver)
+        return details.Details(None, kernels_in(data), device, {"driver": driver})
+
+    def check(self, data: bytes) -> Damage | None:
+        """Check the checksum. Nothing can check the name."""
+        wrong = complaint(data)
+        return None if wrong is None else Damage(RECOMPILES, f"{wrong}: {NEVER}")
+
+    def foreign(self, data: bytes) -> str | None:
+        """Return that an entry is of another version."""
+        return FOREIGN if is_foreign(data) else None

@@ -58,7 +58,6 @@ _INDEX = struct.Struct("<Q")
 #: By the length of keys. Mesa lengthens an index, and never shortens one.
 _INDEX_SIZES = tuple(_INDEX.size + 65536 * size for size in (20, 32))
 
-_FORM = "mesa-entry/1"
 _DROPS = "Mesa then drops every entry of the file"
 
 
@@ -106,7 +105,7 @@ class ShaderCache(row_store.Rows):
 class PairTables(row_store.TableFormat):
     """Data files with their indexes."""
 
-    form = _FORM
+    codec = entries.EntryCodec()
     separator = "::"
     when_damaged = RECOMPILES
 
@@ -153,25 +152,17 @@ class PairTables(row_store.TableFormat):
             data = pair.content(blob)
             if (complaint := entries.complaint(data, blob.checksum)) is not None:
                 damages = [Damage(RECOMPILES, f"{complaint}: {effect}")]
-                yield from damage_findings(
-                    self, root, self.entry_of(template, blob.row), damages, partial(entries.foreign_reason, data)
-                )
+                entry = self.entry_of(template, blob.row)
+                yield from damage_findings(self, root, entry, damages, self.codec.foreign(data))
         pair.check()
-
-    def damages(self, key: str, data: bytes) -> Iterator[Damage]:
-        """Check the checksum. Nothing can check the name."""
-        return entries.damages(data)
-
-    def detail(self, key: str, data: bytes) -> Mapping[str, str]:
-        """Return kernels, device and driver."""
-        return entries.detail(data)
 
 
 class EntryFiles(files.Files):
     """A file for each entry, and the other files of each form."""
 
     shapes = (_ENTRIES,)
-    forms = (_FORM,)
+    codec = PairTables.codec
+    forms = (codec.form,)
     writers = cache.OPENED
     # No living process is still writing a temporary then.
     rest_time = 3600.0
@@ -200,23 +191,11 @@ class EntryFiles(files.Files):
         """Yield an entry with what its header says."""
         yield entries.with_header(leaf.entry, leaf.head)
 
-    def damages(self, key: str, files: trees.Members) -> Iterator[Damage]:
-        """Check the checksum."""
-        return entries.damages(files[""])
-
-    def foreign(self, files: trees.Members) -> str | None:
-        """Return that an entry is of another version."""
-        return entries.foreign_reason(files[""])
-
-    def detail(self, key: str, files: trees.Members) -> Mapping[str, str]:
-        """Return kernels, device and driver."""
-        return entries.detail(files[""])
-
     @contextmanager
-    def changing(self, root: Root) -> Iterator[bool]:
+    def changing(self, root: Root) -> Iterator[trees.Tidy]:
         """Keep the size in the index right; yield whether no process has a driver loaded."""
         with counting(self.name, root.path / "index", partial(self._recount, root)):
-            yield processes.using(cache.OPENED, processes=self.environment.processes) == ()
+            yield lambda: processes.using(cache.OPENED, processes=self.environment.processes) == ()
 
     def _recount(self, root: Root) -> None:
         """Write the true size into the index, to which Mesa only adds, and by which it decides when to drop entries.

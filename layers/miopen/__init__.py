@@ -273,10 +273,9 @@ class MIOpenKernels(MIOpenLayer):
 
     def load_store(self) -> Store:
         """Import the store."""
-        from cachectl.layers.miopen.databases import MIOpenDatabases
-        from cachectl.layers.miopen.kernels import KernelTables, ObjectFiles
+        from cachectl.layers.miopen.kernels import kernel_store
 
-        return MIOpenDatabases(KernelTables(), ObjectFiles())
+        return kernel_store()
 
     def diagnose(self) -> Iterator[Finding]:
         """Yield problems with the switch, and a place where anybody can write."""
@@ -309,11 +308,9 @@ class MIOpenSystemKernels(MIOpenLayer):
 
     def load_store(self) -> Store:
         """Import the store."""
-        from cachectl.layers.miopen.databases import MIOpenDatabases
-        from cachectl.layers.miopen.kernels import KernelTables
-        from cachectl.layers.stores.files import Files
+        from cachectl.layers.miopen.kernels import kernel_store
 
-        return MIOpenDatabases(KernelTables("miopen"), Files())
+        return kernel_store("miopen")
 
     def diagnose(self) -> Iterator[Finding]:
         """Yield problems with the switch, and each GPU without a database."""
@@ -356,11 +353,9 @@ class MIOpenTuning(MIOpenLayer):
 
     def load_store(self) -> Store:
         """Import the store."""
-        from cachectl.layers.miopen.databases import MIOpenDatabases
-        from cachectl.layers.miopen.tuning import TEMPORARIES, TuningTables
-        from cachectl.layers.stores.files import Files
+        from cachectl.layers.miopen.tuning import tuning_store
 
-        return MIOpenDatabases(TuningTables(), Files(*TEMPORARIES, writers=LIBRARIES))
+        return tuning_store()
 
     def state(self) -> State:
         """Read the switch of the find-db; the perf-db stays on."""
@@ -402,8 +397,6 @@ class MIOpenSystemTuning(MIOpenTuning):
 
     def load_store(self) -> Store:
         """Import the store."""
-        from cachectl.layers.miopen.databases import MIOpenDatabases
-        from cachectl.layers.miopen.tuning import TuningTables
-        from cachectl.layers.stores.files import Files
+        from cachectl.layers.miopen.tuning import tuning_store
 
-        return MIOpenDatabases(TuningTables("miopen-tuning"), Files())
+        return tuning_store("miopen-tuning")

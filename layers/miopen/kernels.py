@@ -18,7 +18,7 @@ from cachectl.layers.core.entry import Artifact, Entry, Found, Problem
 from cachectl.layers.core.finding import FAILS, HARMLESS, HEALS, RECOMPILES, Finding
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
-from cachectl.layers.core.store import Damage, damage_finding
+from cachectl.layers.core.store import Codec, Damage, damage_finding
 from cachectl.layers.disk import plain
 from cachectl.layers.miopen import databases
 from cachectl.layers.stores import database, files, rows
@@ -146,11 +146,35 @@ SCHEMA = rows.Schema(
 CODE = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
 
 
+class KernelCodec(Codec):
+    """A kernel of a row, which need not be code: only MIOpen stores rows."""
+
+    form = "miopen-kernel/1"
+
+    def check(self, data: bytes) -> Damage | None:
+        """Return that MIOpen could not use an empty one."""
+        return None if data else Damage(HEALS, "the kernel is empty, which MIOpen takes for a miss")
+
+
+class ObjectCodec(Codec):
+    """A file of one kernel, which may be of another program if it is no code."""
+
+    form = "miopen-object/1"
+
+    def check(self, data: bytes) -> Damage | None:
+        """Return that a file is no code."""
+        return None if data.startswith(CODE) else Damage(HARMLESS, "is no code object")
+
+    def foreign(self, data: bytes) -> str | None:
+        """Return the same."""
+        return None if data.startswith(CODE) else _NO_CODE
+
+
 class KernelTables(databases.MIOpenTables):
     """Rows of sqlite files, one file for each kind of GPU."""
 
     schema = SCHEMA
-    form = "miopen-kernel/1"
+    codec = KernelCodec()
     kinds = ("ukdb",)
     parts = 2
 
@@ -207,11 +231,6 @@ class KernelTables(databases.MIOpenTables):
                 yield damage_finding(self.entry_of(Entry(self.name, file, root.path, 0, 0), row), damage)
             seen.add(row.key)
 
-    def damages(self, key: str, data: bytes) -> Iterator[Damage]:
-        """Yield that MIOpen could not use a kernel, even if it is no code: only MIOpen stores rows."""
-        if not data:
-            yield Damage(HEALS, "the kernel is empty, which MIOpen takes for a miss")
-
     def detail(self, key: str, data: bytes) -> Mapping[str, str]:
         """Return the facts in the name of a database and in the key."""
         file, _, row = key.partition(databases.SEPARATOR)
@@ -224,7 +243,8 @@ class ObjectFiles(files.Files):
     """The user's files of single kernels of old versions."""
 
     shapes = (_OBJECTS,)
-    forms = ("miopen-object/1",)
+    codec = ObjectCodec()
+    forms = (codec.form,)
     tidies = True
 
     def leaves(self, root: Root) -> Iterator[tree.Leaf | Problem]:
@@ -239,19 +259,6 @@ class ObjectFiles(files.Files):
         version, _, name = leaf.entry.key.split("/")
         yield leaf.entry._replace(versions={"miopen": version}, kernels=databases.program_names(name))
 
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
-        """Yield that a file is no code."""
-        if not files[""].startswith(CODE):
-            yield Damage(HARMLESS, "is no code object")
-
-    def foreign(self, files: Mapping[str, bytes]) -> str | None:
-        """Return that a file without code may be of another program."""
-        return None if files[""].startswith(CODE) else _NO_CODE
-
-    def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
-        """Return nothing more: an object file says nothing."""
-        return {"kernels": "", "device": ""}
-
 
 def key_complaint(name: str, args: str) -> str | None:
     """Return why a key breaks MIOpen, which writes both parts between quotes in its statements."""
@@ -260,3 +267,8 @@ def key_complaint(name: str, args: str) -> str | None:
     # Undecodable bytes of a command line.
     odd = any("\ud800" <= letter <= "\udfff" for letter in name + args)
     return "the key holds characters that a database cannot store" if odd else None
+
+
+def kernel_store(asked_first: str = "") -> databases.MIOpenDatabases:
+    """Return the store of the user's kernels, or of those of a package."""
+    return databases.MIOpenDatabases(KernelTables(asked_first), files.Files() if asked_first else ObjectFiles())

@@ -22,11 +22,11 @@ from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.entry import Entry, Found, Problem
 from cachectl.layers.core.finding import HARMLESS, RECOMPILES, WASTES, Finding
 from cachectl.layers.core.root import Root
-from cachectl.layers.core.store import Damage, finding_of
+from cachectl.layers.core.store import Codec, Damage, finding_of
 from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.miopen import databases
-from cachectl.layers.stores import records
+from cachectl.layers.stores import files, records
 from cachectl.layers.stores import tree_read as tree
 from cachectl.layers.stores.table import Row
 
@@ -44,16 +44,22 @@ _FAULTS = {
 
 
 #: What MIOpen, or cachectl, writes before it renames it over a database.
-TEMPORARIES = (
+_TEMPORARIES = (
     tree.Shape((regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"),), because="left by an interrupted rewrite of MIOpen"),
     tree.Shape((tree.OWN_TEMPORARY,), because="left by an interrupted cachectl"),
 )
 
 
+class RecordCodec(Codec):
+    """A line of a record; only its key says whether it is whole."""
+
+    form = "miopen-record/1"
+
+
 class TuningTables(databases.MIOpenTables):
     """Records of text files."""
 
-    form = "miopen-record/1"
+    codec = RecordCodec()
     kinds = ("ufdb.txt", "udb.txt", "cd.updb.txt")
     parts = 1
     # If MIOpen cannot open its database, it tunes again in every run.
@@ -167,3 +173,9 @@ def _lock_files(environment: Environment, path: Path) -> tuple[Path, ...]:
     digests = (hashlib.md5(os.fsencode(text), usedforsecurity=False).hexdigest() for text in paths)
     beside = path.parent / "miopen-lockfiles" / f"{path.name}.lock"
     return (beside, *sorted(temporary / f"{digest}_{path.name}.lock" for digest in digests))
+
+
+def tuning_store(asked_first: str = "") -> databases.MIOpenDatabases:
+    """Return the store of the user's results, or of those of a package."""
+    rest = files.Files() if asked_first else files.Files(*_TEMPORARIES, writers=miopen.LIBRARIES)
+    return databases.MIOpenDatabases(TuningTables(asked_first), rest)

@@ -15,7 +15,7 @@ from cachectl.layers.core.entry import Entry, Found, Problem, Usage
 from cachectl.layers.core.finding import FAILS
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
-from cachectl.layers.core.store import ENTRY, FOREIGN, OWN, Damage, sum_usage
+from cachectl.layers.core.store import ENTRY, FOREIGN, OWN, Codec, Damage, sum_usage
 from cachectl.layers.formats import pdict, pickles
 from cachectl.layers.pytools import layer_of
 from cachectl.layers.stores import database, files, row_store, rows
@@ -63,7 +63,7 @@ class DictionaryTables(row_store.TableFormat):
     checks_reads = False
 
     def __init__(self, form: str) -> None:
-        self.form = form
+        self.codec = PickleCodec(form)
 
     def named(self, key: str) -> pdict.DictionaryName | None:
         """Return the dictionary of a key, or of a path below the root; ``None`` if it is not the layer's."""
@@ -122,13 +122,20 @@ class DictionaryTables(row_store.TableFormat):
         name = self.named(key)
         return {} if name is None else {"dictionary": name.identifier, "python": name.python}
 
-    def damages(self, key: str, data: bytes) -> Iterator[Damage]:
-        """Yield the damage of a row's pickle."""
-        if complaint := pickles.complaint(data):
-            yield Damage(FAILS, complaint)
+
+class PickleCodec(Codec):
+    """A pickle, of which nothing is executed."""
+
+    def __init__(self, form: str) -> None:
+        self.form = form
+
+    def check(self, data: bytes) -> Damage | None:
+        """Return the damage of the pickle."""
+        complaint = pickles.complaint(data)
+        return Damage(FAILS, complaint) if complaint else None
 
     def foreign(self, data: bytes) -> str | None:
-        """Return that a pickle has a protocol of a later Python."""
+        """Return that it has a protocol of a later Python."""
         is_foreign = pickles.is_foreign(data)
         return "is a pickle of a protocol that this Python does not know; left alone" if is_foreign else None
 
@@ -170,10 +177,6 @@ class OlderDictionaries(files.Files):
     def is_checked(self, path: str) -> bool:
         """Return ``False``: the folders of older dictionaries are not checked."""
         return False
-
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
-        """Yield nothing."""
-        yield from ()
 
 
 class Needs(NamedTuple):

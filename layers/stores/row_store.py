@@ -23,6 +23,7 @@ from cachectl.layers.core.store import (
     ENTRY,
     FOREIGN,
     OWN,
+    Codec,
     Damage,
     EntryError,
     Part,
@@ -55,8 +56,7 @@ class TableFormat(Part, ABC):
 
     schema: ClassVar[rows.Schema]
     separator: ClassVar[str] = "/"
-    #: The tag of artifacts of rows.
-    form: str
+    codec: Codec
     #: The effect of a table that cannot be read, or in whose place there is something else.
     when_damaged: ClassVar[Severity] = FAILS
     #: Whether a database without the table is damaged.
@@ -78,20 +78,17 @@ class TableFormat(Part, ABC):
         """
 
     @abstractmethod
-    def damages(self, key: str, data: bytes) -> Iterator[Damage]:
-        """Yield what is wrong with an entry."""
-
-    @abstractmethod
-    def detail(self, key: str, data: bytes) -> Mapping[str, str]:
-        """Return what an artifact says of itself."""
-
-    @abstractmethod
     def kind_of(self, root: Root, path: str) -> str:
         """Compare a path below a root, or a key, with the names of tables and their rows, as :meth:`Store.kind_of`."""
 
-    def foreign(self, data: bytes) -> str | None:
-        """Return why a damaged entry may be of an unknown version of the format; ``None`` if it is of a known one."""
-        return None
+    def damages(self, key: str, data: bytes) -> Iterator[Damage]:
+        """Yield what is wrong with an entry."""
+        if (damage := self.codec.check(data)) is not None:
+            yield damage
+
+    def detail(self, key: str, data: bytes) -> Mapping[str, str]:
+        """Return what an artifact says of itself."""
+        return self.codec.describe(data).stated
 
     def tables(self, root: Root) -> Iterator[str | Problem]:
         """Yield the path of each table below a root, and a problem for each link and each unreadable thing."""
@@ -132,7 +129,7 @@ class TableFormat(Part, ABC):
             raise Damaged(self.name, f"has no table {self.schema.table}", opened.path)
         template = Entry(self.name, file, root.path, 0, 0)
         for row, values in opened.rows_with():
-            entry, data = self.entry_of(template, row), b""
+            entry, data = self.entry_of(template, row), None
             try:
                 data = self.schema.unpack(values)
                 damages = list(self.damages(entry.key, data))
@@ -141,7 +138,8 @@ class TableFormat(Part, ABC):
             except Unreachable as error:
                 yield finding_of(self, root, unreadable(opened.path, error))
                 continue
-            yield from damage_findings(self, root, entry, damages, partial(self.foreign, data))
+            foreign = self.codec.foreign(data) if damages and data is not None else None
+            yield from damage_findings(self, root, entry, damages, foreign)
 
     def file_finding(self, root: Root, file: str, error: LayerError) -> Finding:
         """Return the finding of a table that could not be read; its ``thing`` is the file only if it is damaged."""
@@ -176,7 +174,7 @@ class Rows(Store):
         self.tables = tables
         self.rest = rest
         self.separator = tables.separator
-        self.forms = tuple(dict.fromkeys((tables.form, *rest.forms)))
+        self.forms = tuple(dict.fromkeys((tables.codec.form, *rest.forms)))
         self.refusals = {**rest.refusals, **tables.refusals}
 
     def kind_of(self, root: Root, path: str) -> str | None:
@@ -337,7 +335,7 @@ class Rows(Store):
             raise data
         if self.tables.checks_reads:
             self._require_whole(key, data, path)
-        return Artifact(self.name, key, self.tables.form, data, self.tables.detail(key, data))
+        return Artifact(self.name, key, self.tables.codec.form, data, self.tables.detail(key, data))
 
     def _require_whole(self, key: str, data: bytes, path: Path | str) -> None:
         for damage in self.tables.damages(key, data):
@@ -348,7 +346,7 @@ class Rows(Store):
         groups, others = self._split({artifact.key: artifact for artifact in artifacts})
         results: tree.Placed = {}
         rest_form = self.rest.forms[-1] if self.rest.forms else ""
-        for form, group in (*((self.tables.form, group) for group in groups.values()), (rest_form, others)):
+        for form, group in (*((self.tables.codec.form, group) for group in groups.values()), (rest_form, others)):
             for artifact in [artifact for artifact in group.values() if artifact.form != form]:
                 message = f"an entry of the form {artifact.form} does not have such a key"
                 results[artifact.key] = Damaged(self.name, message, artifact.key)

@@ -147,15 +147,15 @@ class RowFile(TableFile):
         asked = [self.schema.split(key) for key in keys]
         with self._reading() as connection:
             found = {} if _is_new(connection) else self._rows_in(connection, list(filter(_spellable, asked)))
-        return [self._unpacked(found[key]) if key in found else None for key in asked]
-
-    def _unpacked(self, values: Values) -> bytes | LayerError:
-        try:
-            return self.schema.unpack(values)
-        except LayerError as error:
-            return error
-        except ValueError as error:
-            return Damaged(self.layer, str(error), self.path)
+        contents: list[bytes | LayerError | None] = []
+        for key in asked:
+            try:
+                contents.append(self.schema.unpack(found[key]) if key in found else None)
+            except LayerError as error:  # noqa: PERF203 - one must not end the rest
+                contents.append(error)
+            except ValueError as error:
+                contents.append(Damaged(self.layer, str(error), self.path))
+        return contents
 
     def check(self) -> bool:
         """Return whether a file has the table. Raises :class:`Damaged` if sqlite's own check complains about it."""
