@@ -17,7 +17,7 @@ from cachectl.layers import miopen
 from cachectl.layers.base.errors import BadRequest, Refused, not_a_key
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.text import printable
-from cachectl.layers.core.entry import Entry, Found, Problem
+from cachectl.layers.core.entry import Entry, Found
 from cachectl.layers.core.finding import Finding
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import ALL, Selection
@@ -215,14 +215,9 @@ class MIOpenTables(row_store.TableFormat):
         is_folder = self.versioned and VERSION_FOLDER.fullmatch(path) is not None
         return OWN if is_folder or self.is_table(database.without_companion(path)) else FOREIGN
 
-    def tables(self, root: Root) -> Iterator[str | Problem]:
-        """Yield the path of each database, at the top and in the folders of versions."""
-        try:
-            folders = self._folders(root)
-        except OSError as error:
-            yield row_store.unlisted(root.path, error)
-        else:
-            yield from row_store.find_tables(root, self.is_table, ("", *folders), partial(_counts, root))
+    def counts(self, root: Root, status: os.stat_result) -> bool:
+        """Return whether a file counts: in a temporary folder other users have theirs, and links lead anywhere."""
+        return root.role != miopen.TEMPORARY or (status.st_uid == os.getuid() and not stat.S_ISLNK(status.st_mode))
 
     def present(self, root: Root) -> list[DatabaseFile]:
         """Return each file that may be used."""
@@ -233,14 +228,14 @@ class MIOpenTables(row_store.TableFormat):
         """Return whether a file exists and may be used. Raises :class:`OSError` where that cannot be determined."""
         path = root.path / relative
         status = None if path.parent != root.path and _is_link(path.parent) else plain.status_at(path)
-        return status is not None and stat.S_ISREG(status.st_mode) and _counts(root, status)
+        return status is not None and stat.S_ISREG(status.st_mode) and self.counts(root, status)
 
     def newest(self, root: Root) -> str | None:
         """Return the newest version with a folder, or files, in the root."""
-        named = self._folders(root) if self.versioned else (file.version for file in self.present(root))
+        named = self.folders(root) if self.versioned else (file.version for file in self.present(root))
         return max(filter(None, named), key=version_numbers, default=None)
 
-    def _folders(self, root: Root) -> Sequence[str]:
+    def folders(self, root: Root) -> Sequence[str]:
         """Return the folders of MIOpen's versions. Raises :class:`OSError` if the root cannot be listed."""
         try:
             with os.scandir(root.path) as items:
@@ -284,11 +279,6 @@ class MIOpenTables(row_store.TableFormat):
         if not self.is_usable(root, file) and (is_in_link or plain.status_at(path) is not None):
             message = "cannot put: a link, a folder, or somebody else's file stands there"
             raise Refused(self.name, message, path)
-
-
-def _counts(root: Root, status: os.stat_result) -> bool:
-    """Return whether a file counts: in a temporary folder other users have theirs, and links lead anywhere."""
-    return root.role != miopen.TEMPORARY or (status.st_uid == os.getuid() and not stat.S_ISLNK(status.st_mode))
 
 
 def _judged(entry: Entry, seen: record.Record, *, are_known: bool) -> Entry:

@@ -92,7 +92,38 @@ class TableFormat(Part, ABC):
 
     def tables(self, root: Root) -> Iterator[str | Problem]:
         """Yield the path of each table below a root, and a problem for each link and each unreadable thing."""
-        return find_tables(root, self.is_table)
+        try:
+            folders = ("", *self.folders(root))
+        except OSError as error:
+            yield _unlisted(root.path, error)
+            return
+        for folder in folders:
+            place = root.path / folder
+            try:
+                paths = (os.path.join(folder, name) for name in sorted(os.listdir(place)))
+                for file in filter(self.is_table, paths):
+                    place = root.path / file
+                    status = plain.status_at(place)
+                    if status is None or not self.counts(root, status):
+                        continue
+                    if stat.S_ISREG(status.st_mode):
+                        yield file
+                    elif stat.S_ISLNK(status.st_mode):
+                        yield Problem(place, "link", "a link under a database's name is not followed")
+                    else:
+                        message = "a folder, or something else that is no file, has a database's name"
+                        yield Problem(place, "no-file", message)
+            except OSError as error:
+                if not plain.means_absent(error):
+                    yield _unlisted(place, error)
+
+    def folders(self, root: Root) -> Iterable[str]:
+        """Return the folders below the root in which tables lie, too. Raises :class:`OSError`."""
+        return ()
+
+    def counts(self, root: Root, status: os.stat_result) -> bool:
+        """Return whether a file of a root may be the user's."""
+        return True
 
     def is_usable(self, root: Root, file: str) -> bool:
         """Return whether a table is there. Raises :class:`OSError` where that cannot be determined."""
@@ -384,38 +415,7 @@ class Rows(Store):
         return groups, others
 
 
-def find_tables(
-    root: Root,
-    is_table: Callable[[str], bool],
-    folders: Iterable[str] = ("",),
-    counts: Callable[[os.stat_result], bool] = lambda _: True,
-) -> Iterator[str | Problem]:
-    """Yield the path of each table in some folders of a root, and a problem for each link and each unreadable thing.
-
-    ``counts`` returns whether a file may be the user's.
-    """
-    for folder in folders:
-        place = root.path / folder
-        try:
-            paths = (os.path.join(folder, name) for name in sorted(os.listdir(place)))
-            for file in filter(is_table, paths):
-                place = root.path / file
-                status = plain.status_at(place)
-                if status is None or not counts(status):
-                    continue
-                if stat.S_ISREG(status.st_mode):
-                    yield file
-                elif stat.S_ISLNK(status.st_mode):
-                    yield Problem(place, "link", "a link under a database's name is not followed")
-                else:
-                    message = "a folder, or something else that is no file, has a database's name"
-                    yield Problem(place, "no-file", message)
-        except OSError as error:
-            if not plain.means_absent(error):
-                yield unlisted(place, error)
-
-
-def unlisted(place: Path, error: OSError) -> Problem:
+def _unlisted(place: Path, error: OSError) -> Problem:
     """Return the problem of a place that may hold entries."""
     return Problem(place, "unreadable", f"cannot be read: {error.strerror}")
 

@@ -58,18 +58,6 @@ def as_bytes(value: object) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")
 
 
-def _split(key: str) -> tuple[str, ...]:
-    return (key,)
-
-
-def _pack(content: bytes) -> Values:
-    return (content,)
-
-
-def _unpack(values: Values) -> bytes:
-    return as_bytes(values[0])
-
-
 class Schema(NamedTuple):
     """One table: its ``create`` statements, key columns and value columns, and how a row is one key and one content.
 
@@ -83,10 +71,10 @@ class Schema(NamedTuple):
     key: tuple[str, ...]
     values: tuple[str, ...]
     size: str
-    split: Callable[[str], tuple[str, ...]] = _split
+    split: Callable[[str], tuple[str, ...]] = lambda key: (key,)
     join: Callable[[Iterable[str]], str] = "".join
-    pack: Callable[[bytes], Values] = _pack
-    unpack: Callable[[Values], bytes] = _unpack
+    pack: Callable[[bytes], Values] = lambda content: (content,)
+    unpack: Callable[[Values], bytes] = lambda values: as_bytes(values[0])
     same: Callable[[Values, Values], bool] = eq
 
     @property
