@@ -27,10 +27,10 @@ from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa import pairs
 from cachectl.layers.miopen import databases as miopen_names
 from cachectl.layers.miopen import kernels as kernel_db
-from cachectl.layers.neo.entries import NeoPrograms
+from cachectl.layers.neo.entries import NeoCodec
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
 from cachectl.layers.stores.records import RecordFile
-from cachectl.layers.stores.rows import Row
+from cachectl.layers.stores.table import Row
 
 SEEDS = sorted((Path(__file__).parent / "fuzz").glob("*/*"))
 
@@ -113,15 +113,15 @@ def _mesa_entry(data: bytes) -> None:
 
 
 def _mesa_index(data: bytes) -> None:
-    for kind in (pairs.Fossilize, pairs.Database):
+    for form in (pairs.Fossilize(), pairs.Database()):
         with tempfile.TemporaryDirectory() as folder:
-            pair = kind("fuzz", Path(folder), kind.data_name, 0)
+            pair = pairs.Pair("fuzz", Path(folder), form.data_name, form, 0)
             for path in pair.paths:
                 path.write_bytes(data)
             with contextlib.suppress(CachectlError):
                 for blob in pair.blobs():
                     assert blob.end <= len(data)
-                    assert len(pair.write_record(blob)) <= len(data)
+                    assert len(form.write_record(blob)) <= len(data)
 
 
 def _objects(data: bytes) -> None:
@@ -142,7 +142,7 @@ PARSERS: tuple[tuple[Callable[[bytes], object], ...], ...] = (
     (_archive,),
     (device_binaries.complaint, _objects),
     (opencl_source.kernel_names,),
-    (NeoPrograms().check, NeoPrograms().describe),
+    (NeoCodec().check, NeoCodec().describe),
     (_bitcode,),
     (lambda data: comgr.policy_complaint(_text(data)), _comgr),
     (_mesa_entry,),

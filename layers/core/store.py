@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cachectl.layers.formats import details
 
 _T = TypeVar("_T")
+_P = TypeVar("_P", bound="Part")
 #: What can go wrong with one entry of several.
 EntryError = LayerError | OSError
 #: The damage of an entry's bytes, and its effect on the library.
@@ -38,23 +39,37 @@ Damage = Hazard
 ENTRY, OWN, FOREIGN = "entry", "own", "foreign"
 
 
-class Codec(ABC):
-    """Reads the bytes of one entry: no disk, no environment."""
+class Codec:
+    """Reads the bytes of one entry: no disk, no environment. One without methods of its own knows nothing of them."""
 
     #: The tag of artifacts in this format: layer and format version, as ``pocl-entry/1``.
-    form: ClassVar[str]
+    form: str = ""
 
-    @abstractmethod
     def describe(self, data: bytes) -> details.Details:
         """Return the details in the bytes of an entry; damaged bytes give those that can still be read."""
+        from cachectl.layers.formats.details import Details
 
-    @abstractmethod
+        return Details()
+
     def check(self, data: bytes) -> Damage | None:
         """Return the damage of an entry's bytes, ``None`` if there is none."""
+        return None
+
+    def foreign(self, data: bytes) -> str | None:
+        """Return why a damaged entry may be of an unknown version of the format; ``None`` if it is of a known one."""
+        return None
 
 
-class Store(ABC):
-    """The store of a layer's entries. A layer declares it, and it is bound to a name and environment with the layer.
+class Part:
+    """A store, or a part of one. A layer declares it, and it is bound to a name and environment with the layer."""
+
+    #: The layer's name.
+    name: str
+    environment: Environment
+
+
+class Store(Part, ABC):
+    """The store of a layer's entries.
 
     The first five methods are the protocol; each takes and gives many entries. The others have a general implementation
     for entries whose keys are paths below the root; a store overrides one if it has a faster or safer way.
@@ -63,9 +78,6 @@ class Store(ABC):
     as the next program there would.
     """
 
-    #: The layer's name.
-    name: ClassVar[str]
-    environment: Environment
     #: Artifact forms that :meth:`write` takes; :meth:`read` gives the first.
     forms: tuple[str, ...]
     #: Whether removing entries needs free disk space. Layers whose stores need none are cleared first.
@@ -73,7 +85,7 @@ class Store(ABC):
     #: The abilities missing on this platform or installation, each with the reason.
     refusals: Mapping[Ability, str] = {}
     #: Separates a file from what is in it, or above it, in keys.
-    separator: ClassVar[str] = "/"
+    separator: str = "/"
 
     @abstractmethod
     def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
@@ -125,26 +137,44 @@ class Store(ABC):
             yield target, None
 
 
-def bound(store: Store, name: str, environment: Environment) -> Store:
-    """Return a store as that of the layer of a name in an environment."""
-    clone = object.__new__(type(store))
-    clone.__dict__.update(store.__dict__, name=name, environment=environment)
+def bound(part: _P, name: str, environment: Environment) -> _P:
+    """Return a store, with its parts, as that of the layer of a name in an environment."""
+    clone = object.__new__(type(part))
+    clone.__dict__.update(part.__dict__, name=name, environment=environment)
+    inner = {key: bound(value, name, environment) for key, value in vars(part).items() if isinstance(value, Part)}
+    clone.__dict__.update(inner)
     return clone
 
 
-def finding_of(store: Store, root: Root, problem: Problem) -> Finding:
+def finding_of(part: Part, root: Root, problem: Problem) -> Finding:
     """Return the finding of a problem: unreadable things may hide entries that fail a program."""
     import shlex
 
     quoted, message = shlex.quote(str(problem.path)), problem.message
     severity, fix = HARMLESS, f"nothing, or move {quoted} elsewhere"
     if problem.code == "unreadable":
-        owner, _, own_fix = trust.closed_by_another(problem.path, store.environment.home_folder)
+        owner, _, own_fix = trust.closed_by_another(problem.path, part.environment.home_folder)
         message += owner
         severity, fix = FAILS, own_fix or f"chmod u+rwx {quoted}"
     key = os.path.relpath(problem.path, root.path)
     where = None if key == "." else key
-    return Finding(store.name, root.path, where, severity, problem.code, message, fix)
+    return Finding(part.name, root.path, where, severity, problem.code, message, fix)
+
+
+def damage_findings(
+    part: Part, root: Root, entry: Entry, damages: Sequence[Damage], foreign: str | None
+) -> Iterator[Finding]:
+    """Yield the findings of the damages of an entry, or why it may be of an unknown version instead."""
+    if damages and foreign is not None:
+        yield finding_of(part, root, Problem(root.path / entry.key, "unknown", foreign))
+    else:
+        yield from (damage_finding(entry, damage) for damage in damages)
+
+
+def damage_finding(entry: Entry, damage: Damage) -> Finding:
+    """Return the finding of a damaged thing, which ``purge --damaged`` removes."""
+    fix = f"cachectl purge --damaged {entry.layer}"
+    return Finding(entry.layer, entry.root, entry.key, damage.severity, "damaged", damage.message, fix, entry)
 
 
 def unreadable(path: Path, error: EntryError) -> Problem:

@@ -27,12 +27,12 @@ from cachectl.layers.core.entry import Entry, Found, Problem, orphan
 from cachectl.layers.core.finding import HARMLESS, WASTES, Finding
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
-from cachectl.layers.core.store import Damage, counting, finding_of, unreadable
+from cachectl.layers.core.store import Codec, Damage, counting, finding_of, unreadable
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.formats import details, opencl_source
 from cachectl.layers.host import hardware, record
 from cachectl.layers.stores import files
-from cachectl.layers.stores.tree_read import Leaf, Shape, Tree
+from cachectl.layers.stores.tree_read import Leaf, Shape, Tidy, Tree
 
 INDEX = "index"
 _DIGIT = regex("[0-9a-f]")
@@ -62,6 +62,23 @@ _BUILD = regex(
 )
 
 
+class EntryFileCodec(Codec):
+    """An entry, which its key describes; only with the name of its file it can be checked."""
+
+    form = "cuda-entry/65"
+
+    def describe(self, data: bytes) -> details.Details:
+        """Return what the key says."""
+        key = key_of(data)
+        return details.Details() if key is None else details_of(key)
+
+    def foreign(self, data: bytes) -> str | None:
+        """Return that an entry is of another version."""
+        version = int.from_bytes(data[:4], "little")
+        is_other = len(data) >= HEADER.size and version != VERSION and 0 < version < _PLAUSIBLE
+        return f"{form_complaint(data)}; left alone" if is_other else None
+
+
 class ComputeCache(files.Files):
     """One file for each entry, two levels deep, recognised by its name and its header, and the driver's index.
 
@@ -69,7 +86,8 @@ class ComputeCache(files.Files):
     """
 
     shapes = (_SHAPE, _INDEX)
-    forms = ("cuda-entry/65",)
+    codec = EntryFileCodec()
+    forms = (codec.form,)
     unread = Damage(HARMLESS, _REWRITES)
 
     def leaves(self, root: Root) -> Iterator[Leaf | Problem]:
@@ -126,11 +144,6 @@ class ComputeCache(files.Files):
                 entry = entry._replace(stale=stale, because=because)
         yield entry
 
-    def describe(self, data: bytes) -> details.Details:
-        """Return what the key says."""
-        key = key_of(data)
-        return details.Details() if key is None else details_of(key)
-
     def require_whole(self, key: str, files: Mapping[str, bytes], path: Path | str) -> None:
         """Check version and lengths; the checksum takes longer than reading, and is checked before a put."""
         if (wrong := form_complaint(files[""])) is not None:
@@ -141,18 +154,12 @@ class ComputeCache(files.Files):
         if (wrong := entry_complaint(key, files[""])) is not None:
             yield Damage(HARMLESS, wrong + _REWRITES)
 
-    def foreign(self, files: Mapping[str, bytes]) -> str | None:
-        """Return that an entry is of another version."""
-        version = int.from_bytes(files[""][:4], "little")
-        is_other = len(files[""]) >= HEADER.size and version != VERSION and 0 < version < _PLAUSIBLE
-        return f"{form_complaint(files[''])}; left alone" if is_other else None
-
     def tagged_text(self, tree: Tree, entry: Entry) -> bytes | None:
         """Return the key of an entry."""
         return key_of(tree.read_file(entry.key) or b"") if entry.key != INDEX and not entry.is_orphan else None
 
     @contextmanager
-    def changing(self, root: Root) -> Iterator[bool]:
+    def changing(self, root: Root) -> Iterator[Tidy]:
         """Hold the driver's lock around a change of entries, then make the index list exactly the entries there are.
 
         The index is also written if the change fails. Raises :class:`Unsettled` where only the writing fails. Listed
@@ -165,7 +172,7 @@ class ComputeCache(files.Files):
             if folder is not None and plain.status_at(INDEX, dir_fd=folder) is not None:
                 handle = stack.enter_context(self._locked(root, folder))
             stack.enter_context(counting(self.name, root.path / INDEX, partial(self._recount, root, handle)))
-            yield processes.using(cuda.LIBRARIES, processes=self.environment.processes) == ()
+            yield lambda: processes.using(cuda.LIBRARIES, processes=self.environment.processes) == ()
 
     def _locked(self, root: Root, folder: int) -> AbstractContextManager[int]:
         timeout = self.environment.lock_timeout

@@ -23,6 +23,11 @@ class Details(NamedTuple):
     detail: Mapping[str, str] = {}
     created: float | None = None
 
+    @property
+    def stated(self) -> Mapping[str, str]:
+        """What an artifact says of itself."""
+        return {**self.detail, "kernels": " ".join(self.kernels or ()), "device": self.device or "", **self.versions}
+
 
 def of_kind(
     kind: str, kernels: tuple[str, ...] | None = None, device: str | None = None, versions: Mapping[str, str] = {}

@@ -23,7 +23,8 @@ from typing import NamedTuple
 from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.entry import Entry, Found, Kind, Problem
-from cachectl.layers.core.store import unreadable
+from cachectl.layers.core.finding import RECOMPILES
+from cachectl.layers.core.store import Codec, Damage, unreadable
 from cachectl.layers.formats import details, device_binaries, elf
 
 #: Bytes that contain the header of every driver and device; GL's longer headers are read whole.
@@ -215,3 +216,24 @@ def _guest(
     # Kernels are smaller than the code that a driver makes from them.
     smallest = sorted(group, key=lambda entry: entry.length)[:_LOOKS] if maker[1] is not None else ()
     return None if RUSTICL in maker or any(map(kernels_of, smallest)) else _UNKNOWN
+
+
+class EntryCodec(Codec):
+    """An entry, which is the same in each form of the cache."""
+
+    form = "mesa-entry/1"
+
+    def describe(self, data: bytes) -> details.Details:
+        """Return kernels, device and driver."""
+        header = read_header(data)
+        device, driver = ("", "") if header is None else (header.device, header.driver)
+        return details.Details(kernels_in(data), device, {"driver": driver})
+
+    def check(self, data: bytes) -> Damage | None:
+        """Check the checksum. Nothing can check the name."""
+        wrong = complaint(data)
+        return None if wrong is None else Damage(RECOMPILES, f"{wrong}: {NEVER}")
+
+    def foreign(self, data: bytes) -> str | None:
+        """Return that an entry is of another version."""
+        return FOREIGN if is_foreign(data) else None

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import struct
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -30,8 +30,9 @@ from cachectl.layers.base.limits import LARGEST_ENTRY, LARGEST_INDEX
 from cachectl.layers.base.text import too_large
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.mesa import entries
-from cachectl.layers.stores import database, rows
-from cachectl.layers.stores import tree_read as tree
+from cachectl.layers.stores import database
+from cachectl.layers.stores.table import Row, TableFile
+from cachectl.layers.stores.tree_read import CHANGED
 
 _CHUNK = 1 << 20
 _NAME = regex(rb"[0-9a-f]{40}")
@@ -78,9 +79,9 @@ class Blob(NamedTuple):
         return self.begin + self.frame + self.length
 
     @property
-    def row(self) -> rows.Row:
+    def row(self) -> Row:
         """Length and checksum identify the content; places change when another entry is removed."""
-        return rows.Row(self.checksum, (self.name,), self.length)
+        return Row(self.checksum, self.name, self.length)
 
 
 class Index(NamedTuple):
@@ -100,11 +101,8 @@ class Index(NamedTuple):
         return {blob.name: blob for blob in self.blobs}
 
 
-class Pair(rows.RowFile):
-    """A data file with its index, with the methods of a database of rows. A subclass is a format of them.
-
-    A row is an entry: its key is the name, and its id the checksum. Its only value are the bytes.
-    """
+class PairFormat(ABC):
+    """The bytes of a data file and its index."""
 
     data_name: str
     index_name: str
@@ -113,24 +111,10 @@ class Pair(rows.RowFile):
     #: The possible lengths of what stands before an entry, and a record of the index.
     frames: tuple[int, ...]
     placed: struct.Struct
-    #: The descriptors of both files, while they are open, of their folder and of the root, where files are staged.
-    data: int
-    index: int
-    folder: int
-    top: int
-    #: Whether a file may list a name twice, of which Mesa reads the last.
-    lists_twice = True
-    #: The number of entries after a removal, once the new files are in their places.
-    left: int | None = None
-
-    def __init__(self, layer: str, root: Path, file: str, lock_timeout: float) -> None:
-        self.layer = layer
-        self.root = root
-        self.path = root / file
-        self.paths = (self.path, self.path.with_name(self.index_name))
-        self.lock_timeout = lock_timeout
-        #: The number of entries before a deletion.
-        self.before = 0
+    #: Whether both files are changed in place, as Mesa does: after an interruption the number is zero, and Mesa empties
+    #: both. No name is listed twice then: Mesa, which reads the last, would drop every entry when it next makes room,
+    #: since it expects one frame behind the other.
+    in_place: bool
 
     @abstractmethod
     def new_head(self) -> bytes:
@@ -156,9 +140,29 @@ class Pair(rows.RowFile):
     def write_record(self, blob: Blob) -> bytes:
         """Return the record of an entry in the index."""
 
-    @abstractmethod
-    def keep(self, blobs: list[Blob], kept: frozenset[Blob]) -> None:
-        """Remove all entries but some from both files, which are open."""
+
+class Pair(TableFile):
+    """A data file with its index.
+
+    A row is an entry: its key is the name, and its id the checksum.
+    """
+
+    #: The descriptors of both files, while they are open, of their folder and of the root, where files are staged.
+    data: int
+    index: int
+    folder: int
+    top: int
+    #: The number of entries after a removal, once the new files are in their places.
+    left: int | None = None
+
+    def __init__(self, layer: str, root: Path, file: str, form: PairFormat, lock_timeout: float) -> None:
+        super().__init__(layer, root / file)
+        self.root = root
+        self.form = form
+        self.paths = (self.path, self.path.with_name(form.index_name))
+        self.lock_timeout = lock_timeout
+        #: The number of entries before a deletion.
+        self.before = 0
 
     def blobs(self) -> list[Blob]:
         """Return the entries. Raises :class:`LayerError` if Mesa would not use the files."""
@@ -170,13 +174,17 @@ class Pair(rows.RowFile):
         with self._opened() as is_there:
             return self._content(blob, limit) if is_there else b""
 
-    def read_many(self, keys: Sequence[Sequence[str]]) -> list[rows.Values | None]:
+    def rows(self) -> list[Row]:
+        """Return the entries as rows."""
+        return [blob.row for blob in self.blobs()]
+
+    def read(self, keys: Sequence[str]) -> list[bytes | LayerError | None]:
         """Return the bytes of entries, ``None`` for each that is not there."""
         with self._opened() as is_there:
             listed = self._listed().by_name if is_there else {}
-            return [(self._content(listed[name]),) if name in listed else None for (name,) in keys]
+            return [self._content(listed[name]) if name in listed else None for name in keys]
 
-    def require_sound(self) -> bool:
+    def check(self) -> bool:
         """Return whether the files are there.
 
         Raises :class:`Damaged` if the index is not that of the data file, and :class:`Refused` if it is not understood.
@@ -204,19 +212,20 @@ class Pair(rows.RowFile):
 
     def _listed(self) -> Index:
         """Read the index, and the frame of each entry. Raises :class:`LayerError` if Mesa would not use the files."""
-        if (why := self.complaint(*(os.pread(handle, self.head, 0) for handle in (self.data, self.index)))) is not None:
+        form, placed = self.form, self.form.placed
+        if (why := form.complaint(*(os.pread(handle, form.head, 0) for handle in (self.data, self.index)))) is not None:
             raise (UnknownFormat if why == entries.FOREIGN else Damaged)(self.layer, why, self.path)
         _, size = self._sizes()
         if size > LARGEST_INDEX:
             raise Unreachable(self.layer, f"the index {too_large(size, LARGEST_INDEX)}", self.path)
-        content = os.pread(self.index, size, self.head)
+        content = os.pread(self.index, size, form.head)
         # Programs write an entry before its record.
         end, _ = self._sizes()
         blobs: list[Blob] = []
-        lost, unknown, behind, following = 0, 0, self.head, [self.head]
-        for at in range(0, len(content), self.placed.size):
-            record = content[at : at + self.placed.size]
-            stated = self.read_record(self.placed.unpack(record)) if len(record) == self.placed.size else None
+        lost, unknown, behind, following = 0, 0, form.head, [form.head]
+        for at in range(0, len(content), placed.size):
+            record = content[at : at + placed.size]
+            stated = form.read_record(placed.unpack(record)) if len(record) == placed.size else None
             if stated is None or stated.begin < behind:
                 # Zeros are what a power failure leaves.
                 lost, unknown = (lost, unknown + 1) if any(record) else (lost + 1, unknown)
@@ -229,7 +238,7 @@ class Pair(rows.RowFile):
                 lost += 1
             else:
                 unknown += 1
-            following = [stated.begin + frame + stated.length for frame in self.frames]
+            following = [stated.begin + frame + stated.length for frame in form.frames]
         return Index(blobs, lost, unknown)
 
     def _placed(self, stated: Blob, record: bytes, end: int) -> tuple[Blob | None, bool]:
@@ -238,16 +247,16 @@ class Pair(rows.RowFile):
         The length of its key is the one with which name and length agree with the record; of two, the one with which
         the checksum fits.
         """
-        head = os.pread(self.data, max(self.frames), stated.begin) if stated.begin <= end else b""
+        head = os.pread(self.data, max(self.form.frames), stated.begin) if stated.begin <= end else b""
         same: list[Blob] = []
-        for size in self.frames:
+        for size in self.form.frames:
             if size <= len(head):
-                blob = self.read_frame(head[:size])
+                blob = self.form.read_frame(head[:size])
                 if blob.name.startswith(stated.name) and stated.length in (0, blob.length):
                     same.append(blob._replace(begin=stated.begin, frame=size, record=record))
         whole = [blob for blob in same if blob.end <= end]
         fitting = [blob for blob in whole if len(whole) == 1 or self._fits(blob)]
-        is_cut = bool(same) or stated.begin + min(self.frames) + stated.length > end or not any(head)
+        is_cut = bool(same) or stated.begin + min(self.form.frames) + stated.length > end or not any(head)
         return (fitting[0], False) if len(fitting) == 1 else (None, is_cut and not whole)
 
     def _fits(self, blob: Blob) -> bool:
@@ -260,7 +269,7 @@ class Pair(rows.RowFile):
         """Return the bytes of both files."""
         return sum(sum(database.sizes_of(path)) for path in self.paths)
 
-    def gone(self, rows: Iterable[rows.Row]) -> int:
+    def gone(self, rows: Iterable[Row]) -> int:
         """Return how many entries have gone: more than planned if Mesa cannot use the files any more."""
         try:
             left = len(self.blobs())
@@ -273,7 +282,7 @@ class Pair(rows.RowFile):
             left = self.left
         return max(0, self.before - left)
 
-    def delete(self, rows: Iterable[rows.Row]) -> frozenset[rows.Row]:
+    def delete(self, rows: Iterable[Row]) -> frozenset[Row]:
         """Remove entries, each only if it has not changed; return those."""
         planned = frozenset(rows)
         with self._changing() as is_there:
@@ -282,22 +291,20 @@ class Pair(rows.RowFile):
             self.before = len(listed)
             kept = frozenset(blob for blob in listed if blob.row not in planned)
             if len(kept) < len(listed):
-                self.keep(index.blobs, kept)
+                self._keep(index.blobs, kept)
             return planned.intersection(blob.row for blob in listed)
 
-    def insert(
-        self, added: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
-    ) -> list[bool | LayerError]:
-        """Add entries, as :meth:`RowFile.insert` does."""
+    def insert(self, rows: Sequence[tuple[str, bytes]], *, replace: bool = False) -> list[bool | LayerError]:
+        """Add entries one after the other."""
         # Files that are locked or closed to this user need no change then.
-        if self.read_many([key for key, _ in added]) == [values for _, values in added]:
-            return [False for _ in added]
+        if self.read([name for name, _ in rows]) == [entry for _, entry in rows]:
+            return [False for _ in rows]
         results: list[bool | LayerError] = []
         with self._changing(make=True):
             if not any(self._sizes()):
-                self.write_heads(self.new_head())
+                self._write_heads(self.form.new_head())
             listed = self._understood().by_name
-            for (name,), (entry, *_) in added:
+            for name, entry in rows:
                 if listed and all(len(name) != len(standing) for standing in listed):
                     results.append(Refused(self.layer, _MIXED, self.path))
                     continue
@@ -307,12 +314,12 @@ class Pair(rows.RowFile):
                     continue
                 try:
                     if standing != entry:
-                        with self._translated("change"):
-                            if standing is not None and not self.lists_twice:
+                        with self.translated("change"):
+                            if standing is not None and self.form.in_place:
                                 blobs = self._understood().blobs
-                                self.keep(blobs, frozenset(blob for blob in blobs if blob.name != name))
+                                self._keep(blobs, frozenset(blob for blob in blobs if blob.name != name))
                                 listed = self._understood().by_name
-                            self._append(name, rows.as_bytes(entry))
+                            self._append(name, entry)
                 except LayerError as error:
                     # Those before it are in place, and a smaller one may have room.
                     results.append(error)
@@ -324,11 +331,11 @@ class Pair(rows.RowFile):
         """Add an entry whole, or leave both files as they were."""
         ends = dict(zip((self.data, self.index), self._sizes(), strict=True))
         # Mesa counts from the start of the machine, as this clock does.
-        record = self.write_record(Blob(name, ends[self.data], len(content), 0, time.monotonic_ns()))
+        record = self.form.write_record(Blob(name, ends[self.data], len(content), 0, time.monotonic_ns()))
         try:
-            for handle, added in ((self.data, self.write_frame(name, content) + content), (self.index, record)):
+            for handle, added in ((self.data, self.form.write_frame(name, content) + content), (self.index, record)):
                 # Without an index Mesa writes its head.
-                atomic.write_all(handle, (b"" if ends[handle] else self.new_head(), added), ends[handle])
+                atomic.write_all(handle, (b"" if ends[handle] else self.form.new_head(), added), ends[handle])
                 os.fsync(handle)
         except OSError:
             for handle, end in ends.items():
@@ -336,32 +343,49 @@ class Pair(rows.RowFile):
                     atomic.cut(handle, end)
             raise
 
-    def vacuum(self) -> None:
-        """Do nothing: a removal leaves no free space."""
-
-    def recover(self) -> None:
-        """Do nothing: Mesa itself empties the files after an interrupted change."""
-
     def remove_damaged(self, stamp: tuple[int, ...], in_use: Callable[[Path], str | None]) -> str | None:
-        """Remove both files if Mesa cannot use them; return why they stay, or ``None``."""
+        """Remove both files under their locks."""
         with suppress(Damaged):
-            self.require_sound()
-            return self._sound_now(stamp)
+            self.check()
+            return self.changed_since(stamp)
         if (reason := in_use(self.path)) is not None:
             return reason
         with self._changing():
             if database.file_stamp(self.path) != stamp:
-                return tree.CHANGED
+                return CHANGED
             for path in self.paths:
                 atomic.remove_file(path.name, self.folder)
         return None
 
-    def copy(self, blobs: list[Blob], kept: frozenset[Blob], data: int, index: int) -> None:
+    def _keep(self, blobs: list[Blob], kept: frozenset[Blob]) -> None:
+        """Remove all entries but some from both files, which are open."""
+        form = self.form
+        if form.in_place:
+            self._write_heads(form.new_head()[:-8] + bytes(8))
+            self._copy(blobs, kept, self.data, self.index)
+            self._write_heads(form.new_head())
+            return
+        # New files are renamed over the old ones; between the steps programs find nothing, instead of wrong bytes.
+        with ExitStack() as stack:
+            stage = stack.enter_context(atomic.own_folder(self.top, plain.STAGE))
+            staged, mode = [], os.fstat(self.data).st_mode & 0o777
+            for name in ("empty", "data", "index"):
+                staged.append(atomic.create(name, stage, mode))
+                stack.callback(os.close, staged[-1])
+                atomic.write_all(staged[-1], (form.new_head(),), 0)
+            self._copy(blobs, kept, *staged[1:])
+            os.fsync(staged[0])
+            for name, place in (("empty", form.index_name), ("data", form.data_name), ("index", form.index_name)):
+                atomic.move_in(name, stage, place, self.folder)
+            self.left = len(kept)
+            os.fsync(self.folder)
+
+    def _copy(self, blobs: list[Blob], kept: frozenset[Blob], data: int, index: int) -> None:
         """Write the data file without the entries that are not kept, and the index with the records of the others.
 
         All other bytes of the data file stay, whatever they are.
         """
-        source = target = self.head
+        source = target = head = self.form.head
         records = b""
         for blob in (*blobs, Blob("", self._sizes()[0], 0)):
             if blob in kept:
@@ -373,12 +397,12 @@ class Pair(rows.RowFile):
                 atomic.write_all(data, (piece,), begin - source + target)
             source, target = blob.end, target + blob.begin - source
         atomic.cut(data, target)
-        atomic.write_all(index, (records,), self.head)
-        atomic.cut(index, self.head + len(records))
+        atomic.write_all(index, (records,), head)
+        atomic.cut(index, head + len(records))
         for handle in (data, index):
             os.fsync(handle)
 
-    def write_heads(self, head: bytes) -> None:
+    def _write_heads(self, head: bytes) -> None:
         """Write the heads of both files, and sync them."""
         for handle in (self.data, self.index):
             atomic.write_all(handle, (head,), 0)
@@ -387,7 +411,7 @@ class Pair(rows.RowFile):
     @contextmanager
     def _opened(self) -> Iterator[bool]:
         """Open both files for reading; yield whether they are there."""
-        with self._translated("read"), ExitStack() as stack:
+        with self.translated("read"), ExitStack() as stack:
             opened = []
             with suppress(FileNotFoundError):
                 for path in self.paths if self._enter(stack, make=False) else ():
@@ -412,7 +436,7 @@ class Pair(rows.RowFile):
     @contextmanager
     def _changing(self, *, make: bool = False) -> Iterator[bool]:
         """Open both files, and lock them against Mesa and other cachectls; yield whether they are there."""
-        with self._translated("change"), ExitStack() as stack:
+        with self.translated("change"), ExitStack() as stack:
             if make:
                 self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             opened = []
@@ -432,10 +456,10 @@ class Pair(rows.RowFile):
             yield is_there
 
 
-class Fossilize(Pair):
+class Fossilize(PairFormat):
     """The single-file store of one driver and device (``MESA_DISK_CACHE_SINGLE_FILE``)."""
 
-    data_name, index_name = "foz_cache.foz", "foz_cache_idx.foz"
+    data_name, index_name, in_place = "foz_cache.foz", "foz_cache_idx.foz", False
     head, frames, placed = len(_MAGIC), (_FRAME.size,), _PLACED
 
     def new_head(self) -> bytes:
@@ -470,30 +494,12 @@ class Fossilize(Pair):
         """Return name, header and place."""
         return _PLACED.pack(blob.name.encode(), _PLACE_SIZE, _PLAIN, 0, _PLACE_SIZE, blob.begin + len(blob.name))
 
-    def keep(self, blobs: list[Blob], kept: frozenset[Blob]) -> None:
-        """Rename new files over the old ones; between the steps programs find nothing, instead of wrong bytes."""
-        with ExitStack() as stack:
-            stage = stack.enter_context(atomic.own_folder(self.top, plain.STAGE))
-            staged, mode = [], os.fstat(self.data).st_mode & 0o777
-            for name in ("empty", "data", "index"):
-                staged.append(atomic.create(name, stage, mode))
-                stack.callback(os.close, staged[-1])
-                atomic.write_all(staged[-1], (self.new_head(),), 0)
-            self.copy(blobs, kept, *staged[1:])
-            os.fsync(staged[0])
-            for name, place in (("empty", self.index_name), ("data", self.data_name), ("index", self.index_name)):
-                atomic.move_in(name, stage, place, self.folder)
-            self.left = len(kept)
-            os.fsync(self.folder)
 
-
-class Database(Pair):
+class Database(PairFormat):
     """One part of Mesa's database (``MESA_DISK_CACHE_DATABASE``)."""
 
-    data_name, index_name = "mesa_cache.db", "mesa_cache.idx"
+    data_name, index_name, in_place = "mesa_cache.db", "mesa_cache.idx", True
     head, placed = _DB_HEAD.size, _DB_PLACED
-    # Mesa would drop every entry when it next makes room: it expects one frame behind the other.
-    lists_twice = False
     frames = tuple(size + _DB_TAIL.size for size in _KEY_SIZES)
 
     def new_head(self) -> bytes:
@@ -530,9 +536,3 @@ class Database(Pair):
         """Return the beginning of the key, length, last use and place."""
         beginning = int.from_bytes(bytes.fromhex(blob.name)[:8], "little")
         return _DB_PLACED.pack(beginning, blob.length, blob.used, blob.begin)
-
-    def keep(self, blobs: list[Blob], kept: frozenset[Blob]) -> None:
-        """Change the files in place. After an interruption the number is zero, and Mesa empties both."""
-        self.write_heads(self.new_head()[:-8] + bytes(8))
-        self.copy(blobs, kept, self.data, self.index)
-        self.write_heads(self.new_head())

@@ -21,10 +21,10 @@ from cachectl.layers.core.finding import RECOMPILES, Finding
 from cachectl.layers.core.plan import Outcome
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import ALL, Selection
-from cachectl.layers.core.store import ENTRY, FOREIGN, Damage, counting
+from cachectl.layers.core.store import ENTRY, FOREIGN, Damage, Part, counting, damage_findings
 from cachectl.layers.disk import plain
 from cachectl.layers.mesa import cache, entries, pairs
-from cachectl.layers.stores import row_store
+from cachectl.layers.stores import files, row_store
 from cachectl.layers.stores import tree_read as trees
 
 _FOLDER = regex("[0-9a-f]{2}")
@@ -47,10 +47,10 @@ _SHAPES: Mapping[str, tuple[trees.Shape, ...]] = {
     cache.DATABASE: (_FLAT, trees.Shape((regex(r"part\d{1,9}"), *_FLAT.levels), sums=True), _OWN),
 }
 #: The format of the larger files of a root, and the keys of their entries.
-_FORMATS: Mapping[str, tuple[type[pairs.Pair], re.Pattern[str]]] = {
-    cache.SINGLE_FILE: (pairs.Fossilize, regex(r"(?:[^./][^/]*/){2}foz_cache\.foz(?:::[0-9a-f]{40})?")),
+_FORMATS: Mapping[str, tuple[pairs.PairFormat, re.Pattern[str]]] = {
+    cache.SINGLE_FILE: (pairs.Fossilize(), regex(r"(?:[^./][^/]*/){2}foz_cache\.foz(?:::[0-9a-f]{40})?")),
     cache.DATABASE: (
-        pairs.Database,
+        pairs.Database(),
         regex(r"(?:part\d{1,9}/)?mesa_cache\.db(?:::[0-9a-f]{40}(?:[0-9a-f]{24})?)?"),
     ),
 }
@@ -64,50 +64,72 @@ _DROPS = "Mesa then drops every entry of the file"
 class ShaderCache(row_store.Rows):
     """Entries in the three forms of Mesa; the role of a root says which one it has."""
 
-    separator = "::"
-    shapes = (_ENTRIES,)
-    forms = ("mesa-entry/1",)
-    writers = cache.OPENED
-    # No living process is still writing a temporary then.
-    rest_time = 3600.0
+    tables: PairTables
+    rest: EntryFiles
     clearing_needs_room = False
+
+    def __init__(self) -> None:
+        super().__init__(PairTables(), EntryFiles())
+
+    def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
+        """Yield entries, each with its owner; only ``contents`` unpacks kernel names."""
+        listed: list[Entry] = []
+        for found in super().scan(root, selection):
+            if isinstance(found, Entry) and not found.is_orphan:
+                listed.append(found)
+            else:
+                yield found
+        tree, opened = self.rest.tree_of(root), partial(self.tables.opened, root)
+
+        @lru_cache
+        def blobs(file: str) -> Mapping[str, pairs.Blob]:
+            return {blob.name: blob for blob in opened(file).blobs()}
+
+        def read(entry: Entry) -> bytes | None:
+            file, _, name = entry.key.partition(self.separator)
+            if not name:
+                return tree.read_file(file)
+            blob = blobs(file).get(name)
+            return None if blob is None else opened(file).content(blob)
+
+        yield from entries.owned(listed, read, contents=contents)
+
+    def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
+        """Remove kernels, which are small, last: they show that the machine code of a driver is OpenCL's."""
+        return super().remove(root, tuple(sorted(targets, key=lambda target: target.length, reverse=True)))
+
+
+class PairTables(row_store.TableFormat):
+    """Data files with their indexes."""
+
+    codec = entries.EntryCodec()
+    separator = "::"
     when_damaged = RECOMPILES
 
-    def shapes_of(self, root: Root) -> tuple[trees.Shape, ...]:
-        """Return the shapes of entries, files and temporaries."""
-        return _SHAPES[root.role]
+    def is_table(self, file: str) -> bool:
+        """Compare with the names of data files."""
+        return is_data_file(file)
 
     def kind_of(self, root: Root, path: str) -> str:
-        """Compare with the names of entries in the form of the root."""
-        kind = super().kind_of(root, path)
-        if root.role == cache.MULTI_FILE:
-            return kind
-        is_entry = self.separator in path and _FORMATS[root.role][1].fullmatch(path) is not None
-        return ENTRY if is_entry else FOREIGN if kind == ENTRY else kind
-
-    def is_database(self, file: str) -> bool:
-        """Compare with the names of data files."""
-        return any(name.fullmatch(file) is not None for _, name in _FORMATS.values())
+        """Compare with the names of entries in the files of the root."""
+        is_row = root.role in _FORMATS and self.separator in path
+        return ENTRY if is_row and _FORMATS[root.role][1].fullmatch(path) is not None else FOREIGN
 
     def is_usable(self, root: Root, file: str) -> bool:
         """Return whether a data file is there, and no link leads to it."""
-        return self.tree_of(root).find(file) is not None
+        return tree_at(self, root).find(file) is not None
 
-    def databases(self, root: Root) -> Iterator[str | Problem]:
+    def tables(self, root: Root) -> Iterator[str | Problem]:
         """Yield the path of each data file."""
-        for leaf in self.tree_of(root).scan() if root.role in _FORMATS else ():
+        for leaf in tree_at(self, root).scan() if root.role in _FORMATS else ():
             if isinstance(leaf, Problem):
                 yield leaf
-            elif self.is_database(leaf.entry.key):
+            elif is_data_file(leaf.entry.key):
                 yield leaf.entry.key
 
     def opened(self, root: Root, file: str) -> pairs.Pair:
         """Return a data file with its index."""
-        return _FORMATS[root.role][0](self.name, root.path, file, self.environment.lock_timeout)
-
-    def with_name(self, entry: Entry) -> Entry:
-        """Add nothing: each entry names its driver."""
-        return entry
+        return pairs.Pair(self.name, root.path, file, _FORMATS[root.role][0], self.environment.lock_timeout)
 
     def list_rows(self, root: Root, file: str, template: Entry, *, part: bytes, contents: bool) -> Iterator[Found]:
         """Yield the entries of a data file; Mesa itself finds none in one that it cannot use."""
@@ -115,7 +137,7 @@ class ShaderCache(row_store.Rows):
         try:
             for blob in pair.blobs():
                 yield entries.with_header(self.entry_of(template, blob.row), pair.content(blob, entries.HEAD))
-            pair.require_sound()
+            pair.check()
         except (Damaged, Refused) as error:
             yield Problem(pair.path, "damaged" if isinstance(error, Damaged) else "unknown", error.message)
 
@@ -127,14 +149,35 @@ class ShaderCache(row_store.Rows):
             data = pair.content(blob)
             if (complaint := entries.complaint(data, blob.checksum)) is not None:
                 damages = [Damage(RECOMPILES, f"{complaint}: {effect}")]
-                yield from self.judged(root, self.entry_of(template, blob.row), {"": data}, damages)
-        pair.require_sound()
+                entry = self.entry_of(template, blob.row)
+                yield from damage_findings(self, root, entry, damages, self.codec.foreign(data))
+        pair.check()
+
+
+class EntryFiles(files.Files):
+    """A file for each entry, and the other files of each form."""
+
+    shapes = (_ENTRIES,)
+    codec = PairTables.codec
+    forms = (codec.form,)
+    writers = cache.OPENED
+    # No living process is still writing a temporary then.
+    rest_time = 3600.0
+
+    def shapes_of(self, root: Root) -> tuple[trees.Shape, ...]:
+        """Return the shapes of entries, files and temporaries."""
+        return _SHAPES[root.role]
+
+    def kind_of(self, root: Root, path: str) -> str:
+        """Compare with the names of files; entries have one in one of the forms."""
+        kind = super().kind_of(root, path)
+        return FOREIGN if kind == ENTRY and root.role != cache.MULTI_FILE else kind
 
     def leaves(self, root: Root) -> Iterator[trees.Leaf | Problem]:
         """Yield entries with their headers, all but the data files, and a problem for names of an unknown length."""
         unknown = 0
         for leaf in self.tree_of(root).scan(head=entries.HEAD):
-            if isinstance(leaf, Problem) or not self.is_database(leaf.entry.key):
+            if isinstance(leaf, Problem) or not is_data_file(leaf.entry.key):
                 yield leaf
             unknown += isinstance(leaf, trees.Leaf) and leaf.shape is _UNKNOWN
         if unknown:
@@ -145,53 +188,11 @@ class ShaderCache(row_store.Rows):
         """Yield an entry with what its header says."""
         yield entries.with_header(leaf.entry, leaf.head)
 
-    def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
-        """Yield entries, each with its owner; only ``contents`` unpacks kernel names."""
-        listed: list[Entry] = []
-        for found in super().scan(root, selection):
-            if isinstance(found, Entry) and not found.is_orphan:
-                listed.append(found)
-            else:
-                yield found
-        tree = self.tree_of(root)
-
-        @lru_cache
-        def blobs(file: str) -> Mapping[str, pairs.Blob]:
-            return {blob.name: blob for blob in self.opened(root, file).blobs()}
-
-        def read(entry: Entry) -> bytes | None:
-            file, _, name = entry.key.partition(self.separator)
-            if not name:
-                return tree.read_file(file)
-            blob = blobs(file).get(name)
-            return None if blob is None else self.opened(root, file).content(blob)
-
-        yield from entries.owned(listed, read, contents=contents)
-
-    def damages(self, key: str, files: trees.Members) -> Iterator[Damage]:
-        """Check the checksum. Nothing can check the name."""
-        if (complaint := entries.complaint(files[""])) is not None:
-            yield Damage(RECOMPILES, f"{complaint}: {entries.NEVER}")
-
-    def foreign(self, files: trees.Members) -> str | None:
-        """Return that an entry is of another version."""
-        return entries.FOREIGN if entries.is_foreign(files[""]) else None
-
-    def detail(self, key: str, files: trees.Members) -> Mapping[str, str]:
-        """Return kernels, device and driver."""
-        header = entries.read_header(files[""])
-        device, driver = ("", "") if header is None else (header.device, header.driver)
-        return {"kernels": " ".join(entries.kernels_in(files[""]) or ()), "device": device, "driver": driver}
-
     @contextmanager
-    def changing(self, root: Root) -> Iterator[bool]:
+    def changing(self, root: Root) -> Iterator[trees.Tidy]:
         """Keep the size in the index right; yield whether no process has a driver loaded."""
         with counting(self.name, root.path / "index", partial(self._recount, root)):
-            yield processes.using(cache.OPENED, processes=self.environment.processes) == ()
-
-    def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
-        """Remove kernels, which are small, last: they show that the machine code of a driver is OpenCL's."""
-        return super().remove(root, tuple(sorted(targets, key=lambda target: target.length, reverse=True)))
+            yield lambda: processes.using(cache.OPENED, processes=self.environment.processes) == ()
 
     def _recount(self, root: Root) -> None:
         """Write the true size into the index, to which Mesa only adds, and by which it decides when to drop entries.
@@ -221,3 +222,13 @@ class ShaderCache(row_store.Rows):
                 return None
             raise
         return _INDEX.unpack(data)[0] if len(data) == _INDEX.size else None
+
+
+def is_data_file(file: str) -> bool:
+    """Compare a path below a root with the names of data files."""
+    return any(name.fullmatch(file) is not None for _, name in _FORMATS.values())
+
+
+def tree_at(part: Part, root: Root) -> trees.Tree:
+    """Return the tree of a root."""
+    return trees.Tree(part.name, root.path, *_SHAPES[root.role])

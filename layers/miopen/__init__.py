@@ -212,7 +212,7 @@ def _by_openings(openings: int, stores: int, environment: Environment) -> tuple[
 
 def _place_of_file(layer: Any, file: Path) -> Path | None:  # noqa: ANN401 - a layer that is defined below
     root = next(iter(layer.roots()), None)
-    return None if root is None else layer.store.place_of(root, file)
+    return None if root is None else layer.store.tables.place_of(root, file)
 
 
 class MIOpenLayer(Layer):
@@ -233,7 +233,7 @@ class MIOpenLayer(Layer):
             if condition is not None:
                 return State(condition, fault.message)
         used = (
-            root.exists and (root.role != TEMPORARY or (root.may_exist and any(self.store.databases(root))))
+            root.exists and (root.role != TEMPORARY or (root.may_exist and any(self.store.tables.tables(root))))
             for root in self.roots()
         )
         if not libraries(self.environment) and not any(used):
@@ -273,9 +273,9 @@ class MIOpenKernels(MIOpenLayer):
 
     def load_store(self) -> Store:
         """Import the store."""
-        from cachectl.layers.miopen.kernels import KernelDatabases
+        from cachectl.layers.miopen.kernels import kernel_store
 
-        return KernelDatabases()
+        return kernel_store()
 
     def diagnose(self) -> Iterator[Finding]:
         """Yield problems with the switch, and a place where anybody can write."""
@@ -308,9 +308,9 @@ class MIOpenSystemKernels(MIOpenLayer):
 
     def load_store(self) -> Store:
         """Import the store."""
-        from cachectl.layers.miopen.kernels import KernelDatabases
+        from cachectl.layers.miopen.kernels import kernel_store
 
-        return KernelDatabases("miopen")
+        return kernel_store("miopen")
 
     def diagnose(self) -> Iterator[Finding]:
         """Yield problems with the switch, and each GPU without a database."""
@@ -318,7 +318,7 @@ class MIOpenSystemKernels(MIOpenLayer):
 
         yield from super().diagnose()
         roots = self.roots()
-        present = {base for root in roots for file in self.store.present(root) for base in file.bases}
+        present = {base for root in roots for file in self.store.tables.present(root) for base in file.bases}
         for arch, databases in hardware.amd_gpus(self.environment) if roots else ():
             looked_for = (*databases, arch)
             if present.isdisjoint(looked_for):
@@ -353,9 +353,9 @@ class MIOpenTuning(MIOpenLayer):
 
     def load_store(self) -> Store:
         """Import the store."""
-        from cachectl.layers.miopen.tuning import TuningDatabases
+        from cachectl.layers.miopen.tuning import tuning_store
 
-        return TuningDatabases()
+        return tuning_store()
 
     def state(self) -> State:
         """Read the switch of the find-db; the perf-db stays on."""
@@ -397,6 +397,6 @@ class MIOpenSystemTuning(MIOpenTuning):
 
     def load_store(self) -> Store:
         """Import the store."""
-        from cachectl.layers.miopen.tuning import TuningDatabases
+        from cachectl.layers.miopen.tuning import tuning_store
 
-        return TuningDatabases("miopen-tuning")
+        return tuning_store("miopen-tuning")

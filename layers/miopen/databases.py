@@ -17,7 +17,7 @@ from cachectl.layers import miopen
 from cachectl.layers.base.errors import BadRequest, Refused, not_a_key
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.text import printable
-from cachectl.layers.core.entry import Artifact, Entry, Found, Problem
+from cachectl.layers.core.entry import Entry, Found
 from cachectl.layers.core.finding import Finding
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import ALL, Selection
@@ -28,7 +28,6 @@ from cachectl.layers.formats.details import Details
 from cachectl.layers.host import record
 from cachectl.layers.miopen import releases
 from cachectl.layers.stores import database, row_store
-from cachectl.layers.stores import tree_read as tree
 
 #: Separates the parts of a key: file, kernel name and arguments; or file and record.
 SEPARATOR = "::"
@@ -144,7 +143,31 @@ def program_names(kernel_name: str) -> tuple[str, ...]:
 
 
 class MIOpenDatabases(row_store.Rows):
-    """Entries of database files, whose names say for which device and which MIOpen they are.
+    """Entries of database files, and other files of the user next to them."""
+
+    tables: MIOpenTables
+
+    def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
+        """Yield the entries of each database; one is stale if the record shows that its MIOpen has gone from here."""
+        seen = releases.note_here(self.environment, reads=contents)
+        moment = seen.last_gone(releases.PRODUCT)
+        judge = partial(_judged, seen=seen, are_known=releases.all_are_known(self.environment, seen))
+        for thing in super().scan(root, selection, contents=contents):
+            is_older = isinstance(thing, Entry) and (thing.latest or 0.0) < moment
+            yield judge(thing) if isinstance(thing, Entry) and is_older else thing
+
+    def verify(self, root: Root) -> Iterator[Finding]:
+        """Check every file; a package's file has another fix, and is never removed."""
+        for finding in super().verify(root):
+            if self.tables.asked_first and finding.code not in _OTHER_FIXES:
+                path = finding.root / (finding.key or "").partition(SEPARATOR)[0]
+                yield finding._replace(fix=f"reinstall the package that {path} belongs to", thing=None)
+            else:
+                yield finding
+
+
+class MIOpenTables(row_store.TableFormat):
+    """Database files, whose names say for which device and which MIOpen they are.
 
     No link is followed, and in a temporary folder only the user's own files count. ``asked_first`` is set for the files
     of a package, which are only read: it is the layer that MIOpen asks before them.
@@ -160,12 +183,11 @@ class MIOpenDatabases(row_store.Rows):
 
     def __init__(self, asked_first: str = "") -> None:
         self.asked_first = asked_first
-        self.refusals = tree.REFUSALS
         if asked_first:
             self.kinds = tuple(INSTALLED[kind] for kind in self.kinds)
             into = f"{miopen.PACKAGED}; put into the layer {asked_first}, which MIOpen asks first"
             clear = f"{miopen.PACKAGED}; its package manager removes them"
-            self.refusals = {**tree.REFUSALS, Ability.PUT: into, Ability.CLEAR: clear}
+            self.refusals = {Ability.PUT: into, Ability.CLEAR: clear}
 
     def named(self, relative: str) -> DatabaseFile | None:
         """Return the file of a relative path, whether or not it exists; ``None`` for other names."""
@@ -180,7 +202,7 @@ class MIOpenDatabases(row_store.Rows):
             raise not_a_key(self.name, relative)
         return named
 
-    def is_database(self, file: str) -> bool:
+    def is_table(self, file: str) -> bool:
         """Compare with the names of databases, those included that are only counted."""
         return self.named(file) is not None
 
@@ -192,7 +214,7 @@ class MIOpenDatabases(row_store.Rows):
             is_entry = len(parts) == self.parts and any(parts) and file is not None and file.kind in self.kinds
             return ENTRY if is_entry else FOREIGN
         is_folder = self.versioned and VERSION_FOLDER.fullmatch(path) is not None
-        return OWN if is_folder or self.is_database(database.without_companion(path)) else FOREIGN
+        return OWN if is_folder or self.is_table(database.without_companion(path)) else FOREIGN
 
     def counts(self, root: Root, status: os.stat_result) -> bool:
         """Return whether a file counts: in a temporary folder other users have theirs, and links lead anywhere."""
@@ -200,7 +222,7 @@ class MIOpenDatabases(row_store.Rows):
 
     def present(self, root: Root) -> list[DatabaseFile]:
         """Return each file that may be used."""
-        named = (self.named(file) for file in self.databases(root) if isinstance(file, str))
+        named = (self.named(file) for file in self.tables(root) if isinstance(file, str))
         return [file for file in named if file is not None]
 
     def is_usable(self, root: Root, relative: str) -> bool:
@@ -246,42 +268,19 @@ class MIOpenDatabases(row_store.Rows):
             raise BadRequest(f"{printable(file)}: no MIOpen has kept kernels here; {why}")
         return Path(version, f"{installed.removesuffix('kdb')}ukdb")
 
-    def leaves(self, root: Root) -> Iterator[tree.Leaf | Problem]:
-        """Yield what lies next to the databases; nothing changes a package's files."""
-        return iter(()) if self.asked_first else super().leaves(root)
-
-    def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
-        """Yield the entries of each database; one is stale if the record shows that its MIOpen has gone from here."""
-        seen = releases.note_here(self.environment, reads=contents)
-        moment = seen.last_gone(releases.PRODUCT)
-        judge = partial(_judged, seen=seen, are_known=releases.all_are_known(self.environment, seen))
-        for thing in super().scan(root, selection, contents=contents):
-            is_older = isinstance(thing, Entry) and (thing.latest or 0.0) < moment
-            yield judge(thing) if isinstance(thing, Entry) and is_older else thing
-
     def with_name(self, entry: Entry) -> Entry:
         """Add device, version and the other facts."""
         named = self.known(entry.key)
         about = Details(None, named.arch or named.base, named.versions, named.detail)
         return entry._replace(details=about)
 
-    def verify(self, root: Root) -> Iterator[Finding]:
-        """Check every file; a package's file has another fix, and is never removed."""
-        for finding in super().verify(root):
-            if self.asked_first and finding.code not in _OTHER_FIXES:
-                path = finding.root / (finding.key or "").partition(SEPARATOR)[0]
-                yield finding._replace(fix=f"reinstall the package that {path} belongs to", thing=None)
-            else:
-                yield finding
-
-    def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact], *, replace: bool) -> tree.Placed:
-        """Check and insert entries of one database, if nothing else stands in its place."""
+    def require_free(self, root: Root, file: str) -> None:
+        """Raise :class:`Refused` if something else stands in the place of a database."""
         path = root.path / file
         is_in_link = path.parent != root.path and _is_link(path.parent)
         if not self.is_usable(root, file) and (is_in_link or plain.status_at(path) is not None):
             message = "cannot put: a link, a folder, or somebody else's file stands there"
             raise Refused(self.name, message, path)
-        return super().write_rows(root, file, artifacts, replace=replace)
 
 
 def _judged(entry: Entry, seen: record.Record, *, are_known: bool) -> Entry:

@@ -18,7 +18,7 @@ from cachectl.layers.core.entry import Artifact, Entry, Found, Problem
 from cachectl.layers.core.finding import FAILS, HARMLESS, HEALS, RECOMPILES, Finding
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
-from cachectl.layers.core.store import OWN, Damage
+from cachectl.layers.core.store import Codec, Damage, damage_finding
 from cachectl.layers.disk import plain
 from cachectl.layers.formats.details import Details
 from cachectl.layers.miopen import databases
@@ -27,164 +27,13 @@ from cachectl.layers.stores import tree_read as tree
 
 #: MIOpen ignores smaller files of a package: empty ones, and pointers of git-lfs.
 _LEAST = 512
-_ROW, _OBJECT = "miopen-kernel/1", "miopen-object/1"
 #: Kernels of old versions, each in a folder named by the md5 of device and options; MIOpen makes the folders that it
 #: needs.
 _OBJECTS = tree.Shape((databases.VERSION_FOLDER, regex("[0-9a-f]{32}"), regex(r".+\.o(?:bj)?")))
 _NO_CODE = "has the name of a kernel, but is no code; left alone"
-
-
-def _is_same(standing: rows.Values, new: rows.Values) -> bool:
-    """Return whether two rows unpack to the same kernel."""
-    try:
-        return standing == new or decode(standing) == decode(new)
-    except ValueError:
-        return False
-
-
-SCHEMA = rows.Schema(
-    table="kern_db",
-    create=(
-        (
-            "CREATE TABLE IF NOT EXISTS `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"
-            "`kernel_args` TEXT NOT NULL,`kernel_blob` BLOB NOT NULL,`kernel_hash` TEXT NOT NULL,"
-            "`uncompressed_size` INT NOT NULL)"
-        ),
-        "CREATE UNIQUE INDEX IF NOT EXISTS `idx_kern_db` ON kern_db(kernel_name, kernel_args)",
-    ),
-    key=("kernel_name", "kernel_args"),
-    values=("kernel_blob", "kernel_hash", "uncompressed_size"),
-    size="length(kernel_blob)",
-    same=_is_same,
-)
 #: More than any kernel has, in bytes: larger blobs are bombs.
 _LARGEST = 1 << 30
 _INTEGER = regex(rb"\s*[+-]?\d{1,30}", re.ASCII)
-#: The first bytes of code objects: an ELF file, or a bundle of several.
-CODE = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
-
-
-class KernelDatabases(databases.MIOpenDatabases):
-    """Rows of sqlite files, one file for each kind of GPU, and the user's files of single kernels of old versions."""
-
-    schema = SCHEMA
-    kinds = ("ukdb",)
-    parts = 2
-    tidies = True
-
-    def __init__(self, asked_first: str = "") -> None:
-        super().__init__(asked_first)
-        self.versioned = not asked_first
-        self.needs_table = bool(asked_first)
-        self.forms = (_ROW,) if asked_first else (_ROW, _OBJECT)
-        self.shapes = () if asked_first else (_OBJECTS,)
-
-    def kind_of(self, root: Root, path: str) -> str:
-        """Compare with the names of databases, version folders and object files."""
-        kind = super().kind_of(root, path)
-        return kind if databases.SEPARATOR in path or kind == OWN else files.Files.kind_of(self, root, path)
-
-    def key_of(self, key: str) -> tuple[str, ...]:
-        """Return name and arguments."""
-        return split_kernel_key(key.partition(databases.SEPARATOR)[2])
-
-    def _is_ignored(self, root: Root, file: str) -> bool:
-        return bool(self.asked_first) and (root.path / file).stat().st_size < _LEAST
-
-    def is_usable(self, root: Root, relative: str) -> bool:
-        """Return whether MIOpen would open a file."""
-        return super().is_usable(root, relative) and not self._is_ignored(root, relative)
-
-    def list_rows(self, root: Root, file: str, template: Entry, *, part: bytes, contents: bool) -> Iterator[Found]:
-        """Yield the rows of a file that MIOpen does not ignore. Their keys say everything, so no content is read."""
-        for row in () if self._is_ignored(root, file) else self.opened(root, file).rows():
-            name, args = row.key
-            detail = {**template.details.detail, "kernel_name": name, "kernel_args": args}
-            about = template.details._replace(kernels=databases.program_names(name), detail=detail)
-            yield self.entry_of(template, row)._replace(details=about)
-
-    def unpacked(self, values: rows.Values) -> bytes:
-        """Unpack a kernel, and check it as MIOpen does."""
-        return decode(values)
-
-    def packed(self, artifact: Artifact) -> rows.Values:
-        """Pack a kernel as MIOpen does, under a name as MIOpen makes it."""
-        name, args = self.key_of(artifact.key)
-        if not name.endswith((".o", ".obj")):
-            raise Damaged(self.name, f"the kernel name {name!r} does not end in .o", artifact.key)
-        if (complaint := key_complaint(name, args)) is not None:
-            raise Damaged(self.name, complaint, artifact.key)
-        if artifact.detail.get("md5") not in (None, digest(artifact.data)):
-            message = "the kernel does not have the md5 that the artifact states"
-            raise Damaged(self.name, message, artifact.key)
-        return encode(artifact.data)
-
-    def check_rows(self, root: Root, file: str) -> Iterator[Finding]:
-        """Unpack and check every row as MIOpen does when it loads it; no run repairs a row on which it throws."""
-        place, path = (self.name, root.path, file), root.path / file
-        if self._is_ignored(root, file):
-            message = "is smaller than 512 bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
-            yield Finding(*place, RECOMPILES, "too-small", message, "")
-            return
-        # The header decides whether MIOpen and other users can open a file of a package; an unreadable one has a
-        # finding.
-        with suppress(OSError):
-            if self.asked_first and database.is_wal(plain.read_plain(path, limit=_LEAST)):
-                message = "is in WAL mode: only users who can write next to it can open it"
-                fix = f"as its owner: sqlite3 {shlex.quote(str(path))} 'pragma journal_mode=delete'"
-                yield Finding(*place, FAILS, "wal", message, fix)
-        yield from super().check_rows(root, file)
-        seen: set[tuple[str, ...]] = set()
-        # MIOpen makes no index in a file of a package: the first row answers there.
-        for row in () if self.asked_first else self.opened(root, file).rows():
-            if row.key in seen:
-                damage = Damage(FAILS, "a second row has this key: MIOpen cannot make its index, and throws")
-                yield self.damaged(self.entry_of(Entry(self.name, file, root.path, 0, 0), row), damage)
-            seen.add(row.key)
-
-    def entry_of(self, template: Entry, row: rows.Row) -> Entry:
-        """Return the entry of a row; MIOpen gives a row a new id whenever it stores it."""
-        name, args = row.key
-        return super().entry_of(template, row._replace(key=(escaped(name), args)))
-
-    def leaves(self, root: Root) -> Iterator[tree.Leaf | Problem]:
-        """Yield object files; in a temporary folder such files may belong to other programs."""
-        return iter(()) if self.asked_first or root.role == miopen.TEMPORARY else self.tree_of(root).scan(head=32)
-
-    def described(self, tree: tree.Tree, leaf: tree.Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
-        """Yield the entry of an object file."""
-        if not leaf.head.startswith(CODE):
-            yield Problem(tree.root / leaf.entry.key, "unrecognised", _NO_CODE)
-            return
-        version, _, name = leaf.entry.key.split("/")
-        yield leaf.entry._replace(details=Details(databases.program_names(name), versions={"miopen": version}))
-
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
-        """Yield that MIOpen could not use a kernel, or that an object file is no code."""
-        if databases.SEPARATOR not in key:
-            if not files[""].startswith(CODE):
-                yield Damage(HARMLESS, "is no code object")
-        elif not files[""]:
-            yield Damage(HEALS, "the kernel is empty, which MIOpen takes for a miss")
-
-    def foreign(self, files: Mapping[str, bytes]) -> str | None:
-        """Return that a file without code may be of another program."""
-        return None if files[""].startswith(CODE) else _NO_CODE
-
-    def judged(
-        self, root: Root, entry: Entry, files: tree.Members | None, damages: Iterable[Damage]
-    ) -> Iterator[Finding]:
-        """Yield the damages of a row even if it has no code: only MIOpen stores rows."""
-        yield from super().judged(root, entry, None if databases.SEPARATOR in entry.key else files, damages)
-
-    def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
-        """Return the facts in the name of a database and in the key; nothing more is known of an object file."""
-        file, is_row, _ = key.partition(databases.SEPARATOR)
-        if not is_row:
-            return {"kernels": "", "device": ""}
-        named, (name, args) = self.known(file), self.key_of(key)
-        known = {"kernel_name": name, "kernel_args": args, "md5": digest(files[""])}
-        return {**named.detail, **named.versions, **known}
 
 
 def digest(data: bytes) -> str:
@@ -213,8 +62,14 @@ def escaped(name: str) -> str:
 
 def split_kernel_key(text: str) -> tuple[str, str]:
     """Return name and arguments from the part of a key that follows the file."""
-    name, _, args = text.partition("::")
+    name, _, args = text.partition(databases.SEPARATOR)
     return name.replace("%3A", ":").replace("%25", "%"), args
+
+
+def join_kernel_key(parts: Iterable[str]) -> str:
+    """Return the part of a key that follows the file."""
+    name, args = parts
+    return f"{escaped(name)}{databases.SEPARATOR}{args}"
 
 
 def decode(values: rows.Values) -> bytes:
@@ -261,6 +116,152 @@ def _unpacked(blob: bytes, size: int) -> bytes:
     return data
 
 
+def _is_same(standing: rows.Values, new: rows.Values) -> bool:
+    """Return whether two rows unpack to the same kernel."""
+    try:
+        return standing == new or decode(standing) == decode(new)
+    except ValueError:
+        return False
+
+
+SCHEMA = rows.Schema(
+    table="kern_db",
+    create=(
+        (
+            "CREATE TABLE IF NOT EXISTS `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"
+            "`kernel_args` TEXT NOT NULL,`kernel_blob` BLOB NOT NULL,`kernel_hash` TEXT NOT NULL,"
+            "`uncompressed_size` INT NOT NULL)"
+        ),
+        "CREATE UNIQUE INDEX IF NOT EXISTS `idx_kern_db` ON kern_db(kernel_name, kernel_args)",
+    ),
+    key=("kernel_name", "kernel_args"),
+    values=("kernel_blob", "kernel_hash", "uncompressed_size"),
+    size="length(kernel_blob)",
+    split=split_kernel_key,
+    join=join_kernel_key,
+    pack=encode,
+    unpack=decode,
+    same=_is_same,
+)
+#: The first bytes of code objects: an ELF file, or a bundle of several.
+CODE = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
+
+
+class KernelCodec(Codec):
+    """A kernel of a row, which need not be code: only MIOpen stores rows."""
+
+    form = "miopen-kernel/1"
+
+    def check(self, data: bytes) -> Damage | None:
+        """Return that MIOpen could not use an empty one."""
+        return None if data else Damage(HEALS, "the kernel is empty, which MIOpen takes for a miss")
+
+
+class ObjectCodec(Codec):
+    """A file of one kernel, which may be of another program if it is no code."""
+
+    form = "miopen-object/1"
+
+    def check(self, data: bytes) -> Damage | None:
+        """Return that a file is no code."""
+        return None if data.startswith(CODE) else Damage(HARMLESS, "is no code object")
+
+    def foreign(self, data: bytes) -> str | None:
+        """Return the same."""
+        return None if data.startswith(CODE) else _NO_CODE
+
+
+class KernelTables(databases.MIOpenTables):
+    """Rows of sqlite files, one file for each kind of GPU."""
+
+    schema = SCHEMA
+    codec = KernelCodec()
+    kinds = ("ukdb",)
+    parts = 2
+
+    def __init__(self, asked_first: str = "") -> None:
+        super().__init__(asked_first)
+        self.versioned = not asked_first
+        self.needs_table = bool(asked_first)
+
+    def _is_ignored(self, root: Root, file: str) -> bool:
+        return bool(self.asked_first) and (root.path / file).stat().st_size < _LEAST
+
+    def is_usable(self, root: Root, relative: str) -> bool:
+        """Return whether MIOpen would open a file."""
+        return super().is_usable(root, relative) and not self._is_ignored(root, relative)
+
+    def list_rows(self, root: Root, file: str, template: Entry, *, part: bytes, contents: bool) -> Iterator[Found]:
+        """Yield the rows of a file that MIOpen does not ignore. Their keys say everything, so no content is read."""
+        for row in () if self._is_ignored(root, file) else self.database(root, file).rows():
+            name, args = split_kernel_key(row.key)
+            detail = {**template.details.detail, "kernel_name": name, "kernel_args": args}
+            details = template.details._replace(kernels=databases.program_names(name), detail=detail)
+            yield self.entry_of(template, row)._replace(details=details)
+
+    def require_fit(self, artifact: Artifact) -> None:
+        """Require a name as MIOpen makes it, and the stated kernel."""
+        name, args = split_kernel_key(artifact.key.partition(databases.SEPARATOR)[2])
+        if not name.endswith((".o", ".obj")):
+            raise Damaged(self.name, f"the kernel name {name!r} does not end in .o", artifact.key)
+        if (complaint := key_complaint(name, args)) is not None:
+            raise Damaged(self.name, complaint, artifact.key)
+        if artifact.detail.get("md5") not in (None, digest(artifact.data)):
+            message = "the kernel does not have the md5 that the artifact states"
+            raise Damaged(self.name, message, artifact.key)
+
+    def check_rows(self, root: Root, file: str) -> Iterator[Finding]:
+        """Unpack and check every row as MIOpen does when it loads it; no run repairs a row on which it throws."""
+        place, path = (self.name, root.path, file), root.path / file
+        if self._is_ignored(root, file):
+            message = "is smaller than 512 bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
+            yield Finding(*place, RECOMPILES, "too-small", message, "")
+            return
+        # The header decides whether MIOpen and other users can open a file of a package; an unreadable one has a
+        # finding.
+        with suppress(OSError):
+            if self.asked_first and database.is_wal(plain.read_plain(path, limit=_LEAST)):
+                message = "is in WAL mode: only users who can write next to it can open it"
+                fix = f"as its owner: sqlite3 {shlex.quote(str(path))} 'pragma journal_mode=delete'"
+                yield Finding(*place, FAILS, "wal", message, fix)
+        yield from super().check_rows(root, file)
+        seen = set[str]()
+        # MIOpen makes no index in a file of a package: the first row answers there.
+        for row in () if self.asked_first else self.database(root, file).rows():
+            if row.key in seen:
+                damage = Damage(FAILS, "a second row has this key: MIOpen cannot make its index, and throws")
+                yield damage_finding(self.entry_of(Entry(self.name, file, root.path, 0, 0), row), damage)
+            seen.add(row.key)
+
+    def detail(self, key: str, data: bytes) -> Mapping[str, str]:
+        """Return the facts in the name of a database and in the key."""
+        file, _, row = key.partition(databases.SEPARATOR)
+        named, (name, args) = self.known(file), split_kernel_key(row)
+        known = {"kernel_name": name, "kernel_args": args, "md5": digest(data)}
+        return {**named.detail, **named.versions, **known}
+
+
+class ObjectFiles(files.Files):
+    """The user's files of single kernels of old versions."""
+
+    shapes = (_OBJECTS,)
+    codec = ObjectCodec()
+    forms = (codec.form,)
+    tidies = True
+
+    def leaves(self, root: Root) -> Iterator[tree.Leaf | Problem]:
+        """Yield object files; in a temporary folder such files may belong to other programs."""
+        return iter(()) if root.role == miopen.TEMPORARY else self.tree_of(root).scan(head=32)
+
+    def described(self, tree: tree.Tree, leaf: tree.Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
+        """Yield the entry of an object file."""
+        if not leaf.head.startswith(CODE):
+            yield Problem(tree.root / leaf.entry.key, "unrecognised", _NO_CODE)
+            return
+        version, _, name = leaf.entry.key.split("/")
+        yield leaf.entry._replace(details=Details(databases.program_names(name), versions={"miopen": version}))
+
+
 def key_complaint(name: str, args: str) -> str | None:
     """Return why a key breaks MIOpen, which writes both parts between quotes in its statements."""
     if any(mark in part for part in (name, args) for mark in "'\0"):
@@ -268,3 +269,8 @@ def key_complaint(name: str, args: str) -> str | None:
     # Undecodable bytes of a command line.
     odd = any("\ud800" <= letter <= "\udfff" for letter in name + args)
     return "the key holds characters that a database cannot store" if odd else None
+
+
+def kernel_store(asked_first: str = "") -> databases.MIOpenDatabases:
+    """Return the store of the user's kernels, or of those of a package."""
+    return databases.MIOpenDatabases(KernelTables(asked_first), files.Files() if asked_first else ObjectFiles())

@@ -22,12 +22,13 @@ from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.entry import Entry, Found, Problem, Usage
 from cachectl.layers.core.finding import HARMLESS, RECOMPILES, WASTES, Finding
 from cachectl.layers.core.root import Root
-from cachectl.layers.core.store import Damage, finding_of
+from cachectl.layers.core.store import Codec, Damage, finding_of
 from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.miopen import databases
-from cachectl.layers.stores import records, rows
+from cachectl.layers.stores import files, records
 from cachectl.layers.stores import tree_read as tree
+from cachectl.layers.stores.table import Row
 
 _TIME = ".time"
 # Other users lock the same files.
@@ -42,18 +43,25 @@ _FAULTS = {
 }
 
 
-class TuningDatabases(databases.MIOpenDatabases):
+#: What MIOpen, or cachectl, writes before it renames it over a database.
+_TEMPORARIES = (
+    tree.Shape((regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"),), because="left by an interrupted rewrite of MIOpen"),
+    tree.Shape((tree.OWN_TEMPORARY,), because="left by an interrupted cachectl"),
+)
+
+
+class RecordCodec(Codec):
+    """A line of a record; only its key says whether it is whole."""
+
+    form = "miopen-record/1"
+
+
+class TuningTables(databases.MIOpenTables):
     """Records of text files."""
 
-    forms = ("miopen-record/1",)
+    codec = RecordCodec()
     kinds = ("ufdb.txt", "udb.txt", "cd.updb.txt")
     parts = 1
-    # What MIOpen, or cachectl, writes before it renames it over a database.
-    shapes = (
-        tree.Shape((regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"),), because="left by an interrupted rewrite of MIOpen"),
-        tree.Shape((tree.OWN_TEMPORARY,), because="left by an interrupted cachectl"),
-    )
-    writers = miopen.LIBRARIES
     # If MIOpen cannot open its database, it tunes again in every run.
     when_damaged = RECOMPILES
 
@@ -72,7 +80,7 @@ class TuningDatabases(databases.MIOpenDatabases):
         """Return the records of a file, which are changed under MIOpen's locks."""
         return records.RecordFile(self.name, root.path / file, partial(self._editing, root, file))
 
-    def _found(self, root: Root, file: str) -> Iterator[rows.Row | records.Fault]:
+    def _found(self, root: Root, file: str) -> Iterator[Row | records.Fault]:
         """Yield the records and faults of a file, none of one that is only counted."""
         return self.opened(root, file).scan() if self.known(file).kind in self.kinds else iter(())
 
@@ -80,7 +88,7 @@ class TuningDatabases(databases.MIOpenDatabases):
         """Yield the records of a file, and its faults."""
         path = root.path / file
         for found in self._found(root, file):
-            if isinstance(found, rows.Row):
+            if isinstance(found, Row):
                 yield self.entry_of(template, found)
                 continue
             number, code, message = found
@@ -94,7 +102,7 @@ class TuningDatabases(databases.MIOpenDatabases):
         """Check every line by the rules of MIOpen's reader. Nothing here is ever removed as damaged."""
         path = root.path / file
         for found in self._found(root, file):
-            if not isinstance(found, rows.Row):
+            if not isinstance(found, Row):
                 number, code, message = found
                 fix = f"while nothing uses MIOpen, correct or delete line {number} of {path}"
                 if code == "newline":
@@ -106,15 +114,16 @@ class TuningDatabases(databases.MIOpenDatabases):
         """Return the finding of a file that could not be read."""
         return finding_of(self, root, Problem(root.path / file, "unreadable", error.message))
 
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
+    def damages(self, key: str, data: bytes) -> Iterator[Damage]:
         """Yield that a line is no record, or has another key."""
-        complaint = records.record_complaint(files[""])
-        if complaint is None and files[""].partition(b"=")[0] != self.key_of(key)[0].encode(errors="surrogateescape"):
+        name = key.partition(databases.SEPARATOR)[2].encode(errors="surrogateescape")
+        complaint = records.record_complaint(data)
+        if complaint is None and data.partition(b"=")[0] != name:
             complaint = "the line contains another key than the one it is put under"
         if complaint is not None:
             yield Damage(RECOMPILES, complaint)
 
-    def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
+    def detail(self, key: str, data: bytes) -> Mapping[str, str]:
         """Return the facts in the name of the file."""
         named = self.known(key.partition(databases.SEPARATOR)[0])
         return {**named.detail, **named.versions, "database": named.kind}
@@ -164,3 +173,9 @@ def _lock_files(environment: Environment, path: Path) -> tuple[Path, ...]:
     digests = (hashlib.md5(os.fsencode(text), usedforsecurity=False).hexdigest() for text in paths)
     beside = path.parent / "miopen-lockfiles" / f"{path.name}.lock"
     return (beside, *sorted(temporary / f"{digest}_{path.name}.lock" for digest in digests))
+
+
+def tuning_store(asked_first: str = "") -> databases.MIOpenDatabases:
+    """Return the store of the user's results, or of those of a package."""
+    rest = files.Files() if asked_first else files.Files(*_TEMPORARIES, writers=miopen.LIBRARIES)
+    return databases.MIOpenDatabases(TuningTables(asked_first), rest)

@@ -20,7 +20,7 @@ from cachectl.layers.base.errors import Unreachable
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.finding import FAILS, RECOMPILES, WASTES, Finding
 from cachectl.layers.core.root import Root
-from cachectl.layers.core.store import Damage, counting, finding_of, unreadable
+from cachectl.layers.core.store import Codec, Damage, counting, finding_of, unreadable
 from cachectl.layers.disk import atomic, locks, plain
 from cachectl.layers.formats import details, device_binaries, elf
 from cachectl.layers.stores import files
@@ -61,16 +61,10 @@ _PROGRAM = struct.Struct("<7I")
 _KERNEL = struct.Struct("<IQ7I")
 
 
-class NeoPrograms(files.Files):
-    """Programs, flat as older releases keep them and below two digits as newer ones do, and the driver's account.
+class NeoCodec(Codec):
+    """A program of any kind that the driver stores."""
 
-    The account is the sum of the entries' bytes, which the driver keeps under a lock.
-    """
-
-    shapes = _SHAPES
-    forms = ("neo-entry/1",)
-    writers = neo.LIBRARIES
-    unread = Damage(RECOMPILES, f"; {_NEVER}")
+    form = "neo-entry/1"
 
     def describe(self, data: bytes) -> details.Details:
         """Return kernels, device and versions of a program of any kind."""
@@ -106,8 +100,21 @@ class NeoPrograms(files.Files):
         message = f"{wrong}; the driver takes it for a program, and the build fails"
         return Damage(FAILS, message)
 
+
+class NeoPrograms(files.Files):
+    """Programs, flat as older releases keep them and below two digits as newer ones do, and the driver's account.
+
+    The account is the sum of the entries' bytes, which the driver keeps under a lock.
+    """
+
+    shapes = _SHAPES
+    codec = NeoCodec()
+    forms = (codec.form,)
+    writers = neo.LIBRARIES
+    unread = Damage(RECOMPILES, f"; {_NEVER}")
+
     @contextmanager
-    def changing(self, root: Root) -> Iterator[bool]:
+    def changing(self, root: Root) -> Iterator[tree.Tidy]:
         """Hold the driver's lock around a change, then write the sum of all entries into the account.
 
         The sum is also written if the change fails. Raises :class:`Unsettled` where only that writing fails. Without an
@@ -118,7 +125,7 @@ class NeoPrograms(files.Files):
             locks.file_lock(self.name, path, lock_timeout=self.environment.lock_timeout) as handle,
             counting(self.name, path, partial(self._count, root, handle)),
         ):
-            yield handle is not None
+            yield lambda: handle is not None
 
     def _count(self, root: Root, handle: int | None) -> None:
         if handle is None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from cachectl.layers.base.errors import Busy, LayerError
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.entry import Entry, Found, Problem
 from cachectl.layers.core.finding import FAILS, HEALS
-from cachectl.layers.core.plan import Outcome
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
 from cachectl.layers.core.store import Damage, attempt, unreadable
@@ -258,9 +258,9 @@ class Programs(files.Files):
                 because = f"may be held by {named(holders)}, which ran when it was last used; purge again after its end"
             yield target, because
 
-    def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
-        """Rename programs away, then delete them; never the top folder."""
-        return self.remove_files(root, targets, tidy=lambda: self._users_of(root.path) == ())
+    def changing(self, root: Root) -> AbstractContextManager[trees.Tidy]:
+        """Let empty folders go only while no process can use the root."""
+        return nullcontext(lambda: self._users_of(root.path) == ())
 
     def _users_of(self, root: Path) -> tuple[int, ...] | None:
         """Return the processes that may use a root; ``None`` if they are unknown, as those of other machines are."""

@@ -56,7 +56,7 @@ class ProgramFolders(files.Files):
     def stale_locks(self, root: Root, *, consulted: bool) -> Iterator[Finding]:
         """Yield a finding for each lock that was held too long; ``consulted`` says whether programs wait for it."""
         outcome = "every build waits a minute for it, and fails" if consulted else "no build of this set-up asks for it"
-        for key, lock, status in self._locks(root):
+        for key, lock, status in find_locks(root):
             age = self.environment.clock() - status.st_mtime
             if age <= STALE_LOCK:
                 continue
@@ -81,18 +81,10 @@ class ProgramFolders(files.Files):
     def leaves(self, root: Root) -> Iterator[trees.Leaf | Problem]:
         """Add locks without a holder."""
         yield from super().leaves(root)
-        for key, lock, status in self._locks(root):
+        for key, lock, status in find_locks(root):
             if locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
                 entry = Entry(self.name, key, root.path, handles.size_of(status), 1, modified=status.st_mtime)
                 yield trees.Leaf(orphan(entry, "a lock that nobody holds any more"), {}, self.shapes[0])
-
-    @staticmethod
-    def _locks(root: Root) -> Iterator[tuple[str, Path, os.stat_result]]:
-        """Yield the lock files of a root, held or not, each with its key and its status."""
-        for lock in sorted(root.path.glob(f"*/{_LOCK}")):
-            with suppress(FileNotFoundError):
-                if _BASE.fullmatch(lock.parent.name) and not lock.parent.is_symlink():
-                    yield str(lock.relative_to(root.path)), lock, lock.lstat()
 
     def described(self, tree: trees.Tree, leaf: trees.Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
         """Yield a program, with a problem for each missing or empty half."""
@@ -158,7 +150,7 @@ class ProgramFolders(files.Files):
         for target in held:
             with noted(failed, target.key):
                 outcome = outcome.plus(self._remove_lock(root, target))
-        outcome = outcome.plus(self.remove_files(root, programs, tidy=lambda: False))
+        outcome = outcome.plus(super().remove(root, tuple(programs)))
         return outcome._replace(failed=(*failed, *outcome.failed))
 
     def _remove_lock(self, root: Root, target: Entry) -> Outcome:
@@ -192,6 +184,14 @@ class ProgramFolders(files.Files):
     def tagged_text(self, tree: trees.Tree, entry: Entry) -> bytes | None:
         """Return the source, which PyOpenCL keeps next to the binary."""
         return tree.read_file(entry.key, "source.cl") if not entry.is_orphan else None
+
+
+def find_locks(root: Root) -> Iterator[tuple[str, Path, os.stat_result]]:
+    """Yield the lock files of a root, held or not, each with its key and its status."""
+    for lock in sorted(root.path.glob(f"*/{_LOCK}")):
+        with suppress(FileNotFoundError):
+            if _BASE.fullmatch(lock.parent.name) and not lock.parent.is_symlink():
+                yield str(lock.relative_to(root.path)), lock, lock.lstat()
 
 
 def _python_of(key: str) -> str:

@@ -193,7 +193,7 @@ class PytoolsDictionaries(UserCacheLayer):
             why = "off for sumpy only (SUMPY_NO_CACHE is set, its value is not read)"
         elif self.environment.installed(library) is None and not (
             # The store of a missing root is not loaded.
-            root.exists and self.store.has_any(root)
+            root.exists and self.store.tables.has_any(root)
         ):
             why = f"{library} is not installed here and has left no dictionary"
             return State(ABSENT, why)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl.layers.base.environment import Environment, python_release, release_of
@@ -16,7 +15,7 @@ from cachectl.layers.core.entry import Entry, Found, Problem, Usage
 from cachectl.layers.core.finding import FAILS
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
-from cachectl.layers.core.store import ENTRY, FOREIGN, OWN, Damage, sum_usage, usage_of
+from cachectl.layers.core.store import ENTRY, FOREIGN, OWN, Codec, Damage, sum_usage, usage_of
 from cachectl.layers.formats import pdict, pickles
 from cachectl.layers.formats.details import Details
 from cachectl.layers.pytools import layer_of
@@ -40,19 +39,39 @@ SCHEMA = rows.Schema(
 class Dictionaries(row_store.Rows):
     """Rows of sqlite files, one file for each dictionary, and folders of older generations."""
 
-    schema = SCHEMA
-    # Entries of v3 and v4: a folder for each, below that of the dictionary, which stays: programs lock files in it.
-    shapes = (tree.Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS),)
+    tables: DictionaryTables
 
     def __init__(self, layer: str) -> None:
-        self.forms = (f"{layer}-pdict/5", f"{layer}-pdict/4")
+        tables = DictionaryTables(f"{layer}-pdict/5")
+        super().__init__(tables, OlderDictionaries(f"{layer}-pdict/4", tables))
+
+    def usage(self, root: Root) -> Usage:
+        """Count the rows of each dictionary together, summed by sqlite."""
+
+        def summed(root: Root, file: str, template: Entry) -> Iterator[Usage]:
+            count, size = self.tables.database(root, file).sum()
+            if count:
+                yield usage_of(template._replace(bytes=size), count)
+
+        return sum_usage(chain(self.listed(root, summed), self.rest.scan(root)))
+
+
+class DictionaryTables(row_store.TableFormat):
+    """A database for each dictionary since pytools 2024.1.4."""
+
+    schema = SCHEMA
+    # To check a pickle takes longer than to read it.
+    checks_reads = False
+
+    def __init__(self, form: str) -> None:
+        self.codec = PickleCodec(form)
 
     def named(self, key: str) -> pdict.DictionaryName | None:
         """Return the dictionary of a key, or of a path below the root; ``None`` if it is not the layer's."""
         name = pdict.parse_name(key.partition("/")[0], self.environment.python)
         return name if name is not None and layer_of(name.identifier) == self.name else None
 
-    def is_database(self, file: str) -> bool:
+    def is_table(self, file: str) -> bool:
         """Return whether a name is that of a dictionary of rows."""
         name = self.named(file)
         return name is not None and name.generation == "v5"
@@ -65,15 +84,10 @@ class Dictionaries(row_store.Rows):
         """Compare the identifier; other names belong to the layer that takes all other dictionaries."""
         file, _, digest = path.partition("/")
         # The key of a row is any one word.
-        is_row = self.is_database(file) and bool(digest) and "/" not in digest
-        if is_row or (self.named(file) is not None and tree.entry_shape(self.shapes, path) is not None):
+        if self.is_table(file) and digest and "/" not in digest:
             return ENTRY
         name = pdict.parse_name(database.without_companion(file), self.environment.python)
         return OWN if layer_of("" if name is None else name.identifier) == self.name else FOREIGN
-
-    def described(self, tree: tree.Tree, leaf: tree.Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
-        """Yield an entry of an older dictionary."""
-        yield self.with_name(leaf.entry)
 
     def with_name(self, entry: Entry) -> Entry:
         """Add the versions in a dictionary's name, and whether a program can still hit its entries."""
@@ -88,13 +102,13 @@ class Dictionaries(row_store.Rows):
 
     def list_rows(self, root: Root, file: str, template: Entry, *, part: bytes, contents: bool) -> Iterator[Entry]:
         """Yield the rows of a dictionary; those without the part are not read, since pickles store text as it is."""
-        opened = self.opened(root, file)
+        opened = self.database(root, file)
         listing = opened.rows_with(part) if contents else ((row, ()) for row in opened.rows())
         for row, values in listing:
             kernels = pdict.kernel_names(rows.as_bytes(values[0])) if values else None
             # Of many rows this takes half the time of _replace.
             yield Entry(
-                *(self.name, f"{file}/{row.key[0]}", root.path, row.bytes, 0),
+                *(self.name, f"{file}/{row.key}", root.path, row.bytes, 0),
                 written_before=template.written_before,
                 details=template.details._replace(kernels=kernels),
                 stale=template.stale,
@@ -102,48 +116,66 @@ class Dictionaries(row_store.Rows):
                 stamp=(row.rowid, row.bytes),
             )
 
-    def usage(self, root: Root) -> Usage:
-        """Count the rows of each dictionary together, summed by sqlite."""
+    def detail(self, key: str, data: object) -> Mapping[str, str]:
+        """Return the name of the dictionary, and the version of Python in it."""
+        name = self.named(key)
+        return {} if name is None else {"dictionary": name.identifier, "python": name.python}
 
-        def summed(root: Root, file: str, template: Entry) -> Iterator[Usage]:
-            count, size = self.opened(root, file).sum()
-            if count:
-                yield usage_of(template._replace(bytes=size), count)
 
-        return sum_usage(chain(self.listed(root, summed), files.Files.scan(self, root)))
+class PickleCodec(Codec):
+    """A pickle, of which nothing is executed."""
+
+    def __init__(self, form: str) -> None:
+        self.form = form
+
+    def check(self, data: bytes) -> Damage | None:
+        """Return the damage of the pickle."""
+        complaint = pickles.complaint(data)
+        return Damage(FAILS, complaint) if complaint else None
+
+    def foreign(self, data: bytes) -> str | None:
+        """Return that it has a protocol of a later Python."""
+        is_foreign = pickles.is_foreign(data)
+        return "is a pickle of a protocol that this Python does not know; left alone" if is_foreign else None
+
+
+class OlderDictionaries(files.Files):
+    """Entries of v3 and v4: a folder for each, below that of the dictionary, which stays: programs lock files in it."""
+
+    shapes = (tree.Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS),)
+
+    def __init__(self, form: str, tables: DictionaryTables) -> None:
+        super().__init__()
+        self.forms = (form,)
+        self.tables = tables
+
+    def kind_of(self, root: Root, path: str) -> str:
+        """Compare the identifier, and the names of the folders in that of a dictionary."""
+        is_entry = tree.entry_shape(self.shapes, path) is not None and self.tables.named(path) is not None
+        return ENTRY if is_entry else FOREIGN
+
+    def described(self, tree: tree.Tree, leaf: tree.Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
+        """Yield an entry of an older dictionary."""
+        yield self.tables.with_name(leaf.entry)
 
     def leaves(self, root: Root) -> Iterator[tree.Leaf | Problem]:
         """Yield the folders of older dictionaries, this layer's orphans, and problems of either."""
         for leaf in super().leaves(root):
             if isinstance(leaf, Problem):
                 path = os.path.relpath(leaf.path, root.path)
-                if path == "." or self.kind_of(root, path) != FOREIGN:
+                if path == "." or self.tables.kind_of(root, path) != FOREIGN:
                     yield leaf
             # What an interrupted cachectl left belongs to the layer that takes all other dictionaries.
-            elif self.name == layer_of("") if leaf.entry.is_orphan else self.named(leaf.entry.key) is not None:
+            elif self.name == layer_of("") if leaf.entry.is_orphan else self.tables.named(leaf.entry.key):
                 yield leaf
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the name of the dictionary, and the version of Python in it."""
-        name = self.named(key)
-        return {} if name is None else {"dictionary": name.identifier, "python": name.python}
+        return self.tables.detail(key, files)
 
     def is_checked(self, path: str) -> bool:
         """Return ``False``: the folders of older dictionaries are not checked."""
         return False
-
-    def require_whole(self, key: str, files: Mapping[str, bytes], path: Path | str) -> None:
-        """Do nothing: to check a pickle takes longer than to read it, and ``put`` does."""
-
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
-        """Yield the damage of a row's pickle."""
-        if "" in files and (complaint := pickles.complaint(files[""])):
-            yield Damage(FAILS, complaint)
-
-    def foreign(self, files: Mapping[str, bytes]) -> str | None:
-        """Return that a pickle has a protocol of a later Python."""
-        is_foreign = pickles.is_foreign(files[""])
-        return "is a pickle of a protocol that this Python does not know; left alone" if is_foreign else None
 
 
 class Needs(NamedTuple):

@@ -1,5 +1,5 @@
-"""The three kinds of store of all layers.
+"""The stores of all layers, and what they have: trees of files, and tables.
 
-``rows`` is sqlite, ``tree`` is entries in a folder tree, ``records`` is a text file. Stores list, read, stage, lock and
-remove bytes safely, without knowledge of any product.
+``files`` and ``row_store`` are the stores; ``rows`` is a table of sqlite, ``records`` one in a text file. Stores list,
+read, stage, lock and remove bytes safely, without knowledge of any product.
 """

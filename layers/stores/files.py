@@ -27,12 +27,12 @@ from cachectl.layers.core.store import (
     Damage,
     EntryError,
     Store,
+    damage_findings,
     finding_of,
     noted,
     read_each,
     unreadable,
 )
-from cachectl.layers.formats.details import Details
 from cachectl.layers.stores import archive
 from cachectl.layers.stores import tree_read as trees
 from cachectl.layers.stores.tree_remove import remove_things
@@ -50,8 +50,9 @@ class Files(Store):
     A subclass overrides what its library does otherwise, and declares ``shapes`` and ``forms`` if it has no codec.
     """
 
-    shapes: tuple[trees.Shape, ...]
-    codec: Codec
+    shapes: tuple[trees.Shape, ...] = ()
+    forms: tuple[str, ...] = ()
+    codec = Codec()
     writers: tuple[str, ...] = ()
     refusals = trees.REFUSALS
     #: Files that a folder may have without being an entry; ``None`` if every folder is one, an empty one too.
@@ -64,10 +65,11 @@ class Files(Store):
     unread: ClassVar[Damage] = Damage(RECOMPILES, "")
 
     def __init__(self, *patterns: str | trees.Shape, codec: Codec | None = None, writers: tuple[str, ...] = ()) -> None:
-        if codec is not None:
+        if patterns:
             self.shapes = tuple(trees.Shape((regex(one),)) if isinstance(one, str) else one for one in patterns)
-            self.codec = codec
-            self.forms, self.writers = (codec.form,), writers
+            self.writers = writers
+        if codec is not None:
+            self.codec, self.forms = codec, (codec.form,)
 
     def shapes_of(self, root: Root) -> tuple[trees.Shape, ...]:
         """Return the shapes in a root, which may have some of its own."""
@@ -95,37 +97,22 @@ class Files(Store):
             return
         if files is not None:
             data = archive.entry_bytes(files)
-            if (damage := self.check(data)) is not None:
+            if (damage := self.codec.check(data)) is not None:
                 yield Problem(path, "damaged", damage.message)
-            about = self.describe(data)
-            yield leaf.entry._replace(details=about)
-
-    def describe(self, data: bytes) -> Details:
-        """Return the details in the bytes of an entry, as the codec does."""
-        return self.codec.describe(data)
-
-    def check(self, data: bytes) -> Damage | None:
-        """Return the damage of an entry's bytes, as the codec does."""
-        return self.codec.check(data)
+            yield leaf.entry._replace(details=self.codec.describe(data))
 
     def damages(self, key: str, files: trees.Members) -> Iterator[Damage]:
         """Yield what is wrong with an entry, by its checked files."""
-        if (damage := self.check(archive.entry_bytes(files))) is not None:
+        if (damage := self.codec.check(archive.entry_bytes(files))) is not None:
             yield damage
-
-    def foreign(self, files: trees.Members) -> str | None:
-        """Return why a damaged entry may be of an unknown version of the format; ``None`` if it is of a known one."""
-        return None
 
     def detail(self, key: str, files: trees.Members) -> Mapping[str, str]:
         """Return what an artifact says of itself."""
-        about = self.describe(archive.entry_bytes(files))
-        named = {"kernels": " ".join(about.kernels or ()), "device": about.device or ""}
-        return {**about.detail, **named, **about.versions}
+        return self.codec.describe(archive.entry_bytes(files)).stated
 
-    def changing(self, root: Root) -> AbstractContextManager[bool]:
-        """Return a context to hold while entries change; it yields whether no program can make a folder meanwhile."""
-        return nullcontext(self.tidies)
+    def changing(self, root: Root) -> AbstractContextManager[trees.Tidy]:
+        """Return a context to hold while entries change; it yields what says whether no program can make a folder."""
+        return nullcontext(lambda: self.tidies)
 
     def guarded(self, root: Root, keys: Iterable[str]) -> Iterator[tuple[str, trees.Guard, list[str]]]:
         """Yield groups of keys that change together: a name for failures, and what makes the context of the renames."""
@@ -149,7 +136,7 @@ class Files(Store):
 
     def leaves(self, root: Root) -> Iterator[trees.Leaf | Problem]:
         """Yield what is there, and what is in the way."""
-        return self.tree_of(root).scan()
+        return self.tree_of(root).scan() if self.shapes_of(root) else iter(())
 
     def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
         """Yield entries with the problems of their files, leaked temporaries, and the files of the cache as a whole."""
@@ -159,14 +146,11 @@ class Files(Store):
                 yield leaf
             elif not leaf.shape.is_entry:
                 yield leaf.found
-            elif self._is_no_entry(leaf.members):
+            elif _is_no_entry(self, leaf.members):
                 why = "a build that failed" if leaf.members else "an empty program folder"
                 yield orphan(leaf.entry, why)
             else:
                 yield from self.described(tree, leaf, selection, contents=contents)
-
-    def _is_no_entry(self, files: Mapping[str, object]) -> bool:
-        return self.beside is not None and files.keys() <= self.beside
 
     def kind_of(self, root: Root, path: str) -> str:
         """Compare with the names of entries, temporaries, and files next to them."""
@@ -189,41 +173,12 @@ class Files(Store):
 
     def read(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | EntryError]:
         """Read entries one by one."""
-        return read_each(partial(self.read_entry, root), keys)
-
-    def read_entry(self, root: Root, key: str) -> Artifact | None:
-        """Read one entry. Raises :class:`Damaged` if it is not whole, as while a program writes it."""
-        files = self.tree_of(root).read_members(key, self.is_carried)
-        if files is None or self._is_no_entry(files):
-            return None
-        self.require_whole(key, files, root.path / key)
-        return Artifact(self.name, key, self.forms[-1], archive.entry_bytes(files), self.detail(key, files))
+        return read_each(partial(read_entry, self, root), keys)
 
     def require_whole(self, key: str, files: trees.Members, path: Path | str) -> None:
         """Raise :class:`Damaged` for an entry that its library could not use."""
         for damage in self.damages(key, files):
             raise Damaged(self.name, damage.message, path)
-
-    def files_of(self, artifact: Artifact) -> dict[str, bytes]:
-        """Return the files of an artifact. Raises :class:`LayerError` unless they are those of a whole entry."""
-        key, shape = artifact.key, trees.entry_shape(self.shapes, artifact.key)
-        if shape is None:
-            raise not_a_key(self.name, key)
-        try:
-            files = archive.unpack(artifact.data) if shape.is_packed else {"": artifact.data}
-        except ValueError as error:
-            raise Damaged(self.name, f"not the tar of an entry: {error}", key) from error
-        name, wrong = key.rpartition("/")[2], None
-        if (strange := shape.strange(name, files)) is not None:
-            wrong = f"{strange!r} is no file of an entry"
-        elif shape.companions is not None and name not in files:
-            wrong = f"lacks the file {name!r}"
-        elif self._is_no_entry(files):
-            wrong = "the artifact holds no program"
-        if wrong is not None:
-            raise Damaged(self.name, wrong, key)
-        Files.require_whole(self, key, files, key)
-        return files
 
     def write(self, root: Root, artifacts: Sequence[Artifact], *, replace: bool = False) -> trees.Placed:
         """Check entries, then place them together."""
@@ -231,7 +186,7 @@ class Files(Store):
         whole: dict[str, trees.Members] = {}
         for artifact in artifacts:
             try:
-                files = self.files_of(artifact)
+                files = files_of(self, artifact)
                 if replace:
                     self.require_replaceable(root, artifact.key, files)
             except (LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
@@ -268,70 +223,89 @@ class Files(Store):
 
     def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
         """Remove entries: programs that look for one miss, and programs that have one mapped keep it."""
-        outcome: Outcome | None = None
+        planned = {target.key: target for target in targets}
+        tree, outcome, failed = self.tree_of(root), Outcome(self.name), list[Note]()
+        is_done = False
         try:
-            with self.changing(root) as alone:
-                outcome = self.remove_files(root, targets, tidy=lambda: alone)
+            with self.changing(root) as tidy:
+                for name, guard, keys in self.guarded(root, planned):
+                    with noted(failed, name):
+                        things = [planned[key] for key in keys]
+                        outcome = outcome.plus(remove_things(tree, things, tidy=tidy, guard=guard))
+                is_done = True
         except (LayerError, OSError) as error:
-            if outcome is None:
+            if not is_done:
                 raise
             # They have gone, but what ends the change, such as counting the others, failed.
             where = error.path if isinstance(error, LayerError) else error.filename
-            outcome = outcome.plus(Outcome(self.name, failed=(Note(str(where or "*"), reason_of(error)),)))
-        return outcome
-
-    def remove_files(self, root: Root, targets: Iterable[Entry], *, tidy: trees.Tidy) -> Outcome:
-        """Remove things, and if ``tidy`` returns true, empty folders above them."""
-        planned = {target.key: target for target in targets}
-        tree, outcome, failed = self.tree_of(root), Outcome(self.name), list[Note]()
-        for name, guard, keys in self.guarded(root, planned):
-            with noted(failed, name):
-                outcome = outcome.plus(remove_things(tree, [planned[key] for key in keys], tidy=tidy, guard=guard))
+            failed.append(Note(str(where or "*"), reason_of(error)))
         return outcome._replace(failed=(*outcome.failed, *failed))
 
     def verify(self, root: Root) -> Iterator[Finding]:
         """Check every entry, and the files of the cache as a whole."""
         complete, tree = True, self.tree_of(root)
         for leaf in self.leaves(root):
-            for finding in self._examined(root, tree, leaf):
+            for finding in examine(self, root, tree, leaf):
                 complete = complete and finding.code != "unreadable"
                 yield finding
         if complete:
             yield from self.check_index(root)
 
-    def _examined(self, root: Root, tree: trees.Tree, leaf: trees.Leaf | Problem) -> Iterator[Finding]:
-        """Yield the findings of an entry, or that of what could not be read or is in the way."""
-        if isinstance(leaf, Problem):
-            path = os.path.relpath(leaf.path, root.path)
-            # Files of the cache as a whole are no entries; their contents are checked below.
-            if leaf.hides or not any(shape.sums and shape.accepts(path) for shape in self.shapes_of(root)):
-                yield finding_of(self, root, leaf)
-            return
-        key = leaf.entry.key
-        if not leaf.shape.is_entry or self._is_no_entry(leaf.members):
-            return
-        files: trees.Members | None = None
-        try:
-            files = tree.read_members(key, self.is_checked)
-            damages = [] if files is None else list(self.damages(key, files))
-        except Unreachable as error:
-            yield finding_of(self, root, unreadable(Path(error.path or root.path), error))
-            return
-        except LayerError as error:
-            damages = [Damage(self.unread.severity, error.message + self.unread.message)]
-        yield from self.judged(root, leaf.entry, files, damages)
 
-    def judged(
-        self, root: Root, entry: Entry, files: trees.Members | None, damages: Iterable[Damage]
-    ) -> Iterator[Finding]:
-        """Yield the findings of the damages of an entry, or that it is of an unknown version."""
-        for damage in damages:
-            if files is not None and (why := self.foreign(files)) is not None:
-                yield finding_of(self, root, Problem(root.path / entry.key, "unknown", why))
-                return
-            yield self.damaged(entry, damage)
+def read_entry(store: Files, root: Root, key: str) -> Artifact | None:
+    """Read one entry. Raises :class:`Damaged` if it is not whole, as while a program writes it."""
+    files = store.tree_of(root).read_members(key, store.is_carried)
+    if files is None or _is_no_entry(store, files):
+        return None
+    store.require_whole(key, files, root.path / key)
+    return Artifact(store.name, key, store.forms[-1], archive.entry_bytes(files), store.detail(key, files))
 
-    def damaged(self, entry: Entry, damage: Damage) -> Finding:
-        """Return the finding of a damaged thing, which ``purge --damaged`` removes."""
-        fix = f"cachectl purge --damaged {self.name}"
-        return Finding(self.name, entry.root, entry.key, damage.severity, "damaged", damage.message, fix, entry)
+
+def files_of(store: Files, artifact: Artifact) -> dict[str, bytes]:
+    """Return the files of an artifact. Raises :class:`LayerError` unless they are those of a whole entry."""
+    key, shape = artifact.key, trees.entry_shape(store.shapes, artifact.key)
+    if shape is None:
+        raise not_a_key(store.name, key)
+    try:
+        files = archive.unpack(artifact.data) if shape.is_packed else {"": artifact.data}
+    except ValueError as error:
+        raise Damaged(store.name, f"not the tar of an entry: {error}", key) from error
+    name, wrong = key.rpartition("/")[2], None
+    if (strange := shape.strange(name, files)) is not None:
+        wrong = f"{strange!r} is no file of an entry"
+    elif shape.companions is not None and name not in files:
+        wrong = f"lacks the file {name!r}"
+    elif _is_no_entry(store, files):
+        wrong = "the artifact holds no program"
+    if wrong is not None:
+        raise Damaged(store.name, wrong, key)
+    Files.require_whole(store, key, files, key)
+    return files
+
+
+def _is_no_entry(store: Files, files: Mapping[str, object]) -> bool:
+    return store.beside is not None and files.keys() <= store.beside
+
+
+def examine(store: Files, root: Root, tree: trees.Tree, leaf: trees.Leaf | Problem) -> Iterator[Finding]:
+    """Yield the findings of an entry, or that of what could not be read or is in the way."""
+    if isinstance(leaf, Problem):
+        path = os.path.relpath(leaf.path, root.path)
+        # Files of the cache as a whole are no entries; their contents are checked below.
+        if leaf.hides or not any(shape.sums and shape.accepts(path) for shape in store.shapes_of(root)):
+            yield finding_of(store, root, leaf)
+        return
+    key = leaf.entry.key
+    if not leaf.shape.is_entry or _is_no_entry(store, leaf.members):
+        return
+    files: trees.Members | None = None
+    try:
+        files = tree.read_members(key, store.is_checked)
+        damages = [] if files is None else list(store.damages(key, files))
+    except Unreachable as error:
+        yield finding_of(store, root, unreadable(Path(error.path or root.path), error))
+        return
+    except LayerError as error:
+        damages = [Damage(store.unread.severity, error.message + store.unread.message)]
+    foreign = store.codec.foreign(archive.entry_bytes(files)) if files and damages else None
+    yield from damage_findings(store, root, leaf.entry, damages, foreign)

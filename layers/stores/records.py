@@ -16,24 +16,21 @@ from pathlib import Path
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError
 from cachectl.layers.base.limits import LARGEST_RECORDS
 from cachectl.layers.disk import atomic, plain
-from cachectl.layers.stores.rows import Row, RowFile, Values
-from cachectl.layers.stores.tree_read import CHANGED
+from cachectl.layers.stores.table import Row, TableFile
 
 #: Number, code and message for a line that the reader uses not at all or in part, or that would damage the next one.
 Fault = tuple[int, str, str]
 
 
-class RecordFile(RowFile):
-    """One text file of records, with the methods of a database that change rows.
+class RecordFile(TableFile):
+    """One text file of records.
 
     The row of a record has the checksum of its line for an id, and the bytes of the line. ``lock`` makes the context in
-    which a rewrite happens. Methods raise :class:`Unreachable` when the operating system refuses, and whatever the lock
-    raises.
+    which a rewrite happens; methods also raise what it raises.
     """
 
     def __init__(self, layer: str, path: Path, lock: Callable[[], AbstractContextManager[None]]) -> None:
-        self.layer = layer
-        self.path = path
+        super().__init__(layer, path)
         self.lock = lock
 
     def scan(self) -> Iterator[Row | Fault]:
@@ -49,29 +46,21 @@ class RecordFile(RowFile):
         """Return every record that counts."""
         return [found for found in self.scan() if isinstance(found, Row)]
 
-    def read_many(self, keys: Sequence[Sequence[str]]) -> list[Values | None]:
-        """Return the first line with each key, and its number: later ones are never read, even if it is unusable."""
-        first: dict[str, Values] = {}
-        for number, line in enumerate(split_lines(self._content()), 1):
-            first.setdefault(_key(line), (line, number))
-        return [first.get(key) for (key,) in keys]
+    def read(self, keys: Sequence[str]) -> list[bytes | LayerError | None]:
+        """Return the first line with each key: later ones are never read, even if it is unusable."""
+        # Filled from the end, so that the first of equal keys wins.
+        first = {_key(line): line for line in reversed(split_lines(self._content()))}
+        return [first.get(key) for key in keys]
 
-    def insert(
-        self, rows: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
-    ) -> list[bool | LayerError]:
-        """Insert the records whose keys are free, in one rewrite; with ``replace`` also in the places of others.
-
-        Only the first value counts, the line, which contains the key. Returns for each: ``True`` if it was inserted,
-        ``False`` if the same record is present, else the error: :class:`EntryExists` if a different one is present and
-        ``replace`` is not set. Raises :class:`LayerError` if the file cannot be read.
-        """
-        lines = [line for _, (line, *_) in rows if isinstance(line, bytes)]
+    def insert(self, rows: Sequence[tuple[str, bytes]], *, replace: bool = False) -> list[bool | LayerError]:
+        """Insert the lines whose keys, which they contain, are free, in one rewrite; or in the places of others."""
+        lines = [line for _, line in rows]
         # Only what is to change takes the lock.
         results = self._inserted(lines, split_lines(self._content()), replace=replace)
         if True not in results:
             return results
         try:
-            with self._translated("write"), self.lock():
+            with self.translated("write"), self.lock():
                 content = self._content()
                 standing = split_lines(content)
                 results = self._inserted(lines, standing, replace=replace)
@@ -106,7 +95,7 @@ class RecordFile(RowFile):
 
         Later lines with such a key are deleted too, because they would be hit from then on. An empty file is unlinked.
         """
-        with self._translated("write"), self.lock():
+        with self.translated("write"), self.lock():
             content = self._content()
             lines = split_lines(content)
             # Filled from the end, so that the first of equal keys wins.
@@ -114,18 +103,8 @@ class RecordFile(RowFile):
             gone = frozenset(planned) & frozenset(first.values())
             if gone:
                 keys = {row.key for row in gone}
-                self._rewrite(content, [line for line in lines if (_key(line),) not in keys])
+                self._rewrite(content, [line for line in lines if _key(line) not in keys])
         return gone
-
-    def vacuum(self) -> None:
-        """Do nothing: a rewrite leaves no free space."""
-
-    def recover(self) -> None:
-        """Do nothing: a rewrite is complete or has not happened."""
-
-    def remove_damaged(self, stamp: tuple[int, ...], in_use: Callable[[Path], str | None]) -> str:
-        """Return why the file stays: other lines of it can be read."""
-        return CHANGED
 
     def _rewrite(self, old: bytes, lines: Sequence[bytes]) -> None:
         if any(lines):
@@ -136,7 +115,7 @@ class RecordFile(RowFile):
             atomic.remove_file(self.path)
 
     def _content(self) -> bytes:
-        with self._translated("read"), suppress(FileNotFoundError):
+        with self.translated("read"), suppress(FileNotFoundError):
             return plain.read_plain(self.path, most=LARGEST_RECORDS)
         return b""
 
@@ -181,7 +160,7 @@ def _judge(number: int, line: bytes, usable: dict[str, bool]) -> Iterator[Row | 
 
 
 def _row(line: bytes) -> Row:
-    return Row(zlib.crc32(line), (_key(line),), len(line) + 1)
+    return Row(zlib.crc32(line), _key(line), len(line) + 1)
 
 
 def _key(line: bytes) -> str:

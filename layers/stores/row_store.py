@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,27 @@ from cachectl.layers.core.finding import FAILS, HARMLESS, Finding, Severity
 from cachectl.layers.core.plan import Outcome
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import ALL, Selection
-from cachectl.layers.core.store import ENTRY, Damage, EntryError, attempt, finding_of, noted, read_each, unreadable
+from cachectl.layers.core.store import (
+    ENTRY,
+    FOREIGN,
+    OWN,
+    Codec,
+    Damage,
+    EntryError,
+    Part,
+    Store,
+    attempt,
+    damage_findings,
+    finding_of,
+    noted,
+    read_each,
+    unreadable,
+)
+from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import plain
 from cachectl.layers.stores import database, files, rows
 from cachectl.layers.stores import tree_read as tree
+from cachectl.layers.stores.table import Row, TableFile
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -30,106 +47,61 @@ R = TypeVar("R")
 Lister = Callable[[Root, str, Entry], Iterator[Found]]
 
 
-class Rows(files.Files):
-    """Rows of database files in a folder, next to which may lie other files: entries of older releases, or leftovers.
+class TableFormat(Part, ABC):
+    """The tables of a library: their files below a root, what is in their rows, and who may write there.
 
-    The key of a row begins with the path of its database below the root and a separator. The key of a damaged database
-    is its path. An error of a database is that of each of its rows. The first form is that of rows, the last that of
-    other files.
+    A table is a database of one ``schema``, unless ``opened`` returns another kind of file. The key of a row begins
+    with the path of its table below the root and the ``separator``.
     """
 
     schema: ClassVar[rows.Schema]
-    shapes: tuple[tree.Shape, ...] = ()
-    #: The effect of a database that cannot be read, or in whose place there is something else.
+    separator: ClassVar[str] = "/"
+    codec: Codec
+    #: The effect of a table that cannot be read, or in whose place there is something else.
     when_damaged: ClassVar[Severity] = FAILS
     #: Whether a database without the table is damaged.
     needs_table = False
-    #: True because sqlite writes a journal before it deletes rows.
-    clearing_needs_room = True
+    #: Whether rows are checked when they are read, and not only before they are placed.
+    checks_reads = True
+    #: The abilities that the library's tables lack, each with the reason.
+    refusals: Mapping[Ability, str] = {}
 
     @abstractmethod
-    def is_database(self, file: str) -> bool:
-        """Return whether a path below a root is that of a database of rows."""
-
-    def may_be_written(self, orphan: Entry) -> bool:
-        """Return ``False`` for a database: who has it open is asked before it is removed."""
-        return not self.is_database(orphan.key) and super().may_be_written(orphan)
-
-    @abstractmethod
-    def with_name(self, entry: Entry) -> Entry:
-        """Add what the name of a database says of its entries to one that has its path for a key."""
+    def is_table(self, file: str) -> bool:
+        """Return whether a path below a root is that of a table."""
 
     @abstractmethod
     def list_rows(self, root: Root, file: str, template: Entry, *, part: bytes, contents: bool) -> Iterator[Found]:
-        """Yield the entries of a database, and its problems.
+        """Yield the entries of a table, and its problems, given what its entries have in common.
 
         With ``contents`` those whose bytes contain ``part``, which is a part of the name of every selected kernel.
         """
 
-    def check_rows(self, root: Root, file: str) -> Iterator[Finding]:
-        """Check a database with sqlite's own check, and every row. Raises :class:`LayerError` if it cannot be read."""
-        opened = self.opened(root, file)
-        if not opened.require_sound() and self.needs_table:
-            raise Damaged(self.name, f"has no table {self.schema.table}", opened.path)
-        template = Entry(self.name, file, root.path, 0, 0)
-        for row, values in opened.rows_with():
-            entry, contents = self.entry_of(template, row), None
-            try:
-                contents = {"": self.unpacked(values)}
-                damages = list(self.damages(entry.key, contents))
-            except ValueError as error:
-                damages = [Damage(FAILS, str(error))]
-            except Unreachable as error:
-                yield finding_of(self, root, unreadable(opened.path, error))
-                continue
-            yield from self.judged(root, entry, contents, damages)
+    @abstractmethod
+    def kind_of(self, root: Root, path: str) -> str:
+        """Compare a path below a root, or a key, with the names of tables and their rows, as :meth:`Store.kind_of`."""
 
-    def entry_of(self, template: Entry, row: rows.Row) -> Entry:
-        """Return the entry of a row of a database, given what its entries have in common."""
-        key = self.separator.join((template.key, *row.key))
-        return template._replace(key=key, bytes=row.bytes, stamp=(row.rowid, row.bytes))
+    def damages(self, key: str, data: bytes) -> Iterator[Damage]:
+        """Yield what is wrong with an entry."""
+        if (damage := self.codec.check(data)) is not None:
+            yield damage
 
-    def unpacked(self, values: rows.Values) -> bytes:
-        """Return the bytes of an entry from the values of its row. Raises :class:`ValueError` if it is not whole."""
-        return rows.as_bytes(values[0])
+    def detail(self, key: str, data: bytes) -> Mapping[str, str]:
+        """Return what an artifact says of itself."""
+        return self.codec.describe(data).stated
 
-    def packed(self, artifact: Artifact) -> rows.Values:
-        """Return the values of a row from a whole entry. Raises :class:`Damaged` if the entry is another."""
-        return (artifact.data,)
-
-    def counts(self, root: Root, status: os.stat_result) -> bool:
-        """Return whether a file of a root may be the user's."""
-        return True
-
-    def folders(self, root: Root) -> Sequence[str]:
-        """Return the names of the folders in a root that have databases too. Raises :class:`OSError`."""
-        return ()
-
-    def is_usable(self, root: Root, file: str) -> bool:
-        """Return whether a database is there. Raises :class:`OSError` where that cannot be determined."""
-        return plain.status_at(root.path / file) is not None
-
-    def key_of(self, key: str) -> tuple[str, ...]:
-        """Return the key columns of a row."""
-        return (key.partition(self.separator)[2],)
-
-    def opened(self, root: Root, file: str) -> rows.RowFile:
-        """Return a database as this environment may use it."""
-        waits, trusts = self.environment.lock_timeout, self.environment.trusts_writers
-        return rows.RowFile(self.name, root.path / file, self.schema, waits, shared=trusts)
-
-    def databases(self, root: Root) -> Iterator[str | Problem]:
-        """Yield the path of each database below a root, and a problem for each link and each unreadable thing."""
+    def tables(self, root: Root) -> Iterator[str | Problem]:
+        """Yield the path of each table below a root, and a problem for each link and each unreadable thing."""
         try:
             folders = ("", *self.folders(root))
         except OSError as error:
-            yield unlisted(root.path, error)
+            yield _unlisted(root.path, error)
             return
         for folder in folders:
             place = root.path / folder
             try:
                 paths = (os.path.join(folder, name) for name in sorted(os.listdir(place)))
-                for file in filter(self.is_database, paths):
+                for file in filter(self.is_table, paths):
                     place = root.path / file
                     status = plain.status_at(place)
                     if status is None or not self.counts(root, status):
@@ -143,24 +115,125 @@ class Rows(files.Files):
                         yield Problem(place, "no-file", message)
             except OSError as error:
                 if not plain.means_absent(error):
-                    yield unlisted(place, error)
+                    yield _unlisted(place, error)
+
+    def folders(self, root: Root) -> Iterable[str]:
+        """Return the folders below the root in which tables lie, too. Raises :class:`OSError`."""
+        return ()
+
+    def counts(self, root: Root, status: os.stat_result) -> bool:
+        """Return whether a file of a root may be the user's."""
+        return True
+
+    def is_usable(self, root: Root, file: str) -> bool:
+        """Return whether a table is there. Raises :class:`OSError` where that cannot be determined."""
+        return plain.status_at(root.path / file) is not None
+
+    def require_free(self, root: Root, file: str) -> None:
+        """Raise :class:`LayerError` if something else stands in the place of a table."""
+
+    def opened(self, root: Root, file: str) -> TableFile:
+        """Return a table as this environment may use it."""
+        return self.database(root, file)
+
+    def database(self, root: Root, file: str) -> rows.RowFile:
+        """Return a table in sqlite."""
+        waits, trusts = self.environment.lock_timeout, self.environment.trusts_writers
+        return rows.RowFile(self.name, root.path / file, self.schema, waits, shared=trusts)
+
+    def with_name(self, entry: Entry) -> Entry:
+        """Add what the name of a table says of its entries to one that has its path for a key."""
+        return entry
+
+    def entry_of(self, template: Entry, row: Row) -> Entry:
+        """Return the entry of a row, given what the entries of its table have in common."""
+        key = f"{template.key}{self.separator}{row.key}"
+        return template._replace(key=key, bytes=row.bytes, stamp=(row.rowid, row.bytes))
+
+    def require_fit(self, artifact: Artifact) -> None:
+        """Raise :class:`Damaged` if a whole entry must not be placed under its key."""
+
+    def check_rows(self, root: Root, file: str) -> Iterator[Finding]:
+        """Check a database with sqlite's own check, and every row. Raises :class:`LayerError` if it cannot be read."""
+        opened = self.database(root, file)
+        if not opened.check() and self.needs_table:
+            raise Damaged(self.name, f"has no table {self.schema.table}", opened.path)
+        template = Entry(self.name, file, root.path, 0, 0)
+        for row, values in opened.rows_with():
+            entry, data = self.entry_of(template, row), None
+            try:
+                data = self.schema.unpack(values)
+                damages = list(self.damages(entry.key, data))
+            except ValueError as error:
+                damages = [Damage(FAILS, str(error))]
+            except Unreachable as error:
+                yield finding_of(self, root, unreadable(opened.path, error))
+                continue
+            foreign = self.codec.foreign(data) if damages and data is not None else None
+            yield from damage_findings(self, root, entry, damages, foreign)
+
+    def file_finding(self, root: Root, file: str, error: LayerError) -> Finding:
+        """Return the finding of a table that could not be read; its ``thing`` is the file only if it is damaged."""
+        if isinstance(error.__cause__, PermissionError):
+            # Closed to its library too, and not only while a program writes.
+            return finding_of(self, root, unreadable(root.path / file, error))
+        severity, code, fix = HARMLESS, "unreadable", "nothing: try again when no program is writing"
+        thing = None
+        if isinstance(error, Refused):
+            code = "unknown" if isinstance(error, UnknownFormat) else "foreign"
+            fix = "nothing: cachectl does not use it"
+        elif isinstance(error, Damaged):
+            severity, code = self.when_damaged, "damaged"
+            fix = f"end every program that has it open, then: cachectl purge --damaged {self.name}"
+            with suppress(OSError):
+                stamp = database.file_stamp(root.path / file)
+                entry = Entry(self.name, file, root.path, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
+                thing = orphan(entry, error.message)
+        return Finding(self.name, root.path, file, severity, code, error.message, fix, thing)
+
+
+class Rows(Store):
+    """Rows of tables, next to which may lie other files: entries of older releases, or leftovers.
+
+    The key of a damaged table is its path. An error of a table is that of each of its rows.
+    """
+
+    #: True because sqlite writes a journal before it deletes rows.
+    clearing_needs_room = True
+
+    def __init__(self, tables: TableFormat, rest: files.Files) -> None:
+        self.tables = tables
+        self.rest = rest
+        self.separator = tables.separator
+        self.forms = tuple(dict.fromkeys((tables.codec.form, *rest.forms)))
+        self.refusals = {**rest.refusals, **tables.refusals}
+
+    def kind_of(self, root: Root, path: str) -> str | None:
+        """Compare with the names of tables and their rows, and with those of other files that are entries."""
+        kinds = self.tables.kind_of(root, path), self.rest.kind_of(root, path) if self.rest.forms else FOREIGN
+        return next(kind for kind in (ENTRY, OWN, FOREIGN) if kind in kinds)
+
+    def in_use(self, targets: Iterable[Entry]) -> Iterator[tuple[Entry, str | None]]:
+        """Leave other files that a program may still be writing; who has a table open is asked when it is removed."""
+        for target, reason in self.rest.in_use(targets):
+            yield target, None if self.tables.is_table(target.key) else reason
 
     def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
         """Yield the rows of each database, then the rest of its files; then what lies next to the databases."""
         # Text that cannot be encoded is in no row; the selection reports that.
         part = selection.kernel_part.encode() if selection.kernel_part.isprintable() else b""
         problems = set()
-        for thing in self.listed(root, partial(self.list_rows, part=part, contents=contents)):
+        for thing in self.listed(root, partial(self.tables.list_rows, part=part, contents=contents)):
             if isinstance(thing, Problem):
                 problems.add(thing.path)
             yield thing
-        for thing in () if root.path in problems else super().scan(root, selection, contents=contents):
+        for thing in () if root.path in problems else self.rest.scan(root, selection, contents=contents):
             if not isinstance(thing, Problem) or thing.path not in problems:
                 yield thing
 
     def listed(self, root: Root, lister: Lister) -> Iterator[Found]:
         """Yield what a lister yields of each database, and the rest of its files."""
-        for file in self.databases(root):
+        for file in self.tables.tables(root):
             if isinstance(file, Problem):
                 yield file
             else:
@@ -172,7 +245,7 @@ class Rows(files.Files):
         written = max((status.st_mtime for status in modified if status is not None), default=None)
         template = Entry(self.name, file, root.path, 0, 0, written_before=written)
         try:
-            template = self.with_name(template)
+            template = self.tables.with_name(template)
             for thing in lister(root, file, template):
                 payload += thing.bytes or 0 if not isinstance(thing, Problem) and thing.files == 0 else 0
                 yield thing
@@ -193,13 +266,13 @@ class Rows(files.Files):
     def verify(self, root: Root) -> Iterator[Finding]:
         """Check every database, and find what is in the way of one; then check what lies next to the databases."""
         problems = set()
-        for file in list(self.databases(root)):
+        for file in list(self.tables.tables(root)):
             if isinstance(file, Problem):
                 problems.add(file.path)
                 finding = finding_of(self, root, file)
                 if file.code == "no-file":
                     quoted = shlex.quote(str(file.path))
-                    finding = finding._replace(severity=self.when_damaged, fix=f"mv {quoted} {quoted}.moved")
+                    finding = finding._replace(severity=self.tables.when_damaged, fix=f"mv {quoted} {quoted}.moved")
                 yield finding
                 continue
             found = list(self._verify_file(root, file))
@@ -207,34 +280,15 @@ class Rows(files.Files):
             if any(finding.code == "damaged" for finding in found):
                 found = list(self._verify_file(root, file))
             yield from found
-        for finding in () if root.path in problems else super().verify(root):
+        for finding in () if root.path in problems else self.rest.verify(root):
             if root.path / (finding.key or "") not in problems:
                 yield finding
 
     def _verify_file(self, root: Root, file: str) -> Iterator[Finding]:
         try:
-            yield from self.check_rows(root, file)
+            yield from self.tables.check_rows(root, file)
         except LayerError as error:
-            yield self.file_finding(root, file, error)
-
-    def file_finding(self, root: Root, file: str, error: LayerError) -> Finding:
-        """Return the finding of a file that could not be read; its ``thing`` is the file only if it is damaged."""
-        if isinstance(error.__cause__, PermissionError):
-            # Closed to its library too, and not only while a program writes.
-            return finding_of(self, root, unreadable(root.path / file, error))
-        severity, code, fix = HARMLESS, "unreadable", "nothing: try again when no program is writing"
-        thing = None
-        if isinstance(error, Refused):
-            code = "unknown" if isinstance(error, UnknownFormat) else "foreign"
-            fix = "nothing: cachectl does not use it"
-        elif isinstance(error, Damaged):
-            severity, code = self.when_damaged, "damaged"
-            fix = f"end every program that has it open, then: cachectl purge --damaged {self.name}"
-            with suppress(OSError):
-                stamp = database.file_stamp(root.path / file)
-                entry = Entry(self.name, file, root.path, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
-                thing = orphan(entry, error.message)
-        return Finding(self.name, root.path, file, severity, code, error.message, fix, thing)
+            yield self.tables.file_finding(root, file, error)
 
     def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
         """Delete rows, then vacuum. A file goes only if it is damaged and nobody can have it open."""
@@ -244,17 +298,17 @@ class Rows(files.Files):
             with noted(failed, file):
                 outcome = outcome.plus(self.remove_rows(root, file, [*group.values()]))
         outcome = outcome._replace(failed=(*outcome.failed, *failed))
-        return outcome.plus(super().remove(root, tuple(others.values())))
+        return outcome.plus(self.rest.remove(root, tuple(others.values())))
 
     def remove_rows(self, root: Root, file: str, targets: Sequence[Entry]) -> Outcome:
         """Delete the planned rows of one database, or the whole file."""
-        if not self.is_usable(root, file):
+        if not self.tables.is_usable(root, file):
             return Outcome(self.name, skipped=tuple(Note(target.key, tree.GONE) for target in targets))
-        opened = self.opened(root, file)
+        opened = self.tables.opened(root, file)
         before = opened.size()
         whole = [target.stamp for target in targets if target.key == file]
         of_rows = () if whole else targets
-        planned = {rows.Row(one.stamp[0], self.key_of(one.key), one.stamp[1]): one.key for one in of_rows}
+        planned = {Row(one.stamp[0], self._row_key(one.key), one.stamp[1]): one.key for one in of_rows}
         skipped: dict[str, str | None] = {}
         failed: list[Note] = []
         removed = freed = 0
@@ -287,60 +341,69 @@ class Rows(files.Files):
 
     def recover(self, root: Root) -> None:
         """Finish interrupted writes in each database, even if one fails."""
-        for file in self.databases(root):
+        for file in self.tables.tables(root):
             if isinstance(file, str):
                 with suppress(LayerError):
-                    self.opened(root, file).recover()
+                    self.tables.opened(root, file).recover()
 
     def read(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | EntryError]:
         """Read the rows of each file at once, and what lies next to the databases one by one."""
         groups, others = self._split({key: key for key in keys if self.kind_of(root, key) == ENTRY})
-        return {**_each_file(groups, partial(self._read_rows, root)), **super().read(root, [*others])}
+        return {**_each_file(groups, partial(self._read_rows, root)), **self.rest.read(root, [*others])}
 
     def _read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | EntryError]:
         """Return rows of one database, or the error of each; missing rows are left out."""
         try:
-            if not self.is_usable(root, file):
+            if not self.tables.is_usable(root, file):
                 return {}
         except OSError as error:
             raise Unreachable(self.name, f"cannot open: {error.strerror}", root.path / file) from error
-        found = self.opened(root, file).read_many([self.key_of(key) for key in keys])
-        values = {key: row for key, row in zip(keys, found, strict=True) if row is not None}
-        return read_each(lambda key: self._artifact_of(root.path / file, key, values[key]), values)
+        contents = self.tables.opened(root, file).read([self._row_key(key) for key in keys])
+        found = {key: content for key, content in zip(keys, contents, strict=True) if content is not None}
+        return read_each(lambda key: self._artifact_of(root.path / file, key, found[key]), found)
 
-    def _artifact_of(self, path: Path, key: str, values: rows.Values) -> Artifact:
-        try:
-            files = {"": self.unpacked(values)}
-        except ValueError as error:
-            raise Damaged(self.name, str(error), path) from error
-        self.require_whole(key, files, path)
-        return Artifact(self.name, key, self.forms[0], files[""], self.detail(key, files))
+    def _artifact_of(self, path: Path, key: str, data: bytes | LayerError) -> Artifact:
+        if isinstance(data, LayerError):
+            raise data
+        if self.tables.checks_reads:
+            self._require_whole(key, data, path)
+        return Artifact(self.name, key, self.tables.codec.form, data, self.tables.detail(key, data))
+
+    def _require_whole(self, key: str, data: bytes, path: Path | str) -> None:
+        for damage in self.tables.damages(key, data):
+            raise Damaged(self.name, damage.message, path)
 
     def write(self, root: Root, artifacts: Sequence[Artifact], *, replace: bool = False) -> tree.Placed:
         """Insert the rows of each file in one transaction, and place what lies next to the databases."""
         groups, others = self._split({artifact.key: artifact for artifact in artifacts})
         results: tree.Placed = {}
-        for form, group in (*((self.forms[0], group) for group in groups.values()), (self.forms[-1], others)):
+        rest_form = self.rest.forms[-1] if self.rest.forms else ""
+        for form, group in (*((self.tables.codec.form, group) for group in groups.values()), (rest_form, others)):
             for artifact in [artifact for artifact in group.values() if artifact.form != form]:
                 message = f"an entry of the form {artifact.form} does not have such a key"
                 results[artifact.key] = Damaged(self.name, message, artifact.key)
                 del group[artifact.key]
         results |= _each_file(groups, partial(self.write_rows, root, replace=replace))
-        return {**results, **super().write(root, [*others.values()], replace=replace)}
+        return {**results, **self.rest.write(root, [*others.values()], replace=replace)}
 
     def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact], *, replace: bool) -> tree.Placed:
         """Insert rows into one database in one transaction; return the result of each by its key."""
+        self.tables.require_free(root, file)
         results: tree.Placed = {}
-        whole: dict[str, rows.Values] = {}
+        whole: dict[str, bytes] = {}
         for artifact in artifacts:
             try:
-                files.Files.require_whole(self, artifact.key, {"": artifact.data}, artifact.key)
-                whole[artifact.key] = self.packed(artifact)
+                self._require_whole(artifact.key, artifact.data, artifact.key)
+                self.tables.require_fit(artifact)
+                whole[artifact.key] = artifact.data
             except (LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
                 results[artifact.key] = error
-        pairs = [(self.key_of(key), values) for key, values in whole.items()]
-        inserted = self.opened(root, file).insert(pairs, replace=replace) if pairs else ()
+        pairs = [(self._row_key(key), data) for key, data in whole.items()]
+        inserted = self.tables.opened(root, file).insert(pairs, replace=replace) if pairs else ()
         return {**results, **dict(zip(whole, inserted, strict=True))}
+
+    def _row_key(self, key: str) -> str:
+        return key.partition(self.separator)[2]
 
     def _split(self, things: dict[str, T]) -> tuple[dict[str, dict[str, T]], dict[str, T]]:
         """Return the things that are in databases, by file and key, and the others by key."""
@@ -348,12 +411,12 @@ class Rows(files.Files):
         for key, thing in things.items():
             groups.setdefault(key.partition(self.separator)[0], {})[key] = thing
         others: dict[str, T] = {}
-        for file in [file for file in groups if not self.is_database(file)]:
+        for file in [file for file in groups if not self.tables.is_table(file)]:
             others |= groups.pop(file)
         return groups, others
 
 
-def unlisted(place: Path, error: OSError) -> Problem:
+def _unlisted(place: Path, error: OSError) -> Problem:
     """Return the problem of a place that may hold entries."""
     return Problem(place, "unreadable", f"cannot be read: {error.strerror}")
 

@@ -17,7 +17,6 @@ files. So nothing is opened for writing where another user could place or replac
 
 from __future__ import annotations
 
-import errno
 import os
 import shlex
 import sqlite3
@@ -32,7 +31,8 @@ from cachectl.layers.base.environment import LOCK_TIMEOUT
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Refused, Unreachable
 from cachectl.layers.disk import atomic, handles, plain, trust
 from cachectl.layers.stores import database
-from cachectl.layers.stores import tree_read as tree
+from cachectl.layers.stores.table import MAKE_ROOM, Row, TableFile
+from cachectl.layers.stores.tree_read import CHANGED
 
 _MAGIC = b"SQLite format 3\0"
 _HEADER = 100
@@ -45,18 +45,25 @@ _ASKED_AT_ONCE = 200
 #: Rows with their values that are read before writers may continue.
 _READ_AT_ONCE = 50
 _FIRST = -(1 << 63)
-_MAKE_ROOM = "; make room and try again"
 #: The page size of a new file, in bytes.
 _PAGE_SIZE = 4096
 
+
+#: The values of a row, without its key.
 Values = tuple[object, ...]
 
 
-class Schema(NamedTuple):
-    """One table: its ``create`` statements, key columns and value columns.
+def as_bytes(value: object) -> bytes:
+    """Return the bytes of a value that a library may have stored as text, which connections decode reversibly."""
+    return value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")
 
-    ``key`` and ``values`` are column names; ``size`` is the SQL expression of a row's bytes. ``same`` returns whether
-    present values mean the same as new ones.
+
+class Schema(NamedTuple):
+    """One table: its ``create`` statements, key columns and value columns, and how a row is one key and one content.
+
+    ``key`` and ``values`` are column names; ``size`` is the SQL expression of a row's bytes. ``split`` returns the
+    columns of a key, and ``join`` the key. ``unpack`` raises :class:`ValueError` for values that are not whole.
+    ``same`` returns whether present values mean the same as new ones.
     """
 
     table: str
@@ -64,6 +71,10 @@ class Schema(NamedTuple):
     key: tuple[str, ...]
     values: tuple[str, ...]
     size: str
+    split: Callable[[str], tuple[str, ...]] = lambda key: (key,)
+    join: Callable[[Iterable[str]], str] = "".join
+    pack: Callable[[bytes], Values] = lambda content: (content,)
+    unpack: Callable[[Values], bytes] = lambda values: as_bytes(values[0])
     same: Callable[[Values, Values], bool] = eq
 
     @property
@@ -72,20 +83,10 @@ class Schema(NamedTuple):
         return self.key + self.values
 
 
-class Row(NamedTuple):
-    """The row id and size of one row; ``key`` has a value per key column."""
-
-    rowid: int
-    key: tuple[str, ...]
-    bytes: int
-
-
-class RowFile:
+class RowFile(TableFile):
     """One sqlite file holding rows of one schema.
 
-    Every method raises :class:`Busy` if a lock outlasts ``lock_timeout`` seconds, :class:`Damaged` if the file is no
-    database, :class:`Refused` if it holds what its library does not make, and :class:`Unreachable` if the operating
-    system refuses or its content is unknown. ``shared`` says that other users who can write to it are trusted.
+    Locks are waited for ``lock_timeout`` seconds. ``shared`` says that other users who can write to it are trusted.
     """
 
     def __init__(
@@ -97,8 +98,7 @@ class RowFile:
         *,
         shared: bool = False,
     ) -> None:
-        self.layer = layer
-        self.path = path
+        super().__init__(layer, path)
         self.schema = schema
         self.lock_timeout = lock_timeout
         self.shared = shared
@@ -124,22 +124,28 @@ class RowFile:
             while found := [] if _is_new(connection) else connection.execute(query, (last,)).fetchall():
                 for rowid, size, *rest in found:
                     if not part or any(not isinstance(value, bytes) or part in value for value in rest[width:]):
-                        yield _row(rowid, size, *rest[:width]), tuple(rest[width:])
+                        yield self._row(rowid, size, *rest[:width]), tuple(rest[width:])
                 last = found[-1][0]
 
-    def read_many(self, keys: Sequence[Sequence[str]]) -> list[Values | None]:
-        """Return the value columns of several rows, ``None`` for each without a row or file.
-
-        They are read a few at a time, so that writing programs do not wait for all.
-        """
+    def read(self, keys: Sequence[str]) -> list[bytes | LayerError | None]:
+        """Return the content of several rows, read a few at a time, so that writing programs do not wait for all."""
         with self._translated():
             if plain.status_at(self.path) is None:
                 return [None for _ in keys]
+        asked = [self.schema.split(key) for key in keys]
         with self._reading() as connection:
-            found = {} if _is_new(connection) else self._rows_in(connection, list(filter(_spellable, keys)))
-            return [found.get(tuple(key)) for key in keys]
+            found = {} if _is_new(connection) else self._rows_in(connection, list(filter(_spellable, asked)))
+        contents: list[bytes | LayerError | None] = []
+        for key in asked:
+            try:
+                contents.append(self.schema.unpack(found[key]) if key in found else None)
+            except LayerError as error:  # noqa: PERF203 - one must not end the rest
+                contents.append(error)
+            except ValueError as error:
+                contents.append(Damaged(self.layer, str(error), self.path))
+        return contents
 
-    def require_sound(self) -> bool:
+    def check(self) -> bool:
         """Return whether a file has the table. Raises :class:`Damaged` if sqlite's own check complains about it."""
         with self._reading() as connection:
             stated, size = database.stated_size(self.path), self.path.stat().st_size
@@ -153,33 +159,20 @@ class RowFile:
             raise self._damaged(str(verdict))
         return has_table
 
-    def size(self) -> int:
-        """Return the bytes of the file, and of those that belong to it."""
-        return sum(database.sizes_of(self.path))
-
-    def gone(self, rows: Iterable[Row]) -> int:
-        """Return how many rows have gone, after an attempt to delete these has failed."""
-        return sum(values is None for values in self.read_many([row.key for row in rows]))
-
-    def insert(
-        self, rows: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
-    ) -> list[bool | LayerError]:
-        """Insert the rows with free keys in one transaction; make file and table if missing.
-
-        Returns for each: ``True`` if it was inserted, ``False`` if the same row was present, else the error:
-        :class:`EntryExists` if a different one is present and ``replace`` is not set.
-        """
+    def insert(self, rows: Sequence[tuple[str, bytes]], *, replace: bool = False) -> list[bool | LayerError]:
+        """Insert the rows with free keys in one transaction; make file and table if missing."""
         names = ", ".join(f'"{column}"' for column in self.schema.columns)
         places = ", ".join("?" for _ in self.schema.columns)
         otherwise = "replace" if replace else "ignore"
         insertion = f"insert or {otherwise} into {self.schema.table} ({names}) values ({places})"
+        given = [(self.schema.split(key), self.schema.pack(content)) for key, content in rows]
         results: list[bool | LayerError] = []
         with self._writing(make=True) as connection:
             connection.execute("begin immediate")
             for statement in self.schema.create if _is_new(connection) else ():
                 connection.execute(statement)
-            present = self._rows_in(connection, [key for key, _ in rows if _spellable(key)])
-            for key, values in ((tuple(key), tuple(values)) for key, values in rows):
+            present = self._rows_in(connection, [key for key, _ in given if _spellable(key)])
+            for key, values in given:
                 if not _spellable(key):
                     message = "the key holds characters that a database cannot store"
                     results.append(Damaged(self.layer, message, self.path))
@@ -281,17 +274,13 @@ class RowFile:
                 connection.execute("rollback")
 
     def remove_damaged(self, stamp: tuple[int, ...], in_use: Callable[[Path], str | None]) -> str | None:
-        """Remove the whole file if its library cannot use it; return why it stays, or ``None``.
-
-        ``in_use`` returns who may have it open. Sqlite's exclusive lock is held meanwhile: a program that opens the
-        file now waits, and reads nothing.
-        """
+        """Remove the file under sqlite's exclusive lock: a program that opens it now waits, and reads nothing."""
         with suppress(Damaged):
             # An interrupted write may hold the pages that are damaged now.
             self.recover()
         with suppress(Damaged):
-            self.require_sound()
-            return self._sound_now(stamp)
+            self.check()
+            return self.changed_since(stamp)
         with self._translated("remove"):
             self._require_private()
             if (reason := in_use(self.path)) is not None:
@@ -302,23 +291,13 @@ class RowFile:
                 if not handles.wait_until(lambda: handles.try_record_lock(handle, _LOCKED_BYTES, _FIRST_LOCKED), 0):
                     raise self._locked_too_long(0)
                 if database.file_stamp(self.path) != stamp:
-                    return tree.CHANGED
+                    return CHANGED
                 # The file goes first: sqlite ignores a log without a database, and would apply one to the next.
                 for suffix in ("", *database.COMPANIONS):
                     atomic.remove_file(database.companion(self.path, suffix))
             finally:
                 plain.release(handle)
         return None
-
-    def _sound_now(self, stamp: tuple[int, ...]) -> str:
-        """Return that a file has changed that was damaged. Raises :class:`Unreachable` if it is the same file.
-
-        Sqlite takes an error of the disk for damage.
-        """
-        if database.file_stamp(self.path) == stamp:
-            message = "its disk failed while it was checked, and does not now; run the command again"
-            raise Unreachable(self.layer, message, self.path)
-        return tree.CHANGED
 
     def _selection(self, columns: Sequence[str]) -> str:
         names = ", ".join(f'"{column}"' for column in columns)
@@ -327,7 +306,13 @@ class RowFile:
     def _rows_of(self, connection: sqlite3.Connection) -> list[Row]:
         if _is_new(connection):
             return []
-        return [_row(*found) for found in connection.execute(f"{self._selection(self.schema.key)} order by rowid")]
+        return [self._row(*found) for found in connection.execute(f"{self._selection(self.schema.key)} order by rowid")]
+
+    def _row(self, rowid: object, size: object, *key: object) -> Row:
+        """Make a row from a query result. Raises :class:`sqlite3.DatabaseError` for values of a file that was cut."""
+        if not isinstance(rowid, int) or not isinstance(size, int):
+            raise sqlite3.DatabaseError("a row has no size")
+        return Row(rowid, self.schema.join(map(str, key)), size)
 
     def _rows_in(self, connection: sqlite3.Connection, keys: Sequence[Sequence[str]]) -> dict[tuple[str, ...], Values]:
         """Return the values of the keys that have a row."""
@@ -418,21 +403,12 @@ class RowFile:
     @contextmanager
     def _translated(self, verb: str = "open") -> Iterator[None]:
         try:
-            yield
-        except LayerError:
-            raise
+            with self.translated(verb):
+                yield
         except sqlite3.OperationalError as error:
             raise self._operational(error) from error
         except sqlite3.DatabaseError as error:
             raise self._damaged(f"not a usable database: {error}") from error
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise Refused(self.layer, "a link is not followed", self.path) from error
-            message = f"cannot {verb}: {error.strerror or error}"
-            # A file that is too large to be read has one of these, too.
-            if error.errno in handles.NO_ROOM and verb != "read":
-                raise NoRoom(self.layer, message + _MAKE_ROOM, self.path) from error
-            raise Unreachable(self.layer, message, self.path) from error
 
     def _operational(self, error: sqlite3.OperationalError) -> LayerError:
         text = str(error)
@@ -441,7 +417,7 @@ class RowFile:
         if database.has_journal(self.path) and ("readonly" in text or "unable to open" in text):
             return self._pending()
         if self._lacks_room(error):
-            return NoRoom(self.layer, f"sqlite cannot write: {text}{_MAKE_ROOM}", self.path)
+            return NoRoom(self.layer, f"sqlite cannot write: {text}{MAKE_ROOM}", self.path)
         if "no such column" in text or "malformed" in text:
             return self._damaged(f"not a usable database: {text}")
         advice = "; make the file and its folder writable" if "readonly" in text else ""
@@ -484,18 +460,6 @@ class RowFile:
 def _is_new(connection: sqlite3.Connection) -> bool:
     """Return whether a file has no table yet; the library makes them when it opens the file."""
     return connection.execute("select 1 from sqlite_master limit 1").fetchone() is None
-
-
-def _row(rowid: object, size: object, *key: object) -> Row:
-    """Make a row from a query result. Raises :class:`sqlite3.DatabaseError` for values of a file that was cut."""
-    if not isinstance(rowid, int) or not isinstance(size, int):
-        raise sqlite3.DatabaseError("a row has no size")
-    return Row(rowid, tuple(map(str, key)), size)
-
-
-def as_bytes(value: object) -> bytes:
-    """Return the bytes of a value that a library may have stored as text, which connections decode reversibly."""
-    return value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")
 
 
 def _spellable(key: Sequence[str]) -> bool:

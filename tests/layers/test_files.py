@@ -15,7 +15,7 @@ from cachectl.layers.comgr import policy_complaint
 from cachectl.layers.core.finding import Severity
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.selection import Selection
-from cachectl.layers.neo.entries import NeoPrograms
+from cachectl.layers.neo.entries import NeoCodec
 
 
 @pytest.fixture
@@ -115,11 +115,11 @@ def test_a_zebin_names_kernels_device_and_version(tmp_path: Path, kind: int, val
     subprocess.run(["gcc", "-c", "zebin.s", "-o", "zebin.o"], cwd=tmp_path, check=True)
     data = bytearray((tmp_path / "zebin.o").read_bytes())
     data[16:20] = struct.pack("<HH", 0xFF12, 205)
-    about = NeoPrograms().describe(bytes(data))
+    about = NeoCodec().describe(bytes(data))
     assert (about.detail["kind"], about.kernels, about.device) == ("zebin", ("axpy", "dot"), device)
     assert about.versions == {"zebin": "1.32"}
-    assert NeoPrograms().check(bytes(data)) is None
-    assert "cut short" in str(NeoPrograms().check(bytes(data[:-100])))
+    assert NeoCodec().check(bytes(data)) is None
+    assert "cut short" in str(NeoCodec().check(bytes(data[:-100])))
 
 
 @pytest.mark.parametrize("content", [None, b"size = 5 # somebody's own"])

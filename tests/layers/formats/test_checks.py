@@ -15,7 +15,7 @@ from cachectl.layers import comgr
 from cachectl.layers.cuda import entries as compute_cache
 from cachectl.layers.formats import bitcode, device_binaries, elf
 from cachectl.layers.mesa import entries as mesa_entries
-from cachectl.layers.neo.entries import NeoPrograms
+from cachectl.layers.neo.entries import NeoCodec
 
 TESTS = Path(__file__).parents[2]
 #: A kind of file, its check, and where samples are: seeds of the fuzzer by their beginning, members of archives.
@@ -24,7 +24,7 @@ CHECKS: dict[str, tuple[Callable[[bytes], object], list[str]]] = {
     "native code": (elf.complaint, ["9-pocl-so", "9-pocl-object"]),
     "AMD's code objects": (elf.complaint, ["amdgpu-llvm14:axpy-gfx906.o", "amdgpu-llvm14:axpy-gfx90a.o"]),
     "binaries of Intel's CPU driver": (device_binaries.complaint, ["9-intel"]),
-    "programs of ocloc": (NeoPrograms().check, ["neo-ocloc-22.43:"]),
+    "programs of ocloc": (NeoCodec().check, ["neo-ocloc-22.43:"]),
     "entries of comgr": (lambda data: data if comgr.output_of(data) is None else None, ["13-entry"]),
     "entries of the ComputeCache": (compute_cache.form_complaint, ["computecache-h200-opencl:3/"]),
     "index of the ComputeCache": (lambda data: data if compute_cache.read_index(data) is None else None, ["4-index"]),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.stores.records import RecordFile
-from cachectl.layers.stores.rows import Row
+from cachectl.layers.stores.table import Row
 
 PART = st.text(st.characters(blacklist_characters="=:;\n", blacklist_categories=["Cs"]), min_size=1, max_size=12)
 CONTENTS = st.dictionaries(PART, PART, min_size=1, max_size=4)
@@ -31,7 +31,7 @@ def store(path: Path) -> RecordFile:
 
 
 def put(path: Path, line: bytes, *, replace: bool = False) -> None:
-    (result,) = store(path).insert([(("key",), (line,))], replace=replace)
+    (result,) = store(path).insert([("key", line)], replace=replace)
     if isinstance(result, LayerError):
         raise result
 
@@ -42,12 +42,12 @@ def line_of(key: str, items: dict[str, str]) -> bytes:
 
 def lines_of(path: Path, *keys: str) -> dict[str, bytes]:
     """Return the first line with each key that has one."""
-    values = zip(keys, store(path).read_many([(key,) for key in keys]), strict=True)
-    return {key: bytes(row[0]) for key, row in values if row is not None}  # type: ignore[call-overload]
+    lines = zip(keys, store(path).read(keys), strict=True)
+    return {key: line for key, line in lines if isinstance(line, bytes)}
 
 
 def records(path: Path) -> dict[str, bytes]:
-    return lines_of(path, *(key for row in store(path).rows() for key in row.key))
+    return lines_of(path, *(row.key for row in store(path).rows()))
 
 
 def faults(path: Path) -> list[tuple[int, str]]:
@@ -55,7 +55,7 @@ def faults(path: Path) -> list[tuple[int, str]]:
 
 
 def row_of(key: str, line: bytes) -> Row:
-    return Row(zlib.crc32(line), (key,), len(line) + 1)
+    return Row(zlib.crc32(line), key, len(line) + 1)
 
 
 @given(DATABASES, st.data())
@@ -88,7 +88,7 @@ def test_the_readers_rules(path: Path) -> None:
         *((8, "duplicate"), (9, "duplicate-id"), (10, "hidden"), (11, "newline")),
     ]
     # The first line with a key decides, also where it cannot be used.
-    assert store(path).read_many([("c",), ("g",)]) == [(b"c=S", 6), None]
+    assert store(path).read(["c", "g"]) == [b"c=S", None]
 
 
 # What MIOpen 3.3's own RamDb and ReadonlyRamDb read of each line, compiled as a program.
@@ -159,7 +159,7 @@ def test_every_other_line_stays_byte_for_byte(path: Path) -> None:
         assert store(path).delete([row_of("a", b"a=S:1")])
         assert path.read_bytes() == STRANGE + end
         path.write_bytes(STRANGE + b"\na=S:1" + end)
-        planned = [row for row in store(path).rows() if row.key == ("a",)]
+        planned = [row for row in store(path).rows() if row.key == "a"]
         assert store(path).delete(planned) == set(planned)
         assert path.read_bytes() == STRANGE + b"\n" + end.removeprefix(b"\r").removeprefix(b"\n")
         path.write_bytes(b"a=S:1\n" + STRANGE + end)
