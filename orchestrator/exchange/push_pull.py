@@ -364,7 +364,7 @@ class RunStore(NamedTuple):
     """
 
     source: str
-    trust: trusting.Trust | None
+    trust: trusting.Trust
     mode: str = "rw"
     wait: float | None = None
     sign: str | None = None
@@ -388,8 +388,6 @@ def shared_around(
     url, trust, mode, wait, sign = store
     if url == place.STREAM:
         raise BadRequest("the standard streams are the command's; name a store")
-    if trust is None:
-        raise BadRequest(trusting.UNTRUSTED)
     writes, patience = mode == "rw", place.PATIENCE if wait is None else wait
 
     def say(transfer: Callable[..., Transfer], verb: str, failed: str) -> bool:
