@@ -45,6 +45,9 @@ class Codec:
     #: The tag of artifacts in this format: layer and format version, as ``pocl-entry/1``.
     form: str = ""
 
+    def __init__(self, form: str = "") -> None:
+        self.form = form or self.form
+
     def describe(self, data: bytes) -> details.Details:
         """Return the details in the bytes of an entry; damaged bytes give those that can still be read."""
         from cachectl.layers.formats.details import Details

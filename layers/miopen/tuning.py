@@ -50,16 +50,10 @@ _TEMPORARIES = (
 )
 
 
-class RecordCodec(Codec):
-    """A line of a record; only its key says whether it is whole."""
-
-    form = "miopen-record/1"
-
-
 class TuningTables(databases.MIOpenTables):
     """Records of text files."""
 
-    codec = RecordCodec()
+    codec = Codec("miopen-record/1")
     kinds = ("ufdb.txt", "udb.txt", "cd.updb.txt")
     parts = 1
     # If MIOpen cannot open its database, it tunes again in every run.

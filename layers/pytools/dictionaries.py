@@ -125,9 +125,6 @@ class DictionaryTables(row_store.TableFormat):
 class PickleCodec(Codec):
     """A pickle, of which nothing is executed."""
 
-    def __init__(self, form: str) -> None:
-        self.form = form
-
     def check(self, data: bytes) -> Damage | None:
         """Return the damage of the pickle."""
         complaint = pickles.complaint(data)
@@ -146,7 +143,7 @@ class OlderDictionaries(files.Files):
 
     def __init__(self, form: str, tables: DictionaryTables) -> None:
         super().__init__()
-        self.forms = (form,)
+        self.codec, self.forms = Codec(form), (form,)
         self.tables = tables
 
     def kind_of(self, root: Root, path: str) -> str:

@@ -236,27 +236,24 @@ class Rows(Store):
         for file in self.tables.tables(root):
             if isinstance(file, Problem):
                 yield file
-            else:
-                yield from self._list_file(root, file, lister)
-
-    def _list_file(self, root: Root, file: str, lister: Lister) -> Iterator[Found]:
-        path, payload = root.path / file, 0
-        modified = (plain.status_at(path), plain.status_at(database.companion(path, "-wal")))
-        written = max((status.st_mtime for status in modified if status is not None), default=None)
-        template = Entry(self.name, file, root.path, 0, 0, written_before=written)
-        try:
-            template = self.tables.with_name(template)
-            for thing in lister(root, file, template):
-                payload += thing.bytes or 0 if not isinstance(thing, Problem) and thing.files == 0 else 0
-                yield thing
-        except (LayerError, OSError) as error:
-            kinds: dict[type, str] = {Busy: "busy", Damaged: "sqlite"}
-            yield Problem(path, kinds.get(type(error), "unreadable"), self.explain(error))
-        try:
-            sizes = database.sizes_of(path)
-            yield Usage(files=len(sizes), bytes=max(0, sum(sizes) - payload))
-        except OSError as error:
-            yield Problem(path, "unreadable", self.explain(error))
+                continue
+            path, payload = root.path / file, 0
+            modified = (plain.status_at(path), plain.status_at(database.companion(path, "-wal")))
+            written = max((status.st_mtime for status in modified if status is not None), default=None)
+            template = Entry(self.name, file, root.path, 0, 0, written_before=written)
+            try:
+                template = self.tables.with_name(template)
+                for thing in lister(root, file, template):
+                    payload += thing.bytes or 0 if not isinstance(thing, Problem) and thing.files == 0 else 0
+                    yield thing
+            except (LayerError, OSError) as error:
+                kinds: dict[type, str] = {Busy: "busy", Damaged: "sqlite"}
+                yield Problem(path, kinds.get(type(error), "unreadable"), self.explain(error))
+            try:
+                sizes = database.sizes_of(path)
+                yield Usage(files=len(sizes), bytes=max(0, sum(sizes) - payload))
+            except OSError as error:
+                yield Problem(path, "unreadable", self.explain(error))
 
     def explain(self, error: EntryError) -> str:
         """Return the message of an error about a file; for damage, with the command that removes it."""
@@ -375,14 +372,16 @@ class Rows(Store):
 
     def write(self, root: Root, artifacts: Sequence[Artifact], *, replace: bool = False) -> tree.Placed:
         """Insert the rows of each file in one transaction, and place what lies next to the databases."""
-        groups, others = self._split({artifact.key: artifact for artifact in artifacts})
+        placeable: dict[str, Artifact] = {}
         results: tree.Placed = {}
-        rest_form = self.rest.forms[-1] if self.rest.forms else ""
-        for form, group in (*((self.tables.codec.form, group) for group in groups.values()), (rest_form, others)):
-            for artifact in [artifact for artifact in group.values() if artifact.form != form]:
+        for artifact in artifacts:
+            is_row = self.tables.is_table(artifact.key.partition(self.separator)[0])
+            if artifact.form == (self.tables if is_row else self.rest).codec.form:
+                placeable[artifact.key] = artifact
+            else:
                 message = f"an entry of the form {artifact.form} does not have such a key"
                 results[artifact.key] = Damaged(self.name, message, artifact.key)
-                del group[artifact.key]
+        groups, others = self._split(placeable)
         results |= _each_file(groups, partial(self.write_rows, root, replace=replace))
         return {**results, **self.rest.write(root, [*others.values()], replace=replace)}
 
