@@ -16,7 +16,6 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from cachectl import grouping, listing
 from cachectl.layers.core.json_form import declared, json_keys
-from cachectl.layers.core.plan import Clearable
 from cachectl.layers.host.neighbours import Neighbour
 from cachectl.watching import ledger
 
@@ -37,7 +36,6 @@ DOCUMENTS = (
 
 #: What modules import for type checkers only.
 _NAMES = {
-    "Clearable": Clearable,
     "Neighbour": Neighbour,
     "grouping": grouping,
     "listing": listing,

@@ -83,7 +83,7 @@ def _removal_html(result: RemovalPlan | Removal) -> str:
     from cachectl.verbs.purge import is_empty, layers_table
 
     shown = [layer for layer in result.layers if not is_empty(layer)]
-    failed = (f"{layer.name}: {note.key}: {note.because}" for layer in result.layers for note in layer.failed)
+    failed = (f"{layer.layer}: {note.key}: {note.because}" for layer in result.layers for note in layer.failed)
     return html([layers_table(result, shown, "/", sums=True), *failed])
 
 

@@ -48,13 +48,13 @@ class RemovalPlan(NamedTuple):
 
         Layers that need no free disk space are cleared first.
         """
-        outcomes = {plan.name: Outcome(plan.name, skipped=plan.skipped, failed=plan.failed) for plan in self.layers}
+        outcomes = {plan.layer: Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed) for plan in self.layers}
         going = (plan for plan in self.layers if plan.entries)
-        for plan in sorted(going, key=lambda plan: plan.layer.clearing_needs_room):
+        for plan in sorted(going, key=lambda plan: plan.needs_room):
             try:
-                outcomes[plan.name] = plan.apply()
+                outcomes[plan.layer] = plan.apply()
             except FAILURES as error:  # noqa: PERF203 - one must not end the rest
-                outcomes[plan.name] = outcomes[plan.name].plus(Outcome(plan.name, failed=_failure(error)))
+                outcomes[plan.layer] = outcomes[plan.layer].plus(Outcome(plan.layer, failed=_failure(error)))
         return Removal(tuple(outcomes.values()))
 
 
@@ -94,9 +94,9 @@ def planned(layers: Iterable[Layer], plan: Callable[[Layer], Plan]) -> RemovalPl
         try:
             # The store of a layer that has nothing here is not loaded. Others may refuse.
             is_absent = layer.about.scope is Scope.USER and not existing_roots(layer)
-            plans.append(Plan(layer) if is_absent else plan(layer))
+            plans.append(Plan(layer.name, layer.clear) if is_absent else plan(layer))
         except FAILURES as error:  # noqa: PERF203 - one must not end the rest
-            plans.append(Plan(layer, failed=_failure(error)))
+            plans.append(Plan(layer.name, layer.clear, failed=_failure(error)))
     return RemovalPlan(tuple(plans))
 
 

@@ -182,11 +182,6 @@ class Layer:
             if isinstance(result, Exception):
                 raise result
 
-    @property
-    def clearing_needs_room(self) -> bool:
-        """Return whether removing entries needs free disk space."""
-        return self.store.clearing_needs_room
-
     @final
     def plan_clear(self, selection: Selection = ALL, *, damaged: bool = False) -> Plan:
         """List exactly the entries that clearing the selection would remove. Changes nothing.
@@ -196,9 +191,9 @@ class Layer:
         """
         _require(self, Ability.CLEAR)
         if selection.kernel is not None and (reason := self.store.refusals.get(Ability.KERNELS)) is not None:
-            return Plan(self, skipped=(Note("*", f"cannot be selected by kernel: {reason}"),))
+            return plan_of(self, skipped=(Note("*", f"cannot be selected by kernel: {reason}"),))
         plan_root = _plan_damaged if damaged else _plan_root
-        plan, failed = Plan(self), list[Note]()
+        plan, failed = plan_of(self), list[Note]()
         for root in every_root(self):
             with noted(failed, str(root.path)):
                 plan = plan.plus(plan_root(self, root, selection))
@@ -354,6 +349,11 @@ def _named(layer: Layer) -> Iterator[None]:
 # ---------------------------------------------------------------------- plans
 
 
+def plan_of(layer: Layer, entries: tuple[Entry, ...] = (), skipped: tuple[Note, ...] = ()) -> Plan:
+    """Return the plan to remove entries of a layer."""
+    return Plan(layer.name, layer.clear, entries, skipped, needs_room=layer.store.clearing_needs_room)
+
+
 def plan_removal(layer: Layer, things: Iterable[Entry], *, in_use: bool = False) -> Plan:
     """Plan the removal of exactly these things, as a scan yielded them. Changes nothing.
 
@@ -373,7 +373,7 @@ def plan_removal(layer: Layer, things: Iterable[Entry], *, in_use: bool = False)
     for root in every_root(layer):
         if root.path in changed:
             require_changeable(layer, root)
-    return Plan(layer, tuple(entries), tuple(skipped))
+    return plan_of(layer, tuple(entries), tuple(skipped))
 
 
 def _plan_damaged(layer: Layer, root: Root, selection: Selection) -> Plan:
@@ -382,7 +382,7 @@ def _plan_damaged(layer: Layer, root: Root, selection: Selection) -> Plan:
     if layer.about.precious:
         why = "results of tuning are never removed as damaged"
         notes = (Note(finding.key or "*", f"{why}; {finding.message}") for finding, _ in damaged)
-        return Plan(layer, skipped=tuple(notes))
+        return plan_of(layer, skipped=tuple(notes))
     plan = plan_removal(layer, (thing for _, thing in damaged if selection.matches(thing)))
     # Whether these are damaged is unknown.
     unread = (finding for finding in findings if finding.code == "unreadable")

@@ -2,54 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from cachectl.layers.base.text import short_repr
 from cachectl.layers.core.entry import Entry, Note
 from cachectl.layers.core.json_form import as_json
 
-_Sum = TypeVar("_Sum", "Plan", "Outcome")
 
-
-class Clearable(Protocol):
-    """What a plan needs of its layer."""
-
-    @property
-    def name(self) -> str:
-        """Return the name of the layer."""
-
-    @property
-    def clearing_needs_room(self) -> bool:
-        """Return whether removing entries needs free disk space."""
-
-    def clear(self, plan: Plan) -> Outcome:
-        """Remove the entries of a plan. Entries that have changed since are skipped."""
-
-
-@as_json(
-    hidden=("layer",), also=("name", "removed", "bytes_freed", "orphans_removed", "roots"), names={"name": "layer"}
-)
+@as_json(hidden=("clear", "needs_room"), also=("removed", "bytes_freed", "orphans_removed", "roots"))
 class Plan(NamedTuple):
-    """The exact entries that a removal from one layer would remove, and what it would leave.
+    """The exact entries that a removal from the layer of a name would remove, and what it would leave.
 
     The stamp of each entry is compared again before it is removed. ``failed`` are places that could not be read or
-    must not be changed. The numbers are those of an :class:`Outcome` in which everything goes.
+    must not be changed. The numbers are those of an :class:`Outcome` in which everything goes. ``needs_room`` says that
+    the removal needs free disk space.
     """
 
-    layer: Clearable
+    layer: str
+    clear: Callable[[Plan], Outcome]
     entries: tuple[Entry, ...] = ()
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
+    needs_room: bool = False
 
     def __repr__(self) -> str:
-        return short_repr(self, "entries")
-
-    @property
-    def name(self) -> str:
-        """Return the name of the layer."""
-        return self.layer.name
+        return short_repr(self, "entries", "clear")
 
     @property
     def removed(self) -> int:
@@ -73,11 +52,16 @@ class Plan(NamedTuple):
 
     def plus(self, other: Plan) -> Plan:
         """Return the sum of both."""
-        return _plus(self, other)
+        entries, skipped, failed = (
+            self.entries + other.entries,
+            self.skipped + other.skipped,
+            self.failed + other.failed,
+        )
+        return self._replace(entries=entries, skipped=skipped, failed=failed)
 
     def apply(self) -> Outcome:
-        """Remove the entries, as :meth:`Layer.clear` does."""
-        return self.layer.clear(self)
+        """Remove the entries. Those that have changed since are skipped."""
+        return self.clear(self)
 
 
 class Outcome(NamedTuple):
@@ -94,17 +78,7 @@ class Outcome(NamedTuple):
     orphans_removed: int = 0
     roots: tuple[Path, ...] = ()
 
-    @property
-    def name(self) -> str:
-        """Return the name of the layer, as of a plan."""
-        return self.layer
-
     def plus(self, other: Outcome) -> Outcome:
         """Return the sum of both."""
-        return _plus(self, other)
-
-
-def _plus(left: _Sum, right: _Sum) -> _Sum:
-    """Return the sum of two facts about one layer, field by field."""
-    pairs: Iterable[tuple[Any, Any]] = zip(left[1:], right[1:], strict=True)
-    return type(left)(left.layer, *(before + more for before, more in pairs))
+        pairs: Iterable[tuple[Any, Any]] = zip(self[1:], other[1:], strict=True)
+        return Outcome(self.layer, *(before + more for before, more in pairs))

@@ -77,7 +77,7 @@ def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:
         )
     total = result.total
     if not options.all:
-        request.warn_of_dead({layer.name for layer in result.layers if layer.removed})
+        request.warn_of_dead({layer.layer for layer in result.layers if layer.removed})
     if options.key is not None and not any((total.removed, total.orphans_removed, total.skipped, total.failed)):
         raise CachectlError(f"no entry that is selected has the key {options.key!r}; cachectl ls -q lists keys")
     return result
@@ -97,7 +97,7 @@ def layers_table(
     rows = []
     for layer in layers:
         roots = " ".join(units.short_path(root, home) for root in layer.roots)
-        rows.append((layer.name, layer.removed, layer.orphans_removed, layer.bytes_freed, len(layer.skipped), roots))
+        rows.append((layer.layer, layer.removed, layer.orphans_removed, layer.bytes_freed, len(layer.skipped), roots))
     *total, _ = vars(result.total).values()
     return Table({"layer": str, **numbers, "root": str}, rows, ("total", *total, "") if sums else ())
 
@@ -115,7 +115,7 @@ def table(result: removal.RemovalPlan | removal.Removal, request: verbs.Request)
     for plan in result.layers:
         for entry in plan.entries:
             age = units.since(entry.modified, request.now)
-            rows.append((plan.name, entry.state, entry.bytes, age, entry.key))
+            rows.append((plan.layer, entry.state, entry.bytes, age, entry.key))
     columns: Columns = {"layer": str, "state": str, "size": units.size, "age": units.age, "key": str}
     return Table(columns, rows)
 
@@ -136,7 +136,7 @@ def show(result: removal.RemovalPlan | removal.Removal, request: verbs.Request) 
     if hidden := len(cleared) - len(shown):
         yield f"{plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
     for layer in result.layers:
-        request.output.warn_notes(f"{layer.name}: skipped", layer.skipped)
+        request.output.warn_notes(f"{layer.layer}: skipped", layer.skipped)
         for reason, (first, *more) in keys_by_reason(layer.failed).items():
             others = f" and {len(more)} more" if more else ""
-            request.notice(f"{layer.name}: {'' if first == '*' else f'{first}{others}: '}{reason}")
+            request.notice(f"{layer.layer}: {'' if first == '*' else f'{first}{others}: '}{reason}")

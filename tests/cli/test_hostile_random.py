@@ -129,9 +129,9 @@ def planned_paths(planned: RemovalPlan, world: World) -> list[bytes]:
                 key = key.partition("/")[0]
             place = os.fsencode(os.path.realpath(target.root / os.path.dirname(key)) + "/" + os.path.basename(key))
             places.append(place)
-            if part.name == "cuda":
+            if part.layer == "cuda":
                 places.append(os.fsencode(os.path.realpath(target.root) + "/index"))
-            if part.name == "miopen-tuning":
+            if part.layer == "miopen-tuning":
                 places.append(os.fsencode(os.path.realpath(target.root) + "/miopen-lockfiles"))
                 places += [os.fsencode(world.empty / "tmp"), place + b".time"]
     return places
