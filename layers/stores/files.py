@@ -47,7 +47,7 @@ class Files(Store):
     :func:`cachectl.layers.stores.archive.unpack` opens. ``writers`` are name prefixes of libraries that may be writing
     an entry.
 
-    A subclass overrides what its library does otherwise, and declares ``shapes`` and ``forms`` if it has no codec.
+    A subclass overrides what its library does otherwise, and may declare ``shapes``, ``codec`` and ``forms``.
     """
 
     shapes: tuple[trees.Shape, ...] = ()
@@ -67,9 +67,9 @@ class Files(Store):
     def __init__(self, *patterns: str | trees.Shape, codec: Codec | None = None, writers: tuple[str, ...] = ()) -> None:
         if patterns:
             self.shapes = tuple(trees.Shape((regex(one),)) if isinstance(one, str) else one for one in patterns)
-            self.writers = writers
         if codec is not None:
             self.codec, self.forms = codec, (codec.form,)
+        self.writers = writers or self.writers
 
     def shapes_of(self, root: Root) -> tuple[trees.Shape, ...]:
         """Return the shapes in a root, which may have some of its own."""
