@@ -145,6 +145,19 @@ def test_a_failed_build_is_an_orphan(home: Home) -> None:
     assert "a build that failed" in orphans(PoclKernels(home.environment())).values()
 
 
+@pytest.mark.parametrize("files", [{}, {"build.log": b"error: expected ';'"}], ids=["empty", "failed"])
+def test_a_build_without_a_program_stays_while_it_may_go_on(
+    layer: PoclKernels, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root_of(layer) / NAME).mkdir(mode=0o700, parents=True)
+    place(layer, NAME, files)
+    programs(monkeypatch, 4711)
+    plan = layer.plan_clear()
+    assert (plan.entries, [(note.key, "process 4711" in note.because) for note in plan.skipped]) == ((), [(NAME, True)])
+    programs(monkeypatch)
+    assert [target.key for target in layer.plan_clear().entries] == [NAME]
+
+
 def test_empty_folders_stay_while_a_program_may_build(layer: PoclKernels, monkeypatch: pytest.MonkeyPatch) -> None:
     """However old they are: PoCL makes the folder of a program in one step after it has seen the folder above."""
     folder = root_of(layer) / "AB"
