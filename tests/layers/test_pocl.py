@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from cachectl.layers.core.finding import Severity
 from cachectl.layers.core.layer import put_many
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.stores.archive import unpack
+from cachectl.layers.stores.files import Files
 
 
 def place(layer: PoclKernels, name: str, files: dict[str, bytes]) -> Path:
@@ -143,6 +145,15 @@ def test_a_failed_build_is_an_orphan(home: Home) -> None:
     path = f"{home.programs}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     assert "failed" in home.run(sys.executable, "-c", program, PYTHONPATH=path).stdout
     assert "a build that failed" in orphans(PoclKernels(home.environment())).values()
+
+
+def test_programs_are_found_by_the_tag_of_their_build(layer: PoclKernels) -> None:
+    for letter, text in (("C", b"tag-1"), ("D", b"tag-22"), ("E", b""), ("F", b"")):
+        place(layer, f"AB/{letter * 37}", {"program.bc": BITCODE + text})
+    assert isinstance(layer.store, Files)
+    for since, expected in ((0.0, {"C": "tag-1", "D": "tag-22", "E": ""}), (2e10, {})):
+        found = layer.store.find_tagged(layer.roots()[0], re.compile(rb"tag-\d+"), since, {f"AB/{'E' * 37}"})
+        assert {entry.key[3]: tag for entry, tag in found} == expected
 
 
 @pytest.mark.parametrize("files", [{}, {"build.log": b"error: expected ';'"}], ids=["empty", "failed"])
