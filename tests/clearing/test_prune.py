@@ -3,12 +3,18 @@
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from homes import Home
 from support.doctor import dictionary, leak
-from support.layers import on_disk, write
+from support.layers import on_disk, root_of, write
+from support.products import place
+
+from cachectl.config import Limits
+from cachectl.verbs.prune import plan_prune
+from cachectl.watching import ledger
 
 
 @pytest.fixture
@@ -36,6 +42,21 @@ def test_the_oldest_go_until_the_rest_fits(home: Home, cuda: Path) -> None:
     assert size(cuda) <= 100 << 10
     assert done["total"]["removed"] == len(before) - len(left) > 0
     assert home.json("prune --max-size 100K")["total"]["removed"] == 0
+
+
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_what_is_large_for_its_seconds_goes_first_once_a_run_measured_them(home: Home, is_measured: bool) -> None:
+    layer, now = home.stack["pocl"], time.time()
+    for letter, size, days in (("C", 1, 3), ("D", 1 << 20, 2)):
+        folder = place(root_of(layer), f"AB/{letter * 37}", {"program.bc": bytes(size), "axpy/0-0-0/axpy.so": b""})
+        for path in (*folder.rglob("*"), folder):
+            os.utime(path, (now - 86400 * days,) * 2)
+    small, large = layer.entries()
+    if is_measured:
+        axpy = ledger.Known(now, seconds={"pocl": 4.0})
+        ledger.change(layer.environment, lambda known: known.kernels.update(axpy=axpy))
+    (plan,) = plan_prune([layer], Limits(bytes=small.bytes + large.bytes - 1)).plans
+    assert [entry.key for entry in plan.entries] == [large.key if is_measured else small.key]
 
 
 def test_orphans_go_and_dictionaries_of_a_python_that_was_removed_stay(home: Home, tmp_path: Path) -> None:

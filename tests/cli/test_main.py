@@ -50,6 +50,7 @@ def test_json_has_the_keys_of_the_contract(cuda: Home) -> None:
         (cuda.json("purge cuda")["layers"], of_purge),
     ):
         assert all(item.keys() >= set(keys.split()) for item in items)
+    assert not any("stale_entries" in root for layer in report["layers"] for root in layer["roots"])
 
 
 def test_a_stream_of_text_gets_json_too(cuda: Home) -> None:

@@ -1,5 +1,6 @@
 """NEO's and comgr's caches, around what the real compilers wrote: what is read of entries, policies, accounts."""
 
+import os
 import shutil
 import struct
 import subprocess
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from homes import Home
-from support.layers import clear, keys_of, root_of, usage_of, verified
+from support.layers import clear, keys_of, problems, root_of, usage_of, verified
 from support.products import BARE, DEEP, PRODUCTS, SPIRV, WRAPPED, comgr_key, fill_neo
 from support.tracing import layer_of, no_file_events, numbers, trace
 
@@ -143,6 +144,14 @@ def test_an_account_with_a_wrong_sum_is_reported(neo: Layer, counted: int, words
     (root_of(neo) / "config.file").write_bytes(struct.pack("=Q", counted))
     (found,) = verified(neo)
     assert (found.code, words in found.message) == ("index", True)
+
+
+def test_the_sum_is_compared_only_if_every_entry_was_read(neo: Layer) -> None:
+    (root_of(neo) / "config.file").write_bytes(struct.pack("=Q", 10**9))
+    assert [one.code for one in verified(neo)] == ["index"]
+    os.truncate(root_of(neo) / keys_of(neo)[0], 2 << 30)
+    (root_of(neo) / "config.file").write_bytes(struct.pack("=Q", 1))
+    assert [one.code for one in verified(neo)] == problems(neo) == ["unreadable"]
 
 
 def test_a_move_makes_the_folder_without_which_nothing_is_kept(home: Home) -> None:

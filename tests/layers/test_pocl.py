@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from cachectl.layers.core.finding import Severity
 from cachectl.layers.core.layer import put_many
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.stores.archive import unpack
+from cachectl.layers.stores.files import Files
 
 
 def place(layer: PoclKernels, name: str, files: dict[str, bytes]) -> Path:
@@ -143,6 +145,28 @@ def test_a_failed_build_is_an_orphan(home: Home) -> None:
     path = f"{home.programs}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     assert "failed" in home.run(sys.executable, "-c", program, PYTHONPATH=path).stdout
     assert "a build that failed" in orphans(PoclKernels(home.environment())).values()
+
+
+def test_programs_are_found_by_the_tag_of_their_build(layer: PoclKernels) -> None:
+    for letter, text in (("C", b"tag-1"), ("D", b"tag-22"), ("E", b""), ("F", b"")):
+        place(layer, f"AB/{letter * 37}", {"program.bc": BITCODE + text})
+    assert isinstance(layer.store, Files)
+    for since, expected in ((0.0, {"C": "tag-1", "D": "tag-22", "E": ""}), (2e10, {})):
+        found = layer.store.find_tagged(layer.roots()[0], re.compile(rb"tag-\d+"), since, {f"AB/{'E' * 37}"})
+        assert {entry.key[3]: tag for entry, tag in found} == expected
+
+
+@pytest.mark.parametrize("files", [{}, {"build.log": b"error: expected ';'"}], ids=["empty", "failed"])
+def test_a_build_without_a_program_stays_while_it_may_go_on(
+    layer: PoclKernels, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root_of(layer) / NAME).mkdir(mode=0o700, parents=True)
+    place(layer, NAME, files)
+    programs(monkeypatch, 4711)
+    plan = layer.plan_clear()
+    assert (plan.entries, [(note.key, "process 4711" in note.because) for note in plan.skipped]) == ((), [(NAME, True)])
+    programs(monkeypatch)
+    assert [target.key for target in layer.plan_clear().entries] == [NAME]
 
 
 def test_empty_folders_stay_while_a_program_may_build(layer: PoclKernels, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,6 +174,8 @@ def test_a_value_has_a_state_and_a_wrong_one_a_finding_whose_fix_works(tmp_path:
     assert (state.condition, words.replace("@", variables) in state.why) == (condition, True), state.why
     found = examine(tmp_path, layer, set_to)
     assert [(one.layer, one.code, one.severity) for one in found] == expected
+    place = next((root.path for root in built_in_layer(layer, environment).roots()), Path("*"))
+    assert {one.root for one in found if one.code == "off"} <= {place}
     for finding in found:
         script = f"{finding.fix}; env -0"
         done = subprocess.run(["sh", "-c", script], env={"PATH": os.defpath, **set_to}, capture_output=True, check=True)

@@ -1,5 +1,7 @@
 """Installed distributions by names: the same answers as ``importlib.metadata``, which is the fallback."""
 
+import os
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -21,6 +23,21 @@ def test_everything_that_is_installed_here_is_known() -> None:
     names = {found.metadata["Name"] for found in metadata.distributions() if found.metadata["Name"]}
     assert {name: distributions.version_of(name) for name in names} == {name: asked(name) for name in names}
     assert distributions.version_of("no-such-distribution") is None
+
+
+def test_a_folder_that_changes_within_a_tick_of_the_clock_is_listed_again(tmp_path: Path) -> None:
+    now = time.time_ns()
+    for names in ((), ("mine",), ("mine", "other")):
+        for name in names:
+            (tmp_path / name).touch()
+        os.utime(tmp_path, ns=(now, now))
+        assert distributions.names_in(str(tmp_path)) == names
+    assert distributions.names_in(str(tmp_path), "ot") == ("other",)
+
+
+def test_a_version_is_read_from_metadata_of_any_bytes(tmp_path: Path) -> None:
+    write(tmp_path / "mine.dist-info/METADATA", b"Name: mine\nAuthor: Andr\xe9\nVersion: 1.0\n\nVersion: 2.0\n")
+    assert distributions.version_in([str(tmp_path)], "mine") == "1.0"
 
 
 #: The last two: two versions of one name, and a folder that is empty.

@@ -1,5 +1,6 @@
 """Deterministic tars: tarfile reads what is made, and what tarfile makes is read, or refused."""
 
+import hashlib
 import io
 import os
 import subprocess
@@ -82,6 +83,13 @@ def test_an_artifact_file_names_its_own_damage() -> None:
     for broken in (b"", file[:700], file.replace(b"data", b"date"), *others):
         with pytest.raises(CachectlError):
             artifact_from_bytes(broken)
+
+
+def test_the_bytes_of_an_artifact_file_are_those_of_every_release() -> None:
+    """Stores name a file by its digest, and signatures are of it."""
+    artifact = Artifact("pocl", "AB/key", "pocl-entry/1", pack({"sub/program": b"data"}), {"kernels": "k"})
+    digest = hashlib.sha256(artifact_to_bytes(artifact)).hexdigest()
+    assert digest == "746bad4590c88f5cdd0e3d8a5a4f9c6a32a5631071c1fc7cb95d7f9b4dd619a6"
 
 
 def _foreign(members: dict[str, bytes]) -> bytes:

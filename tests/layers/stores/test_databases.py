@@ -117,6 +117,15 @@ def test_what_follows_the_pages_of_a_database_is_no_damage(home: Home) -> None:
     assert keys_of(home.stack["pytools"]) == keys
 
 
+def test_the_pages_of_a_database_count_only_if_its_last_writer_counted_them(home: Home) -> None:
+    """A sqlite before 3.7.0 changes the counter at byte 24 alone, not its copy at 92, and not the number of pages."""
+    path = dictionary(home.path / ".cache/pytools" / FILE, equal_rows(60))
+    whole = path.read_bytes()
+    for counter, words in ((whole[24:28], ["the file was cut"]), (b"\0\0\xff\0", [])):
+        path.write_bytes(whole[:24] + counter + whole[28:-1])
+        assert [finding.message.rpartition(": ")[2] for finding in verified(home.stack["pytools"])] == words
+
+
 def test_a_damaged_file_goes_only_whole_unchanged_and_used_by_nobody(tmp_path: Path) -> None:
     path = dictionary(tmp_path / FILE)
     stamp = file_stamp(path)

@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -100,9 +100,17 @@ def test_files_left_by_an_interrupted_removal_are_cleared_later(tree: Tree) -> N
     (entry,) = entries(tree)
     assert entry.is_orphan
     fill(tree)
-    outcome = remove_things(tree, entries(tree), tidy=lambda: True)
+    during = set[str]()
+
+    def tidy() -> bool:
+        during.update(os.listdir(tree.root))
+        return True
+
+    outcome = remove_things(tree, entries(tree), tidy=tidy)
     assert (outcome.removed, outcome.failed) == (1, ())
     assert os.listdir(tree.root) == []
+    # What a kill would leave now has the same name.
+    assert [name.startswith(".cachectl-trash-") for name in during - {"ab"}] == [True]
 
 
 def place(tree: Tree, key: str, members: Mapping[str, bytes], *, replace: bool = False) -> None:
@@ -171,12 +179,27 @@ def test_the_stage_of_a_running_cachectl_is_not_an_orphan(tree: Tree) -> None:
 def test_an_entry_that_cannot_be_read_stays_unless_replaced(tree: Tree, make: Callable[[Path], None]) -> None:
     folder = fill(tree)
     make(folder / "strange")
-    with pytest.raises(LayerError, match="cannot read strange: "):
+    with pytest.raises(LayerError, match="cannot read strange: ") as caught:
         place(tree, "ab/0001", {"file": b"content"})
+    assert caught.value.path == folder / "strange"
     assert sorted(os.listdir(folder)) == ["file", "strange"]
     place(tree, "ab/0001", {"file": b"content"}, replace=True)
     assert os.listdir(folder) == ["file"]
     assert os.listdir(tree.root) == ["ab"]
+
+
+@pytest.mark.parametrize(("theirs", "refused"), [(b"content", False), (b"other", True)])
+def test_what_another_process_places_meanwhile_counts_as_placed_if_it_is_the_same(
+    tree: Tree, theirs: bytes, refused: bool
+) -> None:
+    @contextlib.contextmanager
+    def guard(_root: int) -> Iterator[None]:
+        place(tree, "ab/0001", {"file": theirs})
+        yield
+
+    (done,) = write_entries(tree, {"ab/0001": {"file": b"content"}}, guard=guard).values()
+    assert isinstance(done, EntryExists) if refused else done is False
+    assert tree.read_members("ab/0001") == {"file": theirs}
 
 
 def test_two_that_replace_one_entry_at_once_leave_one_of_theirs(tree: Tree) -> None:

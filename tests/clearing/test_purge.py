@@ -1,0 +1,32 @@
+"""``cachectl purge``: what it shows of each layer, and returns."""
+
+import re
+
+import pytest
+from homes import Home
+
+
+def test_layers_with_nothing_to_remove_are_one_line_unless_they_are_named(cuda: Home) -> None:
+    shown = cuda.cachectl("purge --all -n").stdout
+    assert (re.findall(r"\n\d+ (.*)\n", shown), "pocl" in shown) == (["more layers: nothing to remove"], False)
+    for line in ("purge cuda pocl -n", "purge --all -n -v"):
+        shown = cuda.cachectl(line).stdout
+        assert (re.search(r"^pocl +0 ", shown, re.MULTILINE) is None, "nothing" in shown) == (False, False), shown
+    cuda.cachectl("purge cuda")
+    assert re.fullmatch(r"\d+ layers: nothing to remove\n", cuda.cachectl("purge --all").stdout)
+
+
+@pytest.mark.parametrize("verb", ["purge cuda", "prune --max-size 0B cuda"])
+def test_only_a_plan_lists_entries(cuda: Home, verb: str) -> None:
+    (plan,), (done,) = (cuda.json(line)["layers"] for line in (f"{verb} --dry-run", verb))
+    assert len(plan.pop("entries")) == plan["removed"] == 40
+    # Folders go too, and the index shrinks.
+    assert plan.pop("bytes_freed") < done.pop("bytes_freed")
+    assert plan == done
+
+
+def test_a_notebook_shows_the_layers_from_which_something_goes(cuda: Home) -> None:
+    plan = cuda.stack.purge(layers=["cuda", "pocl"], dry_run=True)
+    html = plan._repr_html_()
+    assert [word in html for word in ("would go", "cuda", "pocl")] == [True, True, False]
+    assert "removed" in plan.apply()._repr_html_()
