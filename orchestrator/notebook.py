@@ -34,10 +34,10 @@ def show_results(shell: Any) -> None:  # noqa: ANN401 - as load
     """Have IPython's shell show results as HTML."""
     formatter = shell.display_formatter.formatters["text/html"]
     for module, name, shown in (
-        ("cachectl.verbs.report", "Report", _report_html),
-        ("cachectl.removal", "RemovalPlan", _removal_html),
-        ("cachectl.removal", "Removal", _removal_html),
-        ("cachectl.watching.timeline", "Trace", _trace_html),
+        ("cachectl.verbs.report", "Report", report_html),
+        ("cachectl.removal", "RemovalPlan", removal_html),
+        ("cachectl.removal", "Removal", removal_html),
+        ("cachectl.watching.timeline", "Trace", trace_html),
     ):
         # By name, so that none of them is imported before there is one.
         formatter.for_type_by_name(module, name, shown)
@@ -73,13 +73,15 @@ def _with_shell(shell: Any, magic: Callable[[], AbstractContextManager[object]])
     return run
 
 
-def _report_html(result: report.Report) -> str:
+def report_html(result: report.Report) -> str:
+    """Return a report as HTML."""
     from cachectl.verbs import report
 
     return html(report.lines(result, str(this_environment().home_folder)))
 
 
-def _removal_html(result: RemovalPlan | Removal) -> str:
+def removal_html(result: RemovalPlan | Removal) -> str:
+    """Return the layers from which something goes or has gone, as HTML."""
     from cachectl.verbs.purge import is_empty, layers_table
 
     shown = [layer for layer in result.layers if not is_empty(layer)]
@@ -87,7 +89,8 @@ def _removal_html(result: RemovalPlan | Removal) -> str:
     return html([layers_table(result, shown, "/", sums=True), *failed])
 
 
-def _trace_html(result: timeline.Trace) -> str:
+def trace_html(result: timeline.Trace) -> str:
+    """Return a verdict and its timeline as HTML."""
     from cachectl.verbs import trace
     from cachectl.watching import timeline
 

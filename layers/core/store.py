@@ -235,15 +235,25 @@ _ADDED = ("entries", "files", "bytes", "orphan_files", "orphan_bytes", "stale_en
 
 
 def usage_of(entry: Entry, number: int = 1) -> Usage:
-    """Return what an entry counts, or so many entries of its age and staleness that together have its size."""
+    """Return what an entry counts, or so many entries of its age and staleness that together have its size.
+
+    No entry stands for files that hold none, such as the free pages of a database.
+    """
     if entry.is_orphan:
         return Usage(orphan_files=entry.files, orphan_bytes=entry.bytes)
-    moment = entry.written_before if entry.modified is None else entry.modified
-    usage = Usage(number, entry.files, entry.bytes, oldest=moment, newest=moment)
-    if entry.stale is None:
-        return usage if entry.because is None else usage._replace(stale_unknown=number)
-    usage = usage._replace(stale_entries=number * entry.stale, stale_bytes=entry.bytes * entry.stale)
-    return usage._replace(stale_because={entry.because: number}) if entry.stale and entry.because else usage
+    stale, because = entry.stale, entry.because
+    moment = None if not number else entry.written_before if entry.modified is None else entry.modified
+    return Usage(
+        number,
+        entry.files,
+        entry.bytes,
+        stale_entries=None if stale is None else number * stale,
+        stale_bytes=None if stale is None else entry.bytes * stale,
+        stale_unknown=number if stale is None and because is not None else 0,
+        oldest=moment,
+        newest=moment,
+        stale_because={because: number} if stale and number and because is not None else {},
+    )
 
 
 def sum_usage(found: Iterable[Found]) -> Usage:
@@ -257,7 +267,7 @@ def sum_usage(found: Iterable[Found]) -> Usage:
         if isinstance(thing, Problem):
             problems.append(thing)
             continue
-        if isinstance(thing, Entry) and thing.is_foreign:
+        if isinstance(thing, Entry) and thing.kind == "foreign":
             continue
         part = thing if isinstance(thing, Usage) else usage_of(thing)
         for name in _ADDED:

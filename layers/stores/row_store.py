@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 
 from cachectl.layers.base import processes
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, UnknownFormat, Unreachable, reason_of
-from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, Usage, orphan
+from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, orphan
 from cachectl.layers.core.finding import FAILS, HARMLESS, Finding, Severity
 from cachectl.layers.core.plan import Outcome
 from cachectl.layers.core.root import Root
@@ -34,6 +34,7 @@ from cachectl.layers.core.store import (
     noted,
     read_each,
     unreadable,
+    usage_of,
 )
 from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import plain
@@ -251,7 +252,8 @@ class Rows(Store):
                 yield Problem(path, kinds.get(type(error), "unreadable"), self.explain(error))
             try:
                 sizes = database.sizes_of(path)
-                yield Usage(files=len(sizes), bytes=max(0, sum(sizes) - payload))
+                held = template._replace(bytes=max(0, sum(sizes) - payload), files=len(sizes))
+                yield usage_of(held, 0)
             except OSError as error:
                 yield Problem(path, "unreadable", self.explain(error))
 

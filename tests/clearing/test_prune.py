@@ -55,7 +55,7 @@ def test_what_is_large_for_its_seconds_goes_first_once_a_run_measured_them(home:
     if is_measured:
         axpy = ledger.Known(now, seconds={"pocl": 4.0})
         ledger.change(layer.environment, lambda known: known.kernels.update(axpy=axpy))
-    (plan,) = plan_prune([layer], Limits(bytes=small.bytes + large.bytes - 1)).plans
+    (plan,) = plan_prune([layer], Limits(bytes=small.bytes + large.bytes - 1)).layers
     assert [entry.key for entry in plan.entries] == [large.key if is_measured else small.key]
 
 

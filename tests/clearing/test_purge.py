@@ -5,6 +5,8 @@ import re
 import pytest
 from homes import Home
 
+from cachectl import notebook
+
 
 def test_layers_with_nothing_to_remove_are_one_line_unless_they_are_named(cuda: Home) -> None:
     shown = cuda.cachectl("purge --all -n").stdout
@@ -26,7 +28,7 @@ def test_only_a_plan_lists_entries(cuda: Home, verb: str) -> None:
 
 
 def test_a_notebook_shows_the_layers_from_which_something_goes(cuda: Home) -> None:
-    plan = cuda.stack.purge(layers=["cuda", "pocl"], dry_run=True)
-    html = plan._repr_html_()
+    plan = cuda.stack.plan_clear(layers=["cuda", "pocl"])
+    html = notebook.removal_html(plan)
     assert [word in html for word in ("would go", "cuda", "pocl")] == [True, True, False]
-    assert "removed" in plan.apply()._repr_html_()
+    assert "removed" in notebook.removal_html(plan.apply())
