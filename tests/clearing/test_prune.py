@@ -13,6 +13,7 @@ from support.layers import on_disk, root_of, write
 from support.products import place
 
 from cachectl.config import Limits
+from cachectl.stack import Stack
 from cachectl.verbs.prune import plan_prune
 from cachectl.watching import ledger
 
@@ -68,6 +69,13 @@ def test_orphans_go_and_dictionaries_of_a_python_that_was_removed_stay(home: Hom
     for ending in (f"-{alive}", alive, "-3.8.1.final.0", "-3.8.2.final.0"):
         dictionary(home.path, ending)
     leaked = leak(home.path)
+    said: list[str] = []
+    for configured in ("", f"python = ['{program}']"):
+        file = home.configure(configured)
+        here = home.environment()._replace(searches_pythons=True)
+        Stack(here).prune(dry_run=True, notice=said.append)
+    assert [line.split(" entries")[0][-4:] for line in said] == ["of 3", "of 2"]
+    file.unlink()
     path = f"{program.parent}:{home.variables['PATH']}"
     assert home.json("ls pytools --stale", PATH=path)["entries"] == []
     shutil.rmtree(tmp_path / "env")

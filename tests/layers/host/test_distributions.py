@@ -35,6 +35,14 @@ def test_a_folder_that_changes_within_a_tick_of_the_clock_is_listed_again(tmp_pa
     assert distributions.names_in(str(tmp_path), "ot") == ("other",)
 
 
+def test_a_relative_folder_is_that_of_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        write(tmp_path / name / "same" / name, "")
+        os.utime(tmp_path / name / "same", (1, 1))
+        monkeypatch.chdir(tmp_path / name)
+        assert distributions.names_in("same") == (name,)
+
+
 def test_a_version_is_read_from_metadata_of_any_bytes(tmp_path: Path) -> None:
     write(tmp_path / "mine.dist-info/METADATA", b"Name: mine\nAuthor: Andr\xe9\nVersion: 1.0\n\nVersion: 2.0\n")
     assert distributions.version_in([str(tmp_path)], "mine") == "1.0"
