@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cachectl.layers.formats import details
 
 _T = TypeVar("_T")
-_P = TypeVar("_P", bound="Part")
+_P = TypeVar("_P", bound="Bound")
 #: What can go wrong with one entry of several.
 EntryError = LayerError | OSError
 #: The damage of an entry's bytes, and its effect on the library.
@@ -63,7 +63,7 @@ class Codec:
         return None
 
 
-class Part:
+class Bound:
     """A store, or a part of one. A layer declares it, and it is bound to a name and environment with the layer."""
 
     #: The layer's name.
@@ -71,7 +71,7 @@ class Part:
     environment: Environment
 
 
-class Store(Part, ABC):
+class Store(Bound, ABC):
     """The store of a layer's entries.
 
     The first five methods are the protocol; each takes and gives many entries. The others have a general implementation
@@ -144,12 +144,12 @@ def bound(part: _P, name: str, environment: Environment) -> _P:
     """Return a store, with its parts, as that of the layer of a name in an environment."""
     clone = object.__new__(type(part))
     clone.__dict__.update(part.__dict__, name=name, environment=environment)
-    inner = {key: bound(value, name, environment) for key, value in vars(part).items() if isinstance(value, Part)}
+    inner = {key: bound(value, name, environment) for key, value in vars(part).items() if isinstance(value, Bound)}
     clone.__dict__.update(inner)
     return clone
 
 
-def finding_of(part: Part, root: Root, problem: Problem) -> Finding:
+def finding_of(part: Bound, root: Root, problem: Problem) -> Finding:
     """Return the finding of a problem: unreadable things may hide entries that fail a program."""
     import shlex
 
@@ -165,7 +165,7 @@ def finding_of(part: Part, root: Root, problem: Problem) -> Finding:
 
 
 def damage_findings(
-    part: Part, root: Root, entry: Entry, damages: Sequence[Damage], foreign: str | None
+    part: Bound, root: Root, entry: Entry, damages: Sequence[Damage], foreign: str | None
 ) -> Iterator[Finding]:
     """Yield the findings of the damages of an entry, or why it may be of an unknown version instead."""
     if damages and foreign is not None:

@@ -21,7 +21,7 @@ from cachectl.layers.core.finding import RECOMPILES, Finding
 from cachectl.layers.core.plan import Outcome
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import ALL, Selection
-from cachectl.layers.core.store import ENTRY, FOREIGN, Damage, Part, counting, damage_findings
+from cachectl.layers.core.store import ENTRY, FOREIGN, Bound, Damage, counting, damage_findings
 from cachectl.layers.disk import plain
 from cachectl.layers.mesa import cache, entries, pairs
 from cachectl.layers.stores import files, row_store
@@ -229,6 +229,6 @@ def is_data_file(file: str) -> bool:
     return any(name.fullmatch(file) is not None for _, name in _FORMATS.values())
 
 
-def tree_at(part: Part, root: Root) -> trees.Tree:
+def tree_at(part: Bound, root: Root) -> trees.Tree:
     """Return the tree of a root."""
     return trees.Tree(part.name, root.path, *_SHAPES[root.role])

@@ -23,10 +23,10 @@ from cachectl.layers.core.store import (
     ENTRY,
     FOREIGN,
     OWN,
+    Bound,
     Codec,
     Damage,
     EntryError,
-    Part,
     Store,
     attempt,
     damage_findings,
@@ -48,7 +48,7 @@ R = TypeVar("R")
 Lister = Callable[[Root, str, Entry], Iterator[Found]]
 
 
-class TableFormat(Part, ABC):
+class TableFormat(Bound, ABC):
     """The tables of a library: their files below a root, what is in their rows, and who may write there.
 
     A table is a database of one ``schema``, unless ``opened`` returns another kind of file. The key of a row begins
