@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cachectl.layers.base.text import short_repr
 from cachectl.layers.core.entry import Entry, Note
@@ -80,5 +80,12 @@ class Outcome(NamedTuple):
 
     def plus(self, other: Outcome) -> Outcome:
         """Return the sum of both."""
-        pairs: Iterable[tuple[Any, Any]] = zip(self[1:], other[1:], strict=True)
-        return Outcome(self.layer, *(before + more for before, more in pairs))
+        return Outcome(
+            self.layer,
+            self.removed + other.removed,
+            self.bytes_freed + other.bytes_freed,
+            self.skipped + other.skipped,
+            self.failed + other.failed,
+            self.orphans_removed + other.orphans_removed,
+            self.roots + other.roots,
+        )
