@@ -20,7 +20,6 @@ from cachectl.layers.core.store import sum_usage
 from cachectl.layers.disk import plain, temporaries
 from cachectl.show import units
 from cachectl.show.table import Columns, Table
-from cachectl.verbs.ls import kernels_table
 
 if TYPE_CHECKING:
     from cachectl import grouping, listing
@@ -389,6 +388,8 @@ def _pythons(shares: Iterable[grouping.PythonShare], home: str) -> Iterator[obje
 
 def _kernels(kernels: Sequence[listing.Kernel], result: Report) -> Iterator[object]:
     """Yield the largest kernels, and what the entries of each layer save."""
+    from cachectl.verbs.ls import kernels_table
+
     yield from ("", kernels_table(kernels[:_FEW_KERNELS], result.generated))
     if more := len(kernels[_FEW_KERNELS:]):
         yield f"{plural(more, 'more kernel')}: cachectl ls"
