@@ -237,6 +237,7 @@ def require_refused(layer: MesaShaderCache, folder: Path, new: str) -> None:
     findings = verified(layer)
     assert [(found.code, found.severity, found.thing) for found in findings] == [("unknown", Severity.HARMLESS, None)]
     assert Findings(tuple(findings)).failed, "verify ends with 1"
+    assert findings[0].fix.startswith("nothing: ")
     with pytest.raises(Refused, match="does not know"):
         layer.put(new, Artifact("mesa", new, "mesa-entry/1", entry(kernel("new"))))
     known = listed(layer)
