@@ -18,7 +18,7 @@ from cachectl.layers.core.entry import Artifact, Entry, Found, Problem
 from cachectl.layers.core.finding import FAILS, HARMLESS, HEALS, RECOMPILES, Finding
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
-from cachectl.layers.core.store import Codec, Damage, damage_finding
+from cachectl.layers.core.store import FOREIGN, Codec, Damage, damage_finding
 from cachectl.layers.disk import plain
 from cachectl.layers.formats.details import Details
 from cachectl.layers.miopen import databases
@@ -248,6 +248,10 @@ class ObjectFiles(files.Files):
     codec = ObjectCodec()
     forms = (codec.form,)
     tidies = True
+
+    def kind_of(self, root: Root, path: str) -> str:
+        """Compare with the names of object files; a key with a separator is one of a row."""
+        return FOREIGN if databases.SEPARATOR in path else super().kind_of(root, path)
 
     def leaves(self, root: Root) -> Iterator[tree.Leaf | Problem]:
         """Yield object files; in a temporary folder such files may belong to other programs."""
