@@ -210,17 +210,18 @@ def sum_usage(found: Iterable[Found]) -> Usage:
             continue
         if thing.guest is not None:
             continue
-        kind = "orphan_" if thing.is_orphan else ""
-        sums[f"{kind}files"] += thing.files
-        sums[f"{kind}bytes"] += thing.bytes
-        if thing.is_orphan:
+        if thing.because is not None:
+            sums["orphan_files"] += thing.files
+            sums["orphan_bytes"] += thing.bytes
             continue
+        sums["files"] += thing.files
+        sums["bytes"] += thing.bytes
         count = 1 if thing.sums is None else thing.sums
         sums["entries"] += count
         moment = thing.written_before if thing.modified is None else thing.modified
         if count and moment is not None:
-            oldest = moment if oldest is None else min(oldest, moment)
-            newest = moment if newest is None else max(newest, moment)
+            oldest = moment if oldest is None or moment < oldest else oldest
+            newest = moment if newest is None or moment > newest else newest
         if thing.stale is not None:
             sums["stale_entries"] = sums.get("stale_entries", 0) + count * thing.stale
             sums["stale_bytes"] = sums.get("stale_bytes", 0) + thing.bytes * thing.stale
