@@ -221,21 +221,20 @@ def delete(handle: int, name: str, freed: list[int], *, first: Collection[str] =
             freed.append(handles.size_of(status))
 
 
-def delete_listed(handle: int, name: str, files: Mapping[str, int], freed: list[int]) -> None:
-    """Delete a folder by the paths of its files, which were just listed. Links are not followed.
+def delete_listed(handle: int, name: str, listed: Mapping[str, int], freed: list[int]) -> None:
+    """Delete a folder by the paths of its files and folders, which were just listed. Links are not followed.
 
-    Adds to ``freed`` what each file frees, as ``files`` says, and each folder. Raises :class:`OSError`, and leaves the
-    rest, if anything else is in it.
+    The paths are those of :func:`~cachectl.layers.disk.handles.gather`, each with the bytes that its deletion adds to
+    ``freed``. Raises :class:`OSError`, and leaves the rest, if anything else is in it.
     """
     below: dict[str, dict[str, int]] = {}
     folder = handles.open_folder(name, handle)
     try:
-        size = handles.size_of(os.fstat(folder))
-        for path, frees in files.items():
-            child, _, rest = path.partition("/")
-            if rest:
+        for path, frees in listed.items():
+            child, is_below, rest = path.partition("/")
+            if is_below:
                 below.setdefault(child, {})[rest] = frees
-            else:
+            elif child:
                 os.unlink(child, dir_fd=folder)
                 freed.append(frees)
         for child, inner in below.items():
@@ -243,7 +242,7 @@ def delete_listed(handle: int, name: str, files: Mapping[str, int], freed: list[
     finally:
         os.close(folder)
     os.rmdir(name, dir_fd=handle)
-    freed.append(size)
+    freed.append(listed[""])
 
 
 @contextmanager

@@ -21,6 +21,9 @@ _PAUSE = 0.02
 #: Deeper than any entry is nested.
 _DEEP = 16
 
+#: What is in a folder, by paths below it.
+Statuses = dict[str, os.stat_result]
+
 #: Windows has none.
 _HAS_BLOCKS = hasattr(os.stat_result, "st_blocks")
 _FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
@@ -115,30 +118,26 @@ def walk(handle: int, name: str, path: str = "") -> Iterator[tuple[int, str, str
             yield from walk(folder, child, f"{path}/{child}" if path else child)
 
 
-def gather(handle: int, name: str, members: dict[str, os.stat_result], above: str = "") -> tuple[int, int]:
-    """Add the files of a folder to ``members``, by their paths in it, and links, pipes and so on.
+def gather(handle: int, name: str, files: Statuses, folders: Statuses, above: str = "") -> None:
+    """Add what is in a folder to ``files``, links, pipes and so on included, and to ``folders``, the folder itself too.
 
-    Returns the newest change of what is in it (ns), and the bytes that its folders take on the disk. Links are not
-    followed, and what vanishes meanwhile is left out. :func:`walk` would take a third longer.
+    Each by its path in it; those of folders end with a slash, and that of the folder itself is empty. Links are not
+    followed, and what vanishes meanwhile is left out.
     """
     require_shallow(name, above.count("/"))
-    newest = size = 0
     folder = open_folder(name, handle)
     try:
-        for child in os.listdir(folder):
+        folders[above] = os.fstat(folder)
+        for child in list(os.scandir(folder)):
             try:
-                status = os.stat(child, dir_fd=folder, follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode):
-                    latest, inside = gather(folder, child, members, f"{above}{child}/")
-                    newest, size = max(newest, latest), size + inside + size_of(status)
+                if child.is_dir(follow_symlinks=False):
+                    gather(folder, child.name, files, folders, f"{above}{child.name}/")
                 else:
-                    members[above + child] = status
-            except FileNotFoundError:
+                    files[above + child.name] = child.stat(follow_symlinks=False)
+            except FileNotFoundError:  # noqa: PERF203 - one must not end the rest
                 continue
-            newest = max(newest, status.st_mtime_ns)
     finally:
         os.close(folder)
-    return newest, size
 
 
 def is_left_own(root: int, name: str, status: os.stat_result) -> bool:

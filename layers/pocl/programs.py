@@ -28,6 +28,7 @@ from cachectl.layers.core.finding import FAILS, HEALS
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
 from cachectl.layers.core.store import Damage, attempt, unreadable
+from cachectl.layers.formats import bitcode, elf
 from cachectl.layers.formats.details import Details
 from cachectl.layers.host import record
 from cachectl.layers.pocl import releases
@@ -133,8 +134,6 @@ class Programs(files.Files):
             details=Details(created=None if program is None else program.st_mtime),
             used=None if used is None else used.st_mtime,
         )
-        from cachectl.layers.formats import bitcode
-
         if leaf.head and (compiler := bitcode.producer(leaf.head)):
             entry = self._judged(entry, compiler)
         if not contents:
@@ -207,8 +206,6 @@ class Programs(files.Files):
 
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
         """Yield damaged files: PoCL checks nothing, and fails with one, but for an object that it links itself."""
-        from cachectl.layers.formats import bitcode, elf
-
         for path in filter(self.is_checked, files):
             message = (bitcode.complaint if path == BITCODE else elf.linking_complaint)(files[path])
             if message is not None and path.endswith(OBJECT):
@@ -301,8 +298,6 @@ def kernel_names(paths: Iterable[str], content: Callable[[str], bytes | None]) -
 
     Native files contain whole names, and so does the bitcode, which takes longer to read.
     """
-    from cachectl.layers.formats import bitcode
-
     names: dict[str, str | None] = {}
     natives: dict[str, list[str]] = {}
     for match in map(_VARIANT.fullmatch, paths):

@@ -13,7 +13,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,10 +105,13 @@ class Shape(NamedTuple):
         wrong = () if pattern is None else [path for path in paths if not pattern.fullmatch(path)]
         return min(wrong, default=None)
 
-    def special(self, members: Mapping[str, os.stat_result]) -> str | None:
-        """Return the first link, pipe or so in the folder of an entry, whatever its name."""
-        links = () if self.members is None else [path for path, one in members.items() if not stat.S_ISREG(one.st_mode)]
-        return min(links, default=None)
+    def misfit(self, members: Mapping[str, os.stat_result]) -> str | None:
+        """Return the first strange path in the folder of an entry, by name; else the first link, pipe or so."""
+        if (pattern := self.members) is None:
+            return None
+        matches = pattern.fullmatch
+        wrong = [path for path, one in members.items() if not (matches(path) and stat.S_ISREG(one.st_mode))]
+        return min(wrong, key=lambda path: (matches(path) is not None, path), default=None)
 
     def beside(self, names: Iterable[str]) -> dict[str, list[str]]:
         """Return the companions among the names of a folder by the name of their entry, ``""`` if it is not there."""
@@ -156,15 +159,22 @@ _ABOVE = Shape((), sums=True, fixed=True)
 class Leaf(NamedTuple):
     """A thing on the disk: an entry, an orphan or a file of the whole cache, as its shape says.
 
-    ``members`` are its files by their paths in it; the path is empty if the thing is a file. ``head`` is the beginning
-    of such an entry, if requested. The last number of the entry's stamp is the newest change (ns), that of folders
-    included.
+    ``members`` are its files by their paths in it; the path is empty if the thing is a file. ``folders`` are its
+    folders, as :func:`~cachectl.layers.disk.handles.gather` names them. ``head`` is the beginning of such an entry, if
+    requested. The last number of the entry's stamp is the newest change (ns), that of folders included.
     """
 
     entry: Entry
     members: Mapping[str, os.stat_result]
     shape: Shape
     head: bytes = b""
+    folders: Mapping[str, os.stat_result] = {}
+
+    @property
+    def frees(self) -> dict[str, int]:
+        """Return the bytes that the deletion of each file and folder frees; none for a file with another hard link."""
+        sizes = {path: handles.size_of(one) * (one.st_nlink == 1) for path, one in self.members.items()}
+        return sizes | {path: handles.size_of(one) for path, one in self.folders.items()}
 
     @property
     def found(self) -> Entry | Usage:
@@ -283,31 +293,27 @@ class Tree:
             if stat.S_ISLNK(status.st_mode) and any(one.because is None for one in fitting):
                 return self._problem(parts, "link", "a link inside the root is not followed")
             return [one for one in fitting if len(one.levels) > depth] if stat.S_ISDIR(status.st_mode) else None
-        members, newest, folders = _measured(folder, name, status)
+        members, folders = _measured(folder, name, status)
         if shape.companions is not None:
             members |= self.companions(folder, parts, beside)
-            newest = max(found.st_mtime_ns for found in members.values())
-        elif (strange := shape.strange(name, members) or shape.special(members)) is not None:
-            return self._problem(parts, "unrecognised", f"holds {strange!r}, which does not belong there; left alone")
+        elif (misfit := shape.misfit(members)) is not None:
+            return self._problem(parts, "unrecognised", f"holds {misfit!r}, which does not belong there; left alone")
+        statuses = [*members.values(), *folders.values()]
+        newest = max(status.st_mtime_ns for status in statuses)
         is_read = self._head and shape.is_entry and newest < self._before * 1e9
-        beginning = self._beginning(folder, name, shape, members) if is_read else b""
-        length, size = 0, folders
-        for member in members.values():
-            length += member.st_size
-            size += handles.size_of(member)
         entry = Entry(
             self.layer,
             "/".join(parts),
             self.root,
-            size,
+            sum(map(handles.size_of, statuses)),
             len(members),
             modified=newest / 1e9,
             # Not the blocks: a disk may assign them after the last change.
-            stamp=(len(members), length, newest),
+            stamp=(len(members), sum(member.st_size for member in members.values()), newest),
         )
         if shape.because is not None:
             entry = orphan(entry, shape.because)
-        return Leaf(entry, members, shape, beginning)
+        return Leaf(entry, members, shape, self._beginning(folder, name, shape, members) if is_read else b"", folders)
 
     def _beginning(self, folder: int, name: str, shape: Shape, members: Mapping[str, object]) -> bytes:
         file = shape.first[0] if shape.folders and shape.first else ""
@@ -425,11 +431,11 @@ def _names_in(folder: int, name: str) -> int:
         return len(os.listdir(opened))
 
 
-def _measured(folder: int, name: str, status: os.stat_result) -> tuple[dict[str, os.stat_result], int, int]:
-    """Return the files of a thing by their paths, its newest change (ns), and the bytes that its folders take."""
+def _measured(folder: int, name: str, status: os.stat_result) -> tuple[handles.Statuses, handles.Statuses]:
+    """Return the files and the folders of a thing by their paths. Raises :class:`OSError` if it has just vanished."""
     if not stat.S_ISDIR(status.st_mode):
-        return {"": status}, status.st_mtime_ns, 0
-    members, newest, inside = dict[str, os.stat_result](), 0, 0
-    with suppress(FileNotFoundError):
-        newest, inside = handles.gather(folder, name, members)
-    return members, max(newest, status.st_mtime_ns), inside + handles.size_of(status)
+        return {"": status}, {}
+    members: handles.Statuses = {}
+    folders: handles.Statuses = {}
+    handles.gather(folder, name, members, folders)
+    return members, folders

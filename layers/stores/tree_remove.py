@@ -18,7 +18,7 @@ from cachectl.layers.stores.tree_write import move_out
 #: Why an empty folder above entries is left.
 IN_USE = "a running program may be about to make an entry in it"
 _TRASH = ".cachectl-trash-"
-#: A folder in the trash: its name there, and the bytes that the deletion of each file in it frees.
+#: A folder in the trash: its name there, and the bytes that the deletion of each file and folder in it frees.
 _Moved = tuple[str, dict[str, int]]
 
 
@@ -109,11 +109,9 @@ def _remove_from(
         if not _removed_empty(parent, name, freed):
             return CHANGED
     elif shape.folders and (folder := trash()) is not None:
-        place = plain.own_name("")
+        place = str(len(moved))
         if move_out(shape, parent, name, folder, place, freed=freed):
-            # A file with another hard link frees nothing.
-            frees = {path: handles.size_of(one) if one.st_nlink == 1 else 0 for path, one in leaf.members.items()}
-            moved.append((place, frees))
+            moved.append((place, leaf.frees))
     else:
         atomic.delete(parent, name, freed, first=shape.first)
         for file in filter(None, leaf.members if shape.companions is not None else ()):
