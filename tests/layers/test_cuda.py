@@ -39,6 +39,8 @@ def test_every_entry_is_decoded(layer: Layer) -> None:
     front = [entry.details for entry in entries if entry.details.detail["half"] == "front end"]
     assert {details.versions["driver"] for details in front} == {"580.159.04"}
     assert (verified(layer), problems(layer), usage_of(layer).files) == ([], [], 41)
+    times = sorted(entry.modified or 0 for entry in entries)
+    assert (usage_of(layer).oldest, usage_of(layer).newest) == (times[0], times[-1])
 
 
 def test_an_index_is_made_in_the_opened_folder(layer: Layer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
