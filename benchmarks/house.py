@@ -49,7 +49,7 @@ _CHANGING = re.compile(
     r"|.*\.(write_bytes|write_text|mkdir|makedirs|touch|symlink_to|hardlink_to|l?chmod|rename)"
     r"|.*\.(pipe_file|put_file|extractall)"
 )
-_FOR_CHANGES = re.compile(r"\bO_(WRONLY|RDWR|CREAT|TRUNC|APPEND|TMPFILE)\b")
+_FOR_CHANGES = re.compile(r"O_(WRONLY|RDWR|CREAT|TRUNC|APPEND|TMPFILE)")
 _MODE = re.compile(r"'[rbt]*[wax+][rbt+]*'")
 #: Tokens that are no code.
 _LAYOUT = frozenset(
@@ -177,14 +177,22 @@ def removes(node: ast.Call) -> bool:
     return removes_rows or _REMOVING.fullmatch(ast.unparse(node.func)) is not None
 
 
-def changes_files(node: ast.Call) -> bool:
-    """Return whether a call writes, makes, removes, renames or changes the mode of a file, or opens one for that."""
-    function, values = ast.unparse(node.func), [*node.args, *(keyword.value for keyword in node.keywords)]
-    texts = [ast.unparse(value) for value in values]
-    if removes(node) or _CHANGING.fullmatch(function) or any(_FOR_CHANGES.search(text) for text in texts):
-        return True
-    is_opened = function.rpartition(".")[2] in ("open", "fdopen")
-    return is_opened and any(_MODE.fullmatch(text) for text in texts[1:])
+def changes_files(node: ast.AST) -> bool:
+    """Return whether code names what changes files, or opens one for that; what is only named may be called elsewhere.
+
+    A file changes if it is written, made, removed or renamed, or its mode is changed.
+    """
+    if isinstance(node, ast.Attribute):
+        name = ast.unparse(node)
+        return bool(_REMOVING.fullmatch(name) or _CHANGING.fullmatch(name) or _FOR_CHANGES.fullmatch(node.attr))
+    if isinstance(node, ast.ImportFrom):
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+        return any(_REMOVING.fullmatch(name) or _CHANGING.fullmatch(name) for name in names)
+    if not isinstance(node, ast.Call):
+        return False
+    values = [*node.args, *(keyword.value for keyword in node.keywords)][1:]
+    is_opened = ast.unparse(node.func).rpartition(".")[2] in ("open", "fdopen")
+    return removes(node) or (is_opened and any(_MODE.fullmatch(ast.unparse(value)) for value in values))
 
 
 def attributes(path: Path, known: Mapping[str, Path]) -> set[str]:

@@ -222,6 +222,11 @@ class Programs(files.Files):
                 named = processes.process_names(users, processes=self.environment.processes)
                 raise Busy(self.name, f"is not replaced while PoCL is in use by {named}", key)
 
+    def may_be_written(self, orphan: Entry) -> bool:
+        """Judge by the names in a folder that only PoCL uses, which include those of all others."""
+        is_settled = any(shape.accepts(orphan.key) and not shape.idle_only for shape in _OWN)
+        return not is_settled and super().may_be_written(orphan)
+
     def in_use(self, targets: Iterable[Entry]) -> Iterator[tuple[Entry, str | None]]:
         """Skip entries that a running compile may use, and programs that a running process may hold.
 
