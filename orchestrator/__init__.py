@@ -77,7 +77,8 @@ def __getattr__(name: str) -> object:
     import sys
     from importlib import import_module
 
-    if (ipython := sys.modules.get("IPython")) is not None and (shell := ipython.get_ipython()) is not None:
+    current_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    if current_shell is not None and (shell := current_shell()) is not None:
         import_module("cachectl.notebook").show_results(shell)
     return getattr(import_module(f"cachectl.{_HOMES.get(name, 'layers.base.errors')}"), name)
 

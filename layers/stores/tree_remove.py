@@ -12,7 +12,7 @@ from cachectl.layers.base.errors import LayerError, reason_of
 from cachectl.layers.core.entry import Entry, Note
 from cachectl.layers.core.plan import Outcome
 from cachectl.layers.disk import atomic, handles, plain
-from cachectl.layers.stores.tree_read import CHANGED, GONE, TAKEN, Guard, Leaf, Tidy, Tree
+from cachectl.layers.stores.tree_read import CHANGED, GONE, OWN, TAKEN, Guard, Leaf, Tidy, Tree
 from cachectl.layers.stores.tree_write import move_out
 
 #: Why an empty folder above entries is left.
@@ -108,7 +108,8 @@ def _remove_from(
             return IN_USE
         if not _removed_empty(parent, name, freed):
             return CHANGED
-    elif shape.folders and (folder := trash()) is not None:
+    # What an interrupted removal left is in the trash already; no program reads it.
+    elif shape.folders and shape is not OWN and (folder := trash()) is not None:
         place = str(len(moved))
         if move_out(shape, parent, name, folder, place, freed=freed):
             moved.append((place, leaf.frees))
