@@ -81,7 +81,7 @@ class Store(Bound, ABC):
     as the next program there would.
     """
 
-    #: Artifact forms that :meth:`write` takes; :meth:`read` gives the first.
+    #: Artifact forms that :meth:`write` takes; what :meth:`read` returns has one of them.
     forms: tuple[str, ...]
     #: Whether removing entries needs free disk space. Layers whose stores need none are cleared first.
     clearing_needs_room: ClassVar[bool] = False
