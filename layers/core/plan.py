@@ -52,12 +52,8 @@ class Plan(NamedTuple):
 
     def plus(self, other: Plan) -> Plan:
         """Return the sum of both."""
-        entries, skipped, failed = (
-            self.entries + other.entries,
-            self.skipped + other.skipped,
-            self.failed + other.failed,
-        )
-        return self._replace(entries=entries, skipped=skipped, failed=failed)
+        plus = self._replace(entries=self.entries + other.entries, skipped=self.skipped + other.skipped)
+        return plus._replace(failed=self.failed + other.failed)
 
     def apply(self) -> Outcome:
         """Remove the entries. Those that have changed since are skipped."""

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import FAILURES, LayerError, Unsettled, reason_of
@@ -24,9 +24,7 @@ from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import ALL, Selection
 from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import trust
-
-if TYPE_CHECKING:
-    from cachectl.layers.formats import details
+from cachectl.layers.formats.details import Details
 
 _T = TypeVar("_T")
 _P = TypeVar("_P", bound="Bound")
@@ -48,10 +46,8 @@ class Codec:
     def __init__(self, form: str = "") -> None:
         self.form = form or self.form
 
-    def describe(self, data: bytes) -> details.Details:
+    def describe(self, data: bytes) -> Details:
         """Return the details in the bytes of an entry; damaged bytes give those that can still be read."""
-        from cachectl.layers.formats.details import Details
-
         return Details()
 
     def check(self, data: bytes) -> Damage | None:

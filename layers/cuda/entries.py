@@ -156,7 +156,7 @@ class ComputeCache(files.Files):
 
     def tagged_text(self, tree: Tree, entry: Entry) -> bytes | None:
         """Return the key of an entry."""
-        return key_of(tree.read_file(entry.key) or b"") if entry.key != INDEX and not entry.is_orphan else None
+        return key_of(tree.read_file(entry.key) or b"") if not entry.is_orphan else None
 
     @contextmanager
     def changing(self, root: Root) -> Iterator[Tidy]:

@@ -165,7 +165,7 @@ class Files(Store):
         """Look for the tag in what has changed."""
         tree = self.tree_of(root)
         for leaf in tree.scan():
-            if isinstance(leaf, Problem) or (leaf.entry.modified or 0) < since:
+            if isinstance(leaf, Problem) or leaf.shape.sums or (leaf.entry.modified or 0) < since:
                 continue
             match = tag.search(self.tagged_text(tree, leaf.entry) or b"")
             if match is not None or leaf.entry.key in known:

@@ -91,9 +91,10 @@ def run(request: verbs.Request) -> int:
 def _shown(request: verbs.Request) -> verbs.OfUsers:
     """Return what the file of the verb declares for the answers of several users."""
     verb = import_module(f"cachectl.verbs.{request.options.verb}")
+    shown: verbs.OfUsers = verb.OF_USERS
     # Those of ls -l and of CSV are entries.
-    is_by_entry = getattr(request.options, "long", False) or (request.form == "csv" and hasattr(verb, "ENTRIES"))
-    shown: verbs.OfUsers = verb.ENTRIES if is_by_entry else verb.OF_USERS
+    if hasattr(verb, "ENTRIES") and (request.options.long or request.form == "csv"):
+        shown = verb.ENTRIES
     return shown
 
 
