@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from cachectl import grouping, listing
+from cachectl.layers.core.finding import Finding
 from cachectl.layers.core.json_form import declared, json_keys
 from cachectl.layers.host.neighbours import Neighbour
+from cachectl.layers.registry import catalogue
 from cachectl.watching import ledger
 
 #: Every class that a verb shows with ``--json``.
@@ -103,7 +105,11 @@ class _Maker:
             is_optional = name in say.optional
             if is_optional:
                 hint = Union[tuple(one for one in get_args(hint) if one is not type(None))]  # noqa: UP007
-            yield key, (self._of_hint(hint), not is_optional)
+            schema = self._of_hint(hint)
+            if kind is Finding and name == "code":
+                # A plug-in may have others.
+                schema["enum" if self._closed else "examples"] = [code.name for code in catalogue()]
+            yield key, (schema, not is_optional)
 
     def _of_hint(self, hint: Any) -> Schema:  # noqa: ANN401 - whatever an annotation says
         origin, arguments = get_origin(hint), get_args(hint)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from pathlib import Path
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import reason_of
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.core.codes import COMMON
+from cachectl.layers.core.finding import Code
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.store import Store
 from cachectl.layers.disk.distributions import entry_points
@@ -49,6 +52,12 @@ def built_in_layer(name: str, environment: Environment) -> Layer:
     module, _, attribute = BUILT_IN[name].partition(":")
     layer: Layer = getattr(import_module(module), attribute)(environment)
     return layer
+
+
+def catalogue() -> tuple[Code, ...]:
+    """Return every code: those of all layers, then those of each product."""
+    layers = (built_in_layer(name, Environment({}, Path("/"))) for name in BUILT_IN)
+    return tuple(dict.fromkeys((*COMMON.values(), *(code for layer in layers for code in layer.about.codes))))
 
 
 def plugged_in(environment: Environment) -> Iterator[Layer | Broken]:

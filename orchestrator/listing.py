@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cachectl import layer_set
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import LayerError, reason_of
+from cachectl.layers.core.codes import PLUGIN, UNREADABLE
 from cachectl.layers.core.entry import Entry, Found, Problem
 from cachectl.layers.core.finding import FAILS, HARMLESS, Finding
 from cachectl.layers.core.json_form import as_json
@@ -128,13 +129,13 @@ def listed(
 def failure(layer: Layer, path: Path | None, error: Exception) -> Finding:
     """Return the finding that a layer, or one place of it, could not be read."""
     place = Path("*") if path is None else path
-    code, message, fix = "unreadable", reason_of(error), f"make {place} readable"
+    code, message, fix = UNREADABLE, reason_of(error), f"make {place} readable"
     if not isinstance(error, (LayerError, OSError)):
-        code, fix = "plugin", f"fix or uninstall the plug-in {layer.name}"
+        code, fix = PLUGIN, f"fix or uninstall the plug-in {layer.name}"
     elif place.is_absolute():
         owner, _, own_fix = trust.closed_by_another(place, layer.environment.home_folder)
         message, fix = message + owner, own_fix or fix
-    return Finding(layer.name, place, None, FAILS, code, message, fix)
+    return code.finding(layer.name, place, message, fix, severity=FAILS)
 
 
 def by_kernel(entries: Iterable[Entry], environment: Environment) -> tuple[Kernel, ...]:

@@ -22,6 +22,8 @@ _OF_TOOLS = (".ipython", ".jupyter", ".cache/pip", ".cache/matplotlib", ".config
 _FREE_NAMES = ("__pycache__", ".pytest_cache", ".hypothesis", ".ruff_cache", ".mypy_cache", *_OF_TOOLS)
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+#: A file without a name is in no folder.
+_NAMELESS = getattr(os, "O_TMPFILE", -1)
 #: The places of paths in the arguments of an event, each with that of its handle, 0 if it has none.
 _PATHS: "dict[str, tuple[tuple[int, int], ...]]" = {
     "os.remove": ((0, 1),),
@@ -64,7 +66,9 @@ def _changed(event: str, arguments: "tuple[object, ...]") -> "list[str]":
         path, _, flags = arguments
         # Relative ones may belong to a handle, which the event does not have.
         is_known = isinstance(path, (str, bytes)) and os.path.isabs(path)
-        return [_absolute(path, None)] if is_known and isinstance(flags, int) and flags & _WRITING else []
+        if not is_known or not isinstance(flags, int) or flags & _NAMELESS == _NAMELESS:
+            return []
+        return [_absolute(path, None)] if flags & _WRITING else []
     if event == "sqlite3.connect":
         name = os.fsdecode(arguments[0]) if isinstance(arguments[0], (str, bytes, os.PathLike)) else ""
         file, _, options = name.removeprefix("file:").partition("?")

@@ -32,12 +32,18 @@ class Hazard(NamedTuple):
     message: str
 
 
-@as_json(hidden=("thing",))
-class Finding(NamedTuple):
-    """One problem, with the command that fixes it.
+#: How fixes begin that another account has to run.
+_OF_OTHERS = ("sudo ", "as ")
 
-    ``thing`` is what ``purge --damaged`` removes: the damaged entry, or (as an orphan) a whole file that its library
-    cannot open. It is ``None`` if removing something would not fix the problem.
+
+@as_json(hidden=("thing",), optional=("layers",))
+class Finding(NamedTuple):
+    """One state of the world, with the command that fixes it; ``code`` names the state in the catalogue.
+
+    ``layers`` are all layers that it stops, if they are several; ``layer`` is the one that it harms most. ``thing`` is
+    what ``purge --damaged`` removes: the damaged entry, or (as an orphan) a whole file that its library cannot open.
+    It is ``None`` if removing something would not fix the problem. ``fix_tested`` says whether a test runs the fix of
+    this state in a shell and sees the library work afterwards; otherwise it is advice.
     """
 
     layer: str
@@ -48,3 +54,36 @@ class Finding(NamedTuple):
     message: str
     fix: str
     thing: Entry | None = None
+    fix_tested: bool = False
+    layers: tuple[str, ...] | None = None
+
+
+class Code(NamedTuple):
+    """One state of the world in the catalogue, from which the page about troubleshooting is made.
+
+    ``severities`` are those that it can have, the usual one first. ``meaning`` and ``cure`` are sentences in Markdown.
+    ``symptoms`` are the beginnings or parts of the messages by which users know it. ``advice`` is why no test runs the
+    fix; it is empty if one does.
+    """
+
+    name: str
+    severities: tuple[Severity, ...]
+    meaning: str
+    cure: str
+    symptoms: tuple[str, ...] = ()
+    advice: str = ""
+
+    def finding(
+        self,
+        layer: str,
+        root: Path,
+        message: str,
+        fix: str,
+        *,
+        key: str | None = None,
+        severity: Severity | None = None,
+        thing: Entry | None = None,
+    ) -> Finding:
+        """Return the finding that something is in this state, by default as serious as it usually is."""
+        is_tested = not self.advice and not fix.startswith(_OF_OTHERS)
+        return Finding(layer, root, key, severity or self.severities[0], self.name, message, fix, thing, is_tested)

@@ -18,9 +18,10 @@ from typing import ClassVar, final
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import FAILURES, LayerError, Refused, not_a_key, reason_of
 from cachectl.layers.base.text import key_complaint
+from cachectl.layers.core.codes import OFF, VARIABLE
 from cachectl.layers.core.declarations import EnvSwitch, Places, at_once
 from cachectl.layers.core.entry import Artifact, Entry, Note, Problem
-from cachectl.layers.core.finding import RECOMPILES, Finding, Severity
+from cachectl.layers.core.finding import Finding, Severity
 from cachectl.layers.core.parts import About
 from cachectl.layers.core.plan import Outcome, Plan
 from cachectl.layers.core.root import DISABLED, ENABLED, Condition, Root, State
@@ -107,6 +108,10 @@ class Layer:
 
     def diagnose(self) -> Iterator[Finding]:
         """Yield problems with the layer's variables and surroundings. Changes nothing."""
+        yield from ()
+
+    def unexamined(self) -> Iterator[str]:
+        """Yield what :meth:`diagnose` could not look at, and what the user can do about it."""
         yield from ()
 
     @final
@@ -419,14 +424,13 @@ def _plan_root(layer: Layer, root: Root, selection: Selection) -> Plan:
 def off(layer: Layer, variable: str, what: str | None = None) -> Finding:
     """Return the finding that a variable switches a layer off, or ``what`` of it, on purpose."""
     message = f"{variable}={layer.environment.get(variable)} switches {what or layer.title} off"
-    where, severity = first_place(layer), RECOMPILES
-    return Finding(layer.name, where, None, severity, "off", message, f"unset {variable}")
+    return OFF.finding(layer.name, first_place(layer), message, f"unset {variable}")
 
 
 def misread(layer: Layer, variable: str, severity: Severity, outcome: str, fix: str | None = None) -> Finding:
     """Return the finding that a library does not understand a value, or not as it is probably meant."""
     message, fix = f"{variable}={layer.environment.get(variable)!r} {outcome}", fix or f"unset {variable}"
-    return Finding(layer.name, first_place(layer), None, severity, "variable", message, fix)
+    return VARIABLE.finding(layer.name, first_place(layer), message, fix, severity=severity)
 
 
 def first_place(layer: Layer) -> Path:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.core.finding import Hazard, Severity
+from cachectl.layers.core.finding import Code, Hazard, Severity
 from cachectl.layers.core.root import Scope
+from cachectl.layers.disk.place import Use
 
 #: Facts of a place or an entry, by name. ``None`` is unknown, and equals nothing.
 Facts = Mapping[str, str | None]
@@ -133,8 +134,10 @@ class About(NamedTuple):
     )
     #: The problem with a root that the ranks of one job share, ``None`` if there is none.
     among_ranks: Hazard | None = Hazard(Severity.HARMLESS, "they may wait for each other")
-    #: The problem with a root that this user cannot write to or make, ``None`` if there is none.
-    when_closed: Hazard | None = Hazard(Severity.RISKS, "nothing that is new can be stored")
+    #: What the library does in its roots, and what follows where a root does not let it.
+    uses: Mapping[Use, Hazard] = {Use.WRITE: Hazard(Severity.RECOMPILES, "nothing that is new is stored")}
+    #: The states that only this product can be in.
+    codes: tuple[Code, ...] = ()
     #: What ``verify`` does not look at.
     unchecked: str = ""
     #: What a pushed entry reveals about its user, in words; ``None`` if that is not known.

@@ -17,6 +17,7 @@ from typing import ClassVar, TypeVar
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import FAILURES, LayerError, Unsettled, reason_of
+from cachectl.layers.core.codes import COMMON, DAMAGED, UNREADABLE, UNRECOGNISED
 from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, Usage
 from cachectl.layers.core.finding import FAILS, HARMLESS, Finding, Hazard
 from cachectl.layers.core.plan import Outcome
@@ -130,6 +131,10 @@ class Store(Bound, ABC):
         """Count a root."""
         return sum_usage(self.scan(root, contents=False))
 
+    def written(self, root: Root) -> Iterator[Path]:
+        """Yield the files and folders in a root that the library opens for writing, or makes something in."""
+        yield from ()
+
     def in_use(self, targets: Iterable[Entry]) -> Iterator[tuple[Entry, str | None]]:
         """Pair each thing to be cleared with the reason to leave it for now, ``None`` if there is none."""
         for target in targets:
@@ -150,14 +155,15 @@ def finding_of(part: Bound, root: Root, problem: Problem) -> Finding:
     import shlex
 
     quoted, message = shlex.quote(str(problem.path)), problem.message
+    code = COMMON.get(problem.code, UNRECOGNISED)
     severity, fix = HARMLESS, f"nothing, or move {quoted} elsewhere"
-    if problem.code == "unreadable":
+    if code is UNREADABLE:
         owner, _, own_fix = trust.closed_by_another(problem.path, part.environment.home_folder)
         message += owner
         severity, fix = FAILS, own_fix or f"chmod u+rwx {quoted}"
     key = os.path.relpath(problem.path, root.path)
     where = None if key == "." else key
-    return Finding(part.name, root.path, where, severity, problem.code, message, fix)
+    return code.finding(part.name, root.path, message, fix, key=where, severity=severity)
 
 
 def damage_findings(
@@ -173,7 +179,8 @@ def damage_findings(
 def damage_finding(entry: Entry, damage: Damage) -> Finding:
     """Return the finding of a damaged thing, which ``purge --damaged`` removes."""
     fix = f"cachectl purge --damaged {entry.layer}"
-    return Finding(entry.layer, entry.root, entry.key, damage.severity, "damaged", damage.message, fix, entry)
+    place, severity = (entry.layer, entry.root), damage.severity
+    return DAMAGED.finding(*place, damage.message, fix, key=entry.key, severity=severity, thing=entry)
 
 
 def unreadable(path: Path, error: EntryError) -> Problem:

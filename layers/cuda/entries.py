@@ -23,8 +23,9 @@ from cachectl.layers.base import processes
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Damaged
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.core import codes
 from cachectl.layers.core.entry import Entry, Found, Problem, orphan
-from cachectl.layers.core.finding import HARMLESS, WASTES, Finding
+from cachectl.layers.core.finding import HARMLESS, Finding
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
 from cachectl.layers.core.store import Codec, Damage, counting, finding_of, unreadable
@@ -240,7 +241,7 @@ class ComputeCache(files.Files):
             if records and data[:4] in (bytes(4), VERSION.to_bytes(4, "little")):
                 fix, leaf = (f"cachectl purge --damaged {self.name}", self.tree_of(root).find(INDEX))
                 thing = None if leaf is None else orphan(leaf.entry, complaint)
-        yield Finding(self.name, root.path, INDEX, WASTES, "index", complaint, fix, thing)
+        yield codes.INDEX.finding(self.name, root.path, complaint, fix, key=INDEX, thing=thing)
 
 
 def _read_index(root: Root) -> bytes:

@@ -20,7 +20,8 @@ from cachectl.layers.base.environment import Environment, node, user_name, user_
 from cachectl.layers.base.errors import PARSE_ERRORS, CachectlError
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.text import printable
-from cachectl.layers.disk import atomic, handles, plain, trust
+from cachectl.layers.disk import atomic, handles, place, plain, trust
+from cachectl.layers.disk.place import Use
 
 #: Prefix of the names of temporary folders.
 TEMPORARY = "cachectl-"
@@ -82,15 +83,18 @@ def temporary_folder(environment: Environment, notice: Callable[[str], None] = l
     """Yield an empty folder that no other user can enter, and delete it afterwards.
 
     After a kill the next purge or prune deletes it. The environment decides where temporary folders are; ``notice``
-    gets a line if it is elsewhere. Raises :class:`CachectlError` if there is no private folder, :class:`OSError` if
-    nothing can be made in it.
+    gets a line if it is elsewhere, because that place is not private or libraries cannot use it. Raises
+    :class:`CachectlError` if there is no such folder, :class:`OSError` if nothing can be made in it.
     """
+    home = environment.home_folder
     try:
         parent = private_folder(environment.temporary)
+        place.require_serving(parent, Use, home)
     except CachectlError as reason:
         elsewhere = _scratch_folder(environment)
         try:
             parent = private_folder(elsewhere, make=True)
+            place.require_serving(parent, Use, home)
         except CachectlError as error:
             advice = "set TMPDIR to a folder of mode 700"
             raise CachectlError(f"no place for temporary folders: {reason}; {error}; {advice}") from error

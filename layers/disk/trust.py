@@ -26,7 +26,7 @@ _MAPPED = Path("/proc/self/uid_map")
 _LINKS = 40
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
     """A folder, link or file on a path, whether other users can enter the folder above it, and if it is the last."""
 
     place: Path
@@ -53,13 +53,15 @@ class _Step(NamedTuple):
                 return True
         return not _is_private(self.status)
 
+    def is_open(self, *, sticky: bool) -> bool:
+        """Return whether others can write there; with ``sticky`` only where they can replace what is not theirs."""
+        return self.is_writable and not (sticky and self.status.st_mode & stat.S_ISVTX)
+
     def reason(self, trusted: frozenset[int], *, sticky: bool = False) -> str | None:
         """Return why another user could change what is there, or ``None``."""
         if self.status.st_uid not in trusted:
             return f"{self.place} belongs to {user_name(self.status.st_uid)}"
-        if self.is_writable and not (sticky and self.status.st_mode & stat.S_ISVTX):
-            return f"other users can write to {self.place}"
-        return None
+        return f"other users can write to {self.place}" if self.is_open(sticky=sticky) else None
 
 
 def shared_because(folder: Path, names: tuple[str, ...] = (), *, sticky: bool = False) -> str | None:
@@ -78,7 +80,7 @@ def shared_because(folder: Path, names: tuple[str, ...] = (), *, sticky: bool = 
             return reason
     for file in (step.place / name for name in names):
         with suppress(FileNotFoundError):
-            if (reason := _Step(file, file.lstat(), step.permits(stat.S_IXOTH)).reason(trusted)) is not None:
+            if (reason := Step(file, file.lstat(), step.permits(stat.S_IXOTH)).reason(trusted)) is not None:
                 return reason
     return None
 
@@ -98,7 +100,7 @@ def shared_within(folder: Path) -> str | None:
         for name in (*folders, *files):
             with suppress(FileNotFoundError):
                 path = os.path.join(above, name)
-                steps[path] = step = _Step(Path(path), os.lstat(path), entered)
+                steps[path] = step = Step(Path(path), os.lstat(path), entered)
                 if (reason := step.reason(trusted)) is not None:
                     return reason
     return None
@@ -144,14 +146,16 @@ def owner_of(root: Path, key: str) -> int:
             path = os.path.dirname(path)
 
 
-def open_to_others(path: Path) -> Iterator[Path]:
-    """Yield the folders of a path, itself included, in which another user could replace the next one or add files.
+def find_strangers(path: Path, *, sticky: bool = False) -> Iterator[tuple[Step, bool]]:
+    """Yield the parts of a path, itself included, that another user can change, and whether that user owns it.
 
-    Links are followed. Yields nothing on a system without user ids. Raises :class:`OSError` for a path that does not
-    exist.
+    The rule is that of :func:`shared_because`. Yields nothing on a system without user ids. Raises :class:`OSError` for
+    a path that does not exist.
     """
-    if hasattr(os, "geteuid"):
-        yield from (step.place for step in _way(path) if step.is_writable)
+    trusted = _trusted() if hasattr(os, "geteuid") else frozenset[int]()
+    for step in _way(path) if trusted else ():
+        if (is_anothers := step.status.st_uid not in trusted) or step.is_open(sticky=sticky):
+            yield step, is_anothers
 
 
 def deciding_owner(folder: Path) -> int | None:
@@ -190,10 +194,10 @@ def closed_by_another(place: Path, home: Path) -> tuple[str, str, str]:
     return f"; it belongs to {name}", command, command or f"as {name}: chmod -R go+rX {shlex.quote(str(place))}"
 
 
-def _way(folder: Path) -> Iterator[_Step]:
+def _way(folder: Path) -> Iterator[Step]:
     """Yield every folder and every link on the path to a folder, following links."""
     todo = list(reversed(Path(os.path.abspath(folder)).parts))
-    way: list[_Step] = []
+    way: list[Step] = []
     links = 0
     while todo:
         part = todo.pop()
@@ -205,7 +209,7 @@ def _way(folder: Path) -> Iterator[_Step]:
         place = way[-1].place / part if way else Path(part)
         status = place.lstat()
         is_link = stat.S_ISLNK(status.st_mode)
-        step = _Step(place, status, not way or way[-1].permits(stat.S_IXOTH), not todo and not is_link)
+        step = Step(place, status, not way or way[-1].permits(stat.S_IXOTH), not todo and not is_link)
         yield step
         if not is_link:
             way.append(step)

@@ -22,6 +22,7 @@ from typing import ClassVar, NamedTuple
 from cachectl.layers.base.environment import Environment, answered_once
 from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.core.codes import CAP, VARIABLE
 from cachectl.layers.core.declarations import HERE, NOWHERE, EnvSwitch, Places
 from cachectl.layers.core.entry import Entry
 from cachectl.layers.core.finding import RECOMPILES, WASTES, Finding, Hazard
@@ -410,7 +411,7 @@ class DriverLayer(Layer):
             if rules and not self.roots():
                 message = f"{rules[-1].variable} is not set: the driver has no place for a cache"
                 fix = f"export {rules[-1].variable}={shlex.quote(str(environment.home))}"
-                found = Finding(self.name, Path("*"), None, RECOMPILES, "variable", message, fix)
+                found = VARIABLE.finding(self.name, Path("*"), message, fix, severity=RECOMPILES)
                 yield DISABLED, found
             return
         rule, value, odd = decided
@@ -457,7 +458,7 @@ class DriverLayer(Layer):
     def near_limit(self, held: int, limit: int, message: str, fix: str, place: Path) -> Iterator[Finding]:
         """Yield a finding if so many bytes are close to the limit, above which the library drops entries."""
         if held >= _NEARLY * limit:
-            yield Finding(self.name, place, None, RECOMPILES, "cap", message, fix)
+            yield CAP.finding(self.name, place, message, fix)
 
 
 def _leading_number(value: str) -> int:

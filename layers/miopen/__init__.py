@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cachectl.layers.base.environment import Environment, answered_once
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.declarations import EnvSwitch, Places, at_load
-from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, RISKS, UNSAFE, Finding, Hazard
+from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, RISKS, Finding, Hazard
 from cachectl.layers.core.layer import Layer, faults_of, first_place, misread
 from cachectl.layers.core.parts import About, Lookups
 from cachectl.layers.core.root import ABSENT, ENABLED, Root, Scope, State
 from cachectl.layers.core.store import Store
 from cachectl.layers.disk import distributions, plain
+from cachectl.layers.disk.place import Use
+from cachectl.layers.miopen import codes
 
 if TYPE_CHECKING:
     from cachectl.layers.miopen.databases import MIOpenDatabases
@@ -249,7 +251,7 @@ class MIOpenLayer(Layer):
         yield from (finding for _, finding in faults_of(self, (self.switch,)))
 
 
-_PACKAGED = MIOpenLayer.about._replace(scope=Scope.SYSTEM, on_network=None, among_ranks=None, when_closed=None)
+_PACKAGED = MIOpenLayer.about._replace(scope=Scope.SYSTEM, on_network=None, among_ranks=None, uses={})
 
 
 class MIOpenKernels(MIOpenLayer):
@@ -267,8 +269,9 @@ class MIOpenKernels(MIOpenLayer):
         among_ranks=Hazard(
             HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
         ),
-        when_closed=Hazard(FAILS, "MIOpen throws, even where it only looks up"),
+        uses={Use.WRITE: Hazard(FAILS, "MIOpen throws, even where it only looks up")},
         lookups=_LOOKUPS._replace(by_openings=_by_openings),
+        codes=codes.OF_KERNELS,
     )
 
     def load_store(self) -> Store:
@@ -295,7 +298,7 @@ class MIOpenKernels(MIOpenLayer):
             why = "HOME names no folder" if kind is None else f"the home is on {kind}"
             message = f"as {why}, MIOpen up to 3.3 takes kernels from {folder} itself, where anybody may have put them"
             fix = f'export {variable}="$(mktemp -d)"'
-            yield Finding(self.name, folder, None, UNSAFE, "fallback", message, fix)
+            yield codes.FALLBACK.finding(self.name, folder, message, fix)
 
 
 class MIOpenSystemKernels(MIOpenLayer):
@@ -326,8 +329,7 @@ class MIOpenSystemKernels(MIOpenLayer):
                 message = f"no system kernels for the GPU {arch}, neither {files}: each is compiled when first used"
                 package = f"miopen-hip-{arch}kdb"
                 fix = f"sudo apt-get install {package} || sudo dnf install {package}"
-                place = self.name, roots[0].path, None
-                yield Finding(*place, RECOMPILES, "no-database", message, fix)
+                yield codes.NO_DATABASE.finding(self.name, roots[0].path, message, fix)
 
 
 class MIOpenTuning(MIOpenLayer):
@@ -340,6 +342,7 @@ class MIOpenTuning(MIOpenLayer):
     switch = _DISABLES._replace(variable="MIOPEN_DEBUG_DISABLE_FIND_DB", what="MIOpen's find-db")
     about = MIOpenLayer.about._replace(
         precious=True,
+        codes=(codes.TUNING, *codes.OF_LINES),
         on_network=Hazard(
             RISKS,
             "the locks of MIOpen up to 3.3 lie in each node's temporary folder, so nodes write over each other's "
@@ -384,7 +387,7 @@ class MIOpenTuning(MIOpenLayer):
         for variable, (severity, effect) in {**effects, **_LEFT_SET}.items():
             if value := self.environment.get(variable):
                 message, place = f"{variable}={value} is set: {effect}", first_place(self)
-                yield Finding(self.name, place, None, severity, "tuning", message, f"unset {variable}")
+                yield codes.TUNING.finding(self.name, place, message, f"unset {variable}", severity=severity)
 
 
 class MIOpenSystemTuning(MIOpenTuning):

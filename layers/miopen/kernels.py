@@ -15,13 +15,13 @@ from cachectl.layers import miopen
 from cachectl.layers.base.errors import Damaged, Unreachable
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.entry import Artifact, Entry, Found, Problem
-from cachectl.layers.core.finding import FAILS, HARMLESS, HEALS, RECOMPILES, Finding
+from cachectl.layers.core.finding import FAILS, HARMLESS, HEALS, Finding
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
 from cachectl.layers.core.store import FOREIGN, Codec, Damage, damage_finding
 from cachectl.layers.disk import plain
 from cachectl.layers.formats.details import Details
-from cachectl.layers.miopen import databases
+from cachectl.layers.miopen import codes, databases
 from cachectl.layers.stores import database, files, rows
 from cachectl.layers.stores import tree_read as tree
 
@@ -212,10 +212,10 @@ class KernelTables(databases.MIOpenTables):
 
     def check_rows(self, root: Root, file: str) -> Iterator[Finding]:
         """Unpack and check every row as MIOpen does when it loads it; no run repairs a row on which it throws."""
-        place, path = (self.name, root.path, file), root.path / file
+        place, path = (self.name, root.path), root.path / file
         if self._is_ignored(root, file):
             message = "is smaller than 512 bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
-            yield Finding(*place, RECOMPILES, "too-small", message, "")
+            yield codes.TOO_SMALL.finding(*place, message, "download the file again", key=file)
             return
         # The header decides whether MIOpen and other users can open a file of a package; an unreadable one has a
         # finding.
@@ -223,7 +223,7 @@ class KernelTables(databases.MIOpenTables):
             if self.asked_first and database.is_wal(plain.read_plain(path, limit=_LEAST)):
                 message = "is in WAL mode: only users who can write next to it can open it"
                 fix = f"as its owner: sqlite3 {shlex.quote(str(path))} 'pragma journal_mode=delete'"
-                yield Finding(*place, FAILS, "wal", message, fix)
+                yield codes.WAL.finding(*place, message, fix, key=file)
         yield from super().check_rows(root, file)
         seen = set[str]()
         # MIOpen makes no index in a file of a package: the first row answers there.

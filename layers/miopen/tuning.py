@@ -20,12 +20,12 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.entry import Entry, Found, Problem, Usage
-from cachectl.layers.core.finding import HARMLESS, RECOMPILES, WASTES, Finding
+from cachectl.layers.core.finding import RECOMPILES, Finding
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.store import Codec, Damage, finding_of
 from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import atomic, handles, locks, plain
-from cachectl.layers.miopen import databases
+from cachectl.layers.miopen import codes, databases
 from cachectl.layers.stores import files, records
 from cachectl.layers.stores import tree_read as tree
 from cachectl.layers.stores.table import Row
@@ -36,12 +36,7 @@ _OPEN_TO_ALL = 0o777
 # Record locks exclude processes, not threads.
 _THREADS = Lock()
 #: The effect of each fault of a record. The finding of a line that hides another says what that costs.
-_FAULTS = {
-    **dict.fromkeys(("malformed", "newline"), RECOMPILES),
-    **dict.fromkeys(("duplicate", "duplicate-id"), WASTES),
-    **dict.fromkeys(("hidden", "item"), HARMLESS),
-}
-
+_FAULTS = {code.name: code for code in codes.OF_LINES}
 
 #: What MIOpen, or cachectl, writes before it renames it over a database.
 _TEMPORARIES = (
@@ -100,9 +95,9 @@ class TuningTables(databases.MIOpenTables):
                 number, code, message = found
                 fix = f"while nothing uses MIOpen, correct or delete line {number} of {path}"
                 if code == "newline":
-                    fix = f"while nothing uses MIOpen: echo >> {shlex.quote(str(path))}"
-                place, told = (self.name, root.path, file, _FAULTS[code]), f"line {number}: {message}"
-                yield Finding(*place, code, told, fix)
+                    fix = f"echo >> {shlex.quote(str(path))}"
+                told = f"line {number}: {message}"
+                yield _FAULTS[code].finding(self.name, root.path, told, fix, key=file)
 
     def file_finding(self, root: Root, file: str, error: LayerError) -> Finding:
         """Return the finding of a file that could not be read."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cachectl.layers.core.declarations import EnvSwitch, Places, Rule, at_load
-from cachectl.layers.core.finding import RECOMPILES, Finding
+from cachectl.layers.core.finding import RECOMPILES, Code
 from cachectl.layers.core.layer import Fault, misread
 from cachectl.layers.core.parts import About, Lookups
 from cachectl.layers.core.root import DISABLED, UNKNOWN
@@ -23,6 +23,13 @@ from cachectl.layers.host import drivers
 #: The drivers of OpenCL and Level Zero, and the stand-alone compiler.
 LIBRARIES = ("libigdrcl.so", "libze_intel_gpu.so", "libocloc.so")
 _LEAF = "neo_compiler_cache"
+FOLDER = Code(
+    "folder",
+    (RECOMPILES,),
+    "Intel's driver makes no folder above its own, so it keeps nothing.",
+    "`mkdir -p` it.",
+    advice="the driver needs an Intel GPU, which the tests do not have",
+)
 
 
 class NeoCompilerCache(drivers.DriverLayer):
@@ -56,7 +63,7 @@ class NeoCompilerCache(drivers.DriverLayer):
         macos=(),
     )
     # The driver opens the file of an entry to read it, and renames a temporary to a new one.
-    about = About(lookups=Lookups(mapped=LIBRARIES, files=True))
+    about = About(lookups=Lookups(mapped=LIBRARIES, files=True), codes=(FOLDER,))
 
     def load_store(self) -> Store:
         """Import the store."""
@@ -73,8 +80,8 @@ class NeoCompilerCache(drivers.DriverLayer):
             folder = (root.path, *root.path.parents)[above]
             if not folder.is_dir():
                 message = f"{folder} is not there ({root.source}): the driver keeps nothing, and every run compiles"
-                severity, fix = RECOMPILES, f"mkdir -p {shlex.quote(str(folder))}"
-                found = Finding(self.name, folder, None, severity, "folder", message, fix)
+                fix = f"mkdir -p {shlex.quote(str(folder))}"
+                found = FOLDER.finding(self.name, folder, message, fix)
                 yield DISABLED, found
         for variable in sorted(name for name in self.environment.variables if name.startswith("IGC_"))[:1]:
             outcome = "switches the cache off in compute-runtime 25.31 to 26.31, and is in no key of earlier ones"

@@ -18,7 +18,8 @@ from functools import partial
 from cachectl.layers import neo
 from cachectl.layers.base.errors import Unreachable
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.core.finding import FAILS, RECOMPILES, WASTES, Finding
+from cachectl.layers.core.codes import INDEX
+from cachectl.layers.core.finding import FAILS, RECOMPILES, Finding
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.store import Codec, Damage, counting, finding_of, unreadable
 from cachectl.layers.disk import atomic, locks, plain
@@ -158,7 +159,7 @@ class NeoPrograms(files.Files):
             fix = "nothing: the next put or purge in this layer counts again"
             if len(account) != _TOTAL.size:
                 fix = f"rm {shlex.quote(str(root.path / ACCOUNT))}"
-            yield Finding(self.name, root.path, ACCOUNT, WASTES, "index", complaint, fix)
+            yield INDEX.finding(self.name, root.path, complaint, fix, key=ACCOUNT)
 
 
 def _zebin(file: elf.Elf | None) -> details.Details | None:

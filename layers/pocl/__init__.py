@@ -12,19 +12,29 @@ from pathlib import Path
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.declarations import NOWHERE, TOP, EnvSwitch, Places, Rule, at_load
-from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, RISKS, Finding, Hazard
+from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, RISKS, Code, Finding, Hazard
 from cachectl.layers.core.layer import first_place
 from cachectl.layers.core.parts import OR, About, Compilation, Facts, Lookups, Portability
 from cachectl.layers.core.root import Root, Scope
 from cachectl.layers.core.store import Store
 from cachectl.layers.core.switch import Switch
 from cachectl.layers.disk import distributions
+from cachectl.layers.disk.place import Use
 from cachectl.layers.host import drivers
 
 LIBRARIES = ("libpocl",)
 _PLATFORMS = ("Portable Computing Language",)
 _DRIVER = ("PoCL", "PoCL library")
 NO_HOME = "default (HOME is not set)"
+DRIVERS = Code(
+    "drivers",
+    (HARMLESS,),
+    "Several drivers of PoCL are registered. An entry records [its "
+    "LLVM](layers/drivers.md#several-drivers-of-one-maker); if the LLVMs are equal, the driver that built it is "
+    "unknown.",
+    "Nothing to do.",
+    advice="nothing needs to be done",
+)
 _BITCODE = "program.bc"
 # Where the answer of statx has the time of birth: seconds, then nanoseconds (linux/stat.h, linux/fcntl.h).
 _HERE, _NO_FOLLOW, _BIRTH, _BIRTH_AT, _STATX_SIZE = -100, 0x100, 0x800, 80, 256
@@ -152,7 +162,10 @@ class PoclKernels(drivers.DriverLayer):
             RISKS,
             "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
         ),
-        when_closed=Hazard(FAILS, "PoCL can build no program"),
+        uses={
+            Use.WRITE: Hazard(FAILS, "PoCL finds no device"),
+            Use.EXECUTE: Hazard(FAILS, "PoCL aborts when it loads a kernel"),
+        },
         unchecked="machine code, and the records of LLVM bitcode",
         reveals="paths of your home, in bitcode",
         portability=_PORTABILITY,
@@ -161,6 +174,7 @@ class PoclKernels(drivers.DriverLayer):
         finds_tags=True,
         libraries=LIBRARIES,
         platforms=_PLATFORMS,
+        codes=(DRIVERS,),
         failure_trace=regex("tempfile_[A-Za-z0-9]{6}"),
     )
     places = Places(
@@ -221,8 +235,8 @@ class PoclKernels(drivers.DriverLayer):
             named = ", ".join(f"{library}: {releases.read_release(library) or 'unknown'}" for library in libraries)
             what = f"{len(libraries)} drivers of PoCL are registered ({named})"
             message = f"{what}: only its LLVM says which of them built an entry"
-            fix = "none needed; cachectl report --by driver"
-            yield Finding(self.name, first_place(self), None, HARMLESS, "drivers", message, fix)
+            fix = "cachectl report --by driver"
+            yield DRIVERS.finding(self.name, first_place(self), message, fix)
         yield from super().diagnose()
 
     def enable(self) -> Switch:

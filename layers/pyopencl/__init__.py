@@ -18,6 +18,7 @@ from cachectl.layers.core.root import ABSENT, BYPASSED, DISABLED, ENABLED, UNKNO
 from cachectl.layers.core.store import Store
 from cachectl.layers.core.switch import NOW, Switch
 from cachectl.layers.disk import distributions
+from cachectl.layers.disk.place import Use
 from cachectl.layers.host import drivers
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
             "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others "
             "fail",
         ),
-        when_closed=Hazard(FAILS, "every build fails, after a minute where its lock cannot be made"),
+        uses={Use.WRITE: Hazard(FAILS, "every build by PyOpenCL fails, after a minute where its lock cannot be made")},
         unchecked="machine code, the records of LLVM bitcode, and binaries whose format only their driver knows",
         reveals="source text of your kernels, paths of included headers",
         # PyOpenCL adds a random constant to each build, so the cache of these drivers never answers (``cache.py``).

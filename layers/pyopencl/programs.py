@@ -18,6 +18,7 @@ from cachectl.layers.base import processes
 from cachectl.layers.base.environment import node
 from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.core.codes import LOCK
 from cachectl.layers.core.entry import Entry, Found, Note, Problem, orphan
 from cachectl.layers.core.finding import FAILS, HARMLESS, HEALS, RISKS, Finding
 from cachectl.layers.core.plan import Outcome
@@ -63,20 +64,11 @@ class ProgramFolders(files.Files):
             severity, fix = FAILS, f"rm {shlex.quote(str(lock))}"
             message = f"an abandoned lock, {age:.0f} s old; PyOpenCL holds it for milliseconds"
             if not locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
-                holder = self._holder(lock)
+                holder = _holder_of(lock, self.environment.processes)
                 message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
                 severity, fix = RISKS, f"end {holder}, then: {fix}"
             severity = severity if consulted else HARMLESS
-            yield Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
-
-    def _holder(self, lock: Path) -> str:
-        """Return the words for who may hold a lock: the cachectl that it names, else those who use PyOpenCL."""
-        with suppress(OSError):
-            match = re.fullmatch(rb"cachectl (\d+) (.*)\n", plain.read_plain(lock, limit=300))
-            if match is not None and match[2] == os.fsencode(node()):
-                return f"process {int(match[1])}"
-        users = processes.using(_EXTENSION, processes=self.environment.processes)
-        return processes.process_names(users) if users != () else "a program of another machine"
+            yield LOCK.finding(self.name, root.path, f"{message}: {outcome}", fix, key=key, severity=severity)
 
     def leaves(self, root: Root) -> Iterator[trees.Leaf | Problem]:
         """Add locks without a holder."""
@@ -184,6 +176,16 @@ class ProgramFolders(files.Files):
     def tagged_text(self, tree: trees.Tree, entry: Entry) -> bytes | None:
         """Return the source, which PyOpenCL keeps next to the binary."""
         return tree.read_file(entry.key, "source.cl") if not entry.is_orphan else None
+
+
+def _holder_of(lock: Path, processes_folder: Path) -> str:
+    """Return the words for who may hold a lock: the cachectl that it names, else those who use PyOpenCL."""
+    with suppress(OSError):
+        match = re.fullmatch(rb"cachectl (\d+) (.*)\n", plain.read_plain(lock, limit=300))
+        if match is not None and match[2] == os.fsencode(node()):
+            return f"process {int(match[1])}"
+    users = processes.using(_EXTENSION, processes=processes_folder)
+    return processes.process_names(users) if users != () else "a program of another machine"
 
 
 def find_locks(root: Root) -> Iterator[tuple[str, Path, os.stat_result]]:

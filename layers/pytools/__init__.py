@@ -22,6 +22,7 @@ from cachectl.layers.core.parts import About, Event, Facts, Lookups, Outlook, Po
 from cachectl.layers.core.root import ABSENT, DISABLED, ENABLED, Root, Scope, State
 from cachectl.layers.core.store import Store
 from cachectl.layers.core.switch import NEXT_IMPORT, NOW, Switch
+from cachectl.layers.disk.place import Use
 
 if TYPE_CHECKING:
     from cachectl.layers.pytools.dictionaries import Dictionaries
@@ -168,7 +169,7 @@ class PytoolsDictionaries(UserCacheLayer):
             "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
         ),
         among_ranks=Hazard(HARMLESS, "sqlite lets one of them write at a time, and the others wait"),
-        when_closed=Hazard(FAILS, "no dictionary can be made or extended, and programs that try fail"),
+        uses={Use.WRITE: Hazard(FAILS, "pytools can make or extend no dictionary, and programs that try fail")},
         unchecked="what is in whole pickles",
         reveals="whatever the programs keep in their dictionaries",
         # A dictionary's name bears Python and the versions of the libraries whose code its values depend on.

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -152,6 +152,12 @@ class Files(Store):
             else:
                 yield from self.described(tree, leaf, selection, contents=contents)
 
+    def written(self, root: Root) -> Iterator[Path]:
+        """Yield the folders in which entries are made, and the files of the cache as a whole."""
+        for shape in self.shapes_of(root):
+            if shape.is_entry or shape.sums:
+                yield from _matching(root.path, shape.levels[: None if shape.sums else -1])
+
     def kind_of(self, root: Root, path: str) -> str:
         """Compare with the names of entries, temporaries, and files next to them."""
         if trees.entry_shape(self.shapes, path) is not None:
@@ -250,6 +256,15 @@ class Files(Store):
                 yield finding
         if complete:
             yield from self.check_index(root)
+
+
+def _matching(folder: Path, levels: Sequence[re.Pattern[str]]) -> Iterator[Path]:
+    """Yield what is below a folder whose path matches the first of the levels, or more of them."""
+    with suppress(OSError):
+        for name in os.listdir(folder) if levels else ():
+            if levels[0].fullmatch(name):
+                yield folder / name
+                yield from _matching(folder / name, levels[1:])
 
 
 def read_entry(store: Files, root: Root, key: str) -> Artifact | None:

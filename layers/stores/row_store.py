@@ -14,6 +14,7 @@ from typing import ClassVar, TypeVar
 
 from cachectl.layers.base import processes
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, UnknownFormat, Unreachable, reason_of
+from cachectl.layers.core import codes
 from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, orphan
 from cachectl.layers.core.finding import FAILS, HARMLESS, Finding, Severity
 from cachectl.layers.core.plan import Outcome
@@ -178,19 +179,20 @@ class TableFormat(Bound, ABC):
         if isinstance(error.__cause__, PermissionError):
             # Closed to its library too, and not only while a program writes.
             return finding_of(self, root, unreadable(root.path / file, error))
-        severity, code, fix = HARMLESS, "unreadable", "nothing: try again when no program is writing"
+        severity, code, fix = HARMLESS, codes.UNREADABLE, "nothing: try again when no program is writing"
         thing = None
         if isinstance(error, Refused):
-            code = "unknown" if isinstance(error, UnknownFormat) else "foreign"
+            code = codes.UNKNOWN if isinstance(error, UnknownFormat) else codes.FOREIGN
             fix = "nothing: cachectl does not use it"
         elif isinstance(error, Damaged):
-            severity, code = self.when_damaged, "damaged"
-            fix = f"end every program that has it open, then: cachectl purge --damaged {self.name}"
+            severity, code = self.when_damaged, codes.DAMAGED
+            fix = f"cachectl purge --damaged {self.name}"
             with suppress(OSError):
                 stamp = database.file_stamp(root.path / file)
                 entry = Entry(self.name, file, root.path, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
                 thing = orphan(entry, error.message)
-        return Finding(self.name, root.path, file, severity, code, error.message, fix, thing)
+        place = self.name, root.path
+        return code.finding(*place, error.message, fix, key=file, severity=severity, thing=thing)
 
 
 class Rows(Store):
@@ -213,6 +215,10 @@ class Rows(Store):
         """Compare with the names of tables and their rows, and with those of other files that are entries."""
         kinds = self.tables.kind_of(root, path), self.rest.kind_of(root, path) if self.rest.forms else FOREIGN
         return next(kind for kind in (ENTRY, OWN, FOREIGN) if kind in kinds)
+
+    def written(self, root: Root) -> Iterator[Path]:
+        """Yield the files of tables."""
+        yield from (root.path / file for file in self.tables.tables(root) if not isinstance(file, Problem))
 
     def in_use(self, targets: Iterable[Entry]) -> Iterator[tuple[Entry, str | None]]:
         """Leave other files that a program may still be writing; who has a table open is asked when it is removed."""

@@ -1,16 +1,13 @@
 """``cachectl doctor``: find problems of this set-up, each with the command that fixes it.
 
 Each layer reports its own problems (:meth:`Layer.diagnose`). This module checks what holds for every layer: full file
-systems, who may write a root, network file systems, roots that ranks share, stale entries and leaked files. It only
-reads; damage is the affair of ``verify``.
+systems, places (:mod:`cachectl.layers.disk.place` is the judge), roots that ranks share, stale entries and leaked
+files. It only reads; damage is the affair of ``verify``.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,21 +15,25 @@ from typing import NamedTuple
 
 from cachectl import layer_set, listing, verbs
 from cachectl.layers.base import processes
-from cachectl.layers.base.environment import Environment, node, user_name
+from cachectl.layers.base.environment import Environment, node
 from cachectl.layers.base.errors import FAILURES, LayerError
 from cachectl.layers.base.text import plural
+from cachectl.layers.core import codes
 from cachectl.layers.core.entry import UNCOUNTED, Usage
-from cachectl.layers.core.finding import FAILS, HARMLESS, RISKS, UNSAFE, WASTES, Finding, Hazard, Severity
+from cachectl.layers.core.finding import FAILS, HARMLESS, RISKS, UNSAFE, WASTES, Code, Finding, Hazard, Severity
 from cachectl.layers.core.layer import Layer, every_root
 from cachectl.layers.core.root import ENABLED, UNKNOWN, Root, Scope
 from cachectl.layers.core.store import finding_of
 from cachectl.layers.core.switch import Ability
-from cachectl.layers.disk import plain, room, trust
+from cachectl.layers.disk import place as places
+from cachectl.layers.disk import plain, room
+from cachectl.layers.disk.place import Use
 from cachectl.layers.host import launcher
 from cachectl.verbs import verify
 
 EXAMPLE = "cachectl doctor"
-OPTIONS = (verbs.LAYERS, verbs.PLACES, verbs.FORM)
+PLACE = ("--place", "DIR", "judge a folder before the caches of a job are moved there", {"type": verbs.folder})
+OPTIONS = (verbs.LAYERS, PLACE, verbs.VERBOSE_FINDINGS, verbs.PLACES, verbs.FORM)
 
 _WORST_FIRST = tuple(Severity)
 #: Free bytes and files: below the first nothing can be stored, below the second the next program may run out of space.
@@ -44,8 +45,18 @@ _MANY_FILES = 1000
 _OWN = '"$HOME/.cachectl"'
 _TEMPORARY = '"$(mktemp -d)"'
 
-#: A finding, and the place that it is about; of several layers with the same problem of a place, one reports it.
-Placed = tuple[object, Finding]
+
+class _Placed(NamedTuple):
+    """A finding, the state that it is about, and what follows for its layer.
+
+    Findings of one code about one ``state`` become one. ``folder`` are the shell words for the folder to which the fix
+    moves the layer; they are empty if it moves nothing.
+    """
+
+    state: object
+    finding: Finding
+    effect: str = ""
+    folder: str = ""
 
 
 class _Held(NamedTuple):
@@ -59,51 +70,108 @@ class _Held(NamedTuple):
     error: Exception | None
 
     @property
+    def is_filled(self) -> bool:
+        """Return whether it holds something, or cannot be counted."""
+        usage = self.usage
+        return self.error is not None or bool(usage.entries or usage.files or usage.orphan_files)
+
+    @property
     def in_use(self) -> bool:
         """Return whether programs use it: a fallback that is empty, such as the temporary folder, is not in use."""
-        usage = self.usage
-        is_filled = self.error is not None or usage.entries or usage.files or usage.orphan_files
-        return self.first or (self.exists and bool(is_filled))
+        return self.first or (self.exists and self.is_filled)
 
     @property
     def clearable(self) -> bool:
         """Return whether what is there is known, and can be removed."""
         return self.error is None and self.layer.abilities()[Ability.CLEAR] is None
 
-    def finding(self, place: object, severity: Severity, code: str, message: str, fix: str) -> Placed:
+    def finding(self, state: object, code: Code, severity: Severity, message: str, fix: str) -> _Placed:
         """Return a finding about this root."""
-        return place, Finding(self.layer.name, self.root.path, None, severity, code, message, fix)
+        return _Placed(state, code.finding(self.layer.name, self.root.path, message, fix, severity=severity))
 
-    def elsewhere(self, folder: str) -> str:
-        """Return the shell command that moves the layer to ``folder``, which is already quoted."""
+    def moved(self, state: object, code: Code, hazard: Hazard, message: str, folder: str) -> _Placed:
+        """Return a finding about this root whose fix moves the layer to ``folder``, which is already quoted."""
+        fix = _move((self.layer.name,), folder)
         if (reason := self.layer.abilities()[Ability.RELOCATE]) is not None:
-            return f"nothing moves it: {reason}"
-        return f'eval "$(cachectl env --root {folder} --layer {self.layer.name} --shell sh)"'
+            fix, folder = f"nothing moves it: {reason}", ""
+        placed = self.finding(state, code, hazard.severity, message, fix)
+        return placed._replace(effect=hazard.message, folder=folder)
+
+    def free_folder(self, *, local: bool = False) -> str:
+        """Return the shell words for a folder that serves the layer: of the home unless ``local``, else temporary."""
+        environment = self.layer.environment
+        home, uses = environment.home_folder, self.layer.about.uses
+        choices = [(home, _OWN), (environment.temporary, _TEMPORARY)]
+        if local:
+            choices.reverse()
+        return next((words for folder, words in choices if places.serves(folder, uses, home)), choices[0][1])
 
 
-def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Findings:
-    """Return the problems of this set-up, each with the command that fixes it.
+def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = (), *, place: Path | None = None) -> listing.Findings:
+    """Return the problems of this set-up, each with the command that fixes it, and what was not checked.
 
-    Full file systems come first, then layer by layer, the worst of each first.
+    Full file systems come first, then layer by layer, the worst of each first. A state that stops several layers is one
+    finding.
 
     :param layers: names; none means all, and broken plug-ins
+    :param place: an absolute folder, existing or not: judge only whether it serves the layers that can be moved there
     :raises BadRequest: for an unknown layer
     """
     names = tuple(layers)
+    if place is not None:
+        return _judge(place, stack.named(names))
     roots = {layer: list(_held(layer)) for layer in stack.named(names)}
     found = list(_of_space([held for of_layer in roots.values() for held in of_layer]))
     for plugin in () if names else stack.broken:
-        name, why = plugin["name"], plugin["why"]
-        fix = f"fix or uninstall the plug-in {name}"
-        found.append(Finding(name, Path("*"), None, HARMLESS, "plugin", why, fix))
-    said: dict[object, Finding] = {}
+        fix = f"fix or uninstall the plug-in {plugin['name']}"
+        found.append(codes.PLUGIN.finding(plugin["name"], Path("*"), plugin["why"], fix))
+    placed: list[_Placed] = []
+    not_checked: dict[str, str] = {}
     for layer, of_layer in roots.items():
-        before = len(said)
-        for place, finding in (*_guarded(layer, None, _of_roots(layer, of_layer)), *_of_layer(layer, of_layer)):
-            # Another layer may have reported the same problem of a place.
-            said.setdefault((finding.code, place), finding)
-        found += sorted([*said.values()][before:], key=lambda finding: _WORST_FIRST.index(finding.severity))
-    return listing.Findings(tuple(found))
+        own = (*_guarded(layer, None, _of_roots(layer, of_layer)), *_of_layer(layer, of_layer))
+        placed += sorted(own, key=lambda each: _WORST_FIRST.index(each.finding.severity))
+        if any(held.is_filled for held in of_layer) and (unexamined := "; ".join(layer.unexamined())):
+            not_checked[layer.name] = unexamined
+    return listing.Findings((*found, *_joined(placed)), not_checked)
+
+
+def _judge(folder: Path, layers: Iterable[Layer]) -> listing.Findings:
+    """Return why a folder does not serve the layers that can be moved there."""
+    roots: list[_Held] = []
+    for layer in layers:
+        if layer.about.scope is Scope.USER and layer.abilities()[Ability.RELOCATE] is None:
+            moved = type(layer)(layer.environment.with_variables(layer.relocate(folder).set))
+            roots.append(_Held(moved, moved.roots()[0], True, False, UNCOUNTED, None))  # noqa: FBT003
+    placed = [
+        each._replace(finding=each.finding._replace(fix="name another folder", fix_tested=False), folder="")
+        if each.folder
+        else each
+        for held in roots
+        for each in _guarded(held.layer, folder, (*_of_use(held), *_of_network(held)))
+    ]
+    return listing.Findings((*_of_space(roots), *_joined(placed)), {})
+
+
+def _joined(placed: Iterable[_Placed]) -> Iterator[Finding]:
+    """Yield one finding for each state, the worst of its layers', which names all that it stops."""
+    states: dict[object, list[_Placed]] = {}
+    for each in placed:
+        states.setdefault((each.finding.code, each.state), []).append(each)
+    for same in states.values():
+        worst = min(same, key=lambda each: _WORST_FIRST.index(each.finding.severity))
+        finding, layers = worst.finding, tuple(dict.fromkeys(each.finding.layer for each in same))
+        if effects := "; ".join(dict.fromkeys(each.effect for each in same if each.effect)):
+            finding = finding._replace(message=f"{finding.message}: {effects}")
+        if worst.folder:
+            movable = dict.fromkeys(each.finding.layer for each in same if each.folder)
+            finding = finding._replace(fix=_move(movable, worst.folder))
+        yield finding._replace(layers=layers if len(layers) > 1 else None)
+
+
+def _move(layers: Iterable[str], folder: str) -> str:
+    """Return the shell command that moves layers to ``folder``, which is already quoted."""
+    options = " ".join(f"--layer {layer}" for layer in layers)
+    return f'eval "$(cachectl env --root {folder} {options} --shell sh)"'
 
 
 def _held(layer: Layer) -> Iterator[_Held]:
@@ -120,55 +188,53 @@ def _held(layer: Layer) -> Iterator[_Held]:
             yield _Held(layer, root, not number, exists, usage, failure)
 
 
-def _guarded(layer: Layer, path: Path | None, placed: Iterable[Placed]) -> Iterator[Placed]:
+def _guarded(layer: Layer, path: Path | None, placed: Iterable[_Placed]) -> Iterator[_Placed]:
     """Yield findings, and the error that ends them as one more; of an error met several times, one is shown."""
     try:
         yield from placed
     except FAILURES as error:
-        yield (layer, path), listing.failure(layer, path, error)
+        yield _Placed((layer, path), listing.failure(layer, path, error))
 
 
-def _of_layer(layer: Layer, roots: Iterable[_Held]) -> Iterator[Placed]:
+def _of_layer(layer: Layer, roots: Iterable[_Held]) -> Iterator[_Placed]:
     """Yield what the layer itself reports."""
     try:
-        # Layers that share a variable report its problem once.
-        yield from (((finding.message, finding.fix), finding) for finding in layer.diagnose())
+        # Layers that share a variable have one problem with it.
+        yield from (_Placed((finding.message, finding.fix), finding) for finding in layer.diagnose())
     except FAILURES as error:
         # The finding of a root that cannot be read names it.
         if not isinstance(error, (LayerError, OSError)) or all(held.error is None for held in roots):
-            yield (layer, None), listing.failure(layer, None, error)
+            yield _Placed((layer, None), listing.failure(layer, None, error))
 
 
-def _of_roots(layer: Layer, roots: Iterable[_Held]) -> Iterator[Placed]:
+def _of_roots(layer: Layer, roots: Iterable[_Held]) -> Iterator[_Placed]:
     for held in roots:
         path = held.root.path
         if held.error is not None:
-            yield (layer, path), listing.failure(layer, path, held.error)
+            yield _Placed((layer, path), listing.failure(layer, path, held.error))
         for problem in held.usage.problems:
-            if problem.code == "unreadable":
-                yield (layer, problem.path), finding_of(layer.store, held.root, problem)
-        if held.exists and held.in_use and hasattr(os, "geteuid"):
-            yield from _guarded(layer, path, _of_writers(held))
+            if problem.code == codes.UNREADABLE.name:
+                yield _Placed((layer, problem.path), finding_of(layer.store, held.root, problem))
         # The library will make its first root at its first use.
         if held.in_use:
-            yield from _guarded(layer, path, _of_surroundings(held))
+            yield from _guarded(layer, path, _of_place(held))
         if held.exists and held.clearable and not layer.about.precious:
             yield from _of_waste(held)
     # The error that kept them from being listed.
     tuple(every_root(layer))
 
 
-def _of_waste(held: _Held) -> Iterator[Placed]:
+def _of_waste(held: _Held) -> Iterator[_Placed]:
     root, usage, fix = held.root, held.usage, f"cachectl prune --stale {held.layer.name}"
     if usage.stale_entries:
         amount = plural(usage.stale_entries, "stale entry", "stale entries")
         message = f"{amount} of {usage.stale_bytes or 0:,} bytes, whose driver was seen here and has gone"
-        yield held.finding(root, WASTES, "stale", message, fix)
+        yield held.finding(root, codes.STALE, WASTES, message, fix)
     if usage.orphan_files:
         wastes = usage.orphan_bytes or usage.orphan_files >= _MANY_FILES
         amount = plural(usage.orphan_files, "leaked file")
         message = f"{amount} of {usage.orphan_bytes or 0:,} bytes, which nothing reads"
-        yield held.finding(root, WASTES if wastes else HARMLESS, "leaked", message, fix)
+        yield held.finding(root, codes.LEAKED, WASTES if wastes else HARMLESS, message, fix)
 
 
 # ---------------------------------------------------------------------- full file systems
@@ -208,37 +274,71 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
         owner = f"{largest.layer.name} holds most of what can be cleared there, {most:,} {unit}"
         fix = f"cachectl purge {largest.layer.name}"
     severity = FAILS if max(grades) > 1 else RISKS
-    yield largest.finding(None, severity, "full", f"{free[2]} has room for {' and '.join(short)}; {owner}", fix)[1]
+    message = f"{free[2]} has room for {' and '.join(short)}; {owner}"
+    yield largest.finding(None, codes.FULL, severity, message, fix).finding
 
 
-# ---------------------------------------------------------------------- network file systems and shared roots
+# ---------------------------------------------------------------------- places
 
 
-def _of_surroundings(held: _Held) -> Iterator[Placed]:
-    """Report problems with the place of an active layer's root, whether or not the root exists yet."""
-    layer, root, environment = held.layer, held.root, held.layer.environment
+def _of_place(held: _Held) -> Iterator[_Placed]:
+    """Report problems with the place of a root, whether or not the root exists yet; those of use if the layer is on."""
+    is_on = True
     with suppress(*FAILURES):
-        if layer.state().condition not in (ENABLED, UNKNOWN):
-            return
-    is_reachable = held.first and held.error is None
-    if is_reachable and root.scope is Scope.USER and layer.about.when_closed is not None:
-        yield from _of_use(held, layer.about.when_closed)
-    kind = processes.network_file_system(environment, root.path)
-    if kind is not None and (hazard := layer.about.on_network) is not None:
-        message = f"lies on a network file system ({kind}): {hazard.message}"
-        yield held.finding(root.path, hazard.severity, "network", message, held.elsewhere(_TEMPORARY))
+        is_on = held.layer.state().condition in (ENABLED, UNKNOWN)
+    yield from (each for each in _of_use(held) if is_on or each.finding.severity is UNSAFE)
+    if is_on:
+        yield from _of_network(held)
+        yield from _of_ranks(held)
+
+
+def _of_use(held: _Held) -> Iterator[_Placed]:
+    """Report why the library cannot use a root as it does, and who else can change what is in it."""
+    layer, root, environment = held.layer, held.root, held.layer.environment
+    is_used = held.first and held.error is None and root.scope is Scope.USER
+    uses = layer.about.uses if is_used else {}
+    written = layer.store.written(root) if held.exists and Use.WRITE in uses else ()
+    for obstacle in places.find_obstacles(root.path, uses, environment.home_folder, written):
+        code, hazard = codes.COMMON[obstacle.code], Hazard(UNSAFE, "")
+        if obstacle.use is not None:
+            if obstacle.use not in uses:
+                continue
+            hazard = uses[obstacle.use]
+        elif code is codes.OWNER and root.scope is not Scope.USER:
+            continue
+        fix = obstacle.command
+        if code is codes.NO_FOLDER and fix.startswith("mv ") and environment.get(root.source) is not None:
+            fix = f"unset {root.source}"
+        if fix:
+            placed = held.finding(obstacle.place, code, hazard.severity, obstacle.message, fix)
+            yield placed._replace(effect=hazard.message)
+        else:
+            yield held.moved(obstacle.place, code, hazard, obstacle.message, held.free_folder())
+
+
+def _of_network(held: _Held) -> Iterator[_Placed]:
+    """Report a root on a network file system."""
+    hazard, path = held.layer.about.on_network, held.root.path
+    kind = processes.network_file_system(held.layer.environment, path)
+    if kind is not None and hazard is not None:
+        message = f"lies on a network file system ({kind})"
+        yield held.moved(path, codes.NETWORK, hazard, message, held.free_folder(local=True))
+
+
+def _of_ranks(held: _Held) -> Iterator[_Placed]:
+    """Report a root that the ranks of this job share."""
+    layer, root, environment = held.layer, held.root, held.layer.environment
     job, hazard = launcher.parallel_job(environment), layer.about.among_ranks
     if job is None or hazard is None or _apart(environment, root.path):
         return
     variable = job.rank_variable
     several = "the ranks" if job.ranks is None else f"the {job.ranks} ranks"
-    message = f"{several} of this job share it: {hazard.message}"
+    message = f"{several} of this job share it"
     if layer.abilities()[Ability.RELOCATE] is None:
-        message += "; fix it in the script that each rank runs"
+        message += " (to be fixed in the script that each rank runs)"
     node = "$(hostname)-" if variable in launcher.LOCAL_RANKS else ""
     # The shell stops with an error if the variable is not set.
-    fix = held.elsewhere(f'"$HOME/.cachectl/rank{node}${{{variable}:?}}"')
-    yield held.finding(root.path, hazard.severity, "ranks", message, fix)
+    yield held.moved(root.path, codes.RANKS, hazard, message, f'"$HOME/.cachectl/rank{node}${{{variable}:?}}"')
 
 
 def _apart(environment: Environment, path: Path) -> bool:
@@ -257,86 +357,29 @@ def _apart(environment: Environment, path: Path) -> bool:
     return False
 
 
-# ---------------------------------------------------------------------- unusable roots
-
-
-def _of_use(held: _Held, hazard: Hazard) -> Iterator[Placed]:
-    """Report why nothing can be stored in a root: its path is blocked by something else, or is not writable."""
-    root, environment = held.root, held.layer.environment
-    place = plain.nearest(root.path, follow=False)
-    quoted, itself = shlex.quote(str(place)), place == root.path
-    if not place.is_dir():
-        fix = f"mv {quoted} {shlex.quote(f'{place}.aside')}"
-        if place.is_symlink() and not place.exists() and (target := os.path.realpath(place)) != str(place):
-            fix = f"mkdir -p {shlex.quote(target)}"
-        elif environment.get(root.source) is not None:
-            fix = f"unset {root.source}"
-        which = "there" if itself else f"at {place}"
-        message = f"something that is not a directory is {which}, so {hazard.message}"
-        yield held.finding(place, hazard.severity, "no-folder", message, fix)
-    elif not _writable_for_us(place):
-        (owner, command, _), status = trust.closed_by_another(place, environment.home_folder), place.stat()
-        state = "is" if itself else f"cannot be made, because {place} is"
-        message = f"{state} not writable for you, so {hazard.message}{owner}"
-        fix = held.elsewhere(_OWN if _writable_for_us(environment.home_folder) else _TEMPORARY)
-        if command:
-            fix = command
-        elif hasattr(os, "geteuid") and status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWUSR:
-            fix = f"chmod u+w {quoted}"
-        yield held.finding(place, hazard.severity, "closed", message, fix)
-
-
-def _writable_for_us(place: Path) -> bool:
-    return os.access(place, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
-
-
-# ---------------------------------------------------------------------- other writers
-
-
-def _of_writers(held: _Held) -> Iterator[Placed]:
-    """Report who else may write or replace a root: a cache is code, which runs as its user."""
-    root = held.root
-    real = Path(os.path.realpath(root.path))
-    owner = real.stat().st_uid
-    if root.scope is Scope.USER and owner not in (0, os.geteuid()):
-        message = f"belongs to {user_name(owner)}, whose code runs as you"
-        yield held.finding(root.path, UNSAFE, "owner", message, held.elsewhere(_OWN))
-    for folder in trust.open_to_others(root.path):
-        status = folder.stat()
-        whose = "everybody" if status.st_mode & stat.S_IWOTH else f"the group {_group_name(status.st_gid)}"
-        message = f"is writable by {whose}, who can put code there that runs as you"
-        if folder != real:
-            message = f"lies below {folder}, which is writable by {whose}, who can put another folder in its place"
-        fix = f"chmod go-w {shlex.quote(str(folder))}"
-        if status.st_mode & stat.S_ISVTX:
-            # Writable by everybody on purpose.
-            fix = held.elsewhere(_OWN)
-        elif os.geteuid() not in (0, status.st_uid):
-            fix = f"as {user_name(status.st_uid)}: {fix}"
-        yield held.finding((status.st_dev, status.st_ino), UNSAFE, "writable", message, fix)
-
-
-def _group_name(number: int) -> str:
-    import grp
-
-    try:
-        return grp.getgrgid(number).gr_name
-    except KeyError:
-        return str(number)
-
-
 # ---------------------------------------------------------------------- the command line
 
 
 def run(request: verbs.Request) -> listing.Findings:
     """Carry out ``cachectl doctor``."""
+    folder = request.options.place
     with request.output.progress("examining"):
-        return doctor(request.stack, request.options.layers)
+        place = None if folder is None else request.environment.absolute(folder)
+        return doctor(request.stack, request.options.layers, place=place)
 
 
 table, OF_USERS = verify.table, verify.OF_USERS
 
 
-def show(result: listing.Findings, _request: verbs.Request) -> Iterator[object]:
-    """Yield each finding."""
-    return verify.findings_lines(result, "nothing is wrong with this set-up; cachectl verify checks the entries")
+def show(result: listing.Findings, request: verbs.Request) -> Iterator[object]:
+    """Yield each finding, and what was not checked."""
+    folder = request.options.place
+    nothing = "nothing was found in this set-up that is wrong; cachectl verify checks the entries"
+    yield from verify.findings_lines(result, nothing if folder is None else f"{folder} serves the layers")
+    yield from verify.not_checked_lines(result.not_checked)
+    if request.options.verbose:
+        yield from verify.not_checked_lines(_LIMITS)
+
+
+#: What no command can see from here.
+_LIMITS = {"*": "quotas that only a server knows, programs of other users, and those of other machines"}

@@ -10,6 +10,7 @@ from pathlib import PurePath
 from cachectl import layer_set, verbs
 from cachectl.layers.base.errors import BadRequest, CachectlError, Refused
 from cachectl.layers.core.switch import Ability, Switch
+from cachectl.layers.disk.place import why_closed
 from cachectl.switching import child
 
 #: How each shell sets a variable, and removes one.
@@ -60,6 +61,8 @@ def env(
         switches.append(switch)
         if switch.patches:
             notes.append(f"{layer.name}: no variable switches it off; cachectl run --no-cache does")
+    if folder is not None and (reason := why_closed(folder, stack.environment.home_folder)) is not None:
+        notes.append(f"{reason}; cachectl doctor --place {shlex.quote(str(folder))} says what follows")
     try:
         child.make_folders(switches)
     except OSError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from cachectl import layer_set, listing, verbs
 from cachectl.layers.core.finding import Finding
@@ -11,7 +11,7 @@ from cachectl.layers.core.root import Root
 from cachectl.show.table import Table
 
 EXAMPLE = "cachectl verify pocl"
-OPTIONS = (verbs.LAYERS, verbs.PLACES, verbs.WAIT, verbs.FORM)
+OPTIONS = (verbs.LAYERS, verbs.VERBOSE_FINDINGS, verbs.PLACES, verbs.WAIT, verbs.FORM)
 
 
 def verify(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Findings:
@@ -41,13 +41,10 @@ def run(request: verbs.Request) -> listing.Findings:
 
 
 def show(result: listing.Findings, request: verbs.Request) -> Iterator[object]:
-    """Yield each finding; warn of what was not checked."""
+    """Yield each finding; with ``-v`` also what no check of an entry can show."""
     yield from findings_lines(result, "no damage found")
-    layers_by_content: dict[str, list[str]] = {}
-    for layer, content in (result.not_checked or {}).items():
-        layers_by_content.setdefault(content, []).append(layer)
-    for content, layers in layers_by_content.items():
-        request.notice(f"{', '.join(layers)}: not checked: {content}")
+    if request.options.verbose:
+        yield from not_checked_lines(result.not_checked)
 
 
 OF_USERS = verbs.OfUsers("findings", ("layer", "severity", "message", "fix"))
@@ -67,7 +64,16 @@ def findings_lines(result: listing.Findings, nothing: str) -> Iterator[object]:
     """Yield each finding with its effect, and its fix on a line of its own to copy; or ``nothing`` if there is none."""
     for finding in result.findings:
         where = finding.key if finding.key is not None else str(finding.root)
-        yield f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})"
+        yield f"{', '.join(finding.layers or (finding.layer,))}: {where}: {finding.message} ({finding.severity.value})"
         yield [f"  fix: {finding.fix}"]
     if not result.findings:
         yield nothing
+
+
+def not_checked_lines(not_checked: Mapping[str, str] | None) -> Iterator[object]:
+    """Yield what was not checked by layer, each reason once."""
+    layers_by_reason: dict[str, list[str]] = {}
+    for layer, reason in (not_checked or {}).items():
+        layers_by_reason.setdefault(reason, []).append(layer)
+    for reason, layers in layers_by_reason.items():
+        yield f"{', '.join(layers)}: not checked: {reason}"

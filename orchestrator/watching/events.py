@@ -27,6 +27,7 @@ from cachectl.layers.base.errors import FAILURES, reason_of
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.root import Root, Scope
 from cachectl.layers.core.store import ENTRY, OWN
+from cachectl.layers.disk.place import why_closed
 from cachectl.layers.disk.plain import nearest
 
 # sys/inotify.h
@@ -58,8 +59,6 @@ _EARLY = "an entry was stored in a new folder before that was watched, so that f
 _REMADE = "an entry was removed and stored again after it was read, so that this reading may have been a hit"
 #: How many folders above a place are watched, in case it is removed and made again.
 _ABOVE = 2
-#: Bytes that are free on a file system that cannot take another entry.
-_LITTLE = 16 << 20
 
 
 def open_queue() -> tuple[Any, int]:
@@ -413,23 +412,9 @@ class EntryEvents:
                 self._doubt(place, "the layer cannot say which files are its own")
             # Other roots are fallbacks.
             is_first = any(root == layer.roots()[0] and root.scope is Scope.USER for layer, root in place.claims)
-            if is_first and (why := storing_refused(place.path)) is not None:
+            if is_first and (why := why_closed(place.path, place.claims[0][0].environment.home_folder)) is not None:
                 self._doubt(place, f"{why}: a miss that stores nothing does not show")
         for place in self._unwatched:
             with suppress(OSError):
                 if any(map(place.owners, os.listdir(place.path))):
                     self._doubt(place, f"{place.path}, where others keep files too, is not watched")
-
-
-def storing_refused(place: Path) -> str | None:
-    """Return why files may not be stored below a place, existing or not; ``None`` if nothing is known against it."""
-    folder = nearest(place)
-    if not folder.is_dir():
-        return f"{folder} is not a directory"
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return f"{folder} cannot be written"
-    with suppress(OSError):
-        space = os.statvfs(folder)
-        if space.f_bavail * space.f_frsize < _LITTLE or (space.f_files and space.f_favail == 0):
-            return f"the file system of {folder} is full"
-    return None

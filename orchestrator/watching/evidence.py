@@ -21,7 +21,8 @@ from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.parts import Lookups
 from cachectl.layers.core.root import ABSENT, BYPASSED, DISABLED, Scope
 from cachectl.layers.core.store import ENTRY, OWN
-from cachectl.watching.events import Use, kind_of, storing_refused
+from cachectl.layers.disk import place
+from cachectl.watching.events import Use, kind_of
 from cachectl.watching.programs import Event
 
 EXACT = "exact"
@@ -153,9 +154,10 @@ class Evidence:
             if state.condition in (DISABLED, BYPASSED):
                 was_used = counted.hits if state.condition is DISABLED else counted.was_used
                 return counted if was_used else counted._replace(state=state.condition.value, state_why=state.why)
-            if state.condition is not ABSENT and self.layer.about.when_closed and not counted.stores:
+            if state.condition is not ABSENT and place.Use.WRITE in self.layer.about.uses and not counted.stores:
                 roots = (root.path for root in self.layer.roots() if root.scope is Scope.USER)
-                if why := next(filter(None, map(storing_refused, roots)), None):
+                home = self.layer.environment.home_folder
+                if why := next(filter(None, (place.why_closed(root, home) for root in roots)), None):
                     return counted._replace(state="closed", state_why=why)
         return counted
 

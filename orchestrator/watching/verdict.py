@@ -17,7 +17,7 @@ from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.text import plural
 from cachectl.layers.core.finding import FAILS
 from cachectl.layers.core.root import Root
-from cachectl.layers.disk import distributions, plain
+from cachectl.layers.disk import distributions, place, plain
 from cachectl.watching import evidence, ledger, timeline
 from cachectl.watching.programs import Event
 
@@ -230,7 +230,7 @@ class Judge:
         return " ".join(said)
 
     def _fails_when_closed(self, name: str) -> bool:
-        hazard = self._layers[name].layer.about.when_closed
+        hazard = self._layers[name].layer.about.uses.get(place.Use.WRITE)
         return self._states[name].state == "closed" and hazard is not None and hazard.severity is FAILS
 
     def _cost(self, name: str) -> str:

@@ -123,7 +123,7 @@ def test_ranks_share_a_root(tmp_path: Path, variables: Mapping[str, str], ranks:
     fix = f'eval "$(cachectl env --root "$HOME/.cachectl/{own}" --layer pocl --shell sh)"'
     (of_pocl,) = (finding for finding in found if finding.layer == "pocl")
     assert of_pocl.fix == fix
-    assert of_pocl.message.endswith("; fix it in the script that each rank runs")
+    assert "(to be fixed in the script that each rank runs): PoCL before 6.0" in of_pocl.message
     assert after(tmp_path, f'{fix}\nmkdir -p "$POCL_CACHE_DIR"', "pocl", **{variable: "0", **variables}) == []
     # Without a rank all would get one folder: nothing is moved, and the shell prints the reason.
     unset = {name: value for name, value in variables.items() if name != variable}
@@ -154,7 +154,7 @@ def test_a_root_that_is_not_a_folder_is_reported_and_fixed(tmp_path: Path) -> No
     assert (found.severity, found.fix) == (Severity.FAILS, "unset POCL_CACHE_DIR")
     icd = {"OCL_ICD_VENDORS": register_driver(tmp_path, "libpocl.so.2")}
     below = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(file / "below"), **icd), "pocl"), "no-folder")
-    assert f"something that is not a directory is at {file}" in below.message
+    assert f"something that is not a directory at {file}: PoCL finds no device" in below.message
     assert after(tmp_path, below.fix, "pocl", POCL_CACHE_DIR=str(file / "below"), **icd) == []
     assert file.read_text() == "something"
 

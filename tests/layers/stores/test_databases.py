@@ -312,9 +312,9 @@ def test_writers_of_a_folder_are_found(open_folder: Path) -> None:
 ASK = """
 import sys
 from pathlib import Path
-from cachectl.layers.disk.trust import open_to_others, shared_because
+from cachectl.layers.disk.trust import find_strangers, shared_because
 folder = Path(sys.argv[1])
-print(shared_because(folder), list(map(str, open_to_others(folder))))
+print(shared_because(folder), [str(step.place) for step, _ in find_strangers(folder)])
 """
 OTHERS = "other users can write to {folder} ['{folder}']\n"
 MOUNT = 'mount --bind "$0/passwd" /etc/passwd && mount --bind "$0/group" /etc/group && exec "$@"'

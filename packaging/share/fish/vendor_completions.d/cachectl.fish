@@ -51,7 +51,7 @@ function _shtab_cachectl_using
 end
 
 set -g _shtab_cachectl_commands report dir ls verify doctor purge prune run env trace bench push pull store stage get put layers config completion demo
-set -g _shtab_cachectl_opts_with_value --allowed-signers --base --by --digest --html --isolated --json --kernel --key --layer --limit --max-size --older-than --out --output --plot --python --root --rounds --shell --sign --since --sort --store --store-mode --store-wait --timeline --user --wait -n -o
+set -g _shtab_cachectl_opts_with_value --allowed-signers --base --by --digest --html --isolated --json --kernel --key --layer --limit --max-size --older-than --out --output --place --plot --python --root --rounds --shell --sign --since --sort --store --store-mode --store-wait --timeline --user --wait -n -o
 
 complete -c cachectl -e
 complete -c cachectl -f
@@ -97,6 +97,7 @@ complete -c cachectl -n '_shtab_cachectl_using ls' -s q -l quiet -d 'print nothi
 complete -c cachectl -n '_shtab_cachectl_using ls; and test $_shtab_cachectl_npos -ge 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer that cachectl layers lists (default: all)'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a verify -d 'Look for damage, entry by entry.'
 complete -c cachectl -n '_shtab_cachectl_using verify' -s h -l help -d 'show this help message and exit'
+complete -c cachectl -n '_shtab_cachectl_using verify' -s v -l verbose -d 'also what no check can show'
 complete -c cachectl -n '_shtab_cachectl_using verify' -l root -xka "(__fish_complete_directories)" -d 'the layers in the isolated root DIR (run --isolated=DIR)'
 complete -c cachectl -n '_shtab_cachectl_using verify' -l user -x -d 'as root: this user'"'"'s caches; may be repeated'
 complete -c cachectl -n '_shtab_cachectl_using verify' -l all-users -d 'as root: the caches of all users (UID_MIN to UID_MAX of login.defs)'
@@ -106,6 +107,8 @@ complete -c cachectl -n '_shtab_cachectl_using verify' -l csv -d 'print CSV: byt
 complete -c cachectl -n '_shtab_cachectl_using verify; and test $_shtab_cachectl_npos -ge 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer that cachectl layers lists (default: all)'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a doctor -d 'Find problems of this set-up, each with the command that fixes it.'
 complete -c cachectl -n '_shtab_cachectl_using doctor' -s h -l help -d 'show this help message and exit'
+complete -c cachectl -n '_shtab_cachectl_using doctor' -l place -xka "(__fish_complete_directories)" -d 'judge a folder before the caches of a job are moved there'
+complete -c cachectl -n '_shtab_cachectl_using doctor' -s v -l verbose -d 'also what no check can show'
 complete -c cachectl -n '_shtab_cachectl_using doctor' -l root -xka "(__fish_complete_directories)" -d 'the layers in the isolated root DIR (run --isolated=DIR)'
 complete -c cachectl -n '_shtab_cachectl_using doctor' -l user -x -d 'as root: this user'"'"'s caches; may be repeated'
 complete -c cachectl -n '_shtab_cachectl_using doctor' -l all-users -d 'as root: the caches of all users (UID_MIN to UID_MAX of login.defs)'

@@ -1,0 +1,78 @@
+"""The page about troubleshooting, written from the catalogue of codes: ``python docs/codes.py`` writes it again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from cachectl.layers.core import codes
+from cachectl.layers.core.finding import Code
+from cachectl.layers.registry import catalogue
+
+PAGE = Path(__file__).with_name("troubleshooting.md")
+_INTRODUCTION = """# Troubleshooting
+
+`cachectl doctor` checks the set-up: run it in the job script, with the variables that the program will have.
+`cachectl doctor --place DIR` judges a folder before a job uses it. `cachectl verify` checks the entries. Each finding
+has a [severity](cli/doctor.md#severity) in brackets and a command that fixes it; `--json` and `--csv` have its *code*.
+The status is 1 if a finding is worse than *harmless*. In JSON `fix_tested` says whether a test makes the state, runs
+the fix in a shell and sees the library work; other fixes are advice, for the reason that is given here.
+
+## Messages of the libraries
+
+What a program printed, the state that causes it, and its cure.
+"""
+_GROUPS = {
+    "Places": codes.OF_PLACES,
+    "Variables and software": codes.OF_SETUP,
+    "Contents": codes.OF_CONTENTS,
+}
+_WIDTH = 118
+
+
+def page() -> str:
+    """Return the text of the page."""
+    return "\n".join((_INTRODUCTION, *_messages(), *_sections()))
+
+
+def _messages() -> Iterator[str]:
+    """Yield the table of messages, by the alphabet."""
+    states = [(symptom, code) for code in catalogue() for symptom in code.symptoms]
+    yield "| message | code | cure |"
+    yield "|---|---|---|"
+    for symptom, code in sorted(states, key=lambda state: (state[0].casefold(), state[1].name)):
+        yield f"| {symptom} | [`{code.name}`](#{code.name}) | {code.cure} |"
+    yield ""
+
+
+def _sections() -> Iterator[str]:
+    common = {code.name for group in _GROUPS.values() for code in group}
+    own = tuple(code for code in catalogue() if code.name not in common)
+    for title, group in {**_GROUPS, "Single products": own}.items():
+        yield f"## {title}\n"
+        for code in group:
+            yield from _section(code)
+
+
+def _section(code: Code) -> Iterator[str]:
+    severities = ", ".join(f"*{severity.value}*" for severity in code.severities)
+    words = [code.meaning, code.cure, f"Severity: {severities}."]
+    if code.advice:
+        words.append(f"The fix is advice: {code.advice}.")
+    yield f"### `{code.name}`\n"
+    yield f"{_filled(' '.join(words))}\n"
+
+
+def _filled(text: str) -> str:
+    """Return a paragraph in lines; a link is not broken."""
+    lines = [""]
+    for word in re.findall(r"\S*\[[^\]]*\]\S*|\S+", text):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > _WIDTH:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page().rstrip("\n") + "\n", encoding="utf-8")

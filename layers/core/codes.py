@@ -1,0 +1,198 @@
+"""The codes that any layer can have; a layer declares its own next to its other facts (:class:`About`)."""
+
+from __future__ import annotations
+
+from cachectl.layers.core.finding import FAILS, HARMLESS, HEALS, RECOMPILES, RISKS, UNSAFE, WASTES, Code
+
+_NOT_NEEDED = "nothing needs to be done"
+_BY_HAND = "only you know where the file belongs"
+
+# ---------------------------------------------------------------------- of a place
+
+NO_FOLDER = Code(
+    "no-folder",
+    (RISKS, FAILS),
+    "A file, or a dangling link, is in the place of a root or on the way to it.",
+    "`mkdir -p` the target of the link, move the file aside, or `unset` the variable.",
+    ("Not a directory", "File exists"),
+)
+CLOSED = Code(
+    "closed",
+    (RISKS, FAILS),
+    "You cannot write to a root, create it, or write to a file or folder in it that the library opens for writing. "
+    "After `sudo`, root often owns it. It may also lie on a file system that is mounted read-only.",
+    "`sudo chown` it if it lies in your home, `chmod u+w` it if it is yours, or move the layer to a folder of your "
+    "own.",
+    (
+        "attempt to write a readonly database",
+        "unable to open database file",
+        "no devices found",
+        "Context failed: INVALID_VALUE",
+        "Permission denied",
+        "Read-only file system",
+    ),
+)
+NOEXEC = Code(
+    "noexec",
+    (FAILS,),
+    "A root lies on a file system that is mounted with `noexec`, such as one of `docker run --tmpfs`, so that no "
+    "library can map code from it.",
+    "Move the layer to a folder on another file system, or mount this one with `exec`.",
+    ("failed to map segment from shared object",),
+)
+OWNER = Code(
+    "owner",
+    (UNSAFE,),
+    "A root, or a folder on the way to it, belongs to another user, who can put code there that runs as you. `sudo -E` "
+    "keeps the `HOME` of your account: use `sudo -H`.",
+    "Use a root of your own.",
+)
+WRITABLE = Code(
+    "writable",
+    (UNSAFE,),
+    "Others can write to a root, or to a folder above it.",
+    "`chmod go-w`.",
+)
+NETWORK = Code(
+    "network",
+    (RISKS, HARMLESS),
+    "A root is on a network file system; the message says what is unsafe.",
+    "Move the layer to a disk of this node with the printed `eval`, or [start warm](howto/start-warm.md) on each.",
+    ("locking protocol", "database is locked", "disk I/O error", "Stale file handle"),
+    advice="the tests have no network file system",
+)
+RANKS = Code(
+    "ranks",
+    (RISKS, HARMLESS),
+    "Ranks of this job share a root.",
+    "Give each its own, in the script that each rank runs, or use `cachectl stage`.",
+)
+FULL = Code(
+    "full",
+    (FAILS, RISKS),
+    "A file system, or a quota of you or your group, has less than 16 MiB or 100 files left (*may fail a run*), or "
+    "less than 1 MiB or 10 files (*fails every run*).",
+    "[My disk is full](howto/disk-full.md).",
+    ("No space left on device", "Disk quota exceeded", "database or disk is full"),
+)
+
+# ---------------------------------------------------------------------- of variables and software
+
+OFF = Code(
+    "off",
+    (RECOMPILES,),
+    "A variable switches a cache off, as its library intends.",
+    "`unset` it, if you did not mean it.",
+)
+VARIABLE = Code(
+    "variable",
+    (HARMLESS, WASTES, RECOMPILES, RISKS, FAILS),
+    "A variable has a value that its library does not understand, or probably not as it was meant.",
+    "`unset` it, or `export` the value that the fix names.",
+)
+PLUGIN = Code(
+    "plugin",
+    (HARMLESS, FAILS),
+    "A layer of another distribution failed.",
+    "Fix or uninstall it; the other layers work.",
+    advice="only its author can mend a plug-in",
+)
+
+# ---------------------------------------------------------------------- of what a root holds
+
+STALE = Code(
+    "stale",
+    (WASTES,),
+    "Entries of a driver that was [seen here and has gone](cli/stale.md).",
+    "`cachectl prune --stale LAYER`.",
+)
+LEAKED = Code(
+    "leaked",
+    (WASTES, HARMLESS),
+    "Temporaries and failed builds that nothing reads.",
+    "`cachectl prune --stale LAYER` removes them too.",
+)
+UNREADABLE = Code(
+    "unreadable",
+    (FAILS, HARMLESS),
+    "A root, a folder or a file could not be read; everything else was.",
+    "`chmod u+rwx`, or `sudo chown -R` if another user owns it in your home. Where a program is writing, try "
+    "again later.",
+    ("Permission denied",),
+)
+CAP = Code(
+    "cap",
+    (RECOMPILES,),
+    "A cache holds nine tenths of its limit, and its library drops entries to make room.",
+    "Raise the limit (`CUDA_CACHE_MAXSIZE`, 1 GiB by default), or prune.",
+)
+LOCK = Code(
+    "lock",
+    (FAILS, RISKS, HARMLESS),
+    "A lock outlived its holder, or the holder has stopped: every build waits for it, then fails.",
+    "End the process that the fix names, then `rm` the lock.",
+    ("waited more than one minute on the lock file", "Db lock has failed to lock"),
+)
+DAMAGED = Code(
+    "damaged",
+    (FAILS, RISKS, RECOMPILES, HEALS, WASTES, HARMLESS),
+    "The library could not use the entry, or the database.",
+    "`cachectl purge --damaged LAYER`. A whole file goes only if no program has it open. Damaged tuning results are "
+    "never removed: correct or delete the named line.",
+    (
+        "database disk image is malformed",
+        "file is not a database",
+        "invalid ELF header",
+        "file too short",
+        "Invalid bitcode",
+        "pickle data was truncated",
+        "Bus error",
+    ),
+)
+INDEX = Code(
+    "index",
+    (WASTES,),
+    "The account of a whole cache does not agree with its entries.",
+    "The next purge or `put` counts again, or `rm` the file.",
+    advice="the next change of the cache mends it",
+)
+NO_FILE = Code(
+    "no-file",
+    (HARMLESS, RECOMPILES, FAILS),
+    "Something that is not a file has the name of a database.",
+    "Move it away.",
+    ("unable to open database file",),
+)
+UNKNOWN = Code(
+    "unknown",
+    (HARMLESS,),
+    "Something in the place of an entry is in a format that this `cachectl` does not know, such as that of a newer "
+    "release. It is left as it is, and `verify` ends with 1.",
+    "Use a newer `cachectl`.",
+    advice=_NOT_NEEDED,
+)
+FOREIGN = Code("foreign", (HARMLESS,), "A database of another program.", "It is left alone.", advice=_NOT_NEEDED)
+LINK = Code("link", (HARMLESS,), "A link, which is not followed.", "It is left alone.", advice=_NOT_NEEDED)
+UNRECOGNISED = Code(
+    "unrecognised",
+    (HARMLESS,),
+    "Something that is not recognised as the layer's.",
+    "It is left alone.",
+    advice=_NOT_NEEDED,
+)
+HALF = Code(
+    "half",
+    (HARMLESS,),
+    "A file of an entry is missing or empty.",
+    "The library builds the entry again.",
+    advice=_NOT_NEEDED,
+)
+
+OF_PLACES = (NO_FOLDER, CLOSED, NOEXEC, OWNER, WRITABLE, NETWORK, RANKS, FULL)
+OF_SETUP = (OFF, VARIABLE, PLUGIN)
+OF_CONTENTS = (
+    *(STALE, LEAKED, CAP, LOCK, UNREADABLE, DAMAGED),
+    *(INDEX, NO_FILE, UNKNOWN, FOREIGN, LINK, UNRECOGNISED, HALF),
+)
+#: The codes of all layers, by name.
+COMMON = {code.name: code for code in (*OF_PLACES, *OF_SETUP, *OF_CONTENTS)}

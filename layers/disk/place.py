@@ -1,0 +1,194 @@
+"""The judge of places: whether a file system lets a library do in a folder what it does there.
+
+A layer declares its uses (:class:`Use`). Modes, owners and mounts are asked of the system, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import stat
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from cachectl.layers.base.environment import user_name
+from cachectl.layers.base.errors import CachectlError
+from cachectl.layers.base.processes import mount_of
+from cachectl.layers.base.text import printable
+from cachectl.layers.disk import plain, trust
+from cachectl.layers.disk.room import room_at
+
+#: Free bytes below which a cache may not store its next entry.
+_LITTLE = 16 << 20
+#: File systems of the kernel, in which no program can make a file.
+_WITHOUT_FILES = frozenset({"proc", "sysfs", "cgroup", "cgroup2"})
+
+
+class Use(Enum):
+    """What a library does in its place."""
+
+    WRITE = "makes files and folders"
+    EXECUTE = "maps code from files"
+
+
+class Obstacle(NamedTuple):
+    """Why a place does not serve, or does not serve safely.
+
+    ``code`` is that of the catalogue, and ``use`` what is not possible; ``None`` if all is, but unsafe. ``place`` is
+    the file or folder that has to change. ``command`` changes it for ``sh``; it is empty if only another place helps.
+    """
+
+    code: str
+    use: Use | None
+    place: Path
+    message: str
+    command: str = ""
+
+
+def find_obstacles(path: Path, uses: Collection[Use], home: Path, written: Iterable[Path] = ()) -> Iterator[Obstacle]:
+    """Yield what keeps a library from its uses of a folder, which need not exist, or lets others change it.
+
+    ``written`` are files and folders in it that the library opens for writing. Below this user's ``home`` what belongs
+    to another user is taken for a slip of ``sudo``. Raises :class:`OSError` if the place cannot be examined.
+    """
+    nearest = plain.nearest(path, follow=False)
+    if not nearest.is_dir():
+        yield _no_folder(path, nearest)
+        return
+    if (obstacle := _closed(path, nearest, home)) is not None:
+        yield obstacle
+    else:
+        yield from filter(None, (_closed_within(path, each, home) for each in written))
+    if Use.EXECUTE in uses and mount_flags(nearest) & getattr(os, "ST_NOEXEC", 0):
+        yield Obstacle("noexec", Use.EXECUTE, nearest, "lies on a file system that is mounted with noexec")
+    yield from _open_to_others(path, nearest)
+
+
+def why_closed(path: Path, home: Path) -> str | None:
+    """Return why a library can store nothing in a folder, existing or not; ``None`` if nothing is known against it."""
+    with suppress(OSError):
+        for obstacle in find_obstacles(path, (Use.WRITE,), home):
+            if obstacle.use is Use.WRITE:
+                return f"{path} {obstacle.message}"
+        for free, files, source in room_at(path):
+            if (free is not None and free < _LITTLE) or files == 0:
+                return f"{source} has no room for {path}"
+    return None
+
+
+def require_serving(folder: Path, uses: Iterable[Use], home: Path) -> None:
+    """Raise :class:`CachectlError` if a folder does not let a library do all its uses; it may be open to others."""
+    for obstacle in find_obstacles(folder, tuple(uses), home):
+        if obstacle.use is not None:
+            raise CachectlError(f"{printable(folder)} {obstacle.message}")
+
+
+def serves(folder: Path, uses: Iterable[Use], home: Path) -> bool:
+    """Return whether a folder lets a library do all its uses; it may be open to others."""
+    try:
+        require_serving(folder, uses, home)
+    except (CachectlError, OSError):
+        return False
+    return True
+
+
+def mount_flags(place: Path) -> int:
+    """Return the flags of the mount that a path lies on, as ``statvfs`` has them; 0 if the system has none."""
+    return os.statvfs(place).f_flag if hasattr(os, "statvfs") else 0
+
+
+def _no_folder(path: Path, nearest: Path) -> Obstacle:
+    quoted = shlex.quote(str(nearest))
+    command = f"mv {quoted} {shlex.quote(f'{nearest}.aside')}"
+    if nearest.is_symlink() and not nearest.exists() and (target := os.path.realpath(nearest)) != str(nearest):
+        command = f"mkdir -p {shlex.quote(target)}"
+    which = "in its place" if nearest == path else f"at {nearest}"
+    return Obstacle("no-folder", Use.WRITE, nearest, f"has something that is not a directory {which}", command)
+
+
+def _closed(path: Path, nearest: Path, home: Path) -> Obstacle | None:
+    """Return that this user cannot write to a folder, or to the nearest one above it; ``None`` if that is possible."""
+    state = "is" if nearest == path else f"cannot be made, because {nearest} is"
+    if mount_flags(nearest) & getattr(os, "ST_RDONLY", 0):
+        return Obstacle("closed", Use.WRITE, nearest, f"{state} on a file system that is mounted read-only")
+    if not is_writable(nearest):
+        owner, command, _ = trust.closed_by_another(nearest, home)
+        message = f"{state} not writable for you{owner}"
+        return Obstacle("closed", Use.WRITE, nearest, message, command or _opened(nearest))
+    if (reason := _try(nearest)) is not None:
+        return Obstacle("closed", Use.WRITE, nearest, f"{state} closed: no file can be made there ({reason})")
+    return None
+
+
+def _try(folder: Path) -> str | None:
+    """Return why no file can be made in a folder, by making one without a name; ``None`` if nothing shows that.
+
+    Quotas, access rules of the kernel and file systems without files (``/proc``) show only so. In a folder of another
+    user nothing is tried, and some network file systems have no such files.
+    """
+    flags = getattr(os, "O_TMPFILE", None)
+    if flags is None or folder.stat().st_uid != os.geteuid():
+        return None
+    try:
+        os.close(os.open(folder, flags | os.O_RDWR, 0o600))
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP and mount_of(folder).kind not in _WITHOUT_FILES:
+            return None
+        return error.strerror
+    return None
+
+
+def _closed_within(path: Path, file: Path, home: Path) -> Obstacle | None:
+    """Return that this user cannot write to something in a folder; ``None`` if that is possible, or it has gone."""
+    if not os.path.lexists(file) or is_writable(file):
+        return None
+    owner, command, _ = trust.closed_by_another(file, home)
+    message = f"has {file.relative_to(path)}, which is not writable for you{owner}"
+    return Obstacle("closed", Use.WRITE, file, message, command or _opened(file))
+
+
+def is_writable(place: Path) -> bool:
+    """Return whether this user may write to a file, or make files in a folder."""
+    wanted = os.W_OK | os.X_OK if place.is_dir() else os.W_OK
+    return os.access(place, wanted, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _opened(place: Path) -> str:
+    """Return the command that lets the owner of a file or folder write to it; empty for other users' files."""
+    status = place.stat()
+    is_own = hasattr(os, "geteuid") and status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWUSR
+    return f"chmod u+w {shlex.quote(str(place))}" if is_own else ""
+
+
+def _open_to_others(path: Path, nearest: Path) -> Iterator[Obstacle]:
+    """Yield who else decides what is in a root: a cache is code, which runs as its user."""
+    real = Path(os.path.realpath(path))
+    for step, is_anothers in trust.find_strangers(nearest, sticky=nearest != path):
+        where, uid = step.place, step.status.st_uid
+        if is_anothers:
+            named = "belongs to" if where == real else f"lies below {where}, which belongs to"
+            yield Obstacle("owner", None, where, f"{named} {user_name(uid)}, whose code runs as you")
+            continue
+        whose = "everybody" if step.status.st_mode & stat.S_IWOTH else f"the group {_group_name(step.status.st_gid)}"
+        message = f"is writable by {whose}, who can put code there that runs as you"
+        if where != real:
+            message = f"lies below {where}, which is writable by {whose}, who can put another folder in its place"
+        command = f"chmod go-w {shlex.quote(str(where))}"
+        if step.status.st_mode & stat.S_ISVTX:
+            # Writable by everybody on purpose.
+            command = ""
+        elif os.geteuid() not in (0, uid):
+            command = f"as {user_name(uid)}: {command}"
+        yield Obstacle("writable", None, where, message, command)
+
+
+def _group_name(number: int) -> str:
+    import grp
+
+    with suppress(KeyError):
+        return grp.getgrgid(number).gr_name
+    return str(number)

@@ -1,0 +1,68 @@
+"""The states of MIOpen's databases that no other layer has."""
+
+from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, UNSAFE, WASTES, Code
+
+_OF_AMD = "MIOpen needs an AMD GPU, which the tests do not have"
+
+FALLBACK = Code(
+    "fallback",
+    (UNSAFE,),
+    "The home cannot be used, so MIOpen takes kernels from a folder that anybody can write to.",
+    "`export MIOPEN_CUSTOM_CACHE_DIR=…`.",
+    advice=_OF_AMD,
+)
+NO_DATABASE = Code(
+    "no-database",
+    (RECOMPILES,),
+    "MIOpen has no system kernels for a GPU that is here.",
+    "[The warning and its cure](howto/miopen-warning.md).",
+    ("Missing system database file", "Performance may degrade. Please follow instructions to install"),
+    advice=_OF_AMD,
+)
+TUNING = Code(
+    "tuning",
+    (HARMLESS, RECOMPILES),
+    "A variable of a tuning session is still set. `MIOPEN_FIND_ENFORCE=5` erases results in every run.",
+    "`unset` it.",
+)
+TOO_SMALL = Code(
+    "too-small",
+    (RECOMPILES,),
+    "A system database of less than 512 bytes, perhaps a git-lfs pointer: MIOpen takes it for missing.",
+    "Download it.",
+    advice="the package's own server has the file",
+)
+WAL = Code(
+    "wal",
+    (FAILS,),
+    "A system database is in WAL mode: only users who may write next to it can open it.",
+    "As its owner: `sqlite3 FILE 'pragma journal_mode=delete'`.",
+    ("unable to open database file",),
+    advice="only the owner of a package's file may change it",
+)
+MALFORMED = Code(
+    "malformed",
+    (RECOMPILES,),
+    "MIOpen skips this line of a tuning file, and tunes again.",
+    "Correct or delete it while nothing uses MIOpen.",
+    ("Ill-formed record",),
+    advice="only you know what the line should say",
+)
+NEWLINE = Code(
+    "newline",
+    (RECOMPILES,),
+    "A tuning file lacks its last newline, so the next record would be joined to the last.",
+    "`echo >> FILE` while nothing uses MIOpen.",
+)
+_LINE = "Only space is wasted. Delete the line while nothing uses MIOpen, or leave it."
+ITEM = Code("item", (HARMLESS,), "A value of a tuning record is skipped.", _LINE, advice=MALFORMED.advice)
+DUPLICATE = Code(
+    "duplicate", (WASTES,), "A line is never read, since an earlier one has its key.", _LINE, advice=MALFORMED.advice
+)
+DUPLICATE_ID = Code(
+    "duplicate-id", (WASTES,), "An id stands twice, and the first is read.", _LINE, advice=MALFORMED.advice
+)
+HIDDEN = Code("hidden", (HARMLESS,), "An earlier line without a value hides this one.", _LINE, advice=MALFORMED.advice)
+
+OF_KERNELS = (FALLBACK, NO_DATABASE, TOO_SMALL, WAL)
+OF_LINES = (MALFORMED, NEWLINE, ITEM, DUPLICATE, DUPLICATE_ID, HIDDEN)
