@@ -128,7 +128,8 @@ def listed(
 
 def failure(layer: Layer, path: Path | None, error: Exception) -> Finding:
     """Return the finding that a layer, or one place of it, could not be read."""
-    place = Path("*") if path is None else path
+    named = getattr(error, "path", None) or getattr(error, "filename", None)
+    place = path or Path(named or "*")
     code, message, fix = UNREADABLE, reason_of(error), f"make {place} readable"
     if not isinstance(error, (LayerError, OSError)):
         code, fix = PLUGIN, f"fix or uninstall the plug-in {layer.name}"

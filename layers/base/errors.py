@@ -60,6 +60,10 @@ class Unreachable(LayerError, OSError):
     """The operating system refused to read or write; the cause is chained."""
 
 
+class Pending(Unreachable):
+    """A write to a database is not finished: the next program that opens it does that, and reading would need it."""
+
+
 class NoRoom(Unreachable):
     """The file system is full, or a quota is used up: the same may succeed after something else has been removed."""
 

@@ -133,6 +133,13 @@ LOCK = Code(
     "End the process that the fix names, then `rm` the lock.",
     ("waited more than one minute on the lock file", "Db lock has failed to lock"),
 )
+PENDING = Code(
+    "pending",
+    (HARMLESS,),
+    "A program ended while it wrote to a database. Until the write is finished its rows are not listed.",
+    "The next program that opens the database finishes it; so does `sqlite3 FILE .tables`.",
+    advice=_NOT_NEEDED,
+)
 DAMAGED = Code(
     "damaged",
     (FAILS, RISKS, RECOMPILES, HEALS, WASTES, HARMLESS),
@@ -191,7 +198,7 @@ HALF = Code(
 OF_PLACES = (NO_FOLDER, CLOSED, NOEXEC, OWNER, WRITABLE, NETWORK, RANKS, FULL)
 OF_SETUP = (OFF, VARIABLE, PLUGIN)
 OF_CONTENTS = (
-    *(STALE, LEAKED, CAP, LOCK, UNREADABLE, DAMAGED),
+    *(STALE, LEAKED, CAP, LOCK, UNREADABLE, PENDING, DAMAGED),
     *(INDEX, NO_FILE, UNKNOWN, FOREIGN, LINK, UNRECOGNISED, HALF),
 )
 #: The codes of all layers, by name.

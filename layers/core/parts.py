@@ -136,6 +136,8 @@ class About(NamedTuple):
     among_ranks: Hazard | None = Hazard(Severity.HARMLESS, "they may wait for each other")
     #: What the library does in its roots, and what follows where a root does not let it.
     uses: Mapping[Use, Hazard] = {Use.WRITE: Hazard(Severity.RECOMPILES, "nothing that is new is stored")}
+    #: Whether the library needs its place while the cache is off, too.
+    needs_place: bool = False
     #: The states that only this product can be in.
     codes: tuple[Code, ...] = ()
     #: What ``verify`` does not look at.

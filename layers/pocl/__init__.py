@@ -166,6 +166,7 @@ class PoclKernels(drivers.DriverLayer):
             Use.WRITE: Hazard(FAILS, "PoCL finds no device"),
             Use.EXECUTE: Hazard(FAILS, "PoCL aborts when it loads a kernel"),
         },
+        needs_place=True,
         unchecked="machine code, and the records of LLVM bitcode",
         reveals="paths of your home, in bitcode",
         portability=_PORTABILITY,

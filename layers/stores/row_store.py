@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from cachectl.layers.base import processes
-from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, UnknownFormat, Unreachable, reason_of
+from cachectl.layers.base.errors import (
+    Busy,
+    Damaged,
+    LayerError,
+    Pending,
+    Refused,
+    UnknownFormat,
+    Unreachable,
+    reason_of,
+)
 from cachectl.layers.core import codes
 from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, orphan
 from cachectl.layers.core.finding import FAILS, HARMLESS, Finding, Severity
@@ -181,7 +190,9 @@ class TableFormat(Bound, ABC):
             return finding_of(self, root, unreadable(root.path / file, error))
         severity, code, fix = HARMLESS, codes.UNREADABLE, "nothing: try again when no program is writing"
         thing = None
-        if isinstance(error, Refused):
+        if isinstance(error, Pending):
+            code, fix = codes.PENDING, "nothing: the next program that opens it finishes the write"
+        elif isinstance(error, Refused):
             code = codes.UNKNOWN if isinstance(error, UnknownFormat) else codes.FOREIGN
             fix = "nothing: cachectl does not use it"
         elif isinstance(error, Damaged):
@@ -217,8 +228,12 @@ class Rows(Store):
         return next(kind for kind in (ENTRY, OWN, FOREIGN) if kind in kinds)
 
     def written(self, root: Root) -> Iterator[Path]:
-        """Yield the files of tables."""
-        yield from (root.path / file for file in self.tables.tables(root) if not isinstance(file, Problem))
+        """Yield the files of tables, those that sqlite keeps next to them, and the folders in which it makes them."""
+        paths = [root.path / file for file in self.tables.tables(root) if not isinstance(file, Problem)]
+        yield from dict.fromkeys(path.parent for path in paths if path.parent != root.path)
+        for path in paths:
+            yield path
+            yield from (database.companion(path, suffix) for suffix in database.COMPANIONS)
 
     def in_use(self, targets: Iterable[Entry]) -> Iterator[tuple[Entry, str | None]]:
         """Leave other files that a program may still be writing; who has a table open is asked when it is removed."""
@@ -254,7 +269,7 @@ class Rows(Store):
                     payload += thing.bytes or 0 if not isinstance(thing, Problem) and thing.files == 0 else 0
                     yield thing
             except (LayerError, OSError) as error:
-                kinds: dict[type, str] = {Busy: "busy", Damaged: "sqlite"}
+                kinds: dict[type, str] = {Busy: "busy", Damaged: "sqlite", Pending: codes.PENDING.name}
                 yield Problem(path, kinds.get(type(error), "unreadable"), self.explain(error))
             try:
                 sizes = database.sizes_of(path)

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from cachectl.layers.base.environment import LOCK_TIMEOUT
-from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Refused, Unreachable
+from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Pending, Refused, Unreachable
 from cachectl.layers.disk import atomic, handles, plain, trust
 from cachectl.layers.stores import database
 from cachectl.layers.stores.table import MAKE_ROOM, Row, TableFile
@@ -437,11 +437,11 @@ class RowFile(TableFile):
         message = f"locked by another process for more than {seconds:g} s; try again later, or use --wait"
         return Busy(self.layer, message, self.path)
 
-    def _pending(self) -> Unreachable:
+    def _pending(self) -> Pending:
         what = "a log is pending" if database.has_log(self.path) else "an interrupted write is pending"
         command = f"sqlite3 {shlex.quote(str(self.path))} .tables"
         message = f"{what}, which the next program that opens it finishes; so does: {command}"
-        return Unreachable(self.layer, message, self.path)
+        return Pending(self.layer, message, self.path)
 
     def _damaged(self, message: str) -> Damaged | Unreachable:
         """Return that the file is damaged, or that it cannot be read to its end: sqlite takes that for damage too."""

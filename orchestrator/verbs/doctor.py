@@ -130,9 +130,20 @@ def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = (), *, place: Path
     for layer, of_layer in roots.items():
         own = (*_guarded(layer, None, _of_roots(layer, of_layer)), *_of_layer(layer, of_layer))
         placed += sorted(own, key=lambda each: _WORST_FIRST.index(each.finding.severity))
-        if any(held.is_filled for held in of_layer) and (unexamined := "; ".join(layer.unexamined())):
+        if unexamined := "; ".join(_unexamined(layer, of_layer)):
             not_checked[layer.name] = unexamined
     return listing.Findings((*found, *_joined(placed)), not_checked)
+
+
+def _unexamined(layer: Layer, roots: Iterable[_Held]) -> Iterator[str]:
+    """Yield what could not be looked at, of a layer that holds something."""
+    filled = [held for held in roots if held.is_filled]
+    for held in filled:
+        for problem in held.usage.problems:
+            if problem.hides and problem.code != codes.UNREADABLE.name:
+                yield f"{problem.path}: {problem.message}"
+    if filled:
+        yield from layer.unexamined()
 
 
 def _judge(folder: Path, layers: Iterable[Layer]) -> listing.Findings:
@@ -211,10 +222,10 @@ def _of_roots(layer: Layer, roots: Iterable[_Held]) -> Iterator[_Placed]:
     for held in roots:
         path = held.root.path
         if held.error is not None:
-            yield _Placed((layer, path), listing.failure(layer, path, held.error))
+            yield _unread(held, listing.failure(layer, path, held.error))
         for problem in held.usage.problems:
             if problem.code == codes.UNREADABLE.name:
-                yield _Placed((layer, problem.path), finding_of(layer.store, held.root, problem))
+                yield _unread(held, finding_of(layer.store, held.root, problem))
         # The library will make its first root at its first use.
         if held.in_use:
             yield from _guarded(layer, path, _of_place(held))
@@ -222,6 +233,14 @@ def _of_roots(layer: Layer, roots: Iterable[_Held]) -> Iterator[_Placed]:
             yield from _of_waste(held)
     # The error that kept them from being listed.
     tuple(every_root(layer))
+
+
+def _unread(held: _Held, finding: Finding) -> _Placed:
+    """Return the finding of what could not be read; a right to read is of no use to a library that has to write."""
+    place = finding.root if finding.key is None else finding.root / finding.key
+    if held.first and finding.fix.startswith("as "):
+        return held.moved(place, codes.UNREADABLE, Hazard(FAILS, ""), finding.message, held.free_folder())
+    return _Placed((held.layer, place), finding)
 
 
 def _of_waste(held: _Held) -> Iterator[_Placed]:
@@ -286,7 +305,8 @@ def _of_place(held: _Held) -> Iterator[_Placed]:
     is_on = True
     with suppress(*FAILURES):
         is_on = held.layer.state().condition in (ENABLED, UNKNOWN)
-    yield from (each for each in _of_use(held) if is_on or each.finding.severity is UNSAFE)
+    is_needed = is_on or held.layer.about.needs_place
+    yield from (each for each in _of_use(held) if is_needed or each.finding.severity is UNSAFE)
     if is_on:
         yield from _of_network(held)
         yield from _of_ranks(held)

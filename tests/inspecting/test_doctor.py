@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from homes import Home
+from support.dictionaries import FILE, interrupted
 from support.doctor import (
     HOMELY,
     after,
@@ -187,3 +188,14 @@ def test_a_gpu_without_a_database_of_its_own_is_named_once(tmp_path: Path, names
     found = examine(environment, "miopen-system")
     assert [one.code for one in found] == ([] if is_served else ["no-database"])
     assert all("neither gfx90a6e.kdb nor gfx90a.kdb" in one.message and one.fix == APT for one in found)
+
+
+def test_what_could_not_be_looked_at_is_said(home: Home) -> None:
+    """A write that was interrupted is harmless to both verbs; until it is finished nothing is known of its rows."""
+    path = interrupted(home.path / ".cache/pytools" / FILE)
+    document = home.json("doctor", "pytools")
+    assert document["findings"] == []
+    assert document["not_checked"]["pytools"].startswith(f"{path}: an interrupted write is pending")
+    assert "pytools: not checked: " in home.cachectl("doctor pytools").stdout
+    (finding,) = home.json("verify", "pytools")["findings"]
+    assert (finding["code"], finding["severity"]) == ("pending", "harmless")

@@ -5,11 +5,11 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from homes import CACHECTL
+from homes import CACHECTL, Home
 from support.accounts import install_for_all
 from support.doctor import (
     after,
@@ -29,6 +29,9 @@ from benchmarks.commands import at_home
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.core.finding import Severity
 from cachectl.layers.host.launcher import parallel_job
+from cachectl.stack import Stack
+
+Mount = Callable[..., Path]
 
 
 def test_sumpy_reads_another_libraries_variable_where_it_is_installed(tmp_path: Path) -> None:
@@ -326,5 +329,55 @@ def test_what_another_user_closes_outside_the_home_is_left_to_him(open_folder: P
     (root / "AB").chmod(0o700)
     found = asked(open_folder / "mine", nobody, "doctor", "pocl", POCL_CACHE_DIR=str(root))
     fixes = {one["code"]: one["fix"] for one in found if one["code"] in ("closed", "unreadable")}
-    assert fixes["unreadable"] == f"as root: chmod -R go+rX {root / 'AB'}"
-    assert fixes["closed"].startswith('eval "$(cachectl env --root "$HOME/.cachectl"')
+    # A right to read is of no use to PoCL.
+    assert all(fix.startswith('eval "$(cachectl env --root "$HOME/.cachectl"') for fix in fixes.values())
+    assert set(fixes) == {"closed", "unreadable"}
+
+
+@as_root
+def test_a_folder_of_another_user_on_the_way_is_told_where_purge_refuses(open_folder: Path) -> None:
+    """One rule of trust for both."""
+    theirs = open_folder / "theirs"
+    root = theirs / "mine/pocl/kcache"
+    make(root / "AB")
+    os.chown(theirs, 54321, -1)
+    environment = environment_of(open_folder, XDG_CACHE_HOME=str(theirs / "mine"))
+    found = only(examine(environment, "pocl"), "owner")
+    assert (found.severity, found.message) == (
+        Severity.UNSAFE,
+        f"lies below {theirs}, which belongs to user 54321, whose code runs as you",
+    )
+    (failed,) = Stack(environment).purge(layers=["pocl"]).layers[0].failed
+    assert f"{theirs} belongs to user 54321" in failed.because
+    assert after(open_folder, found.fix + '\nmkdir -p "$POCL_CACHE_DIR"', "pocl") == []
+
+
+def test_a_folder_is_judged_before_a_job_uses_it(tmp_path: Path, mount: Mount) -> None:
+    mount("-t", "tmpfs", "-o", "noexec", "none", on=tmp_path / "scratch")
+    stack = Stack(environment_of(tmp_path))
+    (found,) = stack.doctor(place=tmp_path / "scratch/job 7").findings
+    assert (found.layer, found.code, found.layers) == ("pocl", "noexec", None)
+    assert (found.fix, found.fix_tested) == ("name another folder", False)
+    assert stack.doctor(["loopy"], place=tmp_path / "scratch").findings == ()
+    found = only(stack.doctor(["loopy", "pytools", "pocl"], place=Path("/proc/job")).findings, "closed")
+    assert found.layers == ("loopy", "pytools", "pocl")
+    assert "no file can be made there (Operation not supported): pytools can make or extend no" in found.message
+    assert found.message.endswith("; PoCL finds no device")
+    assert not (tmp_path / "scratch/job 7").exists()
+
+
+def test_scratch_folders_are_made_where_code_can_be_mapped(home: Home, mount: Mount) -> None:
+    mount("-t", "tmpfs", "-o", "noexec", "none", on=home.path / "tmp")
+    done = home.cachectl("run --isolated -- printenv POCL_CACHE_DIR", TMPDIR=str(home.path / "tmp"))
+    assert done.stdout.startswith(f"{home.path}/.local/state/cachectl/scratch/")
+    assert "lies on a file system that is mounted with noexec; temporary folders are made in" in done.stderr
+    done = home.cachectl("env --root /proc/job --layer pocl --shell sh")
+    assert done.stderr.endswith("; cachectl doctor --place /proc/job says what follows\n")
+
+
+def test_pocl_needs_its_place_with_the_cache_off_too(tmp_path: Path, mount: Mount) -> None:
+    mount("-t", "tmpfs", "-o", "ro", "none", on=tmp_path / ".cache")
+    variables = {"POCL_KERNEL_CACHE": "0", "PYOPENCL_NO_CACHE": "1", "LOOPY_NO_CACHE": "1"}
+    found = {finding.layer: finding.code for finding in examine(environment_of(tmp_path, **variables), "pocl", "loopy")}
+    assert found == {"pocl": "off", "loopy": "off"}
+    assert only(examine(environment_of(tmp_path, **variables), "pocl", "loopy"), "closed").layer == "pocl"
