@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.core.declarations import HERE, EnvSwitch, Places, Rule, at_load
+from cachectl.layers.core.declarations import HERE, EnvSwitch, Family, Places, Rule, at_load
 from cachectl.layers.core.finding import FAILS, RECOMPILES, RISKS, Hazard
 from cachectl.layers.core.layer import Fault, misread
 from cachectl.layers.core.parts import About, Lookups
@@ -110,6 +110,7 @@ class ComgrCache(drivers.DriverLayer):
             "is part of every key: entries stored without it are not hit",
         ),
     )
+    family = Family("(?:AMD_)?COMGR_(?:DISABLE_|NO_)?CACHE.*", "AMD_COMGR_CACHE_POLICY")
     # As comgr and LLVM do: an empty or relative path counts from the working folder.
     places = Places(
         "AMD_COMGR_CACHE_DIR",

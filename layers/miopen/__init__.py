@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cachectl.layers.base.environment import Environment, answered_once
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.core.declarations import EnvSwitch, Places, at_load
+from cachectl.layers.core.declarations import EnvSwitch, Family, Places, at_load
 from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, RISKS, UNSAFE, Finding, Hazard
 from cachectl.layers.core.layer import Layer, faults_of, first_place, misread
 from cachectl.layers.core.parts import About, Lookups
@@ -51,6 +51,12 @@ _DISABLES = EnvSwitch(
     disables=True,
     read=at_load(*LIBRARIES),
     value="1",
+)
+#: ``MIOPEN_CACHE_DIR`` is an option of its build alone.
+_FAMILY = Family(
+    "MIOPEN_(?!DEBUG_|EMBED_|DRIVER_|FIND_|VERIFY_|USE_)(?:.*_)?(?:CACHE|DB)(?:_.*)?",
+    "MIOPEN_DEBUG_DISABLE_FIND_DB MIOPEN_DEBUG_DISABLE_USER_DB MIOPEN_DEBUG_DISABLE_SYSTEM_DB "
+    "MIOPEN_CUSTOM_CACHE_DIR MIOPEN_USER_DB_PATH MIOPEN_FIND_ENFORCE MIOPEN_DEBUG_PERFDB_OVERRIDE",
 )
 #: What earlier versions know; they ignore any other value.
 _ALWAYS_KNOWN = frozenset({"1", "enable", "enabled", "yes", "true"})
@@ -112,7 +118,7 @@ def _user_roots(environment: Environment, variable: str, home_folder: str, profi
 
 def _user_place(variable: str, home_folder: str, profile_folder: str, below: str) -> Places:
     find = partial(_user_roots, variable=variable, home_folder=home_folder, profile_folder=profile_folder)
-    return Places(variable, find=find, below=below)
+    return Places(variable, find=find, below=below, expands_home=True)
 
 
 def _system_roots(environment: Environment, *, expands: bool) -> tuple[Root, ...]:
@@ -136,7 +142,7 @@ def _system_roots(environment: Environment, *, expands: bool) -> tuple[Root, ...
 #: Up to MIOpen 3.3 the variable names the folder itself; MIOpen 3.5 makes its version folder in it.
 KERNELS = _user_place("MIOPEN_CUSTOM_CACHE_DIR", ".cache/miopen", ".miopen/cache", "miopen")
 TUNING = _user_place("MIOPEN_USER_DB_PATH", ".config/miopen", ".miopen/db", "miopen-db")
-SYSTEM_KERNELS = Places(_SYSTEM, find=partial(_system_roots, expands=True), unmoved=_UNMOVED)
+SYSTEM_KERNELS = Places(_SYSTEM, find=partial(_system_roots, expands=True), unmoved=_UNMOVED, expands_home=True)
 SYSTEM_TUNING = Places(_SYSTEM, find=partial(_system_roots, expands=False), unmoved=_UNMOVED)
 
 
@@ -224,6 +230,7 @@ class MIOpenLayer(Layer):
     if TYPE_CHECKING:
         store: MIOpenDatabases
 
+    family = _FAMILY
     switch: ClassVar[EnvSwitch] = _DISABLES
     about = About(lookups=_LOOKUPS, place_of_file=_place_of_file)
 

@@ -21,6 +21,7 @@ from cachectl.layers.base import processes
 from cachectl.layers.base.environment import Environment, node, user_name
 from cachectl.layers.base.errors import FAILURES, LayerError
 from cachectl.layers.base.text import plural
+from cachectl.layers.core import spelling
 from cachectl.layers.core.entry import UNCOUNTED, Usage
 from cachectl.layers.core.finding import FAILS, HARMLESS, RISKS, UNSAFE, WASTES, Finding, Hazard, Severity
 from cachectl.layers.core.layer import Layer, every_root
@@ -103,6 +104,8 @@ def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Fin
             # Another layer may have reported the same problem of a place.
             said.setdefault((finding.code, place), finding)
         found += sorted([*said.values()][before:], key=lambda finding: _WORST_FIRST.index(finding.severity))
+    with suppress(*FAILURES):
+        found += spelling.unread(roots)
     return listing.Findings(tuple(found))
 
 
@@ -132,7 +135,7 @@ def _of_layer(layer: Layer, roots: Iterable[_Held]) -> Iterator[Placed]:
     """Yield what the layer itself reports."""
     try:
         # Layers that share a variable report its problem once.
-        yield from (((finding.message, finding.fix), finding) for finding in layer.diagnose())
+        yield from (((finding.message, finding.fix), finding) for finding in spelling.diagnosed(layer))
     except FAILURES as error:
         # The finding of a root that cannot be read names it.
         if not isinstance(error, (LayerError, OSError)) or all(held.error is None for held in roots):
