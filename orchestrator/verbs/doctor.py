@@ -226,22 +226,21 @@ def _of_surroundings(held: _Held) -> Iterator[Placed]:
     is_reachable = held.first and held.error is None
     if is_reachable and root.scope is Scope.USER and layer.about.when_closed is not None:
         yield from _of_use(held, layer.about.when_closed)
-    kind = processes.network_file_system(environment, root.path)
+    kind, job = processes.network_file_system(environment, root.path), launcher.parallel_job(environment)
+    problems: dict[str, tuple[Severity, str]] = {}
     if kind is not None and (hazard := layer.about.on_network) is not None:
-        message = f"lies on a network file system ({kind}): {hazard.message}"
-        yield held.finding(root.path, hazard.severity, "network", message, held.elsewhere(_TEMPORARY))
-    job, hazard = launcher.parallel_job(environment), layer.about.among_ranks
-    if job is None or hazard is None or _apart(environment, root.path):
-        return
-    variable = job.rank_variable
-    several = "the ranks" if job.ranks is None else f"the {job.ranks} ranks"
-    message = f"{several} of this job share it: {hazard.message}"
-    if layer.abilities()[Ability.RELOCATE] is None:
-        message += "; fix it in the script that each rank runs"
-    node = "$(hostname)-" if variable in launcher.LOCAL_RANKS else ""
-    # The shell stops with an error if the variable is not set.
-    fix = held.elsewhere(f'"$HOME/.cachectl/rank{node}${{{variable}:?}}"')
-    yield held.finding(root.path, hazard.severity, "ranks", message, fix)
+        problems["network"] = hazard.severity, f"lies on a network file system ({kind}): {hazard.message}"
+    if job is not None and (hazard := layer.about.among_ranks) is not None and not _apart(environment, root.path):
+        several = "the ranks" if job.ranks is None else f"the {job.ranks} ranks"
+        script = "a conftest.py, by os.environ" if "XDIST" in job.rank_variable else "the script that each rank runs"
+        how = "" if layer.abilities()[Ability.RELOCATE] else f"; fix it in {script}"
+        problems["ranks"] = hazard.severity, f"{several} of this job share it: {hazard.message}{how}"
+    if problems:
+        # One folder cures both.
+        own = _TEMPORARY if job is None else launcher.own_folder(environment, job)
+        severities, texts = zip(*problems.values(), strict=True)
+        severity, code = min(severities, key=_WORST_FIRST.index), [*problems][-1]
+        yield held.finding(root.path, severity, code, "; ".join(texts), held.elsewhere(own))
 
 
 def _apart(environment: Environment, path: Path) -> bool:
@@ -254,7 +253,7 @@ def _apart(environment: Environment, path: Path) -> bool:
     for part in path.relative_to(home).parts if path.is_relative_to(home) else path.parts:
         end = re.search(r"[0-9]{1,12}$", part)
         within = launcher.LOCAL_RANKS if local or machine in part else frozenset[str]()
-        variables = {rank for _, rank in launcher.RANKS} - launcher.LOCAL_RANKS | within
+        variables = {rank for _, rank in (*launcher.RANKS, *launcher.OTHERS.values())} - launcher.LOCAL_RANKS | within
         if end is not None and int(end[0]) in {launcher.number_of(environment, name) for name in variables}:
             return True
     return False

@@ -98,6 +98,24 @@ def test_miopen_falls_back_to_everybodys_folder_where_the_home_is_on_the_network
     assert coded(examine(environment._replace(variables=named), "miopen"), "fallback") == []
 
 
+@pytest.mark.parametrize("home", ["nfs", "ext4"])
+def test_one_folder_cures_ranks_and_the_network(tmp_path: Path, home: str) -> None:
+    """The line about the ranks does not lead to the file system that the line about the network warns of."""
+    job = {"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "5"}
+    variables = {"OCL_ICD_VENDORS": register_driver(tmp_path, "libpocl.so.2"), **job}
+    environment = on_file_system(environment_of(tmp_path, **variables), home, tmp_path)
+    (found,) = examine(environment, "pocl")
+    assert (found.code, found.severity) == ("ranks", Severity.RISKS)
+    assert ("network file system (nfs)" in found.message) == (home == "nfs")
+    assert "the 8 ranks of this job share it" in found.message
+    script = f'{found.fix}\nmkdir -p "$POCL_CACHE_DIR"; printf %s "$POCL_CACHE_DIR"'
+    place = Path(shell(tmp_path, script, TMPDIR=tempfile.gettempdir(), **job).stdout)
+    assert (tmp_path in place.parents, place.parent.name) == (home == "ext4", "rank5")
+    assert place.parents[home == "nfs"].stat().st_mode & 0o077 == (0 if home == "nfs" else 0o055)
+    moved = environment._replace(variables={**environment.variables, "POCL_CACHE_DIR": str(place)})
+    assert examine(moved, "pocl") == []
+
+
 @pytest.mark.parametrize(
     ("variables", "ranks", "variable"),
     [
