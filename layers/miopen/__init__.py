@@ -8,7 +8,6 @@ Nothing turns the user's perf-db off before MIOpen 3.5 (``MIOPEN_DEBUG_DISABLE_U
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -23,7 +22,7 @@ from cachectl.layers.core.layer import Layer, faults_of, first_place, misread
 from cachectl.layers.core.parts import About, Lookups
 from cachectl.layers.core.root import ABSENT, ENABLED, Root, Scope, State
 from cachectl.layers.core.store import Store
-from cachectl.layers.disk import distributions, plain
+from cachectl.layers.disk import distributions, plain, trust
 
 if TYPE_CHECKING:
     from cachectl.layers.miopen.databases import MIOpenDatabases
@@ -33,6 +32,9 @@ LIBRARIES = ("libMIOpen",)
 PACKAGED = "these files belong to the package that MIOpen came with"
 _SYSTEM = "MIOPEN_SYSTEM_DB_PATH"
 _UNMOVED = f"{PACKAGED}; MIOpen finds them next to its library, or through {_SYSTEM}"
+#: What MIOpen since ROCm 5.7 takes for a network file system, where it leaves the home (``src/expanduser.cpp``,
+#: ``IsNetworked``): NFS, SMB, CIFS, Coda, OCFS2, AFS, Lustre and Ceph; not what FUSE mounts, GPFS, BeeGFS or 9p.
+_NETWORK = frozenset({"nfs", "nfs4", "smbfs", "cifs", "smb3", "coda", "ocfs2", "afs", "lustre", "ceph"})
 #: The role of roots in a temporary folder, which other users write to as well.
 TEMPORARY = "temporary"
 
@@ -248,7 +250,9 @@ class MIOpenLayer(Layer):
         return State(ENABLED, f"on unless {self.switch.variable} is true")
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield problems with the switch."""
+        """Yield problems with the switch, and a named folder of databases that came with MIOpen, which is not there."""
+        if self.about.scope is Scope.SYSTEM and self.environment.get(_SYSTEM) and not self.roots()[0].exists:
+            yield misread(self, _SYSTEM, RECOMPILES, "names nothing: what came with MIOpen is not used")
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         if self.switch.is_off(value) and value not in _ALWAYS_KNOWN:
             outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
@@ -268,8 +272,8 @@ class MIOpenKernels(MIOpenLayer):
     about = MIOpenLayer.about._replace(
         on_network=Hazard(
             RISKS,
-            "sqlite's WAL mode fails there, and databases were damaged; MIOpen since ROCm 5.7 uses the temporary "
-            "folder instead, unless MIOPEN_CUSTOM_CACHE_DIR names this one",
+            "sqlite's WAL mode fails there, and databases were damaged; on NFS, SMB, Coda, OCFS2, AFS, Lustre and Ceph "
+            "MIOpen since ROCm 5.7 uses the temporary folder instead, unless MIOPEN_CUSTOM_CACHE_DIR names this one",
         ),
         among_ranks=Hazard(
             HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
@@ -285,24 +289,30 @@ class MIOpenKernels(MIOpenLayer):
         return kernel_store()
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield problems with the switch, and a place where anybody can write."""
+        """Yield problems with the switch, and with a temporary folder that MIOpen uses in place of the home."""
         from cachectl.layers.base import processes
 
         yield from super().diagnose()
-        environment, variable = self.environment, KERNELS.variable
+        environment, variable, first = self.environment, KERNELS.variable, self.roots()[0]
         if environment.get(variable) or environment.platform == "win32" or not libraries(environment):
             return
-        # MIOpen takes kernels from a temporary folder because it cannot use the home folder.
-        first, folder = self.roots()[0], temporary_folder(environment)
-        kind = processes.network_file_system(environment, first.path)
-        is_open = False
-        with suppress(OSError):
-            is_open = bool(folder.stat().st_mode & stat.S_IWOTH)
-        if is_open and (first.role == TEMPORARY or kind is not None):
-            why = "HOME names no folder" if kind is None else f"the home is on {kind}"
-            message = f"as {why}, MIOpen up to 3.3 takes kernels from {folder} itself, where anybody may have put them"
-            fix = f'export {variable}="$(mktemp -d)"'
-            yield Finding(self.name, folder, None, UNSAFE, "fallback", message, fix)
+        kind = processes.network_file_system(environment, first.path, _NETWORK)
+        cause, temporary, last = f"the home is on {kind}", temporary_folder(environment), None
+        folders = {temporary / ".cache/miopen": "", temporary: " up to 3.3"}
+        if kind is None:
+            # Without a home, all releases use the same folder.
+            cause, folders = "HOME names no folder", {first.path: ""} if first.role == TEMPORARY else {}
+        for folder, releases in folders.items():
+            place = plain.nearest(folder, follow=False)
+            with suppress(OSError):
+                severity, code, reason = UNSAFE, "fallback", trust.shared_because(place)
+                if kind is not None and not os.access(place, os.W_OK | os.X_OK):
+                    severity, code, reason = FAILS, "closed", f"it throws, because you cannot write to {place}"
+                if reason is not None and reason != last:
+                    message = f"as {cause}, MIOpen{releases} takes kernels from {folder}: {reason}"
+                    fix = f'export {variable}="$(mktemp -d)"'
+                    yield Finding(self.name, folder, None, severity, code, message, fix)
+                last = reason
 
 
 class MIOpenSystemKernels(MIOpenLayer):
@@ -333,6 +343,8 @@ class MIOpenSystemKernels(MIOpenLayer):
                 message = f"no system kernels for the GPU {arch}, neither {files}: each is compiled when first used"
                 package = f"miopen-hip-{arch}kdb"
                 fix = f"sudo apt-get install {package} || sudo dnf install {package}"
+                if self.environment.get(_SYSTEM):
+                    fix = f"unset {_SYSTEM}"
                 place = self.name, roots[0].path, None
                 yield Finding(*place, RECOMPILES, "no-database", message, fix)
 

@@ -86,16 +86,52 @@ def test_a_root_on_the_network_is_fixed_by_moving_and_safe_if_it_is_off_or_local
     assert examine(on_file_system(environment, "nfs", tmp_path / ".cache"), "pocl") == []
 
 
-def test_miopen_falls_back_to_everybodys_folder_where_the_home_is_on_the_network(tmp_path: Path) -> None:
-    environment = on_file_system(with_miopen(tmp_path), "nfs", tmp_path)
-    make(environment.temporary)
+def test_miopen_falls_back_to_everybodys_folder_where_the_home_is_on_the_network(open_folder: Path) -> None:
+    environment = on_file_system(with_miopen(open_folder), "nfs", open_folder)
+    temporary = environment.temporary
+    make(temporary)
     assert coded(examine(environment, "miopen"), "fallback") == []
-    environment.temporary.chmod(0o1777)
+    temporary.chmod(0o1777)
     found = only(examine(environment, "miopen"), "fallback")
-    assert (found.severity, found.root) == (Severity.UNSAFE, environment.temporary)
+    assert (found.severity, found.root) == (Severity.UNSAFE, temporary / ".cache/miopen")
     assert found.fix == 'export MIOPEN_CUSTOM_CACHE_DIR="$(mktemp -d)"'
-    named = {**environment.variables, "MIOPEN_CUSTOM_CACHE_DIR": str(tmp_path / "own")}
+    named = {**environment.variables, "MIOPEN_CUSTOM_CACHE_DIR": str(open_folder / "own")}
     assert coded(examine(environment._replace(variables=named), "miopen"), "fallback") == []
+    # MIOpen up to 3.3 still takes what anybody puts next to this user's own folder.
+    make(temporary / ".cache/miopen")
+    assert only(examine(environment, "miopen"), "fallback").root == temporary
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_left"), [("ocfs2", True), *((kind, False) for kind in ("gpfs", "beegfs", "9p", "fuse.sshfs"))]
+)
+def test_miopen_leaves_the_file_systems_of_its_own_list(open_folder: Path, kind: str, is_left: bool) -> None:
+    environment = on_file_system(with_miopen(open_folder), kind, open_folder)
+    make(environment.temporary)
+    environment.temporary.chmod(0o1777)
+    found = examine(environment, "miopen")
+    assert ([one.code for one in found], f"({kind})" in found[-1].message) == (
+        ["fallback"] * is_left + ["network"],
+        True,
+    )
+
+
+@as_root
+def test_the_fallback_of_the_newest_miopen_may_be_another_users(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = on_file_system(with_miopen(open_folder), "nfs", open_folder)
+    theirs = environment.temporary / ".cache"
+    make(theirs)
+    os.chown(theirs, 54321, -1)
+    found = only(examine(environment, "miopen"), "fallback")
+    assert (found.severity, found.root) == (Severity.UNSAFE, theirs / "miopen")
+    assert f"{theirs} belongs to user 54321" in found.message
+    # The modes of files do not bind root, who runs this.
+    monkeypatch.setattr(os, "access", lambda place, *_, **__: place != theirs)
+    closed = only(examine(environment, "miopen"), "closed")
+    assert (closed.severity, closed.fix) == (Severity.FAILS, found.fix)
+    assert f"it throws, because you cannot write to {theirs}" in closed.message
 
 
 @pytest.mark.parametrize("home", ["nfs", "ext4"])

@@ -132,6 +132,7 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "miopen-system": [
         ("MIOPEN_DISABLE_CACHE=yes", OFF, "@", "off"),
+        ("MIOPEN_SYSTEM_DB_PATH={tmp}/none", ABSENT, "", "variable"),
     ],
     "miopen-tuning": [
         ("MIOPEN_DEBUG_DISABLE_FIND_DB=1", OFF, "the perf-db stays on", "off"),
@@ -143,7 +144,7 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("MIOPEN_DEBUG_FIND_ONLY_SOLVER=ConvAsm1x1U", ABSENT, "", "tuning", HARMLESS),
     ],
     "miopen-system-tuning": [
-        ("HOME={tmp} 'MIOPEN_SYSTEM_DB_PATH=~/home'", ABSENT, "", "variable", HARMLESS),
+        ("HOME={tmp} 'MIOPEN_SYSTEM_DB_PATH=~/home'", ABSENT, "", "variable"),
         ("MIOPEN_DEBUG_DISABLE_FIND_DB=", OFF, "MIOpen throws", "variable", FAILS),
     ],
 }
