@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.core.declarations import HERE, EnvSwitch, Places, Rule, at_load
+from cachectl.layers.core.declarations import HERE, EnvSwitch, Family, Places, Rule, at_load
 from cachectl.layers.core.finding import FAILS, RECOMPILES, RISKS, Hazard
 from cachectl.layers.core.layer import Fault, misread
 from cachectl.layers.core.parts import About, Lookups
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("libamd_comgr.so",)
 TIMESTAMP = "llvmcache.timestamp"
+#: What LLVM takes for a network file system (``Support/Unix/Path.inc``, ``is_local``): NFS, SMB and CIFS.
+_NETWORK = frozenset({"nfs", "nfs4", "smbfs", "cifs", "smb3"})
 _NOT_WHOLE = (
     "is not exactly an output and a log of the stated lengths; comgr compiles it again at every run, and never "
     "replaces it"
@@ -110,6 +112,7 @@ class ComgrCache(drivers.DriverLayer):
             "is part of every key: entries stored without it are not hit",
         ),
     )
+    family = Family("(?:AMD_)?COMGR_(?:DISABLE_|NO_)?CACHE.*", "AMD_COMGR_CACHE_POLICY")
     # As comgr and LLVM do: an empty or relative path counts from the working folder.
     places = Places(
         "AMD_COMGR_CACHE_DIR",
@@ -127,7 +130,7 @@ class ComgrCache(drivers.DriverLayer):
         on_network=Hazard(
             RISKS,
             "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep "
-            "no cache there unless AMD_COMGR_CACHE_DIR names it",
+            "no cache on NFS and SMB unless AMD_COMGR_CACHE_DIR names it",
         ),
         # LLVM opens the file of an entry, or maps it, and renames a temporary to a new one.
         lookups=Lookups(files=True, mapped=LIBRARIES),
@@ -153,7 +156,7 @@ class ComgrCache(drivers.DriverLayer):
 
         state = super().state()
         for root in self.roots() if state.condition is ENABLED else ():
-            kind = processes.network_file_system(self.environment, root.path)
+            kind = processes.network_file_system(self.environment, root.path, _NETWORK)
             if kind is not None and root.source != self.places.variable:
                 why = f"the default place is on a network file system ({kind}): the newest releases keep no cache there"
                 return State(UNKNOWN, why, state.drivers)

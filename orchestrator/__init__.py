@@ -29,6 +29,7 @@ __all__ = [
     "LayerError",
     "Limits",
     "NoRoom",
+    "Pending",
     "Refused",
     "RunStore",
     "Selection",

@@ -25,10 +25,11 @@ _PROC = Path("/proc")
 _MOMENT = 0.02
 #: The most processes that a phrase names.
 _NAMED = 5
-#: Types with unreliable locks and access times of other machines.
+#: Types with unreliable locks and access times of other machines. Only MIOpen and comgr have lists of their own, by
+#: which they leave such a place; sqlite, PoCL, CUDA, Mesa and NEO use whatever the variables name.
 NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "gpfs", "beegfs", "afs", "9p", "glusterfs"}
-    | {"fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.sshfs"}
+    | {"coda", "ocfs2", "gfs2", "fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.sshfs"}
 )
 
 
@@ -224,10 +225,13 @@ def maps_below(number: int, folder: Path, processes: Path) -> bool:
 # ---------------------------------------------------------------------- mounts
 
 
-def network_file_system(environment: Environment, path: Path) -> str | None:
-    """Return the type of the network file system a path lies on; ``None`` on a local or unknown one."""
+def network_file_system(environment: Environment, path: Path, types: frozenset[str] = NETWORK) -> str | None:
+    """Return the type of the network file system a path lies on; ``None`` on a local or unknown one.
+
+    ``types`` are those that a library takes for one.
+    """
     kind = mount_of(path, mounts=environment.mounts).kind
-    return kind if kind in NETWORK else None
+    return kind if kind in types else None
 
 
 class Mount(NamedTuple):

@@ -65,7 +65,8 @@ RANKS = Code(
     "ranks",
     (RISKS, HARMLESS),
     "Ranks of this job share a root.",
-    "Give each its own, in the script that each rank runs, or use `cachectl stage`.",
+    "Give each its own, in the script that each rank runs, or use `cachectl stage`. If the home is on a network file "
+    "system, the fix names a private folder of the node, which starts empty.",
 )
 FULL = Code(
     "full",
@@ -87,8 +88,10 @@ OFF = Code(
 VARIABLE = Code(
     "variable",
     (HARMLESS, WASTES, RECOMPILES, RISKS, FAILS),
-    "A variable has a value that its library does not understand, or probably not as it was meant.",
-    "`unset` it, or `export` the value that the fix names.",
+    "A variable has a value that its library does not understand, or probably not as it was meant: such as `~` or "
+    "`$HOME` that no shell has expanded (`ENV` of a Dockerfile), with the place that is used. Or no release reads a "
+    "variable of that name, which resembles another.",
+    "`unset` it, or `export` what the fix names.",
 )
 PLUGIN = Code(
     "plugin",

@@ -32,6 +32,17 @@ class Rule(NamedTuple):
     source: str = ""
 
 
+class Family(NamedTuple):
+    """How the names of a product's variables look that speak of its cache, and others that releases read, by blanks.
+
+    Only names that match count as misspelt or imagined ones, and those that begin like a known one with a few wrong
+    letters. Layers of one product have one pattern.
+    """
+
+    pattern: str
+    read: str = ""
+
+
 class Places(NamedTuple):
     """The places of a library by platform: the first rule whose variable is set decides, else the default.
 
@@ -51,6 +62,8 @@ class Places(NamedTuple):
     below: str | None = None
     #: Why the cache cannot be moved.
     unmoved: str | None = None
+    #: Whether the library itself takes ``~`` for the home.
+    expands_home: bool = False
 
     def rules(self, platform: str) -> tuple[Rule, ...]:
         """Return the rules of a platform."""

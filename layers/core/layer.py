@@ -19,7 +19,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import FAILURES, LayerError, Refused, not_a_key, reason_of
 from cachectl.layers.base.text import key_complaint
 from cachectl.layers.core.codes import OFF, VARIABLE
-from cachectl.layers.core.declarations import EnvSwitch, Places, at_once
+from cachectl.layers.core.declarations import EnvSwitch, Family, Places, at_once
 from cachectl.layers.core.entry import Artifact, Entry, Note, Problem
 from cachectl.layers.core.finding import Finding, Severity
 from cachectl.layers.core.parts import About
@@ -47,6 +47,8 @@ class Layer:
     places: ClassVar[Places]
     #: The switch of the cache; ``None`` if it has none.
     switch: ClassVar[EnvSwitch | None] = None
+    #: What the names of the product's variables look like, if names that nothing reads can be told.
+    family: ClassVar[Family | None] = None
     #: What else is known of the library and its entries.
     about: ClassVar[About] = About()
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.core.declarations import NOWHERE, EnvSwitch, Places, Rule, at_load
+from cachectl.layers.core.declarations import NOWHERE, EnvSwitch, Family, Places, Rule, at_load
 from cachectl.layers.core.finding import RISKS, Hazard
 from cachectl.layers.core.parts import About, Facts, Lookups, Outlook, Portability
 from cachectl.layers.core.store import Store
@@ -80,6 +80,8 @@ class CudaComputeCache(drivers.DriverLayer):
         ),
         windows=(_NAMED, Rule("APPDATA", "NVIDIA/ComputeCache")),
     )
+    # Programs have variables of their own that begin with CUDA.
+    family = Family("CUDA_(?:COMPUTE_?|JIT_|DISABLE_|NO_)?CACHE.*", "CUDA_CACHE_MAXSIZE")
     makers = ("NVIDIA",)
     limit_variable, limit_highest, zero_limit_is_off = "CUDA_CACHE_MAXSIZE", 1 << 32, True
     # The driver reads it once, when it starts.

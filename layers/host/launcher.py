@@ -5,14 +5,16 @@ size 1. Only the launcher's own variables show that there are other ranks.
 
 Sources: Hydra of MPICH 5.0 and of Intel MPI 2021, and Open MPI 5.0 (tried); Open MPI's manual, "Environment variables
 set for MPI applications"; srun(1), "OUTPUT ENVIRONMENT VARIABLES"; flux-core, src/broker/runat.c: the script of a batch
-job does not get the variables of the job itself.
+job does not get the variables of the job itself. PyTorch, torch/distributed/elastic/agent/server; pytest-xdist,
+src/xdist/remote.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from cachectl.layers.base import processes
 from cachectl.layers.base.environment import Environment
 
 #: Variables of the number of ranks and of the own rank: Open MPI, MPICH and its kin, MVAPICH, PALS, LSF, Flux, Slurm,
@@ -29,10 +31,16 @@ RANKS = (
     ("PMIX_SIZE", "PMIX_RANK"),
     ("MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
 )
+#: The same of programs that start others like ranks without MPI, by a variable that only they set. pytest-xdist has a
+#: worker ``gw3``, whose number is 3.
+OTHERS = {
+    "TORCHELASTIC_RUN_ID": ("WORLD_SIZE", "RANK"),
+    "PYTEST_XDIST_WORKER": ("PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_WORKER"),
+}
 #: Variables of the own rank among those of the same node.
 LOCAL_RANKS = frozenset(
     {"OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID"}
-    | {"FLUX_TASK_LOCAL_ID", "MPI_LOCALRANKID"}
+    | {"FLUX_TASK_LOCAL_ID", "MPI_LOCALRANKID", "LOCAL_RANK"}
 )
 #: This describes the allocation of a batch script, which is one process; the row before it describes a step of srun.
 _ALLOCATED = "SLURM_NTASKS"
@@ -65,17 +73,29 @@ class Launch(NamedTuple):
         return f"{self.rank_variable}={self.rank}" if self.ranks is None else f"{self.size_variable}={self.ranks}"
 
 
-def _launches(environment: Environment) -> Iterator[Launch]:
-    for size, rank in RANKS:
+def _launches(environment: Environment, pairs: Iterable[tuple[str, str]] = RANKS) -> Iterator[Launch]:
+    for size, rank in pairs:
         yield Launch(size, rank, number_of(environment, size), number_of(environment, rank))
 
 
 def parallel_job(environment: Environment) -> Launch | None:
     """Return a launch of several ranks, which share what each of them uses; ``None`` if there is none.
 
-    The allocation of a batch script counts: the script is about to start its ranks.
+    The allocation of a batch script counts: the script is about to start its ranks. So do processes of a rank.
     """
-    return next((launch for launch in _launches(environment) if launch.is_parallel), None)
+    inner = (pair for witness, pair in OTHERS.items() if environment.get(witness) is not None)
+    return next((launch for launch in _launches(environment, (*inner, *RANKS)) if launch.is_parallel), None)
+
+
+def own_folder(environment: Environment, job: Launch) -> str:
+    """Return for a shell a folder of each rank, which stops with an error where the variable of the rank is not set.
+
+    Only its user can write to it. It is on the disk of the node if the home is on a network file system.
+    """
+    is_remote = processes.network_file_system(environment, environment.home_folder) is not None
+    folder = "$(mktemp -d)" if is_remote else "$HOME/.cachectl"
+    node = "$(hostname)-" if job.rank_variable in LOCAL_RANKS else ""
+    return f'"{folder}/rank{node}${{{job.rank_variable}:?}}"'
 
 
 def innermost_launch(environment: Environment) -> Launch | None:
@@ -96,5 +116,5 @@ def _precedence(launch: Launch) -> tuple[int, int]:
 
 def number_of(environment: Environment, variable: str) -> int | None:
     """Return the number in a variable; ``None`` if it is not set or no number."""
-    value = environment.get(variable) or ""
+    value = (environment.get(variable) or "").removeprefix("gw")
     return int(value) if value.isascii() and value.isdigit() and len(value) <= _DIGITS else None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.core.declarations import NOWHERE, EnvSwitch, Places, Rule, at_load
+from cachectl.layers.core.declarations import NOWHERE, EnvSwitch, Family, Places, Rule, at_load
 from cachectl.layers.core.finding import HARMLESS, RECOMPILES, Finding, Hazard
 from cachectl.layers.core.layer import Fault, faults_of, misread
 from cachectl.layers.core.parts import About, Lookups
@@ -96,6 +96,12 @@ class MesaShaderCache(drivers.DriverLayer):
     # Mesa reads them when a device is first opened: the first, then its old name.
     switch, _old_switch = (
         EnvSwitch(name, _TRUE, _FALSE, outcome=_IGNORED, read=at_load(*OPENED), value="true") for name in _SWITCHES
+    )
+    # As of Mesa's docs/envvars.rst.
+    family = Family(
+        "(?:MESA|RUSTICL)_(?:SHADER_|DISK_|DISABLE_|NO_)*CACHE.*",
+        "MESA_SHADER_CACHE_MAX_SIZE MESA_DISK_CACHE_SINGLE_FILE MESA_DISK_CACHE_DATABASE MESA_DISK_CACHE_MULTI_FILE "
+        "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST",
     )
     placeless = Hazard(RECOMPILES, "is empty: Mesa finds no place and keeps nothing")
     places = Places(

@@ -8,7 +8,6 @@ Nothing turns the user's perf-db off before MIOpen 3.5 (``MIOPEN_DEBUG_DISABLE_U
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -17,13 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cachectl.layers.base.environment import Environment, answered_once
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.core.declarations import EnvSwitch, Places, at_load
+from cachectl.layers.core.codes import CLOSED
+from cachectl.layers.core.declarations import EnvSwitch, Family, Places, at_load
 from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, RISKS, Finding, Hazard
 from cachectl.layers.core.layer import Layer, faults_of, first_place, misread
 from cachectl.layers.core.parts import About, Lookups
 from cachectl.layers.core.root import ABSENT, ENABLED, Root, Scope, State
 from cachectl.layers.core.store import Store
-from cachectl.layers.disk import distributions, plain
+from cachectl.layers.disk import distributions, plain, trust
 from cachectl.layers.disk.place import Use
 from cachectl.layers.miopen import codes
 
@@ -35,6 +35,9 @@ LIBRARIES = ("libMIOpen",)
 PACKAGED = "these files belong to the package that MIOpen came with"
 _SYSTEM = "MIOPEN_SYSTEM_DB_PATH"
 _UNMOVED = f"{PACKAGED}; MIOpen finds them next to its library, or through {_SYSTEM}"
+#: What MIOpen since ROCm 5.7 takes for a network file system, where it leaves the home (``src/expanduser.cpp``,
+#: ``IsNetworked``): NFS, SMB, CIFS, Coda, OCFS2, AFS, Lustre and Ceph; not what FUSE mounts, GPFS, BeeGFS or 9p.
+_NETWORK = frozenset({"nfs", "nfs4", "smbfs", "cifs", "smb3", "coda", "ocfs2", "afs", "lustre", "ceph"})
 #: The role of roots in a temporary folder, which other users write to as well.
 TEMPORARY = "temporary"
 
@@ -53,6 +56,12 @@ _DISABLES = EnvSwitch(
     disables=True,
     read=at_load(*LIBRARIES),
     value="1",
+)
+#: ``MIOPEN_CACHE_DIR`` is an option of its build alone.
+_FAMILY = Family(
+    "MIOPEN_(?!DEBUG_|EMBED_|DRIVER_|FIND_|VERIFY_|USE_)(?:.*_)?(?:CACHE|DB)(?:_.*)?",
+    "MIOPEN_DEBUG_DISABLE_FIND_DB MIOPEN_DEBUG_DISABLE_USER_DB MIOPEN_DEBUG_DISABLE_SYSTEM_DB "
+    "MIOPEN_CUSTOM_CACHE_DIR MIOPEN_USER_DB_PATH MIOPEN_FIND_ENFORCE MIOPEN_DEBUG_PERFDB_OVERRIDE",
 )
 #: What earlier versions know; they ignore any other value.
 _ALWAYS_KNOWN = frozenset({"1", "enable", "enabled", "yes", "true"})
@@ -114,7 +123,7 @@ def _user_roots(environment: Environment, variable: str, home_folder: str, profi
 
 def _user_place(variable: str, home_folder: str, profile_folder: str, below: str) -> Places:
     find = partial(_user_roots, variable=variable, home_folder=home_folder, profile_folder=profile_folder)
-    return Places(variable, find=find, below=below)
+    return Places(variable, find=find, below=below, expands_home=True)
 
 
 def _system_roots(environment: Environment, *, expands: bool) -> tuple[Root, ...]:
@@ -138,7 +147,7 @@ def _system_roots(environment: Environment, *, expands: bool) -> tuple[Root, ...
 #: Up to MIOpen 3.3 the variable names the folder itself; MIOpen 3.5 makes its version folder in it.
 KERNELS = _user_place("MIOPEN_CUSTOM_CACHE_DIR", ".cache/miopen", ".miopen/cache", "miopen")
 TUNING = _user_place("MIOPEN_USER_DB_PATH", ".config/miopen", ".miopen/db", "miopen-db")
-SYSTEM_KERNELS = Places(_SYSTEM, find=partial(_system_roots, expands=True), unmoved=_UNMOVED)
+SYSTEM_KERNELS = Places(_SYSTEM, find=partial(_system_roots, expands=True), unmoved=_UNMOVED, expands_home=True)
 SYSTEM_TUNING = Places(_SYSTEM, find=partial(_system_roots, expands=False), unmoved=_UNMOVED)
 
 
@@ -226,6 +235,7 @@ class MIOpenLayer(Layer):
     if TYPE_CHECKING:
         store: MIOpenDatabases
 
+    family = _FAMILY
     switch: ClassVar[EnvSwitch] = _DISABLES
     about = About(lookups=_LOOKUPS, place_of_file=_place_of_file)
 
@@ -243,7 +253,9 @@ class MIOpenLayer(Layer):
         return State(ENABLED, f"on unless {self.switch.variable} is true")
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield problems with the switch."""
+        """Yield problems with the switch, and a named folder of databases that came with MIOpen, which is not there."""
+        if self.about.scope is Scope.SYSTEM and self.environment.get(_SYSTEM) and not self.roots()[0].exists:
+            yield misread(self, _SYSTEM, RECOMPILES, "names nothing: what came with MIOpen is not used")
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         if self.switch.is_off(value) and value not in _ALWAYS_KNOWN:
             outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
@@ -263,8 +275,8 @@ class MIOpenKernels(MIOpenLayer):
     about = MIOpenLayer.about._replace(
         on_network=Hazard(
             RISKS,
-            "sqlite's WAL mode fails there, and databases were damaged; MIOpen since ROCm 5.7 uses the temporary "
-            "folder instead, unless MIOPEN_CUSTOM_CACHE_DIR names this one",
+            "sqlite's WAL mode fails there, and databases were damaged; on NFS, SMB, Coda, OCFS2, AFS, Lustre and Ceph "
+            "MIOpen since ROCm 5.7 uses the temporary folder instead, unless MIOPEN_CUSTOM_CACHE_DIR names this one",
         ),
         among_ranks=Hazard(
             HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
@@ -281,24 +293,30 @@ class MIOpenKernels(MIOpenLayer):
         return kernel_store()
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield problems with the switch, and a place where anybody can write."""
+        """Yield problems with the switch, and with a temporary folder that MIOpen uses in place of the home."""
         from cachectl.layers.base import processes
 
         yield from super().diagnose()
-        environment, variable = self.environment, KERNELS.variable
+        environment, variable, first = self.environment, KERNELS.variable, self.roots()[0]
         if environment.get(variable) or environment.platform == "win32" or not libraries(environment):
             return
-        # MIOpen takes kernels from a temporary folder because it cannot use the home folder.
-        first, folder = self.roots()[0], temporary_folder(environment)
-        kind = processes.network_file_system(environment, first.path)
-        is_open = False
-        with suppress(OSError):
-            is_open = bool(folder.stat().st_mode & stat.S_IWOTH)
-        if is_open and (first.role == TEMPORARY or kind is not None):
-            why = "HOME names no folder" if kind is None else f"the home is on {kind}"
-            message = f"as {why}, MIOpen up to 3.3 takes kernels from {folder} itself, where anybody may have put them"
-            fix = f'export {variable}="$(mktemp -d)"'
-            yield codes.FALLBACK.finding(self.name, folder, message, fix)
+        kind = processes.network_file_system(environment, first.path, _NETWORK)
+        cause, temporary, last = f"the home is on {kind}", temporary_folder(environment), None
+        folders = {temporary / ".cache/miopen": "", temporary: " up to 3.3"}
+        if kind is None:
+            # Without a home, all releases use the same folder.
+            cause, folders = "HOME names no folder", {first.path: ""} if first.role == TEMPORARY else {}
+        for folder, releases in folders.items():
+            place = plain.nearest(folder, follow=False)
+            with suppress(OSError):
+                code, reason = codes.FALLBACK, trust.shared_because(place)
+                if kind is not None and not os.access(place, os.W_OK | os.X_OK):
+                    code, reason = CLOSED, f"it throws, because you cannot write to {place}"
+                if reason is not None and reason != last:
+                    message = f"as {cause}, MIOpen{releases} takes kernels from {folder}: {reason}"
+                    fix = f'export {variable}="$(mktemp -d)"'
+                    yield code.finding(self.name, folder, message, fix, severity=FAILS if code is CLOSED else None)
+                last = reason
 
 
 class MIOpenSystemKernels(MIOpenLayer):
@@ -329,6 +347,8 @@ class MIOpenSystemKernels(MIOpenLayer):
                 message = f"no system kernels for the GPU {arch}, neither {files}: each is compiled when first used"
                 package = f"miopen-hip-{arch}kdb"
                 fix = f"sudo apt-get install {package} || sudo dnf install {package}"
+                if self.environment.get(_SYSTEM):
+                    fix = f"unset {_SYSTEM}"
                 yield codes.NO_DATABASE.finding(self.name, roots[0].path, message, fix)
 
 

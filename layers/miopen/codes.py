@@ -7,7 +7,7 @@ _OF_AMD = "MIOpen needs an AMD GPU, which the tests do not have"
 FALLBACK = Code(
     "fallback",
     (UNSAFE,),
-    "The home cannot be used, so MIOpen takes kernels from a folder that anybody can write to.",
+    "The home cannot be used, so MIOpen takes kernels from a temporary folder that others own or can write to.",
     "`export MIOPEN_CUSTOM_CACHE_DIR=…`.",
     advice=_OF_AMD,
 )

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from cachectl.layers.core.declarations import EnvSwitch, Places, Rule, at_load
+from cachectl.layers.core.declarations import EnvSwitch, Family, Places, Rule, at_load
 from cachectl.layers.core.finding import RECOMPILES, Code
 from cachectl.layers.core.layer import Fault, misread
 from cachectl.layers.core.parts import About, Lookups
@@ -51,6 +51,7 @@ class NeoCompilerCache(drivers.DriverLayer):
         value="0",
     )
     limit_variable = "NEO_CACHE_MAX_SIZE"
+    family = Family("NEO_(?:COMPILER_|DISABLE_|NO_)?CACHE.*", "NEO_CACHE_MAX_SIZE NEO_CACHE_STATS")
     # An empty variable counts as not set.
     places = Places(
         "NEO_CACHE_DIR",

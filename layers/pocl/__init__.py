@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.core.declarations import NOWHERE, TOP, EnvSwitch, Places, Rule, at_load
+from cachectl.layers.core.declarations import NOWHERE, TOP, EnvSwitch, Family, Places, Rule, at_load
 from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, RISKS, Code, Finding, Hazard
 from cachectl.layers.core.layer import first_place
 from cachectl.layers.core.parts import OR, About, Compilation, Facts, Lookups, Portability
@@ -191,6 +191,7 @@ class PoclKernels(drivers.DriverLayer):
             Rule("TEMP", "pocl"),
         ),
     )
+    family = Family("POCL_.*CACHE.*")
     placeless = Hazard(FAILS, "is empty: PoCL finds no device; unset it")
     makers = ("PoCL",)
     # PoCL reads it once, when its first device is opened.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from cachectl.layers.base.environment import Environment, is_common_cache_home, release_of, user_cache_folder
-from cachectl.layers.core.declarations import EnvSwitch
+from cachectl.layers.core.declarations import EnvSwitch, Family, Places
 from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, RISKS, Finding, Hazard
 from cachectl.layers.core.layer import Layer, faults_of, misread
 from cachectl.layers.core.parts import About, Event, Facts, Lookups, Outlook, Portability
@@ -103,6 +103,12 @@ class UserCacheLayer(Layer):
     #: The distribution, and the application by which platformdirs names the folder.
     library: ClassVar[str]
     application: ClassVar[str]
+    places = Places("XDG_CACHE_HOME")
+    family = Family(
+        "(?:LOOPY|PYOPENCL|PYTOOLS|SUMPY)_(?:.*_)?CACHE.*",
+        "LOOPY_NO_CACHE CG_NO_CACHE SUMPY_NO_CACHE SUMPY_NO_CACHE_KERNELS LOOPY_ABORT_ON_CACHE_MISS PYOPENCL_NO_CACHE "
+        "PYOPENCL_CACHE_FAILURE_FATAL",
+    )
     #: Variables that are read with ``pytools.strtobool``.
     variables: ClassVar[tuple[str, ...]] = ()
     #: Modules that open the layer's dictionaries when they are imported.

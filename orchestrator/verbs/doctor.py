@@ -18,7 +18,7 @@ from cachectl.layers.base import processes
 from cachectl.layers.base.environment import Environment, node
 from cachectl.layers.base.errors import FAILURES, LayerError
 from cachectl.layers.base.text import plural
-from cachectl.layers.core import codes
+from cachectl.layers.core import codes, spelling
 from cachectl.layers.core.entry import UNCOUNTED, Usage
 from cachectl.layers.core.finding import FAILS, HARMLESS, RISKS, UNSAFE, WASTES, Code, Finding, Hazard, Severity
 from cachectl.layers.core.layer import Layer, every_root
@@ -132,6 +132,8 @@ def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = (), *, place: Path
         placed += sorted(own, key=lambda each: _WORST_FIRST.index(each.finding.severity))
         if unexamined := "; ".join(_unexamined(layer, of_layer)):
             not_checked[layer.name] = unexamined
+    with suppress(*FAILURES):
+        placed += (_Placed((finding.message, finding.fix), finding) for finding in spelling.unread(roots))
     return listing.Findings((*found, *_joined(placed)), not_checked)
 
 
@@ -158,7 +160,7 @@ def _judge(folder: Path, layers: Iterable[Layer]) -> listing.Findings:
         if each.folder
         else each
         for held in roots
-        for each in _guarded(held.layer, folder, (*_of_use(held), *_of_network(held)))
+        for each in _guarded(held.layer, folder, (*_of_use(held), *_of_sharing(held)))
     ]
     return listing.Findings((*_of_space(roots), *_joined(placed)), {})
 
@@ -211,7 +213,7 @@ def _of_layer(layer: Layer, roots: Iterable[_Held]) -> Iterator[_Placed]:
     """Yield what the layer itself reports."""
     try:
         # Layers that share a variable have one problem with it.
-        yield from (_Placed((finding.message, finding.fix), finding) for finding in layer.diagnose())
+        yield from (_Placed((finding.message, finding.fix), finding) for finding in spelling.diagnosed(layer))
     except FAILURES as error:
         # The finding of a root that cannot be read names it.
         if not isinstance(error, (LayerError, OSError)) or all(held.error is None for held in roots):
@@ -308,8 +310,7 @@ def _of_place(held: _Held) -> Iterator[_Placed]:
     is_needed = is_on or held.layer.about.needs_place
     yield from (each for each in _of_use(held) if is_needed or each.finding.severity is UNSAFE)
     if is_on:
-        yield from _of_network(held)
-        yield from _of_ranks(held)
+        yield from _of_sharing(held)
 
 
 def _of_use(held: _Held) -> Iterator[_Placed]:
@@ -336,29 +337,27 @@ def _of_use(held: _Held) -> Iterator[_Placed]:
             yield held.moved(obstacle.place, code, hazard, obstacle.message, held.free_folder())
 
 
-def _of_network(held: _Held) -> Iterator[_Placed]:
-    """Report a root on a network file system."""
-    hazard, path = held.layer.about.on_network, held.root.path
-    kind = processes.network_file_system(held.layer.environment, path)
-    if kind is not None and hazard is not None:
-        message = f"lies on a network file system ({kind})"
-        yield held.moved(path, codes.NETWORK, hazard, message, held.free_folder(local=True))
-
-
-def _of_ranks(held: _Held) -> Iterator[_Placed]:
-    """Report a root that the ranks of this job share."""
+def _of_sharing(held: _Held) -> Iterator[_Placed]:
+    """Report a root on a network file system, or one that the ranks of this job share; one folder cures both."""
     layer, root, environment = held.layer, held.root, held.layer.environment
-    job, hazard = launcher.parallel_job(environment), layer.about.among_ranks
-    if job is None or hazard is None or _apart(environment, root.path):
-        return
-    variable = job.rank_variable
-    several = "the ranks" if job.ranks is None else f"the {job.ranks} ranks"
-    message = f"{several} of this job share it"
-    if layer.abilities()[Ability.RELOCATE] is None:
-        message += " (to be fixed in the script that each rank runs)"
-    node = "$(hostname)-" if variable in launcher.LOCAL_RANKS else ""
-    # The shell stops with an error if the variable is not set.
-    yield held.moved(root.path, codes.RANKS, hazard, message, f'"$HOME/.cachectl/rank{node}${{{variable}:?}}"')
+    kind, job = processes.network_file_system(environment, root.path), launcher.parallel_job(environment)
+    code, states, hazards = codes.NETWORK, list[str](), list[Hazard]()
+    if kind is not None and (hazard := layer.about.on_network) is not None:
+        states.append(f"lies on a network file system ({kind})")
+        hazards.append(hazard)
+    # A cache is made again, and tuning is not: it stays in the home.
+    folder = '"$HOME/.cachectl/$(hostname)"' if layer.about.precious else held.free_folder(local=True)
+    if job is not None and (hazard := layer.about.among_ranks) is not None and not _apart(environment, root.path):
+        several = "the ranks" if job.ranks is None else f"the {job.ranks} ranks"
+        script = "a conftest.py, by os.environ" if "XDIST" in job.rank_variable else "the script that each rank runs"
+        where = "" if layer.abilities()[Ability.RELOCATE] else f" (to be fixed in {script})"
+        code, folder = codes.RANKS, launcher.own_folder(environment, job)
+        states.append(f"{several} of this job share it{where}")
+        hazards.append(hazard)
+    if hazards:
+        severity = min((hazard.severity for hazard in hazards), key=_WORST_FIRST.index)
+        hazard = Hazard(severity, "; ".join(hazard.message for hazard in hazards))
+        yield held.moved(root.path, code, hazard, "; ".join(states), folder)
 
 
 def _apart(environment: Environment, path: Path) -> bool:
@@ -371,7 +370,7 @@ def _apart(environment: Environment, path: Path) -> bool:
     for part in path.relative_to(home).parts if path.is_relative_to(home) else path.parts:
         end = re.search(r"[0-9]{1,12}$", part)
         within = launcher.LOCAL_RANKS if local or machine in part else frozenset[str]()
-        variables = {rank for _, rank in launcher.RANKS} - launcher.LOCAL_RANKS | within
+        variables = {rank for _, rank in (*launcher.RANKS, *launcher.OTHERS.values())} - launcher.LOCAL_RANKS | within
         if end is not None and int(end[0]) in {launcher.number_of(environment, name) for name in variables}:
             return True
     return False

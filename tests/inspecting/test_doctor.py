@@ -188,6 +188,9 @@ def test_a_gpu_without_a_database_of_its_own_is_named_once(tmp_path: Path, names
     found = examine(environment, "miopen-system")
     assert [one.code for one in found] == ([] if is_served else ["no-database"])
     assert all("neither gfx90a6e.kdb nor gfx90a.kdb" in one.message and one.fix == APT for one in found)
+    # No package puts anything where a variable leads.
+    named = environment.with_variables({"MIOPEN_SYSTEM_DB_PATH": str(tmp_path / "none")})
+    assert {one.fix for one in examine(named, "miopen-system")} == {"unset MIOPEN_SYSTEM_DB_PATH"}
 
 
 def test_what_could_not_be_looked_at_is_said(home: Home) -> None:

@@ -89,16 +89,70 @@ def test_a_root_on_the_network_is_fixed_by_moving_and_safe_if_it_is_off_or_local
     assert examine(on_file_system(environment, "nfs", tmp_path / ".cache"), "pocl") == []
 
 
-def test_miopen_falls_back_to_everybodys_folder_where_the_home_is_on_the_network(tmp_path: Path) -> None:
-    environment = on_file_system(with_miopen(tmp_path), "nfs", tmp_path)
-    make(environment.temporary)
+def test_miopen_falls_back_to_everybodys_folder_where_the_home_is_on_the_network(open_folder: Path) -> None:
+    environment = on_file_system(with_miopen(open_folder), "nfs", open_folder)
+    temporary = environment.temporary
+    make(temporary)
     assert coded(examine(environment, "miopen"), "fallback") == []
-    environment.temporary.chmod(0o1777)
+    temporary.chmod(0o1777)
     found = only(examine(environment, "miopen"), "fallback")
-    assert (found.severity, found.root) == (Severity.UNSAFE, environment.temporary)
+    assert (found.severity, found.root) == (Severity.UNSAFE, temporary / ".cache/miopen")
     assert found.fix == 'export MIOPEN_CUSTOM_CACHE_DIR="$(mktemp -d)"'
-    named = {**environment.variables, "MIOPEN_CUSTOM_CACHE_DIR": str(tmp_path / "own")}
+    named = {**environment.variables, "MIOPEN_CUSTOM_CACHE_DIR": str(open_folder / "own")}
     assert coded(examine(environment._replace(variables=named), "miopen"), "fallback") == []
+    # MIOpen up to 3.3 still takes what anybody puts next to this user's own folder.
+    make(temporary / ".cache/miopen")
+    assert only(examine(environment, "miopen"), "fallback").root == temporary
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_left"), [("ocfs2", True), *((kind, False) for kind in ("gpfs", "beegfs", "9p", "fuse.sshfs"))]
+)
+def test_miopen_leaves_the_file_systems_of_its_own_list(open_folder: Path, kind: str, is_left: bool) -> None:
+    environment = on_file_system(with_miopen(open_folder), kind, open_folder)
+    make(environment.temporary)
+    environment.temporary.chmod(0o1777)
+    found = examine(environment, "miopen")
+    assert ([one.code for one in found], f"({kind})" in found[-1].message) == (
+        ["fallback"] * is_left + ["network"],
+        True,
+    )
+
+
+@as_root
+def test_the_fallback_of_the_newest_miopen_may_be_another_users(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = on_file_system(with_miopen(open_folder), "nfs", open_folder)
+    theirs = environment.temporary / ".cache"
+    make(theirs)
+    os.chown(theirs, 54321, -1)
+    found = only(examine(environment, "miopen"), "fallback")
+    assert (found.severity, found.root) == (Severity.UNSAFE, theirs / "miopen")
+    assert f"{theirs} belongs to user 54321" in found.message
+    # The modes of files do not bind root, who runs this.
+    monkeypatch.setattr(os, "access", lambda place, *_, **__: place != theirs)
+    closed = only(examine(environment, "miopen"), "closed")
+    assert (closed.severity, closed.fix) == (Severity.FAILS, found.fix)
+    assert f"it throws, because you cannot write to {theirs}" in closed.message
+
+
+@pytest.mark.parametrize("home", ["nfs", "ext4"])
+def test_one_folder_cures_ranks_and_the_network(tmp_path: Path, home: str) -> None:
+    """The line about the ranks does not lead to the file system that the line about the network warns of."""
+    job = {"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "5"}
+    variables = {"OCL_ICD_VENDORS": register_driver(tmp_path, "libpocl.so.2"), **job}
+    environment = on_file_system(environment_of(tmp_path, **variables), home, tmp_path)
+    (found,) = examine(environment, "pocl")
+    assert (found.code, found.severity) == ("ranks", Severity.RISKS)
+    assert ("network file system (nfs)" in found.message) == (home == "nfs")
+    assert "the 8 ranks of this job share it" in found.message
+    script = f'{found.fix}\nmkdir -p "$POCL_CACHE_DIR"; printf %s "$POCL_CACHE_DIR"'
+    place = Path(shell(tmp_path, script, TMPDIR=tempfile.gettempdir(), **job).stdout)
+    assert (tmp_path in place.parents, place.parent.name) == (home == "ext4", "rank5")
+    assert place.parents[home == "nfs"].stat().st_mode & 0o077 == (0 if home == "nfs" else 0o055)
+    moved = environment._replace(variables={**environment.variables, "POCL_CACHE_DIR": str(place)})
+    assert examine(moved, "pocl") == []
 
 
 @pytest.mark.parametrize(

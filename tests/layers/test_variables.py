@@ -100,6 +100,8 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("POCL_KERNEL_CACHE=true|", OFF, "begins with 1", "variable"),
         ("POCL_CACHE_DIR=", OFF, "no device", "variable", FAILS),
         ("POCL_CACHE_DIR=here", ON, "not absolute", "variable"),
+        ("HOME={tmp}/home 'POCL_CACHE_DIR=~/pc'", ON, "not absolute", "variable"),
+        ("HOME={tmp}/home 'POCL_CACHE_DIR={tmp}/$HOME/pc'", ON, "default", "variable", HARMLESS),
         ("XDG_CACHE_HOME=here", ON, "not absolute", "variable"),
     ],
     "loopy": [
@@ -126,8 +128,12 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("MIOPEN_DISABLE_CACHE=1|enable", OFF, "@", "off"),
         ("MIOPEN_DISABLE_CACHE=off|0|Disable|disabled|no|FALSE", ABSENT, "no libMIOpen"),
         ("MIOPEN_DISABLE_CACHE=|banana", OFF, "MIOpen throws", "variable", FAILS),
+        ("'MIOPEN_CUSTOM_CACHE_DIR=~/kernels'", ABSENT, ""),
     ],
-    "miopen-system": [("MIOPEN_DISABLE_CACHE=yes", OFF, "@", "off")],
+    "miopen-system": [
+        ("MIOPEN_DISABLE_CACHE=yes", OFF, "@", "off"),
+        ("MIOPEN_SYSTEM_DB_PATH={tmp}/none", ABSENT, "", "variable"),
+    ],
     "miopen-tuning": [
         ("MIOPEN_DEBUG_DISABLE_FIND_DB=1", OFF, "the perf-db stays on", "off"),
         ("MIOPEN_FIND_ENFORCE=5|db_clean", ABSENT, "erases the user's results", "tuning"),
@@ -137,7 +143,10 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("MIOPEN_FIND_ENFORCE=1|", ABSENT, ""),
         ("MIOPEN_DEBUG_FIND_ONLY_SOLVER=ConvAsm1x1U", ABSENT, "", "tuning", HARMLESS),
     ],
-    "miopen-system-tuning": [("MIOPEN_DEBUG_DISABLE_FIND_DB=", OFF, "MIOpen throws", "variable", FAILS)],
+    "miopen-system-tuning": [
+        ("HOME={tmp} 'MIOPEN_SYSTEM_DB_PATH=~/home'", ABSENT, "", "variable"),
+        ("MIOPEN_DEBUG_DISABLE_FIND_DB=", OFF, "MIOpen throws", "variable", FAILS),
+    ],
 }
 
 
@@ -203,3 +212,58 @@ def test_absent_without_driver_gpu_and_cache(tmp_path: Path, name: str, monkeypa
     has_gpu = built_in_layer(name, environment._replace(topology=tmp_path / "gpus")).state()
     assert has_gpu.condition is (Condition.ENABLED if name == "comgr" else Condition.ABSENT)
     assert examine(tmp_path, name, {**variables, **assigned(WRONG[name])}) == []
+
+
+#: A variable that no release reads, with a value, and what fixes it; in brackets the name that may be meant.
+IMAGINED = [
+    ("CUDA_CACHE_MAX_SIZE=4294967296", 'unset CUDA_CACHE_MAX_SIZE; export CUDA_CACHE_MAXSIZE="4294967296"'),
+    ("CUDA_CACHE_DIR=/x", 'unset CUDA_CACHE_DIR; export CUDA_CACHE_PATH="/x"'),
+    ("POCL_CACHEDIR=/x", 'unset POCL_CACHEDIR; export POCL_CACHE_DIR="/x"'),
+    ("POCL_CACHEDIR=~/x", "unset POCL_CACHEDIR"),
+    ("MIOPEN_USER_DB=/x", 'unset MIOPEN_USER_DB; export MIOPEN_USER_DB_PATH="/x"'),
+    ("NEO_CACHE_SIZE=9", 'unset NEO_CACHE_SIZE; export NEO_CACHE_MAX_SIZE="9"'),
+    ("MESA_SHADER_CACHE_DISABLED=true", "unset MESA_SHADER_CACHE_DISABLED (MESA_SHADER_CACHE_DISABLE)"),
+    ("POCL_DISABLE_CACHE=1", "unset POCL_DISABLE_CACHE (POCL_KERNEL_CACHE)"),
+    ("MIOPEN_DISABLE_CACHES=banana", "unset MIOPEN_DISABLE_CACHES (MIOPEN_DISABLE_CACHE)"),
+    ("PYOPENCL_CACHE_DIR=/x", "unset PYOPENCL_CACHE_DIR (XDG_CACHE_HOME)"),
+    ("POCL_CACHE_MAX_SIZE=9", "unset POCL_CACHE_MAX_SIZE"),
+]
+
+
+@pytest.mark.parametrize(("variable", "fix"), IMAGINED, ids=lambda value: value)
+def test_a_name_that_no_release_reads_is_told_with_the_one_that_is_meant(
+    tmp_path: Path, variable: str, fix: str
+) -> None:
+    (found,) = doctor(Stack(environment_of(tmp_path, **assigned(variable)))).findings
+    assert (found.code, found.severity, found.fix) == ("variable", HARMLESS, fix.partition(" (")[0])
+    assert "no release reads it" in found.message
+    assert fix.partition(" (")[2].removesuffix(")") in found.message
+
+
+def test_no_variable_that_a_product_reads_is_taken_for_another(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[1] / "data/variables.txt").read_text()
+    names = [name for line in text.splitlines() if not line.startswith("#") for name in line.split()]
+    found = doctor(Stack(environment_of(tmp_path, **dict.fromkeys(names, "/x/y")))).findings
+    assert [one.message for one in found if "no release reads it" in one.message] == []
+
+
+def test_a_folder_that_no_shell_expanded_is_told_with_the_place_that_is_used(tmp_path: Path) -> None:
+    def said(layer: str, **variables: str) -> tuple[str, str]:
+        (found,) = examine(tmp_path, layer, {"OCL_ICD_VENDORS": str(tmp_path / "none.icd"), **variables})
+        return found.message, found.fix
+
+    used = f"no shell expanded ~, so the cache is {tmp_path}/cwd/~/pc"
+    assert said("pocl", POCL_CACHE_DIR="~/pc") == (
+        f"POCL_CACHE_DIR='~/pc': {used}",
+        'export POCL_CACHE_DIR="$HOME/pc"',
+    )
+    message, fix = said("cuda", CUDA_CACHE_PATH='${{SCRATCH}}/a"b')
+    assert (message[-41:], fix) == (
+        "shell expanded ${SCRATCH}, so there is no cache"[-41:],
+        'export CUDA_CACHE_PATH="${SCRATCH:?}/a\\"b"',
+    )
+    assert said("loopy", XDG_CACHE_HOME="~/x")[0].endswith(f"the cache is {tmp_path}/home/.cache/pytools")
+    # A driver that is not here, and a place that another variable decides about.
+    nothing = {"OCL_ICD_VENDORS": str(tmp_path / "none.icd"), "XDG_CACHE_HOME": "~/x"}
+    assert examine(tmp_path, "comgr", nothing) == []
+    assert examine(tmp_path, "pocl", {**nothing, "POCL_CACHE_DIR": str(tmp_path)}) == []

@@ -9,7 +9,7 @@ from homes import Home, OtherMpi
 from support.layers import assigned
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.host.launcher import innermost_launch
+from cachectl.layers.host.launcher import innermost_launch, parallel_job
 
 STAGE = (sys.executable, "-m", "cachectl", "stage", "--out", "warm.zip", "--")
 #: As srun sets them for a step of four tasks within an allocation of eight.
@@ -86,3 +86,20 @@ def test_variables_of_launchers(
 ) -> None:
     launch = innermost_launch(Environment(assigned(variables), home=tmp_path, cwd=tmp_path))
     assert (launch and (launch.setting, launch.ranks, launch.rank)) == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ("TORCHELASTIC_RUN_ID=none WORLD_SIZE=16 RANK=3 SLURM_NTASKS=2", ("WORLD_SIZE=16", 3)),
+        ("WORLD_SIZE=16 RANK=3", None),
+        ("PYTEST_XDIST_WORKER=gw1 PYTEST_XDIST_WORKER_COUNT=4", ("PYTEST_XDIST_WORKER_COUNT=4", 1)),
+        ("PYTEST_XDIST_WORKER=gw0 PYTEST_XDIST_WORKER_COUNT=1", None),
+    ],
+)
+def test_ranks_without_mpi_are_a_parallel_job_that_mpi_need_not_connect(
+    tmp_path: Path, variables: str, expected: tuple[str, int] | None
+) -> None:
+    environment = Environment(assigned(variables), home=tmp_path, cwd=tmp_path)
+    job = parallel_job(environment)
+    assert (job and (job.setting, job.rank), innermost_launch(environment)) == (expected, None)

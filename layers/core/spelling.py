@@ -1,0 +1,123 @@
+"""Variables that do not do what they seem to: a folder that no shell has expanded, and a name that nothing reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.core.codes import VARIABLE
+from cachectl.layers.core.finding import HARMLESS, Finding, Severity
+from cachectl.layers.core.layer import Layer, first_place
+from cachectl.layers.core.root import ABSENT
+
+#: A home at the beginning and variables, which a shell expands, and what else is special between double quotes.
+_SPECIAL = regex(r"\A~(?=/|\Z)|\$\{[A-Za-z_]\w*\}|\$[A-Za-z_]\w*|[\"\\`$]", re.ASCII)
+#: Words by which a name says what the variable is for.
+_PURPOSE = regex(
+    r"\b(?:(?P<place>(?:CACHE)?(?:DIR|PATH)|DIRECTORY|FOLDER|ROOT|HOME|LOCATION)"
+    r"|(?P<switch>(?:DIS|EN)ABLED?|NO|OFF|ON)|(?P<size>(?:MAX)?SIZE|MAX|LIMIT))\b"
+)
+#: At most so many letters of a misspelt name are wrong.
+_MISSPELT = 2
+
+
+def diagnosed(layer: Layer) -> Iterator[Finding]:
+    """Yield what a layer reports; of a place that no shell expanded, that alone, as serious as what follows from it."""
+    unexpanded, order = dict(_unexpanded(layer)), tuple(Severity)
+    worst = dict.fromkeys(unexpanded, HARMLESS)
+    for finding in layer.diagnose():
+        patterns = ((name, rf"\b{name}\b") for name in unexpanded)
+        variable = next((name for name, pattern in patterns if re.search(pattern, finding.message)), None)
+        if variable is None:
+            yield finding
+        else:
+            worst[variable] = min(finding.severity, worst[variable], key=order.index)
+    place = first_place(layer)
+    outcome = "there is no cache" if place == Path("*") else f"the cache is {place}"
+    for variable, sign in unexpanded.items():
+        value = layer.environment.variables[variable]
+        message = f"{variable}={value!r}: no shell expanded {sign}, so {outcome}"
+        fix = f"export {variable}={_in_quotes(layer.environment, value)}"
+        yield VARIABLE.finding(layer.name, place, message, fix, severity=worst[variable])
+
+
+def _unexpanded(layer: Layer) -> Iterator[tuple[str, str]]:
+    """Yield the variables that decide about a layer's place, with the first sign that a shell would have expanded."""
+    environment, places = layer.environment, getattr(layer, "places", None)
+    if places is None or environment.platform == "win32":
+        return
+    for variable in dict.fromkeys((places.variable, *(rule.variable for rule in places.rules(environment.platform)))):
+        special = _SPECIAL.findall(environment.get(variable) or "")
+        signs = [sign for sign in special if len(sign) > 1 or (sign == "~" and not places.expands_home)]
+        # Of a variable of all programs nothing is said for a driver that is not here.
+        if signs and variable != "HOME" and (variable == places.variable or layer.state().condition is not ABSENT):
+            elsewhere = type(layer)(environment.with_variables({variable: "/"}))
+            if elsewhere.roots() != layer.roots():
+                yield variable, signs[0]
+
+
+def _in_quotes(environment: Environment, value: str) -> str:
+    """Return a value for a shell that expands it, and stops at a variable that is not set here."""
+
+    def quoted(match: re.Match[str]) -> str:
+        sign = match[0]
+        if len(sign) == 1:
+            return "$HOME" if sign == "~" else f"\\{sign}"
+        return sign if environment.get(name := sign.strip("${}")) else f"${{{name}:?}}"
+
+    return f'"{_SPECIAL.sub(quoted, value)}"'
+
+
+# ---------------------------------------------------------------------- names that nothing reads
+
+
+def unread(layers: Iterable[Layer]) -> Iterator[Finding]:
+    """Yield the variables of the layers' products that no known release reads, with those that may be meant."""
+    families: dict[str, list[Layer]] = {}
+    for layer in layers:
+        if layer.family is not None:
+            families.setdefault(layer.family.pattern, []).append(layer)
+    for pattern, relatives in families.items():
+        purposes = {name: _purpose(name) for layer in relatives if layer.family for name in layer.family.read.split()}
+        purposes |= {layer.switch.variable: "switch" for layer in relatives if layer.switch is not None}
+        purposes |= {layer.places.variable: "place" for layer in relatives}
+        variables = relatives[0].environment.variables
+        for name in sorted(variables.keys() - purposes.keys()):
+            value = variables[name]
+            alike = [right for right in purposes if _wrong_letters(name, right) <= _MISSPELT]
+            if alike or (re.fullmatch(pattern, name) and (purpose := _purpose(name, value, purposes))):
+                alike = alike or [right for right in purposes if purposes[right] == purpose]
+                yield _unread(relatives[0], name, alike, purposes)
+
+
+def _purpose(name: str, value: str = "", names: Iterable[str] = ()) -> str:
+    """Return what a variable is for by its words, or by its value if it is the beginning of one of these names."""
+    if (match := _PURPOSE.search(name.replace("_", " "))) is not None:
+        return str(match.lastgroup)
+    purpose = "place" if "/" in value else "switch"
+    return purpose if any(right.startswith(f"{name}_") for right in names) else ""
+
+
+def _unread(layer: Layer, name: str, alike: list[str], purposes: Mapping[str, str]) -> Finding:
+    """Return the finding about a name, whose value is for the right one if that is a place or a number of bytes."""
+    environment, right = layer.environment, min(alike, key=partial(_wrong_letters, name), default="")
+    value, fix = environment.variables[name], f"unset {name}"
+    message = f"{name}={value!r}: no release reads it" + f"; did you mean {right}?" * bool(right)
+    is_plain = re.fullmatch(r"/[^$]*|\d+", value) is not None and purposes.get(right) in ("place", "size")
+    if is_plain and name.partition("_")[0] in right and environment.get(right) is None:
+        fix += f"; export {right}={_in_quotes(environment, value)}"
+    return VARIABLE.finding(layer.name, first_place(layer), message, fix)
+
+
+def _wrong_letters(name: str, right: str) -> int:
+    """Return the letters that differ; all, if the names do not begin with the same word."""
+    from difflib import SequenceMatcher
+
+    longest = max(len(name), len(right))
+    if name.partition("_")[0] != right.partition("_")[0]:
+        return longest
+    return longest - sum(block.size for block in SequenceMatcher(None, name, right).get_matching_blocks())
