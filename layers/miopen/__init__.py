@@ -351,6 +351,13 @@ class MIOpenSystemKernels(MIOpenLayer):
                     fix = f"unset {_SYSTEM}"
                 yield codes.NO_DATABASE.finding(self.name, roots[0].path, message, fix)
 
+    def unexamined(self) -> Iterator[str]:
+        """Yield that no GPU is known whose databases could be looked for."""
+        from cachectl.layers.host import hardware
+
+        if not hardware.amd_gpus(self.environment):
+            yield "whether your GPU has a database: no AMD GPU is visible here; ask on its node"
+
 
 class MIOpenTuning(MIOpenLayer):
     """Results of MIOpen's tuning, which take hours to make again."""

@@ -330,6 +330,8 @@ def _of_use(held: _Held) -> Iterator[_Placed]:
         fix = obstacle.command
         if code is codes.NO_FOLDER and fix.startswith("mv ") and environment.get(root.source) is not None:
             fix = f"unset {root.source}"
+        elif code is codes.OWNER and environment.superuser and (user := environment.get("SUDO_USER")):
+            fix = f"sudo -H in place of sudo -E, which keeps the home of {user}"
         if fix:
             placed = held.finding(obstacle.place, code, hazard.severity, obstacle.message, fix)
             yield placed._replace(effect=hazard.message)
@@ -401,4 +403,4 @@ def show(result: listing.Findings, request: verbs.Request) -> Iterator[object]:
 
 
 #: What no command can see from here.
-_LIMITS = {"*": "quotas that only a server knows, programs of other users, and those of other machines"}
+_LIMITS = {"every layer": "quotas that only a server knows, programs of other users, and those of other machines"}
