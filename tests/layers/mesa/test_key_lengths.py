@@ -176,33 +176,37 @@ def unknown_width(folder: Path) -> None:
 
 def one_of_unknown_width(folder: Path) -> None:
     for width in (20, 24, 32):
-        fill(folder, DATABASE, {key(text, width): content for text, content in [("a", entry(kernel("rk0")))]})
+        fill(folder, DATABASE, {key("a", width): entry(kernel("rk0"))})
+
+
+def filled_index(folder: Path) -> Path:
+    """Fill a database; return its index."""
+    return fill(folder, DATABASE, contents()) / DB_FILES[1]
 
 
 def entry_out_of_place(folder: Path) -> None:
-    root = fill(folder, DATABASE, contents())
-    index = bytearray((root / DB_FILES[1]).read_bytes())
+    file = filled_index(folder)
+    index = bytearray(file.read_bytes())
     index[20 + 28 + 20] ^= 1
-    (root / DB_FILES[1]).write_bytes(index)
+    file.write_bytes(index)
 
 
 def longer_records(folder: Path) -> None:
-    root = fill(folder, DATABASE, contents())
-    index = (root / DB_FILES[1]).read_bytes()
+    file = filled_index(folder)
+    index = file.read_bytes()
     records = b"".join(index[at : at + 28] + b"\1\2\3\4" for at in range(20, len(index), 28))
-    (root / DB_FILES[1]).write_bytes(index[:20] + records)
+    file.write_bytes(index[:20] + records)
 
 
 def half_a_record(folder: Path) -> None:
-    root = fill(folder, DATABASE, contents())
-    with (root / DB_FILES[1]).open("ab") as file:
+    with filled_index(folder).open("ab") as file:
         file.write(b"half a record")
 
 
 def overlapping(folder: Path) -> None:
-    root = fill(folder, DATABASE, contents())
-    index = (root / DB_FILES[1]).read_bytes()
-    (root / DB_FILES[1]).write_bytes(index + index[20:48])
+    file = filled_index(folder)
+    index = file.read_bytes()
+    file.write_bytes(index + index[20:48])
 
 
 @pytest.mark.parametrize(

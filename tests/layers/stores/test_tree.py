@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.layers import on_disk, python, running, write
+from support.layers import limited, on_disk, python, running, write
 from tiers import amount
 
 from cachectl.layers.base.errors import EntryExists, LayerError, Unreachable
@@ -271,12 +271,8 @@ def test_what_is_no_entry_is_neither_listed_removed_nor_replaced(tmp_path: Path)
 
 def test_an_entry_may_have_more_folders_than_files_may_be_open(tree: Tree) -> None:
     members = {f"kernel{number}/8-1-1/code": b"code" for number in range(80)}
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 60, limits[1]))
-    try:
+    with limited(resource.RLIMIT_NOFILE, len(os.listdir("/dev/fd")) + 60):
         place(tree, "ab/0001", members)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert tree.read_members("ab/0001") == members
 
 
