@@ -32,6 +32,7 @@ class Use(Enum):
     """What a library does in its place."""
 
     WRITE = "makes files and folders"
+    CHANGE = "changes what is there: opens files for writing, makes files in their folders"
     EXECUTE = "maps code from files"
 
 
@@ -148,7 +149,7 @@ def _closed_within(path: Path, file: Path, home: Path) -> Obstacle | None:
         return None
     owner, command, _ = trust.closed_by_another(file, home)
     message = f"has {file.relative_to(path)}, which is not writable for you{owner}"
-    return Obstacle("closed", Use.WRITE, file, message, command or _opened(file))
+    return Obstacle("closed", Use.CHANGE, file, message, command or _opened(file))
 
 
 def is_writable(place: Path) -> bool:

@@ -281,7 +281,10 @@ class MIOpenKernels(MIOpenLayer):
         among_ranks=Hazard(
             HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
         ),
-        uses={Use.WRITE: Hazard(FAILS, "MIOpen throws, even where it only looks up")},
+        uses={
+            Use.WRITE: Hazard(FAILS, "MIOpen throws, even where it only looks up"),
+            Use.CHANGE: Hazard(RISKS, "MIOpen throws when it stores a kernel there"),
+        },
         lookups=_LOOKUPS._replace(by_openings=_by_openings),
         codes=codes.OF_KERNELS,
     )

@@ -133,7 +133,10 @@ def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = (), *, place: Path
         if unexamined := "; ".join(_unexamined(layer, of_layer)):
             not_checked[layer.name] = unexamined
     with suppress(*FAILURES):
-        placed += (_Placed((finding.message, finding.fix), finding) for finding in spelling.unread(roots))
+        placed += (
+            _Placed((finding.message, finding.fix), finding)
+            for finding in spelling.unread(stack.named(()), {layer.name for layer in roots})
+        )
     return listing.Findings((*found, *_joined(placed)), not_checked)
 
 
@@ -318,7 +321,7 @@ def _of_use(held: _Held) -> Iterator[_Placed]:
     layer, root, environment = held.layer, held.root, held.layer.environment
     is_used = held.first and held.error is None and root.scope is Scope.USER
     uses = layer.about.uses if is_used else {}
-    written = layer.store.written(root) if held.exists and Use.WRITE in uses else ()
+    written = layer.store.written(root) if held.exists and Use.CHANGE in uses else ()
     for obstacle in places.find_obstacles(root.path, uses, environment.home_folder, written):
         code, hazard = codes.COMMON[obstacle.code], Hazard(UNSAFE, "")
         if obstacle.use is not None:
