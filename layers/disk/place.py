@@ -1,6 +1,7 @@
 """The judge of places: whether a file system lets a library do in a folder what it does there.
 
-A layer declares its uses (:class:`Use`). Modes, owners and mounts are asked of the system, and nothing is written.
+A layer declares its uses (:class:`Use`). Modes, owners and mounts are asked of the system. What only an attempt shows is
+tried with a file that has no name, so that nothing is left behind.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def _try(folder: Path) -> str | None:
 
 def _closed_within(path: Path, file: Path, home: Path) -> Obstacle | None:
     """Return that this user cannot write to something in a folder; ``None`` if that is possible, or it has gone."""
-    if not os.path.lexists(file) or is_writable(file):
+    if not os.path.exists(file) or is_writable(file):
         return None
     owner, command, _ = trust.closed_by_another(file, home)
     message = f"has {file.relative_to(path)}, which is not writable for you{owner}"
