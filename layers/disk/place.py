@@ -1,7 +1,7 @@
 """The judge of places: whether a file system lets a library do in a folder what it does there.
 
-A layer declares its uses (:class:`Use`). Modes, owners and mounts are asked of the system. What only an attempt shows is
-tried with a file that has no name, so that nothing is left behind.
+A layer declares its uses (:class:`Use`). Modes, owners and mounts are asked of the system. What only an attempt shows
+is tried with a file that has no name, so that nothing is left behind.
 """
 
 from __future__ import annotations
