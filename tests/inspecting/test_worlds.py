@@ -243,7 +243,11 @@ ELSEWHERE = {
     ],
 )
 def test_a_fix_mends_what_the_library_shows(
-    world: World, open_folder: Path, mount: Mount, held_to_modes: tuple[str, ...]
+    world: World,
+    open_folder: Path,
+    mount: Mount,
+    held_to_modes: tuple[str, ...],
+    record_property: Callable[[str, object], None],
 ) -> None:
     # Below pytest's own folder, which nobody else can enter, nobody else can write.
     home = _made(open_folder / "home")
@@ -265,6 +269,8 @@ def test_a_fix_mends_what_the_library_shows(
     found = [one for one in json.loads(run(asked).stdout)["findings"] if one["code"] == world.code]
     assert [one["severity"] for one in found] == [world.severity.value], found
     assert found[0]["fix_tested"]
+    # For a table, with --junitxml.
+    record_property("fix", found[0]["fix"])
     mended = run(
         f'set -e; cachectl() {{ {cachectl} "$@"; }}; {{ {found[0]["fix"]}; }} >&2\n{program}\n{asked} || test $? = 1'
     )
