@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar, final
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import FAILURES, LayerError, Refused, not_a_key, reason_of
+from cachectl.layers.base.errors import FAILURES, LayerError, Refused, UnknownFormat, not_a_key, reason_of
 from cachectl.layers.base.text import key_complaint
 from cachectl.layers.core.codes import OFF, VARIABLE
 from cachectl.layers.core.declarations import EnvSwitch, Family, Places, at_once
@@ -300,6 +300,14 @@ def _whole_key(layer: Layer, short: str) -> str | None:
     things = (thing for root in every_root(layer) for thing in layer.store.scan(root, contents=False))
     keys = (thing.key for thing in things if isinstance(thing, Entry) and thing.is_listed)
     return next((key for key in keys if short_key(key) == short), None)
+
+
+def require_known(layer: Layer, key: str) -> None:
+    """Raise :class:`UnknownFormat` if what has a key, whole or in short, is of an unknown format."""
+    for root in every_root(layer):
+        for item in layer.store.scan(root, contents=False):
+            if isinstance(item, Entry) and item.is_unknown and names_key(key, item.key):
+                raise UnknownFormat(layer.name, str(item.because), root.path / item.key)
 
 
 def get_many(layer: Layer, keys: Sequence[str]) -> dict[str, Artifact | Exception]:

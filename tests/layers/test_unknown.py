@@ -128,9 +128,12 @@ def test_every_verb_says_it(tmp_path: Path) -> None:
     assert done.stderr == f"cachectl: pocl: {tmp_path}/.cache/pocl/kcache: {words}\n"
     done = run_in(tmp_path, "verify", "pocl")
     assert (done.returncode, f"pocl: {key}: has a name of another length" in done.stdout) == (1, True)
-    for options, status in ((("--key", key), 1), ((), 0)):
-        done = run_in(tmp_path, "purge", "pocl", *options)
-        assert (done.returncode, f"{key}: has a name of another length" in done.stderr) == (status, True)
+    artifact = str(tmp_path / "artifact")
+    assert run_in(tmp_path, "get", "pocl", "AB/" + "C" * 37, "-o", artifact).returncode == 0
+    refused = (("get", "pocl", key), ("put", "pocl", key, artifact), ("purge", "pocl", "--key", key))
+    for command, status in (*((command, 1) for command in refused), (("purge", "pocl"), 0)):
+        done = run_in(tmp_path, *command)
+        assert (done.returncode, "has a name of another length" in done.stderr) == (status, True)
     assert file.read_bytes() == BITCODE
 
 
