@@ -144,8 +144,8 @@ class NeoPrograms(files.Files):
         """Return the bytes of the entries of each kind. Raises :class:`Unreachable` if some cannot be read."""
         sizes: dict[str, int] = {}
         for leaf in self.tree_of(root).leaves():
-            if leaf.shape.is_entry or leaf.entry.is_unknown:
-                kind = leaf.entry.key.rpartition(".")[2]
+            kind = leaf.entry.key.rpartition(".")[2]
+            if leaf.shape.is_entry or (leaf.entry.is_unknown and kind.endswith("cache")):
                 sizes[kind] = sizes.get(kind, 0) + leaf.entry.length
         return sizes
 

@@ -358,8 +358,8 @@ class Tree:
         return plain.read_plain(f"{name}/{file}" if file else name, dir_fd=folder, limit=self._head)
 
     def _unread(self, parts: Sequence[str], error: OSError, shapes: Sequence[Shape]) -> Iterator[Problem]:
-        """Yield the problem of what cannot be read, unless it would only resemble something of these shapes."""
-        if not shapes or any(not shape.resembles for shape in shapes):
+        """Yield the problem of what cannot be read, unless it is a folder in which something may resemble an entry."""
+        if not shapes or any(not shape.resembles or len(shape.levels) == len(parts) for shape in shapes):
             code = "unrecognised" if error.errno == errno.ELOOP else "unreadable"
             yield self._problem(parts, code, f"cannot be read: {error.strerror}")
 

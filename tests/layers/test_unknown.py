@@ -18,6 +18,7 @@ from tiers import amount
 from cachectl.config import Limits
 from cachectl.layers.base.errors import UnknownFormat
 from cachectl.layers.core.entry import Entry
+from cachectl.layers.core.layer import put_many
 from cachectl.layers.core.switch import Ability
 from cachectl.layers.registry import built_in_layer
 from cachectl.verbs.prune import plan_prune
@@ -34,7 +35,7 @@ GOLDEN = {**PRODUCTS, "pyopencl": Product("pyopencl", fill_pyopencl)}
 OF_THE_WHOLE = ("stats", "index", "_idx.foz", "-wal", "-shm")
 #: Parts of names of what may be an entry, and what a later release might write in their place.
 CHANGES: dict[str, tuple[str, ...]] = {
-    r"(?<![A-Za-z0-9])(?:[0-9a-f]{14,}|[A-P]{16,})(?![A-Za-z0-9])": (r"\g<0>BC", "cut", "twice"),
+    r"\b((?:[0-9a-f]{2}){7,}|[A-P]{14,})([0-9a-f]{2}|[A-P]{2})\b": (r"\1", r"\1\2\2", r"\1\1\2"),
     r"^(?:[0-9a-f]{1,2}|[A-P]{2})$": (r"\g<0>\g<0>",),
     r"(?<=-v)\d(?=-)": ("9", "12"),
     r"^\d+\.\d+\.\d+": ("9.9", r"v\g<0>"),
@@ -47,18 +48,15 @@ CHANGES: dict[str, tuple[str, ...]] = {
 
 def mutate(root: Path, chance: random.Random) -> Path:
     """Give one thing of a root another width, version or name; return its new path."""
-    found = [
-        (path, match, new)
+    mutants = [
+        (path, path.name[: match.start()] + match.expand(new) + path.name[match.end() :])
         for path in sorted(root.rglob("*"))
         for pattern, changes in CHANGES.items()
         for match in re.finditer(pattern, path.name)
         for new in changes
     ]
-    path, match, new = chance.choice(found)
-    text = {"cut": match[0][:-2], "twice": match[0] * 2}.get(new) or match.expand(new)
-    # The same alphabet.
-    text = text.replace("BC", "bc") if re.search("[0-9a-f]{5}", match[0]) else text
-    return path.rename(path.with_name(path.name[: match.start()] + text + path.name[match.end() :]))
+    path, name = chance.choice(mutants)
+    return path.rename(path.with_name(name))
 
 
 @pytest.mark.parametrize("name", GOLDEN)
@@ -71,27 +69,23 @@ def test_another_width_version_or_name_is_counted_not_damaged_and_stays(name: st
         layer = built_in_layer(product.layer, product.environment(home))
         root = root_of(layer)
         path = mutate(root, random.Random(zlib.crc32(name.encode()) + seed))  # noqa: S311
-        kinds = {
-            one.key.partition("::")[0]: one.kind for one in layer.store.scan(layer.roots()[0]) if isinstance(one, Entry)
-        }
+        scanned = [entry for entry in layer.store.scan(layer.roots()[0]) if isinstance(entry, Entry)]
+        kinds = {entry.key.partition("::")[0]: entry.kind for entry in scanned}
         files = [str(file.relative_to(root)) for file in (path, *path.rglob("*")) if file.is_file()]
         covering = {file: [key for key in kinds if f"{file}/".startswith(f"{key}/")] for file in files}
         said = f"{seed}: {path.relative_to(root)}: {covering}"
         assert all(keys for file, keys in covering.items() if not file.endswith(OF_THE_WHOLE)), said
-        damaged = {str(one.key).partition("::")[0] for one in verified(layer) if one.code == "damaged"}
-        assert damaged.isdisjoint(key for keys in covering.values() for key in keys), said
+        codes = {(str(finding.key).partition("::")[0], finding.code) for finding in verified(layer)}
+        assert codes.isdisjoint((key, "damaged") for keys in covering.values() for key in keys), said
         unknown = {key for key, kind in kinds.items() if kind == "unknown"}
+        assert {key for key, code in codes if code == "unknown"} == unknown, said
         before = {file: (root / file).read_bytes() for file, keys in covering.items() if unknown.intersection(keys)}
         assert usage_of(layer).unknown_files == len(before), said
-        assert {one.key for one in verified(layer) if one.code == "unknown"} == unknown, said
         if layer.abilities()[Ability.CLEAR] is None:
-            artifacts = [got(layer, key) for key in keys_of(layer)[:1]]
-            assert [[note.key for note in clear(layer, key=key).failed] for key in unknown] == [
-                [key] for key in unknown
-            ]
+            artifacts = [*map(layer.get, keys_of(layer)[:1])]
+            assert all(clear(layer, key=key).failed for key in unknown), said
             assert unknown <= {note.key for note in clear(layer).skipped}, said
-            for artifact in artifacts:
-                layer.put(artifact.key, artifact)
+            put_many(layer, list(filter(None, artifacts)))
             plan_prune([layer], Limits(bytes=0), lambda _: None).apply()
         assert {file: (root / file).read_bytes() for file in before} == before, said
         shutil.rmtree(home)
@@ -104,13 +98,12 @@ SYSTEM = (".nfs0000000000000001", "CACHEDIR.TAG", ".DS_Store", "lost+found", "RE
 def test_names_that_systems_and_people_make_are_not_unknown(name: str, tmp_path: Path) -> None:
     layer = GOLDEN[name].filled(tmp_path)
     root = root_of(layer)
-    findings = verified(layer)
     for folder in {root, *(path.parent for path in root.rglob("*") if path.is_file())}:
         # In the folder of a program such a file is in the way.
         for file in SYSTEM if not {"program.bc", "info"} & {*os.listdir(folder)} else ():
             write(folder / file, "years of work")
     assert usage_of(layer).unknown_files == 0
-    assert [one for one in verified(layer) if one.code != "unrecognised"] == findings
+    assert "unknown" not in {finding.code for finding in verified(layer)}
 
 
 def test_every_verb_says_it(tmp_path: Path) -> None:
@@ -120,8 +113,8 @@ def test_every_verb_says_it(tmp_path: Path) -> None:
     done = run_in(tmp_path, "report")
     assert (done.returncode, done.stdout.count(f"pocl: ~/.cache/pocl/kcache: {words}\n")) == (0, 1)
     (layer,) = json.loads(run_in(tmp_path, "report", "pocl", "--json").stdout)["layers"]
-    root = layer["roots"][0]
-    assert (layer["unknown_files"], root["unknown_files"], root["entries"], root["files"]) == (1, 1, 1, 2)
+    for counted in (layer, layer["roots"][0]):
+        assert (counted["unknown_files"], counted["entries"], counted["files"]) == (1, 1, 2)
     done = run_in(tmp_path, "ls", "--json")
     listed = json.loads(done.stdout)
     assert (done.returncode, listed["unknown_files"], len(listed["entries"])) == (0, 1, 1)
@@ -146,5 +139,5 @@ def test_a_database_of_a_later_sqlite_is_unknown(tmp_path: Path) -> None:
     assert [(one.code, one.thing) for one in verified(layer)] == [("unknown", None)]
     with pytest.raises(UnknownFormat):
         layer.put(artifact.key, artifact)
-    assert (clear(layer).removed, len(clear(layer, key=FILE).failed)) == (0, 1)
-    assert file.read_bytes() == data[:18] + b"\3\3" + data[20:]
+    assert clear(layer).removed == 0
+    assert file.read_bytes()[20:] == data[20:]

@@ -244,7 +244,6 @@ def require_refused(layer: MesaShaderCache, folder: Path, new: str) -> None:
     for outcome in (clear(layer), clear_damaged(layer), *(clear(layer, key=name) for name in known)):
         assert outcome.removed == 0
     assert {note.because for note in (*clear(layer).failed, *clear(layer).skipped)} == {findings[0].message}
-    assert [note.because for note in clear(layer, key=findings[0].key).failed] == [findings[0].message]
     for limits, reasons in ((Limits(bytes=0), [findings[0].message]), (Limits(stale=True), [])):
         (plan,) = plan_prune([layer], limits, lambda _: None).layers
         assert [note.because for note in plan.skipped] == reasons
@@ -260,22 +259,6 @@ def test_a_database_without_its_index_is_damaged(tmp_path: Path) -> None:
     assert (finding.code, finding.message) == ("damaged", "its index is missing, so Mesa finds none of its entries")
     clear_damaged(layer)
     assert [path.name for path in root.rglob("*.db")] == []
-
-
-def test_files_with_names_of_an_unknown_length_are_counted_and_stay(tmp_path: Path) -> None:
-    layer, root, _ = filled(tmp_path, "multi-file", (32,))
-    others = [root / key("x", width) for width in (24, 48)]
-    for path in others:
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(entry(kernel("rk0")))
-    usage = usage_of(layer)
-    assert (usage.entries, usage.unknown_files, usage.problems) == (4, 2, ())
-    outcome = clear(layer)
-    assert (outcome.removed, outcome.failed) == (4, ())
-    skipped = [note.key for note in outcome.skipped if note.key != "*"]
-    assert skipped == sorted(str(path.relative_to(root)) for path in others)
-    assert [found.code for found in verified(layer)] == ["unknown"] * 2
-    assert all(path.exists() for path in others)
 
 
 def test_a_cut_database_is_damaged_whatever_its_keys(widths: tuple[int, ...], tmp_path: Path) -> None:
