@@ -125,7 +125,7 @@ def orphan(entry: Entry, because: str) -> Entry:
     return entry._replace(kind="orphan", because=because, stale=True, details=details)
 
 
-def unknown(entry: Entry, because: str = "of a format that this cachectl does not know; left alone") -> Entry:
+def unknown(entry: Entry, because: str) -> Entry:
     """Return an entry as one of an unknown format, of which nothing is said but its size and age."""
     return entry._replace(kind="unknown", because=because, stale=None, details=Details())
 
