@@ -19,7 +19,7 @@ from cachectl.layers.base.environment import Environment, node
 from cachectl.layers.base.errors import FAILURES, LayerError
 from cachectl.layers.base.text import plural
 from cachectl.layers.core import codes, spelling
-from cachectl.layers.core.entry import UNCOUNTED, Usage
+from cachectl.layers.core.entry import UNCOUNTED, Usage, unknown_words
 from cachectl.layers.core.finding import FAILS, HARMLESS, RISKS, UNSAFE, WASTES, Code, Finding, Hazard, Severity
 from cachectl.layers.core.layer import Layer, every_root
 from cachectl.layers.core.root import ENABLED, UNKNOWN, Root, Scope
@@ -147,6 +147,8 @@ def _unexamined(layer: Layer, roots: Iterable[_Held]) -> Iterator[str]:
         for problem in held.usage.problems:
             if problem.hides and problem.code != codes.UNREADABLE.name:
                 yield f"{problem.path}: {problem.message}"
+        if held.usage.unknown_files:
+            yield f"{held.root.path}: {unknown_words(held.usage.unknown_files)}"
     if filled:
         yield from layer.unexamined()
 

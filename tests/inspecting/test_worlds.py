@@ -280,6 +280,8 @@ def test_a_fix_mends_what_the_library_shows(
 
 
 def test_every_code_has_a_world_or_says_why_not() -> None:
+    codes = {code.name: code for code in catalogue()}
+    assert all(world.severity in codes[world.code].severities for world in WORLDS)
     tested = {*ELSEWHERE, *(world.code for world in WORLDS)}
     assert {code.name for code in catalogue() if not code.advice} == tested
     others = "".join(path.read_text() for path in Path(__file__).parent.glob("test_d*.py"))
