@@ -225,7 +225,7 @@ WORLDS = (
 
 
 #: Those that the default run makes.
-ALWAYS = (noexec, closed_file, cut)
+ALWAYS = (noexec, closed_file)
 #: Codes whose fix another test in this folder runs.
 ELSEWHERE = {
     "cap": "test_cap_of_cuda",
