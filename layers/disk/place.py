@@ -168,12 +168,14 @@ def _opened(place: Path) -> str:
 
 def _open_to_others(path: Path, nearest: Path) -> Iterator[Obstacle]:
     """Yield who else decides what is in a root: a cache is code, which runs as its user."""
-    real = Path(os.path.realpath(path))
+    real, owners = Path(os.path.realpath(path)), set[int]()
     for step, is_anothers in trust.find_strangers(nearest, sticky=nearest != path):
         where, uid = step.place, step.status.st_uid
-        if is_anothers:
+        if is_anothers and uid not in owners:
+            owners.add(uid)
             named = "belongs to" if where == real else f"lies below {where}, which belongs to"
             yield Obstacle("owner", None, where, f"{named} {user_name(uid)}, whose code runs as you")
+        if is_anothers:
             continue
         whose = "everybody" if step.status.st_mode & stat.S_IWOTH else f"the group {_group_name(step.status.st_gid)}"
         message = f"is writable by {whose}, who can put code there that runs as you"

@@ -160,13 +160,14 @@ def _judge(folder: Path, layers: Iterable[Layer]) -> listing.Findings:
         if layer.about.scope is Scope.USER and layer.abilities()[Ability.RELOCATE] is None:
             moved = type(layer)(layer.environment.with_variables(layer.relocate(folder).set))
             roots.append(_Held(moved, moved.roots()[0], True, False, UNCOUNTED, None))  # noqa: FBT003
-    placed = [
-        each._replace(finding=each.finding._replace(fix="name another folder", fix_tested=False), folder="")
-        if each.folder
-        else each
-        for held in roots
-        for each in _guarded(held.layer, folder, (*_of_use(held), *_of_sharing(held)))
-    ]
+    placed: list[_Placed] = []
+    for held in roots:
+        for each in _guarded(held.layer, folder, (*_of_use(held), *_of_sharing(held))):
+            finding = each.finding
+            # The variable is the one that would name the folder.
+            if each.folder or finding.fix.startswith("unset "):
+                finding = finding._replace(fix="name another folder", fix_tested=False)
+            placed.append(each._replace(finding=finding, folder=""))
     return listing.Findings((*_of_space(roots), *_joined(placed)), {})
 
 

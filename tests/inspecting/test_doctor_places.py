@@ -417,6 +417,9 @@ def test_a_folder_is_judged_before_a_job_uses_it(tmp_path: Path, mount: Mount) -
     assert found.layers == ("loopy", "pytools", "pocl")
     assert "no file can be made there (Operation not supported): pytools can make no" in found.message
     assert found.message.endswith("; PoCL finds no device")
+    (tmp_path / "file").touch()
+    found = only(stack.doctor(["loopy"], place=tmp_path / "file").findings, "no-folder")
+    assert found.fix == "name another folder"
     assert not (tmp_path / "scratch/job 7").exists()
 
 
