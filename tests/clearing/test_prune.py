@@ -45,19 +45,21 @@ def test_the_oldest_go_until_the_rest_fits(home: Home, cuda: Path) -> None:
     assert home.json("prune --max-size 100K")["total"]["removed"] == 0
 
 
-@pytest.mark.parametrize("is_measured", [False, True])
-def test_what_is_large_for_its_seconds_goes_first_once_a_run_measured_them(home: Home, is_measured: bool) -> None:
+@pytest.mark.parametrize(("seconds", "first"), [((), 0), ((2.0, 2.0), 1), ((1e-6, 0.5), 0)])
+def test_what_is_large_for_its_seconds_goes_first_once_a_run_measured_them(
+    home: Home, seconds: tuple[float, ...], first: int
+) -> None:
     layer, now = home.stack["pocl"], time.time()
     for letter, size, days in (("C", 1, 3), ("D", 1 << 20, 2)):
-        folder = place(root_of(layer), f"AB/{letter * 37}", {"program.bc": bytes(size), "axpy/0-0-0/axpy.so": b""})
+        program = {"program.bc": bytes(size), f"{letter}/0-0-0/{letter}.so": b""}
+        folder = place(root_of(layer), f"AB/{letter * 37}", program)
         for path in (*folder.rglob("*"), folder):
             os.utime(path, (now - 86400 * days,) * 2)
     small, large = layer.entries()
-    if is_measured:
-        axpy = ledger.Known(now, seconds={"pocl": 4.0})
-        ledger.change(layer.environment, lambda known: known.kernels.update(axpy=axpy))
+    measured = {name: ledger.Known(now, seconds={"pocl": one}) for name, one in zip("CD", seconds, strict=False)}
+    ledger.change(layer.environment, lambda known: known.kernels.update(measured))
     (plan,) = plan_prune([layer], Limits(bytes=small.bytes + large.bytes - 1)).layers
-    assert [entry.key for entry in plan.entries] == [large.key if is_measured else small.key]
+    assert [entry.key for entry in plan.entries] == [(small, large)[first].key]
 
 
 def test_orphans_go_and_dictionaries_of_a_python_that_was_removed_stay(home: Home, tmp_path: Path) -> None:

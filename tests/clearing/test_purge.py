@@ -3,6 +3,8 @@
 import re
 
 from homes import Home
+from support.hostile import put_binary
+from support.products import fill_neo
 
 from cachectl import notebook
 
@@ -15,6 +17,13 @@ def test_layers_with_nothing_to_remove_are_one_line_unless_they_are_named(cuda: 
         assert (re.search(r"^pocl +0 ", shown, re.MULTILINE) is None, "nothing" in shown) == (False, False), shown
     cuda.cachectl("purge cuda")
     assert re.fullmatch(r"\d+ layers: nothing to remove\n", cuda.cachectl("purge --all").stdout)
+
+
+def test_what_only_removed_entries_led_to_is_said_once_they_went(home: Home) -> None:
+    fill_neo(home.path)
+    put_binary(home.path / ".cache/pyopencl")
+    said = "neo: entries of programs that pyopencl holds too cannot be hit without pyopencl's entries"
+    assert [said in home.cachectl("purge pyopencl").stderr for _ in range(2)] == [True, False]
 
 
 def test_a_notebook_shows_the_layers_from_which_something_goes(cuda: Home) -> None:

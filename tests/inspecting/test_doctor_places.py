@@ -386,6 +386,8 @@ def test_what_another_user_closes_outside_the_home_is_left_to_him(open_folder: P
     # A right to read is of no use to PoCL.
     assert all(fix.startswith('eval "$(cachectl env --root "$HOME/.cachectl"') for fix in fixes.values())
     assert set(fixes) == {"closed", "unreadable"}
+    # Nor is what lies in the home of another to be taken from him.
+    assert "sudo" not in str(asked(root.parent, nobody, "doctor", "pocl", POCL_CACHE_DIR=str(root)))
 
 
 @as_root

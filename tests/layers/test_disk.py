@@ -30,6 +30,39 @@ def test_a_file_that_cannot_grow_stays_as_it_was(tmp_path: Path) -> None:
     assert path.read_bytes() == short
 
 
+def test_a_file_whose_disk_fails_half_way_gets_its_content_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, pwrite, failed = write(tmp_path / "file", b"old content"), os.pwrite, list[int]()
+
+    def failing(handle: int, data: bytes, at: int) -> int:
+        if at or failed:
+            return pwrite(handle, data, at)
+        failed.append(pwrite(handle, data[:3], at))
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pwrite", failing)
+    with path.open("r+b", buffering=0) as file, pytest.raises(OSError, match="Input/output"):
+        atomic.overwrite(file.fileno(), b"old content", b"new and longer content")
+    assert path.read_bytes() == b"old content"
+
+
+def test_a_replaced_file_leaves_no_stage_where_there_are_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    atomic.replace_file(tmp_path / "file", [b"new"])
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_what_has_just_gone_was_not_left_by_a_command(tmp_path: Path) -> None:
+    with handles.opened(str(tmp_path)) as folder:
+        assert not handles.is_left_own(folder, "gone", os.fstat(folder))
+
+
 def test_no_file_is_replaced_where_there_are_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def link(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, "no hard links")

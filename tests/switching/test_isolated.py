@@ -166,6 +166,8 @@ def test_each_command_clears_away_what_is_left(home: Home, temporary: Path, next
     folder.with_name(f"{folder.name}.lock").write_text('{"host": [], "pid": 1, "start": [1]}')
     (found,) = abandoned_temporaries(home.environment())
     assert found == folder
+    # A command that was killed before it made its folder left only the lock.
+    write(temporary / "cachectl-fedcba9876543210.lock", '{"host": [], "pid": 1, "start": [1]}')
     done = home.cachectl(next_one, TMPDIR=str(temporary))
     assert ("removed 1 temporary folder" in done.stderr) == next_one.startswith("purge")
     assert os.listdir(temporary) == []

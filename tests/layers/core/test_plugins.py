@@ -82,6 +82,8 @@ def test_a_layer_that_fails_in_every_call_stops_no_other(plugged: Home, wrong: s
     assert [problem["layer"] for problem in listed["problems"] if problem["failed"]] == ["talking"]
     purged = home.json("purge talking notes", check=False)
     assert [(layer["removed"], len(layer["failed"])) for layer in purged["layers"]] == [(0, 1), (2, 0)]
+    pruned = home.json("prune talking notes --max-size 1G", check=False)
+    assert [len(layer["failed"]) for layer in pruned["layers"]] == [1, 0]
     push = f"push {home.path}/bundle.zip talking"
     for line in (
         "get talking a",

@@ -1,6 +1,7 @@
 """Installed distributions by names: the same answers as ``importlib.metadata``, which is the fallback."""
 
 import os
+import sys
 import time
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +23,8 @@ def test_everything_that_is_installed_here_is_known() -> None:
     """Any installer may have installed it."""
     names = {found.metadata["Name"] for found in metadata.distributions() if found.metadata["Name"]}
     assert {name: distributions.version_of(name) for name in names} == {name: asked(name) for name in names}
+    normal = {distributions.normal(name): asked(name) for name in names}
+    assert distributions.versions_in(sys.path).items() >= normal.items()
     assert distributions.version_of("no-such-distribution") is None
 
 

@@ -97,7 +97,8 @@ def test_a_purge_of_a_database_leaves_every_other_byte(widths: tuple[int, ...], 
 def test_a_prune_removes_what_it_counts(store: str, widths: tuple[int, ...], tmp_path: Path) -> None:
     layer, _, entries = filled(tmp_path, store, widths)
     (plan,) = plan_prune([layer], Limits(bytes=0)).layers
-    assert len(plan.entries) == 4 * len(widths)
+    # What is another program's is no failure.
+    assert (len(plan.entries), plan.failed) == (4 * len(widths), ())
     assert layer.clear(plan).removed == 4 * len(widths)
     assert listed(layer).keys() == {name for name in entries if name in listed(layer)}
     assert len(listed(layer)) == 2 * len(widths)

@@ -13,7 +13,7 @@ from support.products import fill_tuning as fill
 
 from cachectl.layers.base.errors import Damaged
 from cachectl.layers.core.entry import Artifact
-from cachectl.layers.core.selection import Selection
+from cachectl.layers.core.selection import Selection, short_key
 from cachectl.layers.disk import handles
 from cachectl.layers.miopen import MIOpenSystemTuning, MIOpenTuning
 
@@ -45,7 +45,9 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path, layer: MIOpen
     assert (plan.entries, "kernel" in plan.skipped[0].because) == ((), True)
     usage = usage_of(layer)
     assert (usage.files, usage.bytes) == (2, on_disk(*folder.iterdir()))
-    (folder / "gfx90a6e.HIP.2_20_0_.ufdb.txt").write_text("k=S:1,0,A\n")
+    # A key need not be text, and has a short form too.
+    old = write(folder / "gfx90a6e.HIP.2_20_0_.ufdb.txt", b"\xff=S:1,0,A\n")
+    assert got(layer, short_key(f"{old.name}::\udcff")).data == b"\xff=S:1,0,A"
     stale = {entry.details.versions["miopen"]: entry.stale_because for entry in layer.entries()}
     assert stale == {"3.3.0.a85ca8a54": None, "2.20.0.": None}
 

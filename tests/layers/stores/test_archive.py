@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.core.entry import Artifact
-from cachectl.layers.stores.archive import artifact_from_bytes, artifact_to_bytes, pack, unpack
+from cachectl.layers.stores.archive import artifact_from_bytes, artifact_to_bytes, is_artifact_file, pack, unpack
 
 PARTS = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="/"), min_size=1, max_size=40)
 PLAIN = st.lists(PARTS.filter(lambda part: part not in {".", ".."}), min_size=1, max_size=3).map("/".join)
@@ -83,6 +83,8 @@ def test_an_artifact_file_names_its_own_damage() -> None:
     for broken in (b"", file[:700], file.replace(b"data", b"date"), *others):
         with pytest.raises(CachectlError):
             artifact_from_bytes(broken)
+    # Neither another tar that begins so, nor a text that quotes one, may be replaced.
+    assert [is_artifact_file(head) for head in (file[:700], others[1], b"quoted: " + file)] == [True, False, False]
 
 
 def test_the_bytes_of_an_artifact_file_are_those_of_every_release() -> None:

@@ -82,6 +82,12 @@ def test_every_spelling_of_the_table_is_accepted(tmp_path: Path, statement: str)
     assert rows_in(tmp_path / FILE).sum() == (0, 0)
 
 
+def test_a_column_that_has_its_type_in_its_name_is_damage(tmp_path: Path) -> None:
+    sql(tmp_path / FILE, SPELLED.replace("key_value TEXT", '"key_value TEXT"'))
+    with pytest.raises(Damaged, match="no such column: key_value"):
+        rows_in(tmp_path / FILE).sum()
+
+
 def test_keys_that_are_nearly_equal_are_different(tmp_path: Path) -> None:
     rows = rows_in(dictionary(tmp_path / FILE))
     keys = ["ABC", "abc", "a", "a ", "12", "012", "12.0", "x\0y", "x"]

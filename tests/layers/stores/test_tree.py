@@ -1,6 +1,7 @@
 """The folder-tree store: what it may touch, and what it must not, whatever lies in its way."""
 
 import contextlib
+import errno
 import os
 import re
 import resource
@@ -16,7 +17,7 @@ from tiers import amount
 
 from cachectl.layers.base.errors import EntryExists, LayerError, Unreachable
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.entry import Entry, Problem
+from cachectl.layers.core.entry import Entry, Note, Problem
 from cachectl.layers.core.plan import Outcome
 from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.stores.tree_read import OWN_TEMPORARY, Leaf, Shape, Tree
@@ -304,10 +305,12 @@ def test_a_file_in_the_way_stays_and_other_entries_are_placed(tree: Tree, tmp_pa
     assert not [name for name in os.listdir(tree.root) if OWN_TEMPORARY.fullmatch(name)]
 
 
-def test_a_lock_stays_in_the_folder_that_was_opened(tmp_path: Path) -> None:
+def test_a_lock_stays_in_the_folder_that_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyOpenCL's lock is never made in, or removed from, a folder that was put in the place of another."""
     inside, moved = tmp_path / "base", tmp_path / "moved"
     inside.mkdir()
+    # A file in the working folder is no lock.
+    monkeypatch.chdir(write(tmp_path / "cwd/lock", "").parent)
     with presence_lock("pyopencl", inside / "lock"):
         inside.rename(moved)
         write(inside / "lock", "")
@@ -317,6 +320,17 @@ def test_a_lock_stays_in_the_folder_that_was_opened(tmp_path: Path) -> None:
     with pytest.raises(Unreachable), presence_lock("pyopencl", tmp_path / "link/lock"):
         pass
     assert os.listdir(moved) == []
+
+
+def test_what_went_before_a_failure_is_counted_and_the_failure_said(tree: Tree) -> None:
+    @contextlib.contextmanager
+    def guard(_root: int) -> Iterator[None]:
+        yield
+        raise OSError(errno.EIO, "Input/output error")
+
+    fill(tree)
+    outcome = remove_things(tree, entries(tree), guard=guard)
+    assert (outcome.removed, *outcome.failed) == (1, Note(str(tree.root), "cannot be cleared: Input/output error"))
 
 
 def test_without_room_for_a_trash_nothing_beside_a_folder_goes(
