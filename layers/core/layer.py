@@ -304,10 +304,11 @@ def _whole_key(layer: Layer, short: str) -> str | None:
 
 def require_known(layer: Layer, key: str) -> None:
     """Raise :class:`UnknownFormat` if what has a key, whole or in short, is of an unknown format."""
-    for root in every_root(layer):
-        for item in layer.store.scan(root, contents=False):
-            if isinstance(item, Entry) and item.is_unknown and names_key(key, item.key):
-                raise UnknownFormat(layer.name, str(item.because), root.path / item.key)
+    with _named(layer):
+        for root in every_root(layer):
+            for item in layer.store.scan(root, contents=False):
+                if isinstance(item, Entry) and item.is_unknown and names_key(key, item.key):
+                    raise UnknownFormat(layer.name, str(item.because), root.path / item.key)
 
 
 def get_many(layer: Layer, keys: Sequence[str]) -> dict[str, Artifact | Exception]:

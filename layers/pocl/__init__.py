@@ -163,7 +163,7 @@ class PoclKernels(drivers.DriverLayer):
             "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
         ),
         uses={
-            Use.WRITE: Hazard(FAILS, "PoCL finds no device"),
+            Use.WRITE: Hazard(FAILS, "PoCL finds no device, or builds no program"),
             Use.CHANGE: Hazard(RISKS, "PoCL cannot build the programs that belong there"),
             Use.EXECUTE: Hazard(FAILS, "PoCL aborts when it loads a kernel"),
         },

@@ -246,9 +246,14 @@ def _of_roots(layer: Layer, roots: Iterable[_Held]) -> Iterator[_Placed]:
 def _unread(held: _Held, finding: Finding) -> _Placed:
     """Return the finding of what could not be read; a right to read is of no use to a library that has to write."""
     place = finding.root if finding.key is None else finding.root / finding.key
-    if held.first and finding.fix.startswith("as "):
-        return held.moved(place, codes.UNREADABLE, Hazard(FAILS, ""), finding.message, held.free_folder())
-    return _Placed((held.layer, place), finding)
+    if not held.first or finding.code != codes.UNREADABLE.name:
+        return _Placed((held.layer, place), finding)
+    hazard = Hazard(finding.severity, "")
+    if finding.key is None:
+        hazard = held.layer.about.uses.get(Use.WRITE, hazard)
+    if finding.fix.startswith("as "):
+        return held.moved(place, codes.UNREADABLE, hazard, finding.message, held.free_folder())
+    return _Placed(place, finding._replace(severity=hazard.severity), hazard.message)
 
 
 def _of_waste(held: _Held) -> Iterator[_Placed]:
@@ -297,7 +302,9 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
 
     largest = max(roots, key=amount)
     owner, fix = "no layer holds anything there that can be cleared", "remove other files there"
-    if most := amount(largest):
+    most, index = amount(largest), ("bytes", "files").index(unit)
+    # What frees too little helps nobody.
+    if most and most + (free[:2][index] or 0) >= _FULL[index]:
         owner = f"{largest.layer.name} holds most of what can be cleared there, {most:,} {unit}"
         fix = f"cachectl purge {largest.layer.name}"
     severity = FAILS if max(grades) > 1 else RISKS
