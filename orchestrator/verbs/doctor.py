@@ -22,7 +22,7 @@ from cachectl.layers.core import codes, spelling
 from cachectl.layers.core.entry import UNCOUNTED, Usage
 from cachectl.layers.core.finding import FAILS, HARMLESS, RISKS, UNSAFE, WASTES, Code, Finding, Hazard, Severity
 from cachectl.layers.core.layer import Layer, every_root
-from cachectl.layers.core.root import ENABLED, UNKNOWN, Root, Scope
+from cachectl.layers.core.root import DISABLED, ENABLED, UNKNOWN, Root, Scope
 from cachectl.layers.core.store import finding_of
 from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import place as places
@@ -304,10 +304,11 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
 
 def _of_place(held: _Held) -> Iterator[_Placed]:
     """Report problems with the place of a root, whether or not the root exists yet; those of use if the layer is on."""
-    is_on = True
+    condition = ENABLED
     with suppress(*FAILURES):
-        is_on = held.layer.state().condition in (ENABLED, UNKNOWN)
-    is_needed = is_on or held.layer.about.needs_place
+        condition = held.layer.state().condition
+    is_on = condition in (ENABLED, UNKNOWN)
+    is_needed = is_on or (condition is DISABLED and held.layer.about.needs_place)
     yield from (each for each in _of_use(held) if is_needed or each.finding.severity is UNSAFE)
     if is_on:
         yield from _of_sharing(held)
@@ -322,9 +323,11 @@ def _of_use(held: _Held) -> Iterator[_Placed]:
     for obstacle in places.find_obstacles(root.path, uses, environment.home_folder, written):
         code, hazard = codes.COMMON[obstacle.code], Hazard(UNSAFE, "")
         if obstacle.use is not None:
-            if obstacle.use not in uses:
+            # The other uses are kinds of writing.
+            effect = uses.get(obstacle.use) or uses.get(Use.WRITE)
+            if effect is None:
                 continue
-            hazard = uses[obstacle.use]
+            hazard = effect
         elif code is codes.OWNER and root.scope is not Scope.USER:
             continue
         fix = obstacle.command
