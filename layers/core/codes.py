@@ -138,8 +138,9 @@ LOCK = Code(
 )
 PENDING = Code(
     "pending",
-    (HARMLESS,),
-    "A program ended while it wrote to a database. Until the write is finished its rows are not listed.",
+    (HARMLESS, RISKS),
+    "A program ended while it wrote to a database. Until the write is finished its rows are not listed. *May fail a "
+    "run*: you cannot write to the files, so none of your programs can finish it.",
     "The next program that opens the database finishes it; so does `sqlite3 FILE .tables`.",
     advice=_NOT_NEEDED,
 )

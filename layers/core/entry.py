@@ -128,7 +128,7 @@ class Problem(NamedTuple):
     @property
     def hides(self) -> bool:
         """Return whether there may be entries that could not be listed."""
-        return self.code in ("unreadable", "busy", "sqlite", "pending")
+        return self.code in ("unreadable", "busy", "sqlite", "pending", "foreign")
 
     @property
     def is_unknown(self) -> bool:

@@ -1,6 +1,6 @@
 """The states of MIOpen's databases that no other layer has."""
 
-from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, UNSAFE, WASTES, Code
+from cachectl.layers.core.finding import FAILS, HARMLESS, HEALS, RECOMPILES, RISKS, UNSAFE, WASTES, Code
 
 _OF_AMD = "MIOpen needs an AMD GPU, which the tests do not have"
 
@@ -40,17 +40,34 @@ WAL = Code(
     ("unable to open database file",),
     advice="only the owner of a package's file may change it",
 )
+COLUMNS = Code(
+    "columns",
+    (FAILS, RISKS),
+    "A database has no table `kern_db` with the columns that MIOpen reads, so MIOpen throws: at every lookup if it is "
+    "the user's, and at each new kernel if it came with MIOpen.",
+    "`mv FILE FILE.aside`, or reinstall the package.",
+    ("no such column: kernel", "Invalid fields in table: kern_db disabling access to", "no such table: kern_db"),
+)
 MALFORMED = Code(
     "malformed",
-    (RECOMPILES,),
-    "MIOpen skips this line of a tuning file, and tunes again.",
+    (HEALS,),
+    "MIOpen skips this line of a tuning file, and tunes again what it was about.",
     "Correct or delete it while nothing uses MIOpen.",
     ("Ill-formed record",),
     advice="only you know what the line should say",
 )
+EMPTY = Code(
+    "empty",
+    (RECOMPILES,),
+    "This line of a tuning file has a key and nothing else. It hides what MIOpen stores under that key, so MIOpen "
+    "tunes it again in every run.",
+    "Delete it while nothing uses MIOpen.",
+    ("Error parsing payload under the key",),
+    advice=MALFORMED.advice,
+)
 NEWLINE = Code(
     "newline",
-    (RECOMPILES,),
+    (HEALS,),
     "A tuning file lacks its last newline, so the next record would be joined to the last.",
     "`echo >> FILE` while nothing uses MIOpen.",
 )
@@ -64,5 +81,5 @@ DUPLICATE_ID = Code(
 )
 HIDDEN = Code("hidden", (HARMLESS,), "An earlier line without a value hides this one.", _LINE, advice=MALFORMED.advice)
 
-OF_KERNELS = (FALLBACK, NO_DATABASE, TOO_SMALL, WAL)
-OF_LINES = (MALFORMED, NEWLINE, ITEM, DUPLICATE, DUPLICATE_ID, HIDDEN)
+OF_KERNELS = (FALLBACK, NO_DATABASE, TOO_SMALL, WAL, COLUMNS)
+OF_LINES = (MALFORMED, EMPTY, NEWLINE, ITEM, DUPLICATE, DUPLICATE_ID, HIDDEN)

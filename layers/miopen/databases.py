@@ -84,6 +84,10 @@ class DatabaseFile(NamedTuple):
         """The base, and the base without modes: variables may hide which mode a GPU has."""
         return self.base, f"{self.arch or ''}{self.base.removeprefix(self.device or '')}"
 
+    def is_older(self, than: tuple[int, ...]) -> bool:
+        """Return whether the version is known, and older than that of these numbers."""
+        return self.version is not None and version_numbers(self.version) < than
+
     @property
     def versions(self) -> dict[str, str]:
         """The version as entries have it."""
@@ -155,6 +159,10 @@ class MIOpenDatabases(row_store.Rows):
         for thing in super().scan(root, selection, contents=contents):
             is_older = isinstance(thing, Entry) and (thing.latest or 0.0) < moment
             yield judge(thing) if isinstance(thing, Entry) and is_older else thing
+
+    def written(self, root: Root) -> Iterator[Path]:
+        """Yield the same in a temporary folder, where MIOpen opens files of other users too."""
+        return super().written(root._replace(role=""))
 
     def verify(self, root: Root) -> Iterator[Finding]:
         """Check every file; a package's file has another fix, and is never removed."""

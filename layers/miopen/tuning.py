@@ -24,13 +24,16 @@ from cachectl.layers.core.finding import RECOMPILES, Finding
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.store import Codec, Damage, finding_of
 from cachectl.layers.core.switch import Ability
-from cachectl.layers.disk import atomic, handles, locks, plain
+from cachectl.layers.disk import atomic, handles, locks, place, plain
+from cachectl.layers.disk.place import Obstacle, Use
 from cachectl.layers.miopen import codes, databases
 from cachectl.layers.stores import files, records
 from cachectl.layers.stores import tree_read as tree
 from cachectl.layers.stores.table import Row
 
 _TIME = ".time"
+#: The folder of the lock files.
+LOCKS = "miopen-lockfiles"
 # Other users lock the same files.
 _OPEN_TO_ALL = 0o777
 # Record locks exclude processes, not threads.
@@ -51,6 +54,7 @@ class TuningTables(databases.MIOpenTables):
     codec = Codec("miopen-record/1")
     kinds = ("ufdb.txt", "udb.txt", "cd.updb.txt")
     parts = 1
+    companions = (".temp",)
     # If MIOpen cannot open its database, it tunes again in every run.
     when_damaged = RECOMPILES
 
@@ -146,6 +150,26 @@ class TuningTables(databases.MIOpenTables):
                 atomic.remove_file(marks)
 
 
+def find_closed_locks(tables: databases.MIOpenTables, root: Root) -> Iterator[Obstacle]:
+    """Yield what keeps MIOpen from the locks of its tuning files, which lie in the temporary folder.
+
+    Lock files that exist are opened, and new ones made. Raises :class:`OSError` if the folder cannot be examined.
+    """
+    environment, temporary = tables.environment, miopen.temporary_folder(tables.environment)
+    if not temporary.is_dir():
+        yield Obstacle("no-folder", Use.MAKE, temporary, f"cannot be made, because {temporary} is no directory")
+        return
+    folder, locks, is_missing = temporary / LOCKS, list[Path](), False
+    paths = [root.path / file.relative for file in tables.present(root)]
+    for path in paths:
+        present = [lock for lock in _lock_files(environment, path) if lock.parent == folder and os.path.exists(lock)]
+        locks += present
+        is_missing = is_missing or not present
+    if is_missing or not paths or not all(map(place.is_writable, locks)):
+        obstacles = place.find_obstacles(folder, (Use.WRITE,), environment.home_folder, locks)
+        yield from (obstacle for obstacle in obstacles if obstacle.use is not None)
+
+
 def _lock_files(environment: Environment, path: Path) -> tuple[Path, ...]:
     """Return the lock files of a text database, for every version and every path of its folder.
 
@@ -158,9 +182,9 @@ def _lock_files(environment: Environment, path: Path) -> tuple[Path, ...]:
     named = environment.get(miopen.TUNING.variable)
     if named and miopen.expand(environment, named) == path.parent:
         paths.add(named.rstrip("/"))
-    temporary = miopen.temporary_folder(environment) / "miopen-lockfiles"
+    temporary = miopen.temporary_folder(environment) / LOCKS
     digests = (hashlib.md5(os.fsencode(text), usedforsecurity=False).hexdigest() for text in paths)
-    beside = path.parent / "miopen-lockfiles" / f"{path.name}.lock"
+    beside = path.parent / LOCKS / f"{path.name}.lock"
     return (beside, *sorted(temporary / f"{digest}_{path.name}.lock" for digest in digests))
 
 

@@ -147,7 +147,7 @@ def _judge(number: int, line: bytes, usable: dict[str, bool]) -> Iterator[Row | 
     if key:
         usable[key] = complaint is None
     if complaint is not None:
-        yield number, "malformed", complaint
+        yield number, "empty" if line == key.encode(errors="surrogateescape") + b"=" else "malformed", complaint
         return
     yield _row(line)
     # The reader ignores a ';' at the end.

@@ -312,9 +312,9 @@ def test_unusable_files_are_problems(tmp_path: Path, layer: MIOpenKernels) -> No
     for base, table in (("gfx900_56", "CREATE TABLE other(x)"), ("gfx90878", TABLE_2_3)):
         sql(store(user_file(tmp_path, base), {}), f"DROP TABLE kern_db;{table}")
     user_file(tmp_path).write_bytes(b"garbage" * 1000)
-    assert sorted(problems(layer)) == ["sqlite", "unreadable", "unreadable"]
+    assert sorted(problems(layer)) == ["foreign", "foreign", "sqlite"]
     judged = sorted((finding.code, finding.thing is not None) for finding in verified(layer))
-    assert judged == [("damaged", True), ("foreign", False), ("foreign", False)]
+    assert judged == [("columns", False), ("damaged", True), ("foreign", False)]
     with pytest.raises(Damaged):
         layer.get(KEY)
 
@@ -327,7 +327,7 @@ def test_system_files_are_judged_by_their_header(tmp_path: Path) -> None:
     (tmp_path / "db/gfx908.kdb").mkdir()
     system = MIOpenSystemKernels(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
     assert sorted(findings(system)) == [
-        ("foreign", Severity.HARMLESS),
+        ("columns", Severity.RISKS),
         ("no-file", Severity.FAILS),
         ("too-small", Severity.RECOMPILES),
         ("wal", Severity.FAILS),
