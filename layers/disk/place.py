@@ -71,7 +71,12 @@ def find_obstacles(path: Path, uses: Collection[Use], home: Path, written: Itera
     if (obstacle := _closed(path, nearest, home)) is not None:
         yield obstacle
     else:
-        yield from filter(None, (_closed_within(path, each, uses, home) for each in written))
+        closed = set[Path]()
+        for file in written:
+            # A folder that is closed closes what is in it.
+            if file.parent not in closed and (obstacle := _closed_within(path, file, uses, home)) is not None:
+                closed.add(file)
+                yield obstacle
     if Use.EXECUTE in uses and mount_flags(nearest) & getattr(os, "ST_NOEXEC", 0):
         yield Obstacle("noexec", Use.EXECUTE, nearest, "lies on a file system that is mounted with noexec")
     yield from _open_to_others(path, nearest)

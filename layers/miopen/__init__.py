@@ -18,7 +18,7 @@ from cachectl.layers.base.environment import Environment, answered_once
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.codes import CLOSED, COMMON
 from cachectl.layers.core.declarations import EnvSwitch, Family, Places, at_load
-from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, RISKS, Finding, Hazard
+from cachectl.layers.core.finding import FAILS, HARMLESS, HEALS, RECOMPILES, RISKS, Finding, Hazard
 from cachectl.layers.core.layer import Layer, faults_of, first_place, misread
 from cachectl.layers.core.parts import About, Lookups
 from cachectl.layers.core.root import ABSENT, ENABLED, Root, Scope, State
@@ -256,7 +256,7 @@ class MIOpenLayer(Layer):
     def diagnose(self) -> Iterator[Finding]:
         """Yield problems with the switch, and a named folder of databases that came with MIOpen, which is not there."""
         if self.about.scope is Scope.SYSTEM and self.environment.get(_SYSTEM) and not self.roots()[0].exists:
-            yield misread(self, _SYSTEM, RECOMPILES, "names nothing: what came with MIOpen is not used")
+            yield misread(self, _SYSTEM, HEALS, "names nothing: what came with MIOpen is not used")
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         if self.switch.is_off(value) and value not in _ALWAYS_KNOWN:
             outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"

@@ -13,7 +13,7 @@ FALLBACK = Code(
 )
 NO_DATABASE = Code(
     "no-database",
-    (RECOMPILES,),
+    (HEALS,),
     "MIOpen has no system kernels for a GPU that is here.",
     "[The warning and its cure](howto/miopen-warning.md).",
     ("Missing system database file", "Performance may degrade. Please follow instructions to install"),
@@ -27,7 +27,7 @@ TUNING = Code(
 )
 TOO_SMALL = Code(
     "too-small",
-    (RECOMPILES,),
+    (HEALS,),
     "A system database of less than 512 bytes, perhaps a git-lfs pointer: MIOpen takes it for missing.",
     "Download it.",
     advice="the package's own server has the file",
