@@ -139,12 +139,14 @@ class ComgrCache(drivers.DriverLayer):
     def load_store(self) -> Store:
         """Return the store of the entries, and of the file that records when some were last dropped."""
         from cachectl.layers.stores.files import Files
-        from cachectl.layers.stores.tree_read import Shape
+        from cachectl.layers.stores.tree_read import Shape, resembling
 
         temporary = regex(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o")
         left = Shape((temporary,), because="left by a program that was killed", private=True)
         timestamp = Shape((regex(re.escape(TIMESTAMP)),), sums=True)
-        return Files("llvmcache-[0-9a-f]{64}", left, timestamp, codec=ComgrCodec(), writers=LIBRARIES)
+        # The names of ThinLTO's caches have capital letters.
+        like = resembling(r"llvmcache[\w.]*-[0-9a-f]{8,}[\w.]*")
+        return Files("llvmcache-[0-9a-f]{64}", left, timestamp, like, codec=ComgrCodec(), writers=LIBRARIES)
 
     def is_here(self) -> bool:
         """Return whether there is a driver, a GPU or a cache."""

@@ -10,7 +10,7 @@ from cachectl import layer_set
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import LayerError, reason_of
 from cachectl.layers.core.codes import PLUGIN, UNREADABLE
-from cachectl.layers.core.entry import Entry, Found, Problem
+from cachectl.layers.core.entry import Entry, Found, Problem, unknown_words
 from cachectl.layers.core.finding import FAILS, HARMLESS, Finding
 from cachectl.layers.core.json_form import as_json
 from cachectl.layers.core.layer import Layer, every_root
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Trouble(NamedTuple):
     """A problem of a listing; ``failed`` if entries could not be listed because of it.
 
-    ``path`` is ``None`` if the layer as a whole failed.
+    ``path`` is ``None`` if the layer as a whole failed. ``unknown_files`` counts those below the path of a format that
+    is not known.
     """
 
     layer: str
@@ -33,6 +34,7 @@ class Trouble(NamedTuple):
     code: str
     message: str
     failed: bool
+    unknown_files: int = 0
 
 
 class Kernel(NamedTuple):
@@ -52,13 +54,18 @@ class Kernel(NamedTuple):
     saves_in: Mapping[str, float] = {}
 
 
-@as_json("cachectl/ls/1")
+@as_json("cachectl/ls/1", also=("unknown_files",))
 class Listing(NamedTuple):
     """The selected entries, and the problems met; ``kernels`` are the same entries by kernel, if that was asked for."""
 
     entries: tuple[Entry, ...]
     problems: tuple[Trouble, ...]
     kernels: tuple[Kernel, ...] = ()
+
+    @property
+    def unknown_files(self) -> int:
+        """Return the number of files of a format that is not known, which are no entries of the listing."""
+        return sum(trouble.unknown_files for trouble in self.problems)
 
     @property
     def failed(self) -> bool:
@@ -108,16 +115,24 @@ def listed(
     """Yield the selected entries of every root, or of some ``roots``.
 
     A root that fails is given to ``notice``, and the others go on.
-    ``notice`` gets what could not be listed, and what looks damaged; by default it warns of the first. Without
-    ``contents`` entries are not opened, as in :meth:`Store.scan`.
+    ``notice`` gets what could not be listed, what looks damaged, and how many files of a root are of an unknown format;
+    by default it warns of the first. Without ``contents`` entries are not opened, as in :meth:`Store.scan`.
     """
 
     def scan(layer: Layer, root: Root) -> Iterator[Found]:
-        return layer.store.scan(root, selection, contents=contents)
+        unknown = 0
+        for item in layer.store.scan(root, selection, contents=contents):
+            if isinstance(item, Entry) and item.is_unknown:
+                unknown += item.files or 1
+            else:
+                yield item
+        if unknown:
+            words = unknown_words(unknown)
+            notice(Trouble(layer.name, root.path, "unknown", words, failed=False, unknown_files=unknown))
 
     for layer, root, thing in layer_set.in_each_root(layers, scan, roots):
         if isinstance(thing, Entry):
-            if not thing.is_orphan and selection.matches(thing):
+            if thing.is_listed and selection.matches(thing):
                 yield thing
         elif isinstance(thing, Problem):
             notice(Trouble(layer.name, thing.path, thing.code, thing.message, failed=thing.hides))

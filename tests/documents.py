@@ -23,12 +23,18 @@ def listing(caption: str) -> str:
 @cache
 def validators() -> dict[str, Draft202012Validator]:
     """Return what checks a document of each schema; keys that the schema does not have are refused."""
-    spec = importlib.util.spec_from_file_location("schemas", DOCS / "schemas.py")
+    schemas = module_of_docs("schemas").schemas(closed=True)
+    return {title: Draft202012Validator(schema) for title, schema in schemas.items()}
+
+
+def module_of_docs(name: str) -> Any:  # noqa: ANN401 - a module
+    """Return a module that the documentation is made with."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return {title: Draft202012Validator(schema) for title, schema in module.schemas(closed=True).items()}
+    return module
 
 
 def validated(document: Any) -> Any:  # noqa: ANN401 - JSON

@@ -294,6 +294,12 @@ def make_home(path: Path) -> Home:
     return Home(path, {**pocl_driver(), **kept, **at_home(path), "TMPDIR": str(temporary)})
 
 
+def beside(home: Home, *folders: Path) -> Home:
+    """Have the programs of a home find what lies in some folders."""
+    path = os.pathsep.join(filter(None, (*map(str, folders), home.variables.get("PYTHONPATH"))))
+    return Home(home.path, {**home.variables, "PYTHONPATH": path})
+
+
 def made_once(factory: pytest.TempPathFactory, name: str, fill: Callable[[Path], object]) -> Path:
     """Return a home that the first worker of pytest-xdist fills, while the others wait, and that no test changes."""
     folder = factory.getbasetemp()

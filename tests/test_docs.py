@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from documents import DOCS, PAGE, listing
+from documents import DOCS, PAGE, listing, module_of_docs
 
 from cachectl.cli.main import VERBS
 from cachectl.layers.base.environment import Environment
@@ -14,6 +14,7 @@ from cachectl.layers.core.conformance import LayerConformance
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.root import Condition
 from cachectl.layers.core.switch import Ability
+from cachectl.layers.registry import catalogue
 
 
 def page(*captions: str) -> Any:  # noqa: ANN401 - a module
@@ -99,3 +100,17 @@ def test_files_outside_the_documentation_name_pages_that_exist() -> None:
         if path.suffix in {".py", ".md", ".toml", ".yml", ".html", ".1"}:
             for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text(encoding="utf-8")):
                 assert (repository / page).is_file(), f"{path}: {page}"
+
+
+def test_the_page_about_troubleshooting_is_that_of_the_catalogue() -> None:
+    """After a change of a code, run docs/codes.py. A message that users paste leads to the code."""
+    page = module_of_docs("codes").page()
+    assert (DOCS / "troubleshooting.md").read_text() == page
+    messages = {"failed to map segment": "noexec", "Db lock has failed to lock": "lock", "locking protocol": "network"}
+    messages |= {"attempt to write a readonly database": "closed", "no devices found": "closed"}
+    messages |= {"Ill-formed record": "malformed", "waited more than one minute on the lock file": "lock"}
+    for message, code in messages.items():
+        assert re.search(rf"(?m)^\| {message}[^|]*\| \[`{code}`\]", page), message
+    sources = "".join(path.read_text() for path in (DOCS.parent / "layers").rglob("*.py"))
+    declared = {code.name for code in catalogue()}
+    assert set(re.findall(r'\bCode\(\s*"([\w-]+)"', sources)) == declared

@@ -109,7 +109,7 @@ def test_the_numbers_of_a_root_that_cannot_be_read_are_unknown(synthetic: Path, 
     assert (root["orphan_bytes"], root["problems"][0]["code"]) == (None, "unreadable")
     unknown = {
         "complete": False,
-        **dict.fromkeys(("stale_entries", "stale_bytes", "orphan_bytes")),
+        **dict.fromkeys(("stale_entries", "stale_bytes", "orphan_bytes", "unknown_files")),
         "stale_unknown": 0,
     }
     assert said["total"] == {number: neo[number] for number in ("entries", "files", "bytes")} | unknown

@@ -57,7 +57,7 @@ def _compute_entry(data: bytes) -> None:
 def _compute_index(data: bytes) -> None:
     index = compute_cache.read_index(data)
     assert not index or compute_cache.write_index(index) == data
-    compute_cache.has_version_of(data, data[:40])
+    compute_cache.is_other_version(data, compute_cache.HEADER)
 
 
 def _kernel_blob(data: bytes) -> None:

@@ -11,18 +11,17 @@ _BY_HAND = "only you know where the file belongs"
 
 NO_FOLDER = Code(
     "no-folder",
-    (RISKS, FAILS),
+    (FAILS, RECOMPILES),
     "A file, or a dangling link, is in the place of a root or on the way to it.",
-    "`mkdir -p` the target of the link, move the file aside, or `unset` the variable.",
+    "`mkdir -p` the link's target, move the file, or `unset` the variable.",
     ("Not a directory", "File exists"),
 )
 CLOSED = Code(
     "closed",
-    (RISKS, FAILS),
-    "You cannot write to a root, create it, or write to a file or folder in it that the library opens for writing. "
+    (FAILS, RISKS, RECOMPILES),
+    "You cannot write to a root, create it, or write to what is in it and the library opens for writing. "
     "After `sudo`, root often owns it. It may also lie on a file system that is mounted read-only.",
-    "`sudo chown` it if it lies in your home, `chmod u+w` it if it is yours, or move the layer to a folder of your "
-    "own.",
+    "`sudo chown` or `chmod u+w` it, or move the layer.",
     (
         "attempt to write a readonly database",
         "unable to open database file",
@@ -37,7 +36,7 @@ NOEXEC = Code(
     (FAILS,),
     "A root lies on a file system that is mounted with `noexec`, such as one of `docker run --tmpfs`, so that no "
     "library can map code from it.",
-    "Move the layer to a folder on another file system, or mount this one with `exec`.",
+    "Move the layer, or mount the file system with `exec`.",
     ("failed to map segment from shared object",),
 )
 OWNER = Code(
@@ -57,7 +56,7 @@ NETWORK = Code(
     "network",
     (RISKS, HARMLESS),
     "A root is on a network file system; the message says what is unsafe.",
-    "Move the layer to a disk of this node with the printed `eval`, or [start warm](howto/start-warm.md) on each.",
+    "Move the layer to a disk of the node, or [start warm](howto/start-warm.md).",
     ("locking protocol", "database is locked", "disk I/O error", "Stale file handle"),
     advice="the tests have no network file system",
 )
@@ -118,9 +117,8 @@ LEAKED = Code(
 UNREADABLE = Code(
     "unreadable",
     (FAILS, HARMLESS),
-    "A root, a folder or a file could not be read; everything else was.",
-    "`chmod u+rwx`, or `sudo chown -R` if another user owns it in your home. Where a program is writing, try "
-    "again later.",
+    "A root, a folder or a file could not be read; everything else was. Where a program is writing, try again later.",
+    "`chmod u+rwx`, or `sudo chown -R` what another user owns in your home.",
     ("Permission denied",),
 )
 CAP = Code(
@@ -147,9 +145,9 @@ PENDING = Code(
 DAMAGED = Code(
     "damaged",
     (FAILS, RISKS, RECOMPILES, HEALS, WASTES, HARMLESS),
-    "The library could not use the entry, or the database.",
-    "`cachectl purge --damaged LAYER`. A whole file goes only if no program has it open. Damaged tuning results are "
-    "never removed: correct or delete the named line.",
+    "The library could not use the entry, or the database. A whole file goes only if no program has it open. Damaged "
+    "tuning results are never removed: correct or delete the named line.",
+    "`cachectl purge --damaged LAYER`.",
     (
         "database disk image is malformed",
         "file is not a database",

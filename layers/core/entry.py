@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from cachectl.layers.base.text import short_repr
+from cachectl.layers.base.text import plural, short_repr
 from cachectl.layers.core.json_form import as_json
 from cachectl.layers.formats.details import Details
 
@@ -30,8 +30,9 @@ def keys_by_reason(notes: Iterable[Note]) -> dict[str, list[str]]:
 
 
 #: What a scan can find in a root: an *entry* is what a lookup can hit; an *orphan* is the layer's, but no lookup can
-#: reach it: a leaked temporary, a failed build, a database file beyond repair; a *foreign* one is another program's.
-Kind = Literal["entry", "orphan", "foreign"]
+#: reach it: a leaked temporary, a failed build, a database file beyond repair; a *foreign* one is another program's; an
+#: *unknown* one stands where an entry would, but its name, length, version or content is none that cachectl knows.
+Kind = Literal["entry", "orphan", "foreign", "unknown"]
 
 
 @as_json(
@@ -47,9 +48,10 @@ class Entry(NamedTuple):
     ``bytes`` are those that it takes on the disk, as ``du`` counts them; those of a row are its payload. ``files`` is 0
     for a row, whose database is counted in a sum. ``written_before`` bounds the age of an entry that has no time of
     its own: a row is no younger than the last write to its file. ``stamp`` shows later changes. ``because`` is why the
-    entry is stale, or why that is unknown; of an orphan, why it is one; of a foreign one, whose it is.
+    entry is stale, or why that is unknown; of another kind, why it is of that kind, or whose it is.
 
-    A foreign one only shares the root: it is not counted, and cleared only by its key.
+    A foreign one only shares the root: it is not counted, and cleared only by its key. An unknown one is counted, and
+    never changed.
     """
 
     layer: str
@@ -92,6 +94,16 @@ class Entry(NamedTuple):
         return self.kind == "foreign"
 
     @property
+    def is_unknown(self) -> bool:
+        """Return whether it is of a format that no layer knows, in the place of an entry."""
+        return self.kind == "unknown"
+
+    @property
+    def is_listed(self) -> bool:
+        """Return whether a program can hit it, the layer's own or another."""
+        return self.kind in ("entry", "foreign")
+
+    @property
     def stale_because(self) -> str | None:
         """Return why the entry is stale, or why that is unknown."""
         return self.because if self.kind == "entry" else None
@@ -103,7 +115,7 @@ class Entry(NamedTuple):
 
     @property
     def state(self) -> str:
-        """Return ``live``, ``stale`` or ``orphan``."""
+        """Return ``live``, ``stale`` or ``orphan``, as an entry that may be removed is."""
         return "orphan" if self.is_orphan else "stale" if self.stale else "live"
 
 
@@ -111,6 +123,16 @@ def orphan(entry: Entry, because: str) -> Entry:
     """Return an entry as an orphan, whose key is its path below the root; it has no kernel and counts as stale."""
     details = entry.details._replace(kernels=())
     return entry._replace(kind="orphan", because=because, stale=True, details=details)
+
+
+def unknown(entry: Entry, because: str) -> Entry:
+    """Return an entry as one of an unknown format, of which nothing is said but its size and age."""
+    return entry._replace(kind="unknown", because=because, stale=None, details=Details())
+
+
+def unknown_words(files: int) -> str:
+    """Return how many files are unknown, in words."""
+    return f"{plural(files, 'file')} in a format that this cachectl does not know"
 
 
 class Problem(NamedTuple):
@@ -130,20 +152,18 @@ class Problem(NamedTuple):
         """Return whether there may be entries that could not be listed."""
         return self.code in ("unreadable", "busy", "sqlite", "pending", "foreign")
 
-    @property
-    def is_unknown(self) -> bool:
-        """Return whether it is of a format that no layer knows, in the place of entries."""
-        return self.code == "unknown"
 
-
-@as_json(hidden=("stale_entries", "stale_bytes", "stale_unknown", "fixed"), also=("complete",))
+@as_json(
+    hidden=("stale_entries", "stale_bytes", "stale_unknown", "span", "fixed"), also=("oldest", "newest", "complete")
+)
 class Usage(NamedTuple):
     """Numbers of one root, or of a part of it that a scan counts without listing it, such as an index.
 
-    ``files`` and ``bytes`` count the layer's files on disk without orphans; ``stale_*`` is ``None`` if the layer cannot
-    recognise stale entries, and ``stale_unknown`` counts those whose staleness is unknown. ``stale_because`` has the
-    number of stale entries by the reason. If a problem hides a part of the root, the numbers are lower bounds, and
-    ``None`` instead of 0.
+    ``files`` and ``bytes`` count the layer's files on disk without orphans; ``unknown_files`` are those among them
+    whose format is unknown. ``stale_*`` is ``None`` if the layer cannot recognise stale entries, and ``stale_unknown``
+    counts those whose staleness is unknown. ``stale_because`` has the number of stale entries by the reason. ``span``
+    has the times of the oldest and the newest entry. If a problem hides a part of the root, the numbers are lower
+    bounds, and ``None`` instead of 0.
     """
 
     entries: int | None = 0
@@ -151,15 +171,25 @@ class Usage(NamedTuple):
     bytes: int | None = 0
     orphan_files: int | None = 0
     orphan_bytes: int | None = 0
+    unknown_files: int | None = 0
     stale_entries: int | None = None
     stale_bytes: int | None = None
     stale_unknown: int | None = 0
-    oldest: float | None = None
-    newest: float | None = None
+    span: tuple[float, float] | None = None
     problems: tuple[Problem, ...] = ()
     stale_because: Mapping[str, int] = {}
     #: Whether the size is constant, and does not shrink when entries are removed.
     fixed: bool = False
+
+    @property
+    def oldest(self) -> float | None:
+        """Return the time of the oldest entry."""
+        return None if self.span is None else self.span[0]
+
+    @property
+    def newest(self) -> float | None:
+        """Return the time of the newest entry."""
+        return None if self.span is None else self.span[1]
 
     @property
     def complete(self) -> bool:
@@ -168,7 +198,7 @@ class Usage(NamedTuple):
 
 
 #: The numbers of a root that could not be counted.
-UNCOUNTED = Usage(None, None, None, None, None)
+UNCOUNTED = Usage(None, None, None, None, None, None)
 Found = Entry | Usage | Problem
 
 

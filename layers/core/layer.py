@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar, final
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import FAILURES, LayerError, Refused, not_a_key, reason_of
+from cachectl.layers.base.errors import FAILURES, LayerError, Refused, UnknownFormat, not_a_key, reason_of
 from cachectl.layers.base.text import key_complaint
 from cachectl.layers.core.codes import OFF, VARIABLE
 from cachectl.layers.core.declarations import EnvSwitch, Family, Places, at_once
@@ -152,7 +152,7 @@ class Layer:
         """Yield the selected entries of every root."""
         for root in every_root(self):
             for thing in self.store.scan(root, selection):
-                if isinstance(thing, Entry) and not thing.is_orphan and selection.matches(thing):
+                if isinstance(thing, Entry) and thing.is_listed and selection.matches(thing):
                     yield thing
 
     @final
@@ -298,8 +298,16 @@ def _owner_reason(layer: Layer, root: Path, key: str) -> str | None:
 def _whole_key(layer: Layer, short: str) -> str | None:
     """Return the key of an entry with this short form; ``None`` if there is none."""
     things = (thing for root in every_root(layer) for thing in layer.store.scan(root, contents=False))
-    keys = (thing.key for thing in things if isinstance(thing, Entry) and not thing.is_orphan)
+    keys = (thing.key for thing in things if isinstance(thing, Entry) and thing.is_listed)
     return next((key for key in keys if short_key(key) == short), None)
+
+
+def require_known(layer: Layer, key: str) -> None:
+    """Raise :class:`UnknownFormat` if what has a key, whole or in short, is of an unknown format."""
+    for root in every_root(layer):
+        for item in layer.store.scan(root, contents=False):
+            if isinstance(item, Entry) and item.is_unknown and names_key(key, item.key):
+                raise UnknownFormat(layer.name, str(item.because), root.path / item.key)
 
 
 def get_many(layer: Layer, keys: Sequence[str]) -> dict[str, Artifact | Exception]:
@@ -364,19 +372,22 @@ def plan_of(layer: Layer, entries: tuple[Entry, ...] = (), skipped: tuple[Note, 
 def plan_removal(layer: Layer, things: Iterable[Entry], *, in_use: bool = False) -> Plan:
     """Plan the removal of exactly these things, as a scan yielded them. Changes nothing.
 
-    With ``in_use`` those go too that a program may be using: entries that only this process could hit. Root's plan
-    leaves those of other users. Raises :class:`Refused` if the layer, or a root, must not be changed.
+    With ``in_use`` those go too that a program may be using: entries that only this process could hit. What is of an
+    unknown format is skipped, and root's plan leaves what is other users'. Raises :class:`Refused` if the layer, or a
+    root, must not be changed.
     """
     _require(layer, Ability.CLEAR)
-    unique = {(thing.root, thing.key): thing for thing in things}.values()
-    entries, skipped, changed = list[Entry](), list[Note](), set[Path]()
-    for thing, used in ((thing, None) for thing in unique) if in_use else layer.store.in_use(unique):
+    unique = {(entry.root, entry.key): entry for entry in things}.values()
+    skipped = [Note(entry.key, str(entry.because)) for entry in unique if entry.is_unknown]
+    understood = [entry for entry in unique if not entry.is_unknown]
+    entries, changed = list[Entry](), set[Path]()
+    for entry, used in ((entry, None) for entry in understood) if in_use else layer.store.in_use(understood):
         if used is None:
-            changed.add(thing.root)
-        if reason := used or _owner_reason(layer, thing.root, thing.key):
-            skipped.append(Note(thing.key, reason))
+            changed.add(entry.root)
+        if reason := used or _owner_reason(layer, entry.root, entry.key):
+            skipped.append(Note(entry.key, reason))
         else:
-            entries.append(thing)
+            entries.append(entry)
     for root in every_root(layer):
         if root.path in changed:
             require_changeable(layer, root)
@@ -401,8 +412,9 @@ def _plan_root(layer: Layer, root: Root, selection: Selection) -> Plan:
     problems = [thing for thing in things if isinstance(thing, Problem)]
     entries = [thing for thing in things if isinstance(thing, Entry)]
     matching = [entry for entry in entries if selection.matches(entry)]
-    # Those of other programs go only if their key is given.
-    plan = plan_removal(layer, (entry for entry in matching if not entry.is_foreign or selection.key is not None))
+    # Those of other programs go only if their key is given; what is unknown does not, and to name it is an error.
+    others = "foreign" if selection.key is None else "unknown"
+    plan = plan_removal(layer, (entry for entry in matching if entry.kind != others))
     guests = Counter(entry.because for entry in matching if entry.is_foreign and selection.key is None)
     left = [f"{count} in {root.path} left, each {whose}; --key names one" for whose, count in guests.items()]
     nameless = {
@@ -416,8 +428,10 @@ def _plan_root(layer: Layer, root: Root, selection: Selection) -> Plan:
         # They have the name of an entry but are none, or hold a foreign file.
         skipped += [problem.note for problem in problems if problem.code == "unrecognised"]
     # Entries hidden by such a problem may match the selection.
-    failed = tuple(problem.note for problem in problems if problem.hides or problem.is_unknown)
-    return plan._replace(skipped=tuple(skipped), failed=failed)
+    failed = [problem.note for problem in problems if problem.hides]
+    if selection.key is not None:
+        failed += [Note(entry.key, str(entry.because)) for entry in matching if entry.is_unknown]
+    return plan._replace(skipped=tuple(skipped), failed=tuple(failed))
 
 
 # ---------------------------------------------------------------------- variables

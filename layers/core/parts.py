@@ -135,7 +135,10 @@ class About(NamedTuple):
     #: The problem with a root that the ranks of one job share, ``None`` if there is none.
     among_ranks: Hazard | None = Hazard(Severity.HARMLESS, "they may wait for each other")
     #: What the library does in its roots, and what follows where a root does not let it.
-    uses: Mapping[Use, Hazard] = {Use.WRITE: Hazard(Severity.RECOMPILES, "nothing that is new is stored")}
+    uses: Mapping[Use, Hazard] = {
+        Use.WRITE: Hazard(Severity.RECOMPILES, "nothing that is new is stored"),
+        Use.CHANGE: Hazard(Severity.RECOMPILES, "what belongs there is not stored"),
+    }
     #: Whether the library needs its place while the cache is off, too.
     needs_place: bool = False
     #: The states that only this product can be in.

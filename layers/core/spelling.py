@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -75,13 +75,19 @@ def _in_quotes(environment: Environment, value: str) -> str:
 # ---------------------------------------------------------------------- names that nothing reads
 
 
-def unread(layers: Iterable[Layer]) -> Iterator[Finding]:
-    """Yield the variables of the layers' products that no known release reads, with those that may be meant."""
+def unread(layers: Iterable[Layer], asked: Container[str]) -> Iterator[Finding]:
+    """Yield the variables of products that no known release reads, with those that may be meant.
+
+    All ``layers`` say what is read; the findings are about those that were ``asked`` for.
+    """
     families: dict[str, list[Layer]] = {}
     for layer in layers:
         if layer.family is not None:
             families.setdefault(layer.family.pattern, []).append(layer)
     for pattern, relatives in families.items():
+        named = next((layer for layer in relatives if layer.name in asked), None)
+        if named is None:
+            continue
         purposes = {name: _purpose(name) for layer in relatives if layer.family for name in layer.family.read.split()}
         purposes |= {layer.switch.variable: "switch" for layer in relatives if layer.switch is not None}
         purposes |= {layer.places.variable: "place" for layer in relatives}
@@ -91,7 +97,7 @@ def unread(layers: Iterable[Layer]) -> Iterator[Finding]:
             alike = [right for right in purposes if _wrong_letters(name, right) <= _MISSPELT]
             if alike or (re.fullmatch(pattern, name) and (purpose := _purpose(name, value, purposes))):
                 alike = alike or [right for right in purposes if purposes[right] == purpose]
-                yield _unread(relatives[0], name, alike, purposes)
+                yield _unread(named, name, alike, purposes)
 
 
 def _purpose(name: str, value: str = "", names: Iterable[str] = ()) -> str:

@@ -18,7 +18,7 @@ from typing import ClassVar, TypeVar
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import FAILURES, LayerError, Unsettled, reason_of
 from cachectl.layers.core.codes import COMMON, DAMAGED, UNREADABLE, UNRECOGNISED
-from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, Usage
+from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, Usage, unknown
 from cachectl.layers.core.finding import FAILS, HARMLESS, Finding, Hazard
 from cachectl.layers.core.plan import Outcome
 from cachectl.layers.core.root import Root
@@ -115,9 +115,11 @@ class Store(Bound, ABC):
 
     def verify(self, root: Root) -> Iterator[Finding]:
         """Check every entry as its library would, and yield those it could not use."""
-        for found in self.scan(root):
-            if isinstance(found, Problem):
-                yield finding_of(self, root, found)
+        for item in self.scan(root):
+            if isinstance(item, Entry) and item.is_unknown:
+                yield unknown_finding(self, root, item)
+            elif isinstance(item, Problem):
+                yield finding_of(self, root, item)
 
     def kind_of(self, root: Root, path: str) -> str | None:
         """Return :data:`ENTRY`, :data:`OWN` or :data:`FOREIGN` for a path below a root, or a key; ``None`` if unknown.
@@ -166,12 +168,17 @@ def finding_of(part: Bound, root: Root, problem: Problem) -> Finding:
     return code.finding(part.name, root.path, message, fix, key=where, severity=severity)
 
 
+def unknown_finding(part: Bound, root: Root, entry: Entry) -> Finding:
+    """Return the finding of an entry of an unknown format."""
+    return finding_of(part, root, Problem(root.path / entry.key, "unknown", str(entry.because)))
+
+
 def damage_findings(
     part: Bound, root: Root, entry: Entry, damages: Sequence[Damage], foreign: str | None
 ) -> Iterator[Finding]:
     """Yield the findings of the damages of an entry, or why it may be of an unknown version instead."""
     if damages and foreign is not None:
-        yield finding_of(part, root, Problem(root.path / entry.key, "unknown", foreign))
+        yield unknown_finding(part, root, unknown(entry, foreign))
     else:
         yield from (damage_finding(entry, damage) for damage in damages)
 
@@ -233,8 +240,9 @@ def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[N
         raise Unsettled(layer, message, index) from error
 
 
-#: The numbers of a root that parts of it add up to.
-_ADDED = ("entries", "files", "bytes", "orphan_files", "orphan_bytes", "stale_entries", "stale_bytes", "stale_unknown")
+#: The numbers of a root that parts of it add up to, and those that may be unknown although all could be counted.
+_COUNTED = ("entries", "files", "bytes", "orphan_files", "orphan_bytes", "unknown_files", "stale_unknown")
+_ADDED = (*_COUNTED, "stale_entries", "stale_bytes")
 
 
 def usage_of(entry: Entry, number: int = 1) -> Usage:
@@ -244,6 +252,9 @@ def usage_of(entry: Entry, number: int = 1) -> Usage:
     """
     if entry.is_orphan:
         return Usage(orphan_files=entry.files, orphan_bytes=entry.bytes)
+    if entry.is_unknown:
+        # A row has no file of its own.
+        return Usage(files=entry.files, bytes=entry.bytes, unknown_files=entry.files or 1)
     stale, because = entry.stale, entry.because
     moment = None if not number else entry.written_before if entry.modified is None else entry.modified
     return Usage(
@@ -253,35 +264,32 @@ def usage_of(entry: Entry, number: int = 1) -> Usage:
         stale_entries=None if stale is None else number * stale,
         stale_bytes=None if stale is None else entry.bytes * stale,
         stale_unknown=number if stale is None and because is not None else 0,
-        oldest=moment,
-        newest=moment,
+        span=None if moment is None else (moment, moment),
         stale_because={because: number} if stale and number and because is not None else {},
     )
 
 
 def sum_usage(found: Iterable[Found]) -> Usage:
     """Sum a scan, holding one thing at a time."""
-    sums = dict.fromkeys(("entries", "files", "bytes", "orphan_files", "orphan_bytes", "stale_unknown"), 0)
-    oldest: float | None = None
-    newest: float | None = None
+    sums = dict.fromkeys(_COUNTED, 0)
+    span: tuple[float, float] | None = None
     problems: list[Problem] = []
     reasons: dict[str, int] = {}
     for thing in found:
         if isinstance(thing, Problem):
             problems.append(thing)
             continue
-        if isinstance(thing, Entry) and thing.kind == "foreign":
+        if isinstance(thing, Entry) and thing.is_foreign:
             continue
         part = thing if isinstance(thing, Usage) else usage_of(thing)
         for name in _ADDED:
             if (number := getattr(part, name)) is not None:
                 sums[name] = sums.get(name, 0) + number
-        if part.oldest is not None and part.newest is not None:
-            oldest = part.oldest if oldest is None else min(oldest, part.oldest)
-            newest = part.newest if newest is None else max(newest, part.newest)
+        if part.span is not None:
+            span = part.span if span is None else (min(span[0], part.span[0]), max(span[1], part.span[1]))
         for reason, number in part.stale_because.items():
             reasons[reason] = reasons.get(reason, 0) + number
     # If something could not be counted, a number is a lower bound, and zero means nothing.
     nothing = None if any(problem.hides for problem in problems) else 0
     known = {name: number or nothing for name, number in sums.items()}
-    return Usage(**known, oldest=oldest, newest=newest, problems=tuple(problems), stale_because=reasons, fixed=False)
+    return Usage(**known, span=span, problems=tuple(problems), stale_because=reasons, fixed=False)

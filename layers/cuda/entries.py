@@ -33,12 +33,14 @@ from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.formats import details, opencl_source
 from cachectl.layers.host import hardware, record
 from cachectl.layers.stores import files
-from cachectl.layers.stores.tree_read import Leaf, Shape, Tidy, Tree
+from cachectl.layers.stores.tree_read import Leaf, Shape, Tidy, Tree, resembling
 
 INDEX = "index"
 _DIGIT = regex("[0-9a-f]")
 _SHAPE = Shape((_DIGIT, _DIGIT, regex("[0-9a-f]{14}")), mode=0o644)
 _INDEX = Shape((regex(INDEX),), sums=True)
+#: Longer or shorter hashes, and other levels.
+_LIKE = tuple(resembling(*(("[0-9a-f]{1,4}",) * depth), f"[0-9a-f]{{{16 - 4 * depth},}}") for depth in range(4))
 _REWRITES = "; the driver compiles it again and rewrites it"
 #: The largest index that is read, in bytes: four million entries.
 _LARGEST_INDEX = 1 << 26
@@ -75,9 +77,7 @@ class EntryFileCodec(Codec):
 
     def foreign(self, data: bytes) -> str | None:
         """Return that an entry is of another version."""
-        version = int.from_bytes(data[:4], "little")
-        is_other = len(data) >= HEADER.size and version != VERSION and 0 < version < _PLAUSIBLE
-        return f"{form_complaint(data)}; left alone" if is_other else None
+        return f"{form_complaint(data)}; left alone" if is_other_version(data, HEADER) else None
 
 
 class ComputeCache(files.Files):
@@ -86,38 +86,37 @@ class ComputeCache(files.Files):
     The index lists entries and their sizes. Where it is missing or empty, the driver drops every entry.
     """
 
-    shapes = (_SHAPE, _INDEX)
+    shapes = (_SHAPE, _INDEX, *_LIKE)
     codec = EntryFileCodec()
     forms = (codec.form,)
     unread = Damage(HARMLESS, _REWRITES)
 
     def leaves(self, root: Root) -> Iterator[Leaf | Problem]:
-        """Leave alone what has the name of an entry, but not its format; add the heads of entries, and a bad index."""
+        """Add the heads of entries, and a bad index; what has the name of either, but not its format, is unknown."""
         _note_driver(self.environment)
         index = b""
         try:
             index = _read_index(root)
         except OSError as error:
             yield unreadable(root.path / INDEX, error)
-        if not is_whole(index):
+        if not (is_whole(index) or is_other_version(index, _INDEX_HEADER)):
             yield Problem(root.path / INDEX, "index", "is not whole")
         listed = dict(split_index(index)[0])
         for leaf in self.tree_of(root).scan(head=HEADER.size):
-            # Without a header that is known, only the index shows that a file belongs to the cache.
-            if (
-                isinstance(leaf, Problem)
-                or leaf.shape is not _SHAPE
-                or stated_size(leaf.head) is not None
-                or identifier_of(leaf.entry.key) in listed
-                or has_version_of(index, leaf.head)
-            ):
+            if isinstance(leaf, Problem) or leaf.entry.is_unknown or stated_size(leaf.head) is not None:
                 yield leaf
+            elif leaf.shape is _INDEX:
+                yield leaf.as_unknown(
+                    "is of another version; left alone" if is_other_version(index, _INDEX_HEADER) else None
+                )
             else:
-                message = "has the name of an entry but not its format; left alone"
-                yield Problem(root.path / leaf.entry.key, "unrecognised", message)
+                # Without a header that is known, only the index shows that a file belongs to the cache.
+                is_listed = not leaf.is_entry or identifier_of(leaf.entry.key) in listed
+                strange = None if is_listed else "has the name of an entry but not its format; left alone"
+                yield leaf.as_unknown(self.codec.foreign(leaf.head) or strange)
 
     def described(self, tree: Tree, leaf: Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
-        """Describe an entry by its key; one of another format version is opaque."""
+        """Describe an entry by its key; one whose header was overwritten is opaque."""
         entry, size = leaf.entry, stated_size(leaf.head)
         seen = record.record_of(self.environment)
         is_older = (entry.modified or 0.0) < seen.last_gone(_PRODUCT)
@@ -225,6 +224,8 @@ class ComputeCache(files.Files):
             index = split_index(data)[0] if data and is_whole(data) else None
         except OSError as error:
             yield finding_of(self, root, unreadable(root.path / INDEX, error))
+            return
+        if is_other_version(data, _INDEX_HEADER):
             return
         records = self._records(root, dict(index or ()))
         if index is None and (records or data):
@@ -390,9 +391,9 @@ def _version_of(index: bytes) -> int:
     return int(_INDEX_HEADER.unpack_from(index)[0]) if len(index) == _counted_size(index) else -1
 
 
-def has_version_of(index: bytes, entry: bytes) -> bool:
-    """Return whether a complete index of another version has the version of an entry."""
-    return VERSION != _version_of(index) in range(_PLAUSIBLE) and entry[:4] == index[:4]
+def is_other_version(data: bytes, header: struct.Struct) -> bool:
+    """Return whether an entry or an index begins with a version that is not known."""
+    return len(data) >= header.size and VERSION != int.from_bytes(data[:4], "little") in range(1, _PLAUSIBLE)
 
 
 def write_index(records: Sequence[tuple[int, int]]) -> bytes:

@@ -267,7 +267,11 @@ def own_folder(handle: int, prefix: str, freed: list[int] | None = None) -> Iter
             # The folder itself was made here, so its end frees nothing.
             inside = inside[:-1]
         except OSError:
-            inside.append(-size)
+            try:
+                # An empty folder goes even where nothing can be read.
+                os.rmdir(name, dir_fd=handle)
+            except OSError:
+                inside.append(-size)
             raise
         finally:
             if freed is not None:

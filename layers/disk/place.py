@@ -1,6 +1,7 @@
 """The judge of places: whether a file system lets a library do in a folder what it does there.
 
-A layer declares its uses (:class:`Use`). Modes, owners and mounts are asked of the system, and nothing is written.
+A layer declares its uses (:class:`Use`). Modes, owners and mounts are asked of the system. What only an attempt shows
+is tried with a file that has no name, so that nothing is left behind.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ _WITHOUT_FILES = frozenset({"proc", "sysfs", "cgroup", "cgroup2"})
 class Use(Enum):
     """What a library does in its place.
 
-    To make the place, and to change a file that it can read, are a part of writing: a layer declares the effect of
-    these only if it is another one. ``OWN`` are libraries that set the modes of files, which only their owners may.
+    To make the place is a part of writing, and to open is one of changing: a layer declares the effect of these only
+    if it is another one. ``OWN`` are libraries that set the modes of files, which only their owners may.
     """
 
     WRITE = "makes files and folders"
     MAKE = "makes its folder"
-    CHANGE = "changes files that it has read"
+    CHANGE = "changes what is there: opens files for writing, makes files in their folders"
+    OPEN = "opens a file, which makes others next to it"
     OWN = "sets the modes of its files"
     EXECUTE = "maps code from files"
 
@@ -161,13 +163,14 @@ def _try(folder: Path) -> str | None:
 
 def _closed_within(path: Path, file: Path, uses: Collection[Use], home: Path) -> Obstacle | None:
     """Return that this user cannot write to something in a folder; ``None`` if that is possible, or it has gone."""
-    if not os.path.lexists(file):
+    if not os.path.exists(file):
         return None
     if not is_writable(file):
         owner, command, _ = trust.closed_by_another(file, home)
         message = f"has {file.relative_to(path)}, which is not writable for you{owner}"
-        is_read = file.is_file() and _is_open_for(file, os.R_OK) and not file.name.endswith(_JOURNAL)
-        return Obstacle("closed", Use.CHANGE if is_read else Use.WRITE, file, message, command or _opened(file))
+        is_opened = file.is_file() and _is_open_for(file, os.R_OK) and not file.name.endswith(_JOURNAL)
+        use = Use.OPEN if Use.OPEN in uses and not is_opened else Use.CHANGE
+        return Obstacle("closed", use, file, message, command or _opened(file))
     uid = file.stat().st_uid
     if Use.OWN not in uses or not file.is_file() or os.geteuid() in (0, uid):
         return None
@@ -195,12 +198,14 @@ def _opened(place: Path) -> str:
 
 def _open_to_others(path: Path, nearest: Path) -> Iterator[Obstacle]:
     """Yield who else decides what is in a root: a cache is code, which runs as its user."""
-    real = Path(os.path.realpath(path))
+    real, owners = Path(os.path.realpath(path)), set[int]()
     for step, is_anothers in trust.find_strangers(nearest, sticky=nearest != path):
         where, uid = step.place, step.status.st_uid
-        if is_anothers:
+        if is_anothers and uid not in owners:
+            owners.add(uid)
             named = "belongs to" if where == real else f"lies below {where}, which belongs to"
             yield Obstacle("owner", None, where, f"{named} {user_name(uid)}, whose code runs as you")
+        if is_anothers:
             continue
         whose = "everybody" if step.status.st_mode & stat.S_IWOTH else f"the group {_group_name(step.status.st_gid)}"
         message = f"is writable by {whose}, who can put code there that runs as you"

@@ -28,6 +28,8 @@ V4_LEVELS = (
     regex(r"[0-9a-f]{10,58}"),
 )
 V4_MEMBERS = regex("key|contents|lock")
+#: The beginning of the name of a dictionary of any generation, before its identifier.
+ANY_GENERATION = regex(r"pdict-v\d+-")
 
 # Releases until 2024.1 add the revision in git, or "None".
 _DATA_MODEL = regex(r"-(?P<loopy>\d[^-]*)-islpy(?P<islpy>[^-]+)-cgen(?P<cgen>[^-]+)(?:-[^-]+)?-v\d+$")

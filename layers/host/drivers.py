@@ -446,7 +446,7 @@ class DriverLayer(Layer):
         with suppress(LayerError, OSError):
             listed = (found for root in self.roots() for found in self.store.scan(root, contents=False))
             # The driver counts lengths, not blocks.
-            held = sum(found.length for found in listed if isinstance(found, Entry) and not found.is_orphan)
+            held = sum(found.length for found in listed if isinstance(found, Entry) and found.is_listed)
         wanted = 2 * max(most, held)
         fix = f"export {self.limit_variable}={wanted}"
         if self.limit_highest is not None and wanted > self.limit_highest:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.core.entry import Entry, Found, Kind, Problem
+from cachectl.layers.core.entry import Entry, Found, Kind, Problem, unknown
 from cachectl.layers.core.finding import RECOMPILES
 from cachectl.layers.core.store import Codec, Damage, unreadable
 from cachectl.layers.formats import details, device_binaries, elf
@@ -195,10 +195,12 @@ def owned(found: Iterable[Entry], read: Callable[[Entry], bytes | None], *, cont
     for maker, group in makers.items():
         guest = _guest(maker, group, kernels_of)
         for entry in group:
+            if entry.details.device is None and entry.details.versions:
+                yield unknown(entry, FOREIGN)
+                continue
             if entry.details.device is None:
-                path = entry.root / entry.key
-                unknown, damaged = ("unknown", FOREIGN), ("damaged", f"has no header of an entry: {NEVER}")
-                problems[entry.key] = Problem(path, *(unknown if entry.details.versions else damaged))
+                message = f"has no header of an entry: {NEVER}"
+                problems[entry.key] = Problem(entry.root / entry.key, "damaged", message)
             kernels = kernels_of(entry) if contents and guest is None else None
             detail = {"of": {None: "OpenCL", _GRAPHICS: _GL}.get(guest, "unknown")}
             about = entry.details._replace(kernels=kernels, detail=detail)

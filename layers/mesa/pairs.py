@@ -152,7 +152,7 @@ class Pair(TableFile):
     index: int
     folder: int
     top: int
-    #: The number of entries after a removal, once the new files are in their places.
+    #: The number of entries that a removal has left so far, once files have changed.
     left: int | None = None
 
     def __init__(self, layer: str, root: Path, file: str, form: PairFormat, lock_timeout: float) -> None:
@@ -276,7 +276,7 @@ class Pair(TableFile):
         except Damaged:
             left = 0
         except LayerError:
-            # Nothing can be read any more, but the new files are in their places.
+            # Nothing can be read any more, but the files have changed.
             if self.left is None:
                 raise
             left = self.left
@@ -362,6 +362,8 @@ class Pair(TableFile):
         form = self.form
         if form.in_place:
             self._write_heads(form.new_head()[:-8] + bytes(8))
+            # Mesa drops what such heads precede.
+            self.left = 0
             self._copy(blobs, kept, self.data, self.index)
             self._write_heads(form.new_head())
             return

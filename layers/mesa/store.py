@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 
 from cachectl.layers.base import processes
-from cachectl.layers.base.errors import Damaged, Refused
+from cachectl.layers.base.errors import Damaged
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.entry import Entry, Found, Problem
 from cachectl.layers.core.finding import RECOMPILES, Finding
@@ -34,7 +34,7 @@ _TEMPORARIES = trees.Shape(
     (_FOLDER, regex(r"[0-9a-f]{38}(?:[0-9a-f]{24})?\.tmp")), because="a program that was never stored whole"
 )
 #: Names of which Mesa has made none yet, where it would make them.
-_UNKNOWN = trees.Shape((_FOLDER, regex("[0-9a-f]{16,}")), sums=True)
+_UNKNOWN = trees.resembling("[0-9a-f]{1,4}", r"[0-9a-f]{16,}(?:\.tmp)?")
 _OWN = trees.Shape((regex("index|marker"),), sums=True, fixed=True)
 _NAME = regex(r"[^./][^/]*")
 _FLAT = trees.Shape((regex(r"mesa_cache\.(?:db|idx)"),), sums=True)
@@ -43,8 +43,15 @@ _SHAPES: Mapping[str, tuple[trees.Shape, ...]] = {
     cache.SINGLE_FILE: (
         trees.Shape((_NAME, _NAME, regex(r"foz_cache(?:_idx)?\.foz")), sums=True),
         trees.Shape((_NAME, _NAME, *_OWN.levels), sums=True, fixed=True),
+        trees.resembling(_NAME, _NAME, r"foz_cache[\w.-]*"),
     ),
-    cache.DATABASE: (_FLAT, trees.Shape((regex(r"part\d{1,9}"), *_FLAT.levels), sums=True), _OWN),
+    cache.DATABASE: (
+        _FLAT,
+        trees.Shape((regex(r"part\d{1,9}"), *_FLAT.levels), sums=True),
+        _OWN,
+        trees.resembling(r"mesa_cache[\w.-]*"),
+        trees.resembling(r"part[\w.-]+", r"mesa_cache[\w.-]*"),
+    ),
 }
 #: The format of the larger files of a root, and the keys of their entries.
 _FORMATS: Mapping[str, tuple[pairs.PairFormat, re.Pattern[str]]] = {
@@ -75,7 +82,7 @@ class ShaderCache(row_store.Rows):
         """Yield entries, each with its owner; only ``contents`` unpacks kernel names."""
         listed: list[Entry] = []
         for found in super().scan(root, selection):
-            if isinstance(found, Entry) and not found.is_orphan:
+            if isinstance(found, Entry) and found.is_listed:
                 listed.append(found)
             else:
                 yield found
@@ -138,8 +145,8 @@ class PairTables(row_store.TableFormat):
             for blob in pair.blobs():
                 yield entries.with_header(self.entry_of(template, blob.row), pair.content(blob, entries.HEAD))
             pair.check()
-        except (Damaged, Refused) as error:
-            yield Problem(pair.path, "damaged" if isinstance(error, Damaged) else "unknown", error.message)
+        except Damaged as error:
+            yield Problem(pair.path, "damaged", error.message)
 
     def check_rows(self, root: Root, file: str) -> Iterator[Finding]:
         """Check header and both checksums of every entry of any driver: Mesa repairs none of them."""
@@ -174,15 +181,10 @@ class EntryFiles(files.Files):
         return FOREIGN if kind == ENTRY and root.role != cache.MULTI_FILE else kind
 
     def leaves(self, root: Root) -> Iterator[trees.Leaf | Problem]:
-        """Yield entries with their headers, all but the data files, and a problem for names of an unknown length."""
-        unknown = 0
+        """Yield entries with their headers, and all else but the data files."""
         for leaf in self.tree_of(root).scan(head=entries.HEAD):
             if isinstance(leaf, Problem) or not is_data_file(leaf.entry.key):
                 yield leaf
-            unknown += isinstance(leaf, trees.Leaf) and leaf.shape is _UNKNOWN
-        if unknown:
-            message = f"{unknown} files in a format that this cachectl does not know; left alone"
-            yield Problem(root.path, "unknown", message)
 
     def described(self, tree: trees.Tree, leaf: trees.Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
         """Yield an entry with what its header says."""

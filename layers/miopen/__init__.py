@@ -284,7 +284,8 @@ class MIOpenKernels(MIOpenLayer):
         ),
         uses={
             Use.WRITE: Hazard(FAILS, "MIOpen throws, even where it only looks up"),
-            Use.CHANGE: Hazard(RISKS, "MIOpen throws at each new kernel"),
+            Use.OPEN: Hazard(FAILS, "MIOpen throws, even where it only looks up"),
+            Use.CHANGE: Hazard(RISKS, "MIOpen throws when it stores a kernel there"),
         },
         lookups=_LOOKUPS._replace(by_openings=_by_openings),
         codes=codes.OF_KERNELS,
@@ -354,6 +355,13 @@ class MIOpenSystemKernels(MIOpenLayer):
                 if self.environment.get(_SYSTEM):
                     fix = f"unset {_SYSTEM}"
                 yield codes.NO_DATABASE.finding(self.name, roots[0].path, message, fix)
+
+    def unexamined(self) -> Iterator[str]:
+        """Yield that no GPU is known whose databases could be looked for."""
+        from cachectl.layers.host import hardware
+
+        if not hardware.amd_gpus(self.environment):
+            yield "whether your GPU has a database: no AMD GPU is visible here; ask on its node"
 
 
 class MIOpenTuning(MIOpenLayer):

@@ -48,8 +48,9 @@ _BASE = regex(
 _RAW_BASE = r"(?:batchnorm_)?(?P<base>gfx[0-9a-z]+(?:_[0-9a-z]+)*)"
 _BACKEND = regex(r"\.(?:HIPNOGPU|HIP|OpenCL)(?=\.)")
 _VERSION = regex(r"\.(?P<version>\d+_\d+_\d+(?:_[^.:]*)?)(?=\.)")
-_SQLITE = regex(rf"{_RAW_BASE}(?:_\d+\.\d+\.\d+)?\.(?P<kind>u?kdb|u?db)")
-_TEXT = regex(
+KERNEL_FILE = rf"{_RAW_BASE}(?:_\d+\.\d+\.\d+)?\.(?P<kind>u?kdb|u?db)"
+_SQLITE = regex(KERNEL_FILE)
+TEXT_FILE = regex(
     rf"{_RAW_BASE}(?P<backend>{_BACKEND.pattern})?(?:{_VERSION.pattern})?(?:\.fusion)?"
     r"\.(?P<kind>u?fdb\.txt|u?db\.txt|cd\.u?pdb\.txt)"
 )
@@ -119,7 +120,7 @@ def parse_name(relative: str) -> DatabaseFile | None:
     """Read the name of a database file; ``None`` for other names."""
     folder, _, file = relative.rpartition("/")
     # Folders of libraries hold hundreds of other names.
-    match = (_SQLITE.fullmatch(file) or _TEXT.fullmatch(file)) if "gfx" in file else None
+    match = (_SQLITE.fullmatch(file) or TEXT_FILE.fullmatch(file)) if "gfx" in file else None
     if match is None:
         return None
     parts = {"backend": None, "version": None, **match.groupdict()}

@@ -32,6 +32,18 @@ _WITH_HASHES = (2, 4)
 #: Kernels of old versions, each in a folder named by the md5 of device and options; MIOpen makes the folders that it
 #: needs.
 _OBJECTS = tree.Shape((databases.VERSION_FOLDER, regex("[0-9a-f]{32}"), regex(r".+\.o(?:bj)?")))
+#: Names that no release has made, in folders of its versions, and any in folders of what may be another version.
+_NO_DATABASE = rf"(?!{databases.KERNEL_FILE}\Z).*gfx.*\.u?kdb"
+_OTHER_VERSION = regex(rf"(?!{databases.VERSION_FOLDER.pattern}\Z)v?\d+[._]\d.*")
+_LIKE = (
+    tree.resembling(_NO_DATABASE),
+    tree.resembling(databases.VERSION_FOLDER, _NO_DATABASE),
+    tree.resembling(_OTHER_VERSION, r".*gfx.*\.u?kdb"),
+    *(
+        tree.resembling(version, "[0-9a-f]{16,}", r".+\.o(?:bj)?")
+        for version in (databases.VERSION_FOLDER, _OTHER_VERSION)
+    ),
+)
 _NO_CODE = "has the name of a kernel, but is no code; left alone"
 #: More than any kernel has, in bytes: larger blobs are bombs.
 _LARGEST = 1 << 30
@@ -261,7 +273,7 @@ class KernelTables(databases.MIOpenTables):
 class ObjectFiles(files.Files):
     """The user's files of single kernels of old versions."""
 
-    shapes = (_OBJECTS,)
+    shapes = (_OBJECTS, *_LIKE)
     codec = ObjectCodec()
     forms = (codec.form,)
     tidies = True
@@ -272,13 +284,14 @@ class ObjectFiles(files.Files):
 
     def leaves(self, root: Root) -> Iterator[tree.Leaf | Problem]:
         """Yield object files; in a temporary folder such files may belong to other programs."""
-        return iter(()) if root.role == miopen.TEMPORARY else self.tree_of(root).scan(head=32)
+        for leaf in () if root.role == miopen.TEMPORARY else self.tree_of(root).scan(head=32):
+            if isinstance(leaf, tree.Leaf) and leaf.is_entry:
+                yield leaf.as_unknown(self.codec.foreign(leaf.head))
+            else:
+                yield leaf
 
     def described(self, tree: tree.Tree, leaf: tree.Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
         """Yield the entry of an object file."""
-        if not leaf.head.startswith(CODE):
-            yield Problem(tree.root / leaf.entry.key, "unrecognised", _NO_CODE)
-            return
         version, _, name = leaf.entry.key.split("/")
         yield leaf.entry._replace(details=Details(databases.program_names(name), versions={"miopen": version}))
 
@@ -294,4 +307,5 @@ def key_complaint(name: str, args: str) -> str | None:
 
 def kernel_store(asked_first: str = "") -> databases.MIOpenDatabases:
     """Return the store of the user's kernels, or of those of a package."""
-    return databases.MIOpenDatabases(KernelTables(asked_first), files.Files() if asked_first else ObjectFiles())
+    rest = files.Files(tree.resembling(_NO_DATABASE)) if asked_first else ObjectFiles()
+    return databases.MIOpenDatabases(KernelTables(asked_first), rest)

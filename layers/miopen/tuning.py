@@ -46,6 +46,8 @@ _TEMPORARIES = (
     tree.Shape((regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"),), because="left by an interrupted rewrite of MIOpen"),
     tree.Shape((tree.OWN_TEMPORARY,), because="left by an interrupted cachectl"),
 )
+#: Names of texts that no release has made.
+_LIKE = tree.resembling(rf"(?!{databases.TEXT_FILE.pattern}\Z).*gfx.*\.(?:cd\.)?\w*db\w*\.txt")
 
 
 class TuningTables(databases.MIOpenTables):
@@ -190,5 +192,5 @@ def _lock_files(environment: Environment, path: Path) -> tuple[Path, ...]:
 
 def tuning_store(asked_first: str = "") -> databases.MIOpenDatabases:
     """Return the store of the user's results, or of those of a package."""
-    rest = files.Files() if asked_first else files.Files(*_TEMPORARIES, writers=miopen.LIBRARIES)
+    rest = files.Files(_LIKE) if asked_first else files.Files(*_TEMPORARIES, _LIKE, writers=miopen.LIBRARIES)
     return databases.MIOpenDatabases(TuningTables(asked_first), rest)

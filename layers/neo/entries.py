@@ -31,7 +31,8 @@ ACCOUNT = "config.file"
 #: Bytes of all entries, as the driver holds them against its limit (``size_t``).
 _TOTAL = struct.Struct("=Q")
 _DIGIT = regex("[0-9a-f]")
-_ENTRY = regex(r"[0-9a-f]{16}\.(?:cl|l0|ocloc)_cache")
+_NAME = "[0-9a-f]{16}"
+_ENTRY = regex(rf"{_NAME}\.(?:cl|l0|ocloc)_cache")
 _SHAPES = (
     tree.Shape((_ENTRY,)),
     tree.Shape((_DIGIT, _DIGIT, _ENTRY)),
@@ -40,6 +41,8 @@ _SHAPES = (
     tree.Shape((regex(re.escape(ACCOUNT)),), sums=True, sizes=(0, _TOTAL.size)),
     tree.Shape((regex(r"[0-9a-f]{16}\.(?:trace|input)"),), sums=True),
     *(tree.Shape((*above, regex("stats")), sums=True, sizes=(24,)) for above in ((), (_DIGIT,), (_DIGIT, _DIGIT))),
+    # Other suffixes, longer or shorter hashes, and other levels.
+    *(tree.resembling(*(("[0-9a-f]{1,4}",) * depth), rf"[0-9a-f]{{8,}}\.\w*cache|{_NAME}\.\w+") for depth in range(4)),
 )
 _NEVER = "the driver compiles it again at every run, and never replaces it"
 
@@ -141,8 +144,8 @@ class NeoPrograms(files.Files):
         """Return the bytes of the entries of each kind. Raises :class:`Unreachable` if some cannot be read."""
         sizes: dict[str, int] = {}
         for leaf in self.tree_of(root).leaves():
-            if leaf.shape.is_entry:
-                kind = leaf.entry.key.rpartition(".")[2]
+            kind = leaf.entry.key.rpartition(".")[2]
+            if leaf.shape.is_entry or (leaf.entry.is_unknown and kind.endswith("cache")):
                 sizes[kind] = sizes.get(kind, 0) + leaf.entry.length
         return sizes
 

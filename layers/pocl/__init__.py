@@ -164,6 +164,7 @@ class PoclKernels(drivers.DriverLayer):
         ),
         uses={
             Use.WRITE: Hazard(FAILS, "PoCL finds no device"),
+            Use.CHANGE: Hazard(RISKS, "PoCL cannot build the programs that belong there"),
             Use.EXECUTE: Hazard(FAILS, "PoCL aborts when it loads a kernel"),
         },
         needs_place=True,

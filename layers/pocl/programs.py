@@ -105,10 +105,12 @@ LEVELS = (regex("[A-P]{2}"), regex("[A-P]{37}"))
 #: build fails if it vanishes between the two (``pocl_mkdir_p`` in ``lib/CL/pocl_file_util.c``).
 _EMPTY = trees.Shape((LEVELS[0],), folders=True, because="an empty folder of programs", sizes=(0,))
 _ENTRY = trees.Shape(LEVELS, folders=True, members=MEMBERS, first=(BITCODE, "program.spv"))
+#: Names of which PoCL has made none yet, where it would make them: longer or shorter hashes, divided otherwise.
+_LIKE = (trees.resembling("[A-P]{1,6}", "[A-P]{16,}"), trees.resembling("[A-P]{32,}"))
 #: What is in three kinds of root: any folder, one whose name contains ``pocl``, and one that only PoCL uses.
-NAMED = (_ENTRY, *_temporaries(_NO_WORD)[:2])
-_BEARING = (_EMPTY._replace(private=True), _ENTRY, *_temporaries(_NO_WORD))
-_OWN = (_EMPTY, _ENTRY, *_temporaries(DRAWN), _HEADERS)
+NAMED = (_ENTRY, *_temporaries(_NO_WORD)[:2], *_LIKE)
+_BEARING = (_EMPTY._replace(private=True), _ENTRY, *_temporaries(_NO_WORD), *_LIKE)
+_OWN = (_EMPTY, _ENTRY, *_temporaries(DRAWN), _HEADERS, *_LIKE)
 
 
 class Programs(files.Files):

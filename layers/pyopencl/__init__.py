@@ -107,7 +107,10 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
             "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others "
             "fail",
         ),
-        uses={Use.WRITE: Hazard(FAILS, "every build by PyOpenCL fails, after a minute where its lock cannot be made")},
+        uses=dict.fromkeys(
+            (Use.WRITE, Use.CHANGE),
+            Hazard(FAILS, "every build by PyOpenCL fails, after a minute where its lock cannot be made"),
+        ),
         unchecked="machine code, the records of LLVM bitcode, and binaries whose format only their driver knows",
         reveals="source text of your kernels, paths of included headers",
         # PyOpenCL adds a random constant to each build, so the cache of these drivers never answers (``cache.py``).

@@ -32,7 +32,13 @@ from cachectl.layers.pytools import dictionaries
 from cachectl.layers.stores import files
 from cachectl.layers.stores import tree_read as trees
 
-_BASE = regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
+_BASE = regex(r"pyopencl-compiler-cache-v[12]-(?:uid\w+-)?py(?P<python>[\w.]+)")
+#: Folders of other versions, and other names than those of programs in any of them.
+_LIKE = (
+    trees.resembling(r"pyopencl-compiler-cache-.+"),
+    trees.resembling(_BASE, r"[0-9a-f]{8,}[\w.-]*"),
+    trees.resembling(_BASE, "[0-9a-f]{1,4}", r"[0-9a-f]{8,}[\w.-]*"),
+)
 _MEMBERS = regex("source\\.cl|binary|info")
 #: PyOpenCL's extension module.
 _EXTENSION = ("_cl.",)
@@ -47,7 +53,7 @@ class ProgramFolders(files.Files):
     """A folder for each program, below a folder for each Python, which PyOpenCL locks with one lock file."""
 
     # Without info PyOpenCL takes an entry for a miss; without binary alone it fails.
-    shapes = (trees.Shape((_BASE, regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",)),)
+    shapes = (trees.Shape((_BASE, regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",)), *_LIKE)
     forms = ("pyopencl-binary/2",)
     beside = frozenset()
     unread = Damage(FAILS, "")

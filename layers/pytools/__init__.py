@@ -175,7 +175,10 @@ class PytoolsDictionaries(UserCacheLayer):
             "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
         ),
         among_ranks=Hazard(HARMLESS, "sqlite lets one of them write at a time, and the others wait"),
-        uses={Use.WRITE: Hazard(FAILS, "pytools can make or extend no dictionary, and programs that try fail")},
+        uses={
+            Use.WRITE: Hazard(FAILS, "pytools can make no dictionary, and programs that need one fail"),
+            Use.CHANGE: Hazard(FAILS, "pytools can add nothing to it, and programs that try fail"),
+        },
         unchecked="what is in whole pickles",
         reveals="whatever the programs keep in their dictionaries",
         # A dictionary's name bears Python and the versions of the libraries whose code its values depend on.

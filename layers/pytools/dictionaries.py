@@ -87,7 +87,8 @@ class DictionaryTables(row_store.TableFormat):
         if self.is_table(file) and digest and "/" not in digest:
             return ENTRY
         name = pdict.parse_name(database.without_companion(file), self.environment.python)
-        return OWN if layer_of("" if name is None else name.identifier) == self.name else FOREIGN
+        identifier = pdict.ANY_GENERATION.sub("", file) if name is None else name.identifier
+        return OWN if layer_of(identifier) == self.name else FOREIGN
 
     def with_name(self, entry: Entry) -> Entry:
         """Add the versions in a dictionary's name, and whether a program can still hit its entries."""
@@ -139,7 +140,11 @@ class PickleCodec(Codec):
 class OlderDictionaries(files.Files):
     """Entries of v3 and v4: a folder for each, below that of the dictionary, which stays: programs lock files in it."""
 
-    shapes = (tree.Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS),)
+    shapes = (
+        tree.Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS),
+        tree.resembling(rf"{pdict.ANY_GENERATION.pattern}.+"),
+        *(tree.resembling(pdict.V4_LEVELS[0], *["[0-9a-f]{1,8}"] * depth, "[0-9a-f]{9,}") for depth in range(4)),
+    )
 
     def __init__(self, form: str, tables: DictionaryTables) -> None:
         super().__init__()
@@ -158,13 +163,21 @@ class OlderDictionaries(files.Files):
     def leaves(self, root: Root) -> Iterator[tree.Leaf | Problem]:
         """Yield the folders of older dictionaries, this layer's orphans, and problems of either."""
         for leaf in super().leaves(root):
+            path = os.path.relpath(leaf.path, root.path) if isinstance(leaf, Problem) else leaf.entry.key
+            is_own, is_inside = self.tables.kind_of(root, path) != FOREIGN, "/" in path
             if isinstance(leaf, Problem):
-                path = os.path.relpath(leaf.path, root.path)
-                if path == "." or self.tables.kind_of(root, path) != FOREIGN:
+                if path == "." or is_own:
                     yield leaf
-            # What an interrupted cachectl left belongs to the layer that takes all other dictionaries.
-            elif self.name == layer_of("") if leaf.entry.is_orphan else self.tables.named(leaf.entry.key):
-                yield leaf
+            elif leaf.entry.is_orphan:
+                # What an interrupted cachectl left belongs to the layer that takes all other dictionaries.
+                if self.name == layer_of(""):
+                    yield leaf
+            elif self.tables.named(database.without_companion(path)) is not None:
+                # Others are databases.
+                if is_inside:
+                    yield leaf
+            elif is_own and (is_inside or leaf.entry.is_unknown):
+                yield leaf.as_unknown(tree.STRANGE_NAME)
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the name of the dictionary, and the version of Python in it."""

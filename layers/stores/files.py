@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from cachectl.layers.base import processes
-from cachectl.layers.base.errors import Damaged, LayerError, Unreachable, not_a_key, reason_of
+from cachectl.layers.base.errors import Damaged, LayerError, UnknownFormat, Unreachable, not_a_key, reason_of
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, orphan
 from cachectl.layers.core.finding import RECOMPILES, Finding
@@ -31,6 +31,7 @@ from cachectl.layers.core.store import (
     finding_of,
     noted,
     read_each,
+    unknown_finding,
     unreadable,
 )
 from cachectl.layers.stores import archive
@@ -121,6 +122,9 @@ class Files(Store):
 
     def require_replaceable(self, root: Root, key: str, files: trees.Members) -> None:
         """Raise :class:`LayerError` if an entry must not be replaced by these files now."""
+        standing = self.tree_of(root).read_members(key)
+        if standing and (reason := self.codec.foreign(archive.entry_bytes(standing))) is not None:
+            raise UnknownFormat(self.name, f"is not replaced: {reason}", root.path / key)
 
     def check_index(self, root: Root) -> Iterator[Finding]:
         """Yield differences between the files of the cache as a whole and the entries, all of which could be read."""
@@ -144,7 +148,7 @@ class Files(Store):
         for leaf in self.leaves(root):
             if isinstance(leaf, Problem):
                 yield leaf
-            elif not leaf.shape.is_entry:
+            elif not leaf.is_entry:
                 yield leaf.found
             elif _is_no_entry(self, leaf.members):
                 why = "a build that failed" if leaf.members else "an empty program folder"
@@ -171,7 +175,12 @@ class Files(Store):
         """Look for the tag in what has changed."""
         tree = self.tree_of(root)
         for leaf in tree.scan():
-            if isinstance(leaf, Problem) or leaf.shape.sums or (leaf.entry.modified or 0) < since:
+            if (
+                isinstance(leaf, Problem)
+                or leaf.shape.sums
+                or leaf.entry.is_unknown
+                or (leaf.entry.modified or 0) < since
+            ):
                 continue
             match = tag.search(self.tagged_text(tree, leaf.entry) or b"")
             if match is not None or leaf.entry.key in known:
@@ -311,7 +320,9 @@ def examine(store: Files, root: Root, tree: trees.Tree, leaf: trees.Leaf | Probl
             yield finding_of(store, root, leaf)
         return
     key = leaf.entry.key
-    if not leaf.shape.is_entry or _is_no_entry(store, leaf.members):
+    if leaf.entry.is_unknown:
+        yield unknown_finding(store, root, leaf.entry)
+    if not leaf.is_entry or _is_no_entry(store, leaf.members):
         return
     files: trees.Members | None = None
     try:

@@ -24,7 +24,7 @@ from cachectl.layers.base.errors import (
     reason_of,
 )
 from cachectl.layers.core import codes
-from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, orphan
+from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, orphan, unknown
 from cachectl.layers.core.finding import FAILS, HARMLESS, RISKS, Finding, Severity
 from cachectl.layers.core.plan import Outcome
 from cachectl.layers.core.root import Root
@@ -266,7 +266,7 @@ class Rows(Store):
             if isinstance(file, Problem):
                 yield file
                 continue
-            path, payload = root.path / file, 0
+            path, payload, strange = root.path / file, 0, None
             modified = (plain.status_at(path), plain.status_at(database.companion(path, "-wal")))
             written = max((status.st_mtime for status in modified if status is not None), default=None)
             template = Entry(self.name, file, root.path, 0, 0, written_before=written)
@@ -275,6 +275,8 @@ class Rows(Store):
                 for thing in lister(root, file, template):
                     payload += thing.bytes or 0 if not isinstance(thing, Problem) and thing.files == 0 else 0
                     yield thing
+            except UnknownFormat as error:
+                strange = error.message
             except (LayerError, OSError) as error:
                 kinds: dict[type, str] = {
                     Busy: "busy",
@@ -286,7 +288,7 @@ class Rows(Store):
             try:
                 sizes = database.sizes_of(path)
                 held = template._replace(bytes=max(0, sum(sizes) - payload), files=len(sizes))
-                yield usage_of(held, 0)
+                yield usage_of(held, 0) if strange is None else unknown(held, strange)
             except OSError as error:
                 yield Problem(path, "unreadable", self.explain(error))
 

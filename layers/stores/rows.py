@@ -28,7 +28,17 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from cachectl.layers.base.environment import LOCK_TIMEOUT
-from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Pending, Refused, Unreachable
+from cachectl.layers.base.errors import (
+    Busy,
+    Damaged,
+    EntryExists,
+    LayerError,
+    NoRoom,
+    Pending,
+    Refused,
+    UnknownFormat,
+    Unreachable,
+)
 from cachectl.layers.disk import atomic, handles, plain, trust
 from cachectl.layers.stores import database
 from cachectl.layers.stores.table import MAKE_ROOM, Row, TableFile
@@ -36,6 +46,8 @@ from cachectl.layers.stores.tree_read import CHANGED
 
 _MAGIC = b"SQLite format 3\0"
 _HEADER = 100
+#: The largest version for writing or reading in a header: that of databases with a log.
+_NEWEST = 2
 #: The bytes that sqlite locks: those of waiting and active writers, and of readers.
 _FIRST_LOCKED = 0x40000000
 _LOCKED_BYTES = 512
@@ -385,7 +397,9 @@ class RowFile(TableFile):
             connection.execute("pragma cell_size_check = on")
             foreign = database.foreign_object(connection, self.schema.create)
             if foreign is not None:
-                raise Refused(self.layer, f"holds a {foreign} that its library does not make; left alone", self.path)
+                # A later release may make its table otherwise.
+                refusal = UnknownFormat if foreign == f"table {self.schema.table!r}" else Refused
+                raise refusal(self.layer, f"holds a {foreign} that its library does not make; left alone", self.path)
             yield connection
 
     def _require_private(self) -> None:
@@ -443,11 +457,16 @@ class RowFile(TableFile):
         message = f"{what}, which the next program that opens it finishes; so does: {command}"
         return Pending(self.layer, message, self.path)
 
-    def _damaged(self, message: str) -> Damaged | Unreachable:
-        """Return that the file is damaged, or that it cannot be read to its end: sqlite takes that for damage too."""
+    def _damaged(self, message: str) -> LayerError:
+        """Return that the file is damaged, or what else sqlite takes for damage.
+
+        That is a file that cannot be read to its end, and one of a later version of sqlite.
+        """
         try:
             handle = plain.open_plain(self.path)
             try:
+                if (header := os.read(handle, _HEADER)).startswith(_MAGIC) and max(header[18:20]) > _NEWEST:
+                    return UnknownFormat(self.layer, "is of a later version of sqlite; left alone", self.path)
                 while os.read(handle, _CHUNK):
                     pass
             finally:

@@ -21,7 +21,7 @@ from cachectl.layers.base.errors import LayerError, Unreachable
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.limits import LARGEST_ENTRY
 from cachectl.layers.base.text import printable, too_large
-from cachectl.layers.core.entry import Entry, Problem, Usage, orphan
+from cachectl.layers.core.entry import Entry, Problem, Usage, orphan, unknown
 from cachectl.layers.core.store import EntryError
 from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import atomic, handles, plain
@@ -64,6 +64,9 @@ class Shape(NamedTuple):
     still be writing one. ``sizes`` accepts only files of so many bytes, or folders with so
     many names, and ``private`` only what no other user may read, as ``mkstemp`` makes it. ``sums`` is set for files
     that belong to the cache as a whole.
+
+    ``resembles`` is set for what no known version makes, but a later one might: files or folders of other lengths or
+    versions. Only what has no other shape has this one, and no name that systems make.
     """
 
     levels: tuple[re.Pattern[str], ...]
@@ -76,6 +79,7 @@ class Shape(NamedTuple):
     sizes: tuple[int, ...] = ()
     private: bool = False
     sums: bool = False
+    resembles: bool = False
     #: Whether the size of such a file is constant, and does not shrink when entries are removed.
     fixed: bool = False
     #: The mode of the files of an entry.
@@ -94,7 +98,7 @@ class Shape(NamedTuple):
     @property
     def is_entry(self) -> bool:
         """Return whether things of this shape are entries."""
-        return self.because is None and not self.sums
+        return self.because is None and not self.sums and not self.resembles
 
     def strange(self, name: str, paths: Iterable[str]) -> str | None:
         """Return the first path, by name, of those that are no file of the entry of this name."""
@@ -143,6 +147,8 @@ class Shape(NamedTuple):
 
     def takes(self, folder: int, name: str, status: os.stat_result) -> bool:
         """Return whether a thing in an open folder has this shape, whose name has."""
+        if self.resembles:
+            return (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)) and not SYSTEM_NAME.fullmatch(name)
         is_kind = stat.S_ISDIR if self.folders else stat.S_ISREG
         if not is_kind(status.st_mode) or (self.private and status.st_mode & 0o077):
             return False
@@ -154,6 +160,14 @@ class Shape(NamedTuple):
 OWN = Shape((OWN_TEMPORARY,), folders=True, because="left by an interrupted cachectl", idle_only=False)
 _STRAY = Shape((), because="a file of an entry that is not there")
 _ABOVE = Shape((), sums=True, fixed=True)
+#: Names that systems and people give to files in any folder.
+SYSTEM_NAME = regex(r"\.nfs.*|\.DS_Store|CACHEDIR\.TAG|lost\+found|README.*", re.DOTALL)
+STRANGE_NAME = "has a name of another length, form or version than this cachectl knows; left alone"
+
+
+def resembling(*levels: str | re.Pattern[str]) -> Shape:
+    """Return the shape of what resembles an entry, by the pattern of each component of its path."""
+    return Shape(tuple(regex(level) if isinstance(level, str) else level for level in levels), resembles=True)
 
 
 class Leaf(NamedTuple):
@@ -171,6 +185,11 @@ class Leaf(NamedTuple):
     folders: Mapping[str, os.stat_result] = {}
 
     @property
+    def is_entry(self) -> bool:
+        """Return whether it is an entry of a known format."""
+        return self.shape.is_entry and not self.entry.is_unknown
+
+    @property
     def frees(self) -> dict[str, int]:
         """Return the bytes that the deletion of each file and folder frees; none for a file with another hard link."""
         sizes = {path: handles.size_of(one) * (one.st_nlink == 1) for path, one in self.members.items()}
@@ -180,7 +199,12 @@ class Leaf(NamedTuple):
     def found(self) -> Entry | Usage:
         """Return what a scan yields of it."""
         entry = self.entry
-        return Usage(files=entry.files, bytes=entry.bytes, fixed=self.shape.fixed) if self.shape.sums else entry
+        is_sum = self.shape.sums and not entry.is_unknown
+        return Usage(files=entry.files, bytes=entry.bytes, fixed=self.shape.fixed) if is_sum else entry
+
+    def as_unknown(self, because: str | None) -> Leaf:
+        """Return a thing that is none of a known format for a reason; as it is if there is none."""
+        return self if because is None else self._replace(entry=unknown(self.entry, because))
 
 
 class Tree:
@@ -226,13 +250,13 @@ class Tree:
         """Return one thing by its key. Raises :class:`Unreachable` if it cannot be read."""
         with self._above(key) as (folder, _):
             leaf = None if folder is None else self.recognise(folder, key.split("/"))
-            return leaf if isinstance(leaf, Leaf) else None
+            return leaf if isinstance(leaf, Leaf) and not leaf.entry.is_unknown else None
 
     def _scan(self, folder: int, above: tuple[str, ...], shapes: Sequence[Shape]) -> Iterator[Leaf | Problem]:
         try:
             names = sorted(os.listdir(folder))
         except OSError as error:
-            yield self._unread(above, error)
+            yield from self._unread(above, error, shapes)
             return
         beside = self._beside(folder, (*above, ""), names)
         for name in names:
@@ -247,12 +271,15 @@ class Tree:
                     yield found
                 elif found:
                     with handles.opened(name, folder) as below:
-                        self._above_things += handles.size_of(os.fstat(below))
-                        yield from self._scan(below, parts, found)
+                        is_own = not all(shape.resembles for shape in found)
+                        for leaf in self._scan(below, parts, found):
+                            is_own = True
+                            yield leaf
+                        self._above_things += handles.size_of(os.fstat(below)) * is_own
             except FileNotFoundError:
                 pass
             except OSError as error:
-                yield self._unread(parts, error)
+                yield from self._unread(parts, error, fitting)
 
     def _beside(self, folder: int, parts: Sequence[str], names: Sequence[str] = ()) -> dict[str, list[str]]:
         """Return the companions in an open folder, as :meth:`Shape.beside`, given its names or a path in it."""
@@ -277,7 +304,10 @@ class Tree:
         fitting: Sequence[Shape] | None = None,
         beside: Mapping[str, Sequence[str]] | None = None,
     ) -> Leaf | Problem | list[Shape] | None:
-        """Return the thing of a name, or why it is none; the shapes of what may lie in a folder above things."""
+        """Return the thing of a name, or why it is none; the shapes of what may lie in a folder above things.
+
+        What only resembles a thing stands last among the shapes.
+        """
         name, depth = parts[-1], len(parts)
         status = plain.status_at(name, dir_fd=folder)
         if status is None:
@@ -289,18 +319,23 @@ class Tree:
         is_stray = name in beside.get("", ()) and stat.S_ISREG(status.st_mode)
         here = (one for one in fitting if len(one.levels) == depth and one.takes(folder, name, status))
         shape = _STRAY if is_stray else next(here, None)
-        if shape is None:
-            if stat.S_ISLNK(status.st_mode) and any(one.because is None for one in fitting):
+        longer = [shape for shape in fitting if len(shape.levels) > depth] if stat.S_ISDIR(status.st_mode) else []
+        if shape is None or (shape.resembles and not all(shape.resembles for shape in longer)):
+            is_of_layer = any(shape.because is None and not shape.resembles for shape in fitting)
+            if stat.S_ISLNK(status.st_mode) and is_of_layer:
                 return self._problem(parts, "link", "a link inside the root is not followed")
-            return [one for one in fitting if len(one.levels) > depth] if stat.S_ISDIR(status.st_mode) else None
+            return longer
         members, folders = _measured(folder, name, status)
+        strange = STRANGE_NAME if shape.resembles else None
         if shape.companions is not None:
             members |= self.companions(folder, parts, beside)
         elif (misfit := shape.misfit(members)) is not None:
-            return self._problem(parts, "unrecognised", f"holds {misfit!r}, which does not belong there; left alone")
+            strange = f"holds {misfit!r}, which does not belong there; left alone"
+            if not shape.is_entry or SYSTEM_NAME.fullmatch(misfit.rpartition("/")[2]):
+                return self._problem(parts, "unrecognised", strange)
         statuses = [*members.values(), *folders.values()]
         newest = max(status.st_mtime_ns for status in statuses)
-        is_read = self._head and shape.is_entry and newest < self._before * 1e9
+        is_read = self._head and shape.is_entry and strange is None and newest < self._before * 1e9
         entry = Entry(
             self.layer,
             "/".join(parts),
@@ -313,7 +348,8 @@ class Tree:
         )
         if shape.because is not None:
             entry = orphan(entry, shape.because)
-        return Leaf(entry, members, shape, self._beginning(folder, name, shape, members) if is_read else b"", folders)
+        head = self._beginning(folder, name, shape, members) if is_read else b""
+        return Leaf(entry, members, shape, head, folders).as_unknown(strange)
 
     def _beginning(self, folder: int, name: str, shape: Shape, members: Mapping[str, object]) -> bytes:
         file = shape.first[0] if shape.folders and shape.first else ""
@@ -321,9 +357,11 @@ class Tree:
             return b""
         return plain.read_plain(f"{name}/{file}" if file else name, dir_fd=folder, limit=self._head)
 
-    def _unread(self, parts: Sequence[str], error: OSError) -> Problem:
-        code = "unrecognised" if error.errno == errno.ELOOP else "unreadable"
-        return self._problem(parts, code, f"cannot be read: {error.strerror}")
+    def _unread(self, parts: Sequence[str], error: OSError, shapes: Sequence[Shape]) -> Iterator[Problem]:
+        """Yield the problem of what cannot be read, unless it is a folder in which something may resemble an entry."""
+        if not shapes or any(not shape.resembles or len(shape.levels) == len(parts) for shape in shapes):
+            code = "unrecognised" if error.errno == errno.ELOOP else "unreadable"
+            yield self._problem(parts, code, f"cannot be read: {error.strerror}")
 
     def _problem(self, parts: Sequence[str], code: str, message: str) -> Problem:
         return Problem(self.root.joinpath(*parts), code, message)

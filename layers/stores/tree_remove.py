@@ -100,7 +100,7 @@ def _remove_from(
         raise parent
     parts = entry.key.split("/")
     name, leaf = parts[-1], tree.recognise(parent, parts)
-    if not isinstance(leaf, Leaf) or leaf.entry.stamp != entry.stamp:
+    if not isinstance(leaf, Leaf) or leaf.entry.is_unknown or leaf.entry.stamp != entry.stamp:
         return GONE if plain.status_at(name, dir_fd=parent) is None else CHANGED
     shape = leaf.shape
     if shape.folders and shape.sizes:

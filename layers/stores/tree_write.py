@@ -126,11 +126,12 @@ def _move_in(tree: Tree, root: int, stage: int, staged: str, key: str, *, replac
                 if plain.status_at(parts[-1], dir_fd=parent) is None:
                     if tree.companions(parent, parts):
                         wrong = "files of an entry that is not there are in its place; cachectl purge removes them"
-                elif not isinstance(tree.recognise(parent, parts), Leaf):
+                elif not isinstance(leaf := tree.recognise(parent, parts), Leaf) or leaf.entry.is_unknown:
                     # Another process may be replacing it.
                     if tries_left:
                         continue
-                    wrong = "something that is no entry has its name; left alone"
+                    reason = leaf.entry.because if isinstance(leaf, Leaf) else "is no entry; left alone"
+                    wrong = f"what has its name {reason}"
                 elif not replace:
                     return EntryExists(tree.layer, tree.root / key)
                 if wrong:

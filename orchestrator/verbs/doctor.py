@@ -19,7 +19,7 @@ from cachectl.layers.base.environment import Environment, node
 from cachectl.layers.base.errors import FAILURES, LayerError
 from cachectl.layers.base.text import plural
 from cachectl.layers.core import codes, spelling
-from cachectl.layers.core.entry import UNCOUNTED, Usage
+from cachectl.layers.core.entry import UNCOUNTED, Usage, unknown_words
 from cachectl.layers.core.finding import FAILS, HARMLESS, RISKS, UNSAFE, WASTES, Code, Finding, Hazard, Severity
 from cachectl.layers.core.layer import Layer, every_root
 from cachectl.layers.core.root import DISABLED, ENABLED, UNKNOWN, Root, Scope
@@ -133,7 +133,10 @@ def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = (), *, place: Path
         if unexamined := "; ".join(_unexamined(layer, of_layer)):
             not_checked[layer.name] = unexamined
     with suppress(*FAILURES):
-        placed += (_Placed((finding.message, finding.fix), finding) for finding in spelling.unread(roots))
+        placed += (
+            _Placed((finding.message, finding.fix), finding)
+            for finding in spelling.unread(stack.named(()), {layer.name for layer in roots})
+        )
     return listing.Findings((*found, *_joined(placed)), not_checked)
 
 
@@ -144,6 +147,8 @@ def _unexamined(layer: Layer, roots: Iterable[_Held]) -> Iterator[str]:
         for problem in held.usage.problems:
             if problem.hides and problem.code != codes.UNREADABLE.name:
                 yield f"{problem.path}: {problem.message}"
+        if held.usage.unknown_files:
+            yield f"{held.root.path}: {unknown_words(held.usage.unknown_files)}"
     if filled:
         yield from layer.unexamined()
 
@@ -155,13 +160,14 @@ def _judge(folder: Path, layers: Iterable[Layer]) -> listing.Findings:
         if layer.about.scope is Scope.USER and layer.abilities()[Ability.RELOCATE] is None:
             moved = type(layer)(layer.environment.with_variables(layer.relocate(folder).set))
             roots.append(_Held(moved, moved.roots()[0], True, False, UNCOUNTED, None))  # noqa: FBT003
-    placed = [
-        each._replace(finding=each.finding._replace(fix="name another folder", fix_tested=False), folder="")
-        if each.folder
-        else each
-        for held in roots
-        for each in _guarded(held.layer, folder, (*_of_use(held), *_of_sharing(held)))
-    ]
+    placed: list[_Placed] = []
+    for held in roots:
+        for each in _guarded(held.layer, folder, (*_of_use(held), *_of_sharing(held))):
+            finding = each.finding
+            # The variable is the one that would name the folder.
+            if each.folder or finding.fix.startswith("unset "):
+                finding = finding._replace(fix="name another folder", fix_tested=False)
+            placed.append(each._replace(finding=finding, folder=""))
     return listing.Findings((*_of_space(roots), *_joined(placed)), {})
 
 
@@ -319,7 +325,7 @@ def _of_use(held: _Held) -> Iterator[_Placed]:
     layer, root, environment = held.layer, held.root, held.layer.environment
     is_used = held.first and held.error is None and root.scope is Scope.USER
     uses = layer.about.uses if is_used else {}
-    written = layer.store.written(root) if held.exists and Use.WRITE in uses else ()
+    written = layer.store.written(root) if held.exists and Use.CHANGE in uses else ()
     for obstacle in places.find_obstacles(root.path, uses, environment.home_folder, written):
         code, hazard = codes.COMMON[obstacle.code], Hazard(UNSAFE, "")
         if obstacle.use is not None:
@@ -333,6 +339,8 @@ def _of_use(held: _Held) -> Iterator[_Placed]:
         fix = obstacle.command
         if code is codes.NO_FOLDER and fix.startswith("mv ") and environment.get(root.source) is not None:
             fix = f"unset {root.source}"
+        elif code is codes.OWNER and environment.superuser and (user := environment.get("SUDO_USER")):
+            fix = f"sudo -H in place of sudo -E, which keeps the home of {user}"
         if fix:
             placed = held.finding(obstacle.place, code, hazard.severity, obstacle.message, fix)
             yield placed._replace(effect=hazard.message)
@@ -404,4 +412,4 @@ def show(result: listing.Findings, request: verbs.Request) -> Iterator[object]:
 
 
 #: What no command can see from here.
-_LIMITS = {"*": "quotas that only a server knows, programs of other users, and those of other machines"}
+_LIMITS = {"every layer": "quotas that only a server knows, programs of other users, and those of other machines"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cachectl import verbs
 from cachectl.layers.base.errors import LayerError
+from cachectl.layers.core.layer import require_known
 
 EXAMPLE = "cachectl get pocl 2f1c9a0b77de --output program.tar"
 OPTIONS = (
@@ -24,6 +25,7 @@ def run(request: verbs.Request) -> int:
     (file,) = request.outputs((options.output, ARTIFACT))
     artifact = layer.get(options.key)
     if artifact is None:
+        require_known(layer, options.key)
         raise LayerError(layer.name, f"no entry has the key {options.key!r}; cachectl ls {layer.name} lists keys")
     file.write((artifact_to_bytes(artifact),))
     return 0

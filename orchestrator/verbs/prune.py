@@ -73,15 +73,15 @@ def plan_prune(
     """
     going: dict[Layer, list[Entry]] = {layer: [] for layer in layers}
     unread: dict[Layer, list[Note]] = {layer: [] for layer in going}
+    unknown: dict[Layer, list[Note]] = {layer: [] for layer in going}
     known, now = ledger.Ledger({}, []), 0.0
     if going and limits.bytes is not None:
         environment = next(iter(going)).environment
         known, now = ledger.readable(environment), environment.clock()
     aged: list[tuple[float, Layer, Entry]] = []
-    total, unknown = 0, [0, 0]
+    total, uncertain = 0, [0, 0]
     only_stale = limits == config.Limits(stale=True)
-    # What is of an unknown format is not known to be stale, but counts for the other limits.
-    for layer, thing in _things(unread, contents=limits.stale or bool(known.kernels), names_unknown=not only_stale):
+    for layer, thing in _things(unread, unknown, contents=limits.stale or bool(known.kernels)):
         if isinstance(thing, Usage):
             # A file of fixed length does not shrink, so it must not make prune remove entries.
             total += 0 if thing.fixed else thing.bytes or 0
@@ -93,12 +93,12 @@ def plan_prune(
         else:
             total += thing.bytes
             if thing.stale is None:
-                unknown = [unknown[0] + 1, unknown[1] + thing.bytes]
+                uncertain = [uncertain[0] + 1, uncertain[1] + thing.bytes]
             if latest is not None:
                 aged.append((latest, layer, thing))
     only_orphans = all(entry.is_orphan for entries in going.values() for entry in entries)
-    if only_stale and unknown[0] and only_orphans:
-        held = f"{plural(unknown[0], 'entry', 'entries')} ({units.size(unknown[1])})"
+    if only_stale and uncertain[0] and only_orphans:
+        held = f"{plural(uncertain[0], 'entry', 'entries')} ({units.size(uncertain[1])})"
         advice = "--older-than 30d or --max-size 1G frees space"
         notice(f"no entry is known to be stale, of {held} that is unknown: {advice}")
     excess = 0 if limits.bytes is None else total - limits.bytes
@@ -107,7 +107,9 @@ def plan_prune(
 
     def plan(layer: Layer) -> Plan:
         plan = plan_removal(layer, going[layer])
-        return plan._replace(failed=(*plan.failed, *unread[layer]))
+        # What is of an unknown format is not known to be stale, but counts for the other limits.
+        left = () if only_stale else unknown[layer]
+        return plan._replace(skipped=(*plan.skipped, *left), failed=(*plan.failed, *unread[layer]))
 
     return removal.planned(going, plan)
 
@@ -130,18 +132,21 @@ def _longest_unused(
 
 
 def _things(
-    unread: Mapping[Layer, list[Note]], *, contents: bool, names_unknown: bool
+    unread: Mapping[Layer, list[Note]], unknown: Mapping[Layer, list[Note]], *, contents: bool
 ) -> Iterator[tuple[Layer, Entry | Usage]]:
-    """Yield what layers hold, and note what could not be read or understood."""
+    """Yield what layers hold, and note what could not be read, or is of an unknown format."""
 
     def scan(layer: Layer, root: Root) -> Iterator[Found]:
         return layer.store.scan(root, contents=contents)
 
     for layer, root, thing in layer_set.in_each_root(unread, scan, removal.existing_roots):
-        if isinstance(thing, Usage) or (isinstance(thing, Entry) and not thing.is_foreign):
+        if isinstance(thing, Entry) and thing.is_unknown:
+            unknown[layer].append(Note(thing.key, str(thing.because)))
+            yield layer, Usage(bytes=thing.bytes)
+        elif isinstance(thing, Usage) or (isinstance(thing, Entry) and not thing.is_foreign):
             yield layer, thing
         elif isinstance(thing, Problem):
-            unread[layer] += [thing.note] if thing.hides or (names_unknown and thing.is_unknown) else []
+            unread[layer] += [thing.note] if thing.hides else []
         elif isinstance(thing, Exception):
             unread[layer].append(Note(str(root.path) if root else "*", reason_of(thing)))
 

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from cachectl import verbs
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.limits import LARGEST_ARTIFACT
+from cachectl.layers.core.layer import require_known
 
 EXAMPLE = "cachectl put pocl 2f1c9a0b77de program.tar"
 OPTIONS = (
@@ -27,8 +28,9 @@ def run(request: verbs.Request) -> int:
     from cachectl.layers.stores.archive import artifact_from_bytes
 
     options = request.options
-    data = _read(options.file)
-    request.stack[options.layer].put(options.key, artifact_from_bytes(data), replace=options.replace)
+    data, layer = _read(options.file), request.stack[options.layer]
+    require_known(layer, options.key)
+    layer.put(options.key, artifact_from_bytes(data), replace=options.replace)
     return 0
 
 

@@ -11,7 +11,7 @@ from cachectl import layer_set, verbs
 from cachectl.layers.base.environment import python_release
 from cachectl.layers.base.errors import FAILURES, reason_of
 from cachectl.layers.base.text import plural
-from cachectl.layers.core.entry import UNCOUNTED, Entry, Problem, Usage, orphan
+from cachectl.layers.core.entry import UNCOUNTED, Entry, Problem, Usage, orphan, unknown_words
 from cachectl.layers.core.finding import Finding
 from cachectl.layers.core.json_form import as_json
 from cachectl.layers.core.layer import Layer
@@ -49,8 +49,8 @@ EPILOG = "A LAYER that is named is shown as with -v."
 class Total(NamedTuple):
     """Sums over roots; lower bounds unless ``complete``, and ``None`` for what is unknown.
 
-    ``files`` and ``bytes`` include orphans. ``prune --stale`` removes ``stale_bytes`` and ``orphan_bytes``, and leaves
-    the ``stale_unknown`` entries whose staleness is unknown.
+    ``files`` and ``bytes`` include orphans, and the ``unknown_files``, whose format is unknown. ``prune --stale``
+    removes ``stale_bytes`` and ``orphan_bytes``, and leaves the ``stale_unknown`` entries whose staleness is unknown.
     """
 
     entries: int | None
@@ -61,6 +61,7 @@ class Total(NamedTuple):
     stale_bytes: int | None
     orphan_bytes: int | None
     stale_unknown: int
+    unknown_files: int | None
 
 
 @as_json(flat=("root", "usage"))
@@ -94,6 +95,7 @@ def total_of(roots: Sequence[RootReport], *, complete: bool = True) -> Total:
         sum(stale_bytes) if stale_bytes else None,
         least("orphan_bytes"),
         sum(known("stale_unknown")),
+        least("unknown_files"),
     )
 
 
@@ -329,8 +331,12 @@ def lines(result: Report, home: str, *, verbose: bool = False) -> Iterator[objec
         if verbose:
             yield from _details(layer, home)
         problems = [f"{units.short_path(problem.path, home)}: {problem.message}" for problem in layer.problems]
+        start = "  " if verbose else f"{layer.layer}: "
         for problem in (*layer.failures, *problems):
-            yield f"{'  ' if verbose else f'{layer.layer}: '}problem: {problem}"
+            yield f"{start}problem: {problem}"
+        for root in layer.roots:
+            if unknown := root.usage.unknown_files:
+                yield f"{start}{units.short_path(root.root.path, home)}: {unknown_words(unknown)}"
     yield from _others(result, home)
 
 

@@ -128,7 +128,7 @@ class Evidence:
                 f"{root.path}/{entry.key}": entry
                 for root in self.layer.roots()
                 for entry in self.layer.store.scan(root, contents=False)
-                if isinstance(entry, Entry) and not entry.is_orphan
+                if isinstance(entry, Entry) and entry.is_listed
             }
         except FAILURES:
             return None

@@ -67,10 +67,15 @@ def program(folder: Path) -> Path:
     return path
 
 
-def test_the_line_of_cron_prunes(home: Home) -> None:
+def leaked_beside_program(home: Home) -> tuple[Path, Path]:
+    """Make what a prune removes, and a program in a folder whose name needs quoting; return both."""
     home.configure("[prune]\nstale = true\n")
     (home.path / "odd folder % of mine").mkdir()
-    leaked, path = leak(home.path), program(home.path / "odd folder % of mine")
+    return leak(home.path), program(home.path / "odd folder % of mine")
+
+
+def test_the_line_of_cron_prunes(home: Home) -> None:
+    leaked, path = leaked_beside_program(home)
     line = block("cron", "text").rstrip("\n").replace(PLACEHOLDER, f'"{path}"'.replace("%", "\\%"))
     schedule = re.fullmatch(r"\d+ \d+ \* \* \* (.*)", line)
     assert schedule is not None
@@ -107,9 +112,7 @@ def test_the_end_of_a_job_prunes_the_home_of_its_user(open_folder: Path) -> None
 
 @pytest.mark.usefixtures("schedulers")
 def test_the_manager_of_systemd_takes_and_runs_the_units(home: Home) -> None:
-    home.configure("[prune]\nstale = true\n")
-    (home.path / "odd folder % of mine").mkdir()
-    leaked, path = leak(home.path), program(home.path / "odd folder % of mine")
+    leaked, path = leaked_beside_program(home)
     written = units(home.path / ".config/systemd/user", f'"{path}"'.replace("%", "%%"))
     checked = subprocess.run(["systemd-analyze", "verify", *written], capture_output=True, text=True, check=False)
     assert "cachectl-prune" not in checked.stderr

@@ -291,7 +291,7 @@ def test_what_was_placed_before_a_failure_is_counted(small: Path, home: Home, mo
 
     def fails(layer: Layer, artifacts: Sequence[Artifact], **more: bool) -> object:
         put(layer, artifacts[:2], **more)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("cachectl.exchange.copying.put_many", fails)
     done = Stack(home.environment()).pull(small, TRUSTED)

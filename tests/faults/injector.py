@@ -27,7 +27,8 @@ LOCKS = 4
 #: Not an error, but the end of the process.
 KILL = -1
 _SHIM = Path(__file__).with_name("faults.c")
-_SECONDS = 60
+#: A push waits for the lock of each of a dozen dictionaries.
+_SECONDS = 150
 #: Modules that act when they are imported, or that need pytest.
 _NOT_IMPORTED = ("cachectl.__main__", "cachectl.pytest_plugin", "cachectl.layers.core.conformance")
 

@@ -113,7 +113,7 @@ CASES = {
         Case("purge", ("purge", "--all", "--wait", "0.2", "--json"), removes=True),
         Case("purge-key", ("purge", "{layer}", "--key", "{key}", "--wait", "0.2", "--json"), removes=True),
         Case("prune", ("prune", "--max-size", f"{_MOST}B", "--wait", "0.2", "--json"), removes=True),
-        Case("pull", ("pull", "{home}/bundle.zip", "--trust", "--json"), _bundle, places=True),
+        Case("pull", ("pull", "{home}/bundle.zip", "--trust", "--wait", "0.2", "--json"), _bundle, places=True),
         Case("purge-damaged", ("purge", "--damaged", "--all", "--wait", "0.2", "--json"), damage, removes=True),
     )
 }

@@ -21,7 +21,7 @@ from support.doctor import (
     with_miopen,
 )
 from support.layers import register_driver
-from support.miopen_kernels import store
+from support.miopen_kernels import store, stored_whole
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.conformance import snapshot
@@ -29,6 +29,8 @@ from cachectl.layers.core.finding import Severity
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.host.hardware import amd_gpus
+from cachectl.stack import Stack
+from cachectl.verbs.doctor import doctor
 
 
 @pytest.mark.real
@@ -202,3 +204,12 @@ def test_what_could_not_be_looked_at_is_said(home: Home) -> None:
     assert "pytools: not checked: " in home.cachectl("doctor pytools").stdout
     (finding,) = home.json("verify", "pytools")["findings"]
     assert (finding["code"], finding["severity"]) == ("pending", "harmless")
+
+
+def test_no_gpu_is_no_reason_to_find_nothing_wrong(tmp_path: Path) -> None:
+    environment = with_miopen(tmp_path)
+    folder = tmp_path / "rocm-6.2.0/share/miopen/db"
+    store(folder / "gfx90a6e.kdb", {("a.o", "-x"): stored_whole(b"code")})
+    result = doctor(Stack(environment), ["miopen-system"])
+    assert result.findings == ()
+    assert "no AMD GPU is visible here" in (result.not_checked or {})["miopen-system"]

@@ -415,8 +415,11 @@ def test_a_folder_is_judged_before_a_job_uses_it(tmp_path: Path, mount: Mount) -
     assert stack.doctor(["loopy"], place=tmp_path / "scratch").findings == ()
     found = only(stack.doctor(["loopy", "pytools", "pocl"], place=Path("/proc/job")).findings, "closed")
     assert found.layers == ("loopy", "pytools", "pocl")
-    assert "no file can be made there (Operation not supported): pytools can make or extend no" in found.message
+    assert "no file can be made there (Operation not supported): pytools can make no" in found.message
     assert found.message.endswith("; PoCL finds no device")
+    (tmp_path / "file").touch()
+    found = only(stack.doctor(["loopy"], place=tmp_path / "file").findings, "no-folder")
+    assert found.fix == "name another folder"
     assert not (tmp_path / "scratch/job 7").exists()
 
 
@@ -435,3 +438,19 @@ def test_pocl_needs_its_place_with_the_cache_off_too(tmp_path: Path, mount: Moun
     found = {finding.layer: finding.code for finding in examine(environment_of(tmp_path, **variables), "pocl", "loopy")}
     assert found == {"pocl": "off", "loopy": "off"}
     assert only(examine(environment_of(tmp_path, **variables), "pocl", "loopy"), "closed").layer == "pocl"
+
+
+def test_a_variable_of_a_layer_that_was_not_named_is_known(tmp_path: Path) -> None:
+    environment = with_miopen(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path), POCL_CACHEDIR="/x")
+    assert "MIOPEN_SYSTEM_DB_PATH" not in str(examine(environment, "miopen"))
+    assert only(examine(environment, "miopen", "pocl"), "variable").layer == "pocl"
+
+
+def test_a_closed_folder_in_a_root_fails_some_programs(tmp_path: Path, held_to_modes: tuple[str, ...]) -> None:
+    closed = tmp_path / ".cache/pocl/kcache/AB"
+    make(closed)
+    closed.chmod(0o500)
+    variables = {"OCL_ICD_VENDORS": register_driver(tmp_path, "libpocl.so.2")}
+    (found,) = asked(tmp_path, (*held_to_modes, *CACHECTL), "doctor", "pocl", **variables)
+    assert (found["severity"], found["fix"]) == ("may fail a run", f"chmod u+w {closed}")
+    assert found["message"].endswith("which is not writable for you: PoCL cannot build the programs that belong there")

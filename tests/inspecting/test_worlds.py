@@ -231,7 +231,7 @@ WORLDS = (
 
 
 #: Those that the default run makes.
-ALWAYS = (noexec, closed_file, cut)
+ALWAYS = (noexec, closed_file)
 #: Codes whose fix another test in this folder runs.
 ELSEWHERE = {
     "cap": "test_cap_of_cuda",
@@ -249,7 +249,11 @@ ELSEWHERE = {
     ],
 )
 def test_a_fix_mends_what_the_library_shows(
-    world: World, open_folder: Path, mount: Mount, held_to_modes: tuple[str, ...]
+    world: World,
+    open_folder: Path,
+    mount: Mount,
+    held_to_modes: tuple[str, ...],
+    record_property: Callable[[str, object], None],
 ) -> None:
     # Below pytest's own folder, which nobody else can enter, nobody else can write.
     home = _made(open_folder / "home")
@@ -271,6 +275,8 @@ def test_a_fix_mends_what_the_library_shows(
     found = [one for one in json.loads(run(asked).stdout)["findings"] if one["code"] == world.code]
     assert [one["severity"] for one in found] == [world.severity.value], found
     assert found[0]["fix_tested"]
+    # For a table, with --junitxml.
+    record_property("fix", found[0]["fix"])
     mended = run(
         f'set -e; cachectl() {{ {cachectl} "$@"; }}; {{ {found[0]["fix"]}; }} >&2\n{program}\n{asked} || test $? = 1'
     )
@@ -280,6 +286,8 @@ def test_a_fix_mends_what_the_library_shows(
 
 
 def test_every_code_has_a_world_or_says_why_not() -> None:
+    codes = {code.name: code for code in catalogue()}
+    assert all(world.severity in codes[world.code].severities for world in WORLDS)
     tested = {*ELSEWHERE, *(world.code for world in WORLDS)}
     assert {code.name for code in catalogue() if not code.advice} == tested
     others = "".join(path.read_text() for path in Path(__file__).parent.glob("test_d*.py"))

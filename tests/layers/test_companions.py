@@ -92,7 +92,7 @@ class TestNumba(LayerConformance):
         def fails(source: str, target: str, **folders: int) -> None:
             if target.endswith(".nbi") and target not in placed:
                 placed.append(target)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                raise OSError(errno.ENOSPC, "No space left on device")
             place_new(source, target, **folders)
 
         monkeypatch.setattr(atomic, "place_new", fails)

@@ -13,6 +13,7 @@ from support.products import PRODUCTS
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Damaged, LayerError, Unsettled
+from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.core.entry import Artifact
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.cuda import CudaComputeCache
@@ -152,8 +153,9 @@ def test_a_text_called_index_stays_when_the_entries_beside_it_go(layer: Layer) -
     assert layer.plan_clear(damaged=True).entries == ()
 
 
-def test_an_unknown_format_is_opaque_where_its_index_vouches_for_it(layer: Layer) -> None:
+def test_another_version_is_unknown_and_stays(layer: Layer) -> None:
     zeros, *others = sorted(root_of(layer).glob("?/?/*"))
+    artifact = got(layer, str(others[0].relative_to(root_of(layer))))
     whole, unknown = zeros.read_bytes(), struct.pack("<I", 0x42)
     zeros.write_bytes(bytes(len(whole)))
     others[0].write_bytes(unknown + others[0].read_bytes()[4:])
@@ -161,18 +163,16 @@ def test_an_unknown_format_is_opaque_where_its_index_vouches_for_it(layer: Layer
     zeros.write_bytes(whole)
     for path in (zeros, *others, root_of(layer) / "index"):
         path.write_bytes(unknown + path.read_bytes()[4:])
-    entries = list(layer.entries())
-    assert len(entries) == 40
-    index_before = (root_of(layer) / "index").read_bytes()
-    (found,) = (one for one in verified(layer) if one.key == "index")
-    assert ("drops every entry" in found.message, found.thing) == (True, None)
-    assert layer.plan_clear(damaged=True).entries == ()
-    assert {(entry.details.kernels, entry.details.device) for entry in entries} == {(None, None)}
-    assert {entry.details.detail["format"] for entry in entries} == {"unknown"}
+    before, usage = snapshot(root_of(layer)), usage_of(layer)
+    assert (usage.entries, usage.files, usage.unknown_files, usage.problems) == (0, 41, 41, ())
+    assert {(one.code, one.thing) for one in verified(layer)} == {("unknown", None)}
+    key = str(others[0].relative_to(root_of(layer)))
     with pytest.raises(Damaged, match="format version 0x42"):
-        layer.get(entries[0].key)
-    assert clear(layer).removed == 40
-    assert (root_of(layer) / "index").read_bytes() == index_before
+        layer.get(key)
+    with pytest.raises(LayerError, match="format version 0x42"):
+        layer.put(key, artifact._replace(key=key), replace=True)
+    assert (clear(layer).removed, len(clear(layer).skipped), layer.plan_clear(damaged=True).entries) == (0, 41, ())
+    assert snapshot(root_of(layer)) == before
 
 
 def test_an_index_keeps_its_word_on_unreadable_entries(layer: Layer, held_to_modes: tuple[str, ...]) -> None:

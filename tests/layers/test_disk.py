@@ -10,24 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.layers import python, write
+from support.layers import limited, python, write
 
-from cachectl.layers.disk import atomic, plain
+from cachectl.layers.disk import atomic, handles, plain
 from cachectl.layers.disk.room import room_at
 
 
 def test_a_file_that_cannot_grow_stays_as_it_was(tmp_path: Path) -> None:
     short, long = b"old content", b"other and longer content"
     path = write(tmp_path / "file", short)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with path.open("r+b", buffering=0) as file:
         # A part of what is to be added is written.
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(short) + 3, limits[1]))
-        try:
-            with pytest.raises(OSError, match="too large"):
-                atomic.overwrite(file.fileno(), short, long)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        with limited(resource.RLIMIT_FSIZE, len(short) + 3), pytest.raises(OSError, match="too large"):
+            atomic.overwrite(file.fileno(), short, long)
         assert path.read_bytes() == short
         atomic.overwrite(file.fileno(), short, long)
         assert path.read_bytes() == long
@@ -37,15 +32,26 @@ def test_a_file_that_cannot_grow_stays_as_it_was(tmp_path: Path) -> None:
 
 def test_no_file_is_replaced_where_there_are_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def link(*_: object, **__: object) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        raise OSError(errno.EPERM, "no hard links")
 
     monkeypatch.setattr(os, "link", link)
     staged, taken = write(tmp_path / "staged", "new"), write(tmp_path / "taken", "old")
-    with pytest.raises(FileExistsError):
-        atomic.place_new(staged, taken)
+    with handles.opened(str(tmp_path)) as folder, pytest.raises(FileExistsError):
+        atomic.place_new("staged", "taken", src_dir_fd=folder, dst_dir_fd=folder)
     assert (staged.read_text(), taken.read_text()) == ("new", "old")
     atomic.place_new(staged, tmp_path / "free")
     assert ((tmp_path / "free").read_text(), staged.exists()) == ("new", False)
+
+
+def test_a_folder_of_ours_that_cannot_be_opened_goes(tmp_path: Path) -> None:
+    with (
+        handles.opened(str(tmp_path)) as folder,
+        limited(resource.RLIMIT_NOFILE, folder),
+        pytest.raises(OSError, match="Too many open files"),
+        atomic.own_folder(folder, "own-"),
+    ):
+        pass
+    assert not os.listdir(tmp_path)
 
 
 def test_a_link_in_the_place_of_a_folder_of_ours_is_not_followed(tmp_path: Path) -> None:
@@ -67,16 +73,13 @@ def test_a_failed_deletion_stops_the_others_only_if_it_had_to_be_first(
 
     def failing(name: str, **options: Any) -> None:  # noqa: ANN401 - as of os
         if name == "b":
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+            raise OSError(errno.EIO, "Input/output error")
         unlink(name, **options)
 
     monkeypatch.setattr(os, "unlink", failing)
-    handle, freed = os.open(tmp_path, os.O_RDONLY), list[int]()
-    try:
-        with pytest.raises(OSError, match="Input/output"):
-            atomic.delete(handle, "folder", freed, first=first)
-    finally:
-        os.close(handle)
+    freed = list[int]()
+    with handles.opened(str(tmp_path)) as handle, pytest.raises(OSError, match="Input/output"):
+        atomic.delete(handle, "folder", freed, first=first)
     assert (sorted(os.listdir(tmp_path / "folder")), len(freed)) == (left, 3 - len(left))
 
 

@@ -365,6 +365,10 @@ def test_a_left_temporary_goes_once_nobody_may_write_it(tmp_path: Path, name: st
         busy = type(layer)(layer.environment._replace(processes=processes))
         clear(busy)
         assert left.exists()
+    if name == "mesa multi-file":
+        # Whoever still writes to it has long been killed.
+        os.utime(left, (1, 1))
+        layer = busy
     assert clear(layer).failed == ()
     assert not left.exists()
 

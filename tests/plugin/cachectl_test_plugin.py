@@ -11,22 +11,10 @@ from cachectl.layers.core.finding import Finding
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.root import Root, Scope, State
 from cachectl.layers.core.selection import ALL, Selection
-from cachectl.layers.core.store import Codec, Damage
+from cachectl.layers.core.store import Codec
 from cachectl.layers.core.switch import Switch
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.files import Files
-
-
-class NotesCodec(Codec):
-    """Takes any bytes for a note."""
-
-    form = "notes/1"
-
-    def describe(self, data: bytes) -> Details:
-        return Details()
-
-    def check(self, data: bytes) -> Damage | None:
-        return None
 
 
 def _folder(environment: Environment) -> tuple[Path, str]:
@@ -38,7 +26,7 @@ class Notes(Layer):
     title = "a third party's notes"
     places = Places("NOTES_DIR", default=_folder)
     switch = EnvSwitch("NOTES_OFF", off="1", read=at_load())
-    store = Files(r"[0-9a-f]{8}\.note", codec=NotesCodec())
+    store = Files(r"[0-9a-f]{8}\.note", codec=Codec("notes/1"))
 
 
 class TellingStore(Files):
@@ -51,7 +39,7 @@ class Telling(Notes):
     """Names the root of each entry as its device; it has roots only if ``TELLING`` is set."""
 
     name = "Telling"
-    store = TellingStore(r"[0-9a-f]{8}\.note", codec=NotesCodec())
+    store = TellingStore(r"[0-9a-f]{8}\.note", codec=Codec("notes/1"))
 
     def roots(self) -> tuple[Root, ...]:
         value = self.environment.get("TELLING")
@@ -80,7 +68,7 @@ class Talking(Notes):
 
     name = "talking"
     title = "a layer that is wrong"
-    store = TalkingStore(r"[0-9a-f]{8}\.note", codec=NotesCodec())
+    store = TalkingStore(r"[0-9a-f]{8}\.note", codec=Codec("notes/1"))
 
     def roots(self) -> tuple[Root, ...]:
         if self.environment.get("TALKING") == "roots":

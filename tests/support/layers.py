@@ -1,6 +1,7 @@
 """Helpers shared by the tests of all layers."""
 
 import os
+import resource
 import shlex
 import sqlite3
 import subprocess
@@ -72,6 +73,17 @@ def fill_up(disk: Path) -> Path:
         while True:
             file.write(bytes(4096))
     return filler
+
+
+@contextmanager
+def limited(kind: int, most: int) -> Iterator[None]:
+    """Limit a resource of this process, as :func:`resource.setrlimit` does."""
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, (soft, hard))
 
 
 def sql(path: Path, script: str) -> None:

@@ -1,12 +1,11 @@
 """Layers of other people that cannot be switched off or moved, or that fail: left out, said, and fatal to nothing."""
 
-import os
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from homes import Home
+from homes import Home, beside
 from tiers import every_tier, real, thorough, thorough_only
 
 LIMITED = Path(__file__).parents[1] / "plugin/limited"
@@ -18,8 +17,7 @@ SAYS_SEVEN = (sys.executable, "-c", "print('RAN'); raise SystemExit(7)")
 
 @pytest.fixture
 def limited(home: Home) -> Home:
-    path = os.pathsep.join(filter(None, (str(LIMITED), home.variables.get("PYTHONPATH"))))
-    return type(home)(home.path, {**home.variables, "PYTHONPATH": path})
+    return beside(home, LIMITED)
 
 
 def staying(said: str) -> list[str]:

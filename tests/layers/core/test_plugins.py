@@ -1,7 +1,6 @@
 """Layers by other people: found, installed, used like ours, and named where they are broken."""
 
 import importlib.util
-import os
 import re
 import shutil
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from documents import listing
-from homes import PROGRAMS, Home, make_home
+from homes import PROGRAMS, Home, beside, make_home
 from plugin.cachectl_test_plugin import Notes
 from support.layers import write
 from support.tracing import layer_of, trace
@@ -51,12 +50,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def sampled(home: Home, installed: Path) -> Home:
     return beside(home, installed)
-
-
-def beside(home: Home, *folders: Path) -> Home:
-    """Have the programs of a home find what lies in some folders."""
-    path = os.pathsep.join(filter(None, (*map(str, folders), home.variables.get("PYTHONPATH"))))
-    return type(home)(home.path, {**home.variables, "PYTHONPATH": path})
 
 
 def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:

@@ -65,12 +65,21 @@ def test_a_link_that_leads_elsewhere_makes_nothing_stale_until_its_old_target_ha
     assert judged(seen_again(tmp_path), "3.0")[0] is True
 
 
+def record_of(home: Path) -> Path:
+    return user_state_folder(environment_of(home)) / FILE
+
+
+def alter(home: Path, field: str, value: object) -> None:
+    """Change what a record says of its first sighting."""
+    file = record_of(home)
+    document = json.loads(file.read_text())
+    document["sightings"][0][field] = value
+    file.write_text(json.dumps(document))
+
+
 def test_a_moment_to_come_is_no_witness(tmp_path: Path) -> None:
     noted(tmp_path, tmp_path / "libpocl.so", "3.0")
-    file = user_state_folder(environment_of(tmp_path)) / FILE
-    document = json.loads(file.read_text())
-    document["sightings"][0]["gone"] = NOW + 1
-    file.write_text(json.dumps(document))
+    alter(tmp_path, "gone", NOW + 1)
     assert judged(seen_again(tmp_path), "3.0") == (None, None)
 
 
@@ -115,7 +124,7 @@ def test_a_container_is_not_its_host(tmp_path: Path) -> None:
 def test_a_path_on_a_file_system_that_is_not_mounted_has_not_gone(tmp_path: Path) -> None:
     library = tmp_path / "lib/libpocl.so"
     noted(tmp_path, library, "3.0")
-    file = user_state_folder(environment_of(tmp_path)) / FILE
+    file = record_of(tmp_path)
     document = json.loads(file.read_text())
     document["sightings"][0]["places"] = ["nfs:server:/export"] * 2
     file.write_text(json.dumps(document))
@@ -146,7 +155,7 @@ def test_a_folder_that_is_mounted_over_another_is_not_the_one_that_was_seen(tmp_
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"sightings": [{}]}', '{"sightings": [[1]]}', "[" * 100_000])
 def test_a_damaged_record_has_no_witness(tmp_path: Path, content: str) -> None:
-    write(user_state_folder(environment_of(tmp_path)) / FILE, content.encode())
+    write(record_of(tmp_path), content.encode())
     assert seen_again(tmp_path).sightings == {}
 
 
@@ -156,17 +165,14 @@ def test_a_damaged_record_has_no_witness(tmp_path: Path, content: str) -> None:
 )
 def test_a_value_of_another_type_makes_it_damaged(tmp_path: Path, field: str, value: object) -> None:
     noted(tmp_path, tmp_path / "libpocl.so", "3.0")
-    file = user_state_folder(environment_of(tmp_path)) / FILE
-    document = json.loads(file.read_text())
-    document["sightings"][0][field] = value
-    file.write_text(json.dumps(document))
+    alter(tmp_path, field, value)
     assert seen_again(tmp_path).sightings == {}
 
 
 @as_root
 def test_a_record_of_another_user_is_not_read(tmp_path: Path) -> None:
     noted(tmp_path, tmp_path / "libpocl.so", "3.0")
-    os.chown(user_state_folder(environment_of(tmp_path)) / FILE, NOBODY, NOBODY)
+    os.chown(record_of(tmp_path), NOBODY, NOBODY)
     assert seen_again(tmp_path).sightings == {}
 
 

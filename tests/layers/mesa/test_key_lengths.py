@@ -176,33 +176,37 @@ def unknown_width(folder: Path) -> None:
 
 def one_of_unknown_width(folder: Path) -> None:
     for width in (20, 24, 32):
-        fill(folder, DATABASE, {key(text, width): content for text, content in [("a", entry(kernel("rk0")))]})
+        fill(folder, DATABASE, {key("a", width): entry(kernel("rk0"))})
+
+
+def filled_index(folder: Path) -> Path:
+    """Fill a database; return its index."""
+    return fill(folder, DATABASE, contents()) / DB_FILES[1]
 
 
 def entry_out_of_place(folder: Path) -> None:
-    root = fill(folder, DATABASE, contents())
-    index = bytearray((root / DB_FILES[1]).read_bytes())
+    file = filled_index(folder)
+    index = bytearray(file.read_bytes())
     index[20 + 28 + 20] ^= 1
-    (root / DB_FILES[1]).write_bytes(index)
+    file.write_bytes(index)
 
 
 def longer_records(folder: Path) -> None:
-    root = fill(folder, DATABASE, contents())
-    index = (root / DB_FILES[1]).read_bytes()
+    file = filled_index(folder)
+    index = file.read_bytes()
     records = b"".join(index[at : at + 28] + b"\1\2\3\4" for at in range(20, len(index), 28))
-    (root / DB_FILES[1]).write_bytes(index[:20] + records)
+    file.write_bytes(index[:20] + records)
 
 
 def half_a_record(folder: Path) -> None:
-    root = fill(folder, DATABASE, contents())
-    with (root / DB_FILES[1]).open("ab") as file:
+    with filled_index(folder).open("ab") as file:
         file.write(b"half a record")
 
 
 def overlapping(folder: Path) -> None:
-    root = fill(folder, DATABASE, contents())
-    index = (root / DB_FILES[1]).read_bytes()
-    (root / DB_FILES[1]).write_bytes(index + index[20:48])
+    file = filled_index(folder)
+    index = file.read_bytes()
+    file.write_bytes(index + index[20:48])
 
 
 @pytest.mark.parametrize(
@@ -233,7 +237,7 @@ def test_a_single_file_with_other_names_is_left_alone(tmp_path: Path) -> None:
 def require_refused(layer: MesaShaderCache, folder: Path, new: str) -> None:
     """Require that nothing of a file is called damaged or changed, and that it is said to be unknown."""
     before = snapshot(folder)
-    assert [problem.code for problem in usage_of(layer).problems] == ["unknown"]
+    assert (usage_of(layer).unknown_files, usage_of(layer).problems) == (1, ())
     findings = verified(layer)
     assert [(found.code, found.severity, found.thing) for found in findings] == [("unknown", Severity.HARMLESS, None)]
     assert Findings(tuple(findings)).failed, "verify ends with 1"
@@ -243,10 +247,10 @@ def require_refused(layer: MesaShaderCache, folder: Path, new: str) -> None:
     known = listed(layer)
     for outcome in (clear(layer), clear_damaged(layer), *(clear(layer, key=name) for name in known)):
         assert outcome.removed == 0
-    assert {note.because for note in clear(layer).failed} == {findings[0].message}
+    assert {note.because for note in (*clear(layer).failed, *clear(layer).skipped)} == {findings[0].message}
     for limits, reasons in ((Limits(bytes=0), [findings[0].message]), (Limits(stale=True), [])):
         (plan,) = plan_prune([layer], limits, lambda _: None).layers
-        assert [note.because for note in plan.failed] == reasons
+        assert [note.because for note in plan.skipped] == reasons
     assert snapshot(folder) == before
 
 
@@ -259,23 +263,6 @@ def test_a_database_without_its_index_is_damaged(tmp_path: Path) -> None:
     assert (finding.code, finding.message) == ("damaged", "its index is missing, so Mesa finds none of its entries")
     clear_damaged(layer)
     assert [path.name for path in root.rglob("*.db")] == []
-
-
-def test_files_with_names_of_an_unknown_length_are_counted_and_stay(tmp_path: Path) -> None:
-    layer, root, _ = filled(tmp_path, "multi-file", (32,))
-    others = [root / key("x", width) for width in (24, 48)]
-    for path in others:
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(entry(kernel("rk0")))
-    (problem,) = usage_of(layer).problems
-    assert (problem.code, problem.message.partition(";")[0]) == (
-        "unknown",
-        "2 files in a format that this cachectl does not know",
-    )
-    outcome = clear(layer)
-    assert (outcome.removed, [note.because for note in outcome.failed]) == (4, [problem.message])
-    assert [found.code for found in verified(layer)] == ["unknown"]
-    assert all(path.exists() for path in others)
 
 
 def test_a_cut_database_is_damaged_whatever_its_keys(widths: tuple[int, ...], tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ OTHERS = (
     # It says "SQLite prepare error: … no such column: kernel_hash"
     World(old_columns, KERNELS, verify, (("columns", FAILS),)),
     # The version whose columns these are.
-    World(own_old_columns, KERNELS, verify, (("foreign", HARMLESS),)),
+    World(own_old_columns, KERNELS, verify, (("unknown", HARMLESS),)),
     # It says "Invalid fields in table: kern_db disabling access to …", then "no such table: kern_db" at each miss
     World(system_without_table, SYSTEM, verify, (("columns", RISKS),)),
     # It says "filesystem error: cannot create directories: Permission denied […/.config/miopen]"

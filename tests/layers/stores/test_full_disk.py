@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import re
 import shutil
 import signal
@@ -56,12 +55,12 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
-def fill_dictionary(home: Path, identifier: str, rows: int = ROWS) -> Path:
+def fill_dictionary(home: Path, identifier: str) -> Path:
     """Let pytools store rows in a dictionary of a home; return its file."""
     program = (
         "from pytools.persistent_dict import WriteOncePersistentDict\n"
         f"mine = WriteOncePersistentDict({identifier!r}, safe_sync=False)\n"
-        f"for n in range({rows}): mine[n] = bytes([n]) * 9000"
+        f"for n in range({ROWS}): mine[n] = bytes([n]) * 9000"
     )
     subprocess.run(python(program), env=at_home(home), check=True)
     return home / f".cache/pytools/pdict-v5-{identifier}-{PYTHON}.sqlite"
@@ -166,15 +165,20 @@ def test_a_disk_without_inodes_is_cleared(mount: Callable[..., Path], tmp_path: 
 
 def test_rows_of_which_some_stay_need_room_and_say_so(disk: Path) -> None:
     """Where nothing else can go, nothing is lost, and one line says what to do."""
-    file = fill_dictionary(disk, "a", rows=1)
-    ((key,),) = select(file, "keyhash from dict")
-    sql(file, f"insert into dict values ('small', x'{pickle.dumps(1).hex()}')")
-    fill_up(disk)
-    before = file.read_bytes()
+    file = fill_dictionary(disk, "a")
+    (key,), *_ = select(file, "keyhash from dict")
+    filler, before = fill_up(disk), file.read_bytes()
     status, said = purged(disk, "pytools", "--key", f"{file.name}/{key}")
     (failed,) = said["failed"]
     assert (status, "disk is full; make room and try again" in failed["because"]) == (1, True)
     assert file.read_bytes() == before
+    # Then the deletion's journal has room, and a copy of the database has none.
+    os.truncate(filler, filler.stat().st_size - (1 << 16))
+    status, said = purged(disk, "pytools", "--key", f"{file.name}/{key}")
+    (note,) = said["skipped"]
+    reason = "its rows are gone, but there is no room to make the file smaller now"
+    assert (status, said["removed"], note["because"]) == (0, 1, reason)
+    assert state(file) == ("ok", ROWS - 1)
 
 
 def test_a_quota_that_sqlite_takes_for_an_io_error_is_no_hindrance(home: Home) -> None:

@@ -8,22 +8,12 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.declarations import Places, Rule
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.parts import About, Lookups
-from cachectl.layers.core.store import Codec, Damage
+from cachectl.layers.core.store import Codec
 from cachectl.layers.core.switch import Ability
-from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.files import Files
 
 NAMES = r"[0-9a-f]{8}\.note"
-
-
-class AnyBytes(Codec):
-    form = "limited/1"
-
-    def describe(self, data: bytes) -> Details:
-        return Details()
-
-    def check(self, data: bytes) -> Damage | None:
-        return None
+ANY_BYTES = Codec("limited/1")
 
 
 def _folder(environment: Environment) -> tuple[Path, str]:
@@ -35,7 +25,7 @@ class Switchless(Layer):
 
     name, title = "switchless", "no switch"
     places = Places("SWITCHLESS_DIR", default=_folder)
-    store = Files(NAMES, codec=AnyBytes())
+    store = Files(NAMES, codec=ANY_BYTES)
 
 
 class Placeless(Layer):
@@ -43,7 +33,7 @@ class Placeless(Layer):
 
     name, title = "placeless", "no place here"
     places = Places("", linux=(), windows=(Rule("LOCALAPPDATA", "limited"),), unmoved="is for Windows only")
-    store = Files(NAMES, codec=AnyBytes())
+    store = Files(NAMES, codec=ANY_BYTES)
 
 
 class ReadOnlyFiles(Files):
@@ -59,40 +49,37 @@ class ReadOnly(Switchless):
 
     name, title = "readonly", "only read"
     places = Places("READONLY_DIR", default=_folder, unmoved="lies on a disk of its own")
-    store = ReadOnlyFiles(NAMES, codec=AnyBytes())
+    store = ReadOnlyFiles(NAMES, codec=ANY_BYTES)
 
 
-class FailingFiles(Files):
+class Raising:
     error: type[BaseException] = RuntimeError
 
-    def _fail(self, *_: object, **__: object) -> NoReturn:
+    def fail(self, *_: object, **__: object) -> NoReturn:
         raise self.error("on purpose")
 
-    scan = usage = read = write = remove = verify = kind_of = in_use = _fail  # type: ignore[assignment]
+
+class FailingFiles(Raising, Files):
+    scan = usage = read = write = remove = verify = kind_of = in_use = Raising.fail  # type: ignore[assignment]
 
 
 class EndingFiles(FailingFiles):
     error = SystemExit
 
 
-class Failing(Layer):
+class Failing(Raising, Layer):
     """Fails in every method."""
 
     name, title = "failing", "fails"
     places = Places("FAILING_DIR", default=_folder)
     about = About(lookups=Lookups(watchers={"failing": Path("/nowhere/watcher.py")}))
-    store = FailingFiles(NAMES, codec=AnyBytes())
-    error: type[BaseException] = RuntimeError
-
-    def _fail(self, *_: object, **__: object) -> NoReturn:
-        raise self.error("on purpose")
-
-    roots = state = disable = enable = relocate = diagnose = _fail  # type: ignore[assignment]
+    store = FailingFiles(NAMES, codec=ANY_BYTES)
+    roots = state = disable = enable = relocate = diagnose = Raising.fail  # type: ignore[assignment]
 
 
 class Ending(Failing):
     """Ends the program in every method."""
 
     name, title = "ending", "ends the program"
-    store = EndingFiles(NAMES, codec=AnyBytes())
+    store = EndingFiles(NAMES, codec=ANY_BYTES)
     error = SystemExit
