@@ -136,9 +136,8 @@ LOCK = Code(
 )
 PENDING = Code(
     "pending",
-    (HARMLESS, RISKS),
-    "A program ended while it wrote to a database. Until the write is finished its rows are not listed. *May fail a "
-    "run*: you cannot write to the files, so none of your programs can finish it.",
+    (HARMLESS,),
+    "A program ended while it wrote to a database. Until the write is finished its rows are not listed.",
     "The next program that opens the database finishes it; so does `sqlite3 FILE .tables`.",
     advice=_NOT_NEEDED,
 )

@@ -73,12 +73,7 @@ def find_obstacles(path: Path, uses: Collection[Use], home: Path, written: Itera
     if (obstacle := _closed(path, nearest, home)) is not None:
         yield obstacle
     else:
-        closed = set[Path]()
-        for file in written:
-            # A folder that is closed closes what is in it.
-            if file.parent not in closed and (obstacle := _closed_within(path, file, uses, home)) is not None:
-                closed.add(file)
-                yield obstacle
+        yield from filter(None, (_closed_within(path, each, uses, home) for each in written))
     if Use.EXECUTE in uses and mount_flags(nearest) & getattr(os, "ST_NOEXEC", 0):
         yield Obstacle("noexec", Use.EXECUTE, nearest, "lies on a file system that is mounted with noexec")
     yield from _open_to_others(path, nearest)
@@ -168,24 +163,19 @@ def _closed_within(path: Path, file: Path, uses: Collection[Use], home: Path) ->
     if not is_writable(file):
         owner, command, _ = trust.closed_by_another(file, home)
         message = f"has {file.relative_to(path)}, which is not writable for you{owner}"
-        is_opened = file.is_file() and _is_open_for(file, os.R_OK) and not file.name.endswith(_JOURNAL)
+        is_opened = file.is_file() and os.access(file, os.R_OK) and not file.name.endswith(_JOURNAL)
         use = Use.OPEN if Use.OPEN in uses and not is_opened else Use.CHANGE
         return Obstacle("closed", use, file, message, command or _opened(file))
     uid = file.stat().st_uid
     if Use.OWN not in uses or not file.is_file() or os.geteuid() in (0, uid):
         return None
     message = f"has {file.relative_to(path)}, which belongs to {user_name(uid)}"
-    quoted, copy = shlex.quote(str(file)), shlex.quote(f"{file}.own")
-    command = f"cp {quoted} {copy} && mv -f {copy} {quoted}" if home in file.parents else ""
-    return Obstacle("closed", Use.OWN, file, message, command)
+    return Obstacle("closed", Use.OWN, file, message)
 
 
 def is_writable(place: Path) -> bool:
     """Return whether this user may write to a file, or make files in a folder."""
-    return _is_open_for(place, os.W_OK | os.X_OK if place.is_dir() else os.W_OK)
-
-
-def _is_open_for(place: Path, wanted: int) -> bool:
+    wanted = os.W_OK | os.X_OK if place.is_dir() else os.W_OK
     return os.access(place, wanted, effective_ids=os.access in os.supports_effective_ids)
 
 

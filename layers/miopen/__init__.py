@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cachectl.layers.base.environment import Environment, answered_once
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.core.codes import CLOSED, COMMON
+from cachectl.layers.core.codes import CLOSED
 from cachectl.layers.core.declarations import EnvSwitch, Family, Places, at_load
 from cachectl.layers.core.finding import FAILS, HARMLESS, HEALS, RECOMPILES, RISKS, Finding, Hazard
 from cachectl.layers.core.layer import Layer, faults_of, first_place, misread
@@ -38,7 +38,6 @@ _UNMOVED = f"{PACKAGED}; MIOpen finds them next to its library, or through {_SYS
 #: What MIOpen since ROCm 5.7 takes for a network file system, where it leaves the home (``src/expanduser.cpp``,
 #: ``IsNetworked``): NFS, SMB, CIFS, Coda, OCFS2, AFS, Lustre and Ceph; not what FUSE mounts, GPFS, BeeGFS or 9p.
 _NETWORK = frozenset({"nfs", "nfs4", "smbfs", "cifs", "smb3", "coda", "ocfs2", "afs", "lustre", "ceph"})
-_OWN_TEMPORARY = 'mkdir -p "$HOME/.cachectl/tmp" && export TMPDIR="$HOME/.cachectl/tmp"'
 #: The role of roots in a temporary folder, which other users write to as well.
 TEMPORARY = "temporary"
 
@@ -389,8 +388,6 @@ class MIOpenTuning(MIOpenLayer):
             Use.MAKE: Hazard(FAILS, "MIOpen throws at each lookup"),
             Use.OWN: Hazard(RISKS, "MIOpen aborts when it adds a result, since it may not set the mode of the file"),
         },
-        # The switch is read after the folder is made and the file locked.
-        needs_place=True,
     )
 
     def load_store(self) -> Store:
@@ -419,8 +416,10 @@ class MIOpenTuning(MIOpenLayer):
         if not self.about.precious:
             return
         if self.state().condition is not ABSENT and self.environment.platform != "win32":
+            from cachectl.layers.miopen.tuning import diagnose_locks
+
             with suppress(OSError):
-                yield from self._diagnose_locks()
+                yield from diagnose_locks(self.store.tables, self.roots()[0])
         action = self._enforced()
         effects = {_ENFORCE: _ENFORCED[action]} if action in _ENFORCED else {}
         if not effects and action != "1":
@@ -430,17 +429,6 @@ class MIOpenTuning(MIOpenLayer):
             if value := self.environment.get(variable):
                 message, place = f"{variable}={value} is set: {effect}", first_place(self)
                 yield codes.TUNING.finding(self.name, place, message, f"unset {variable}", severity=severity)
-
-    def _diagnose_locks(self) -> Iterator[Finding]:
-        """Yield what keeps MIOpen from its locks, and so from every tuning result."""
-        from cachectl.layers.miopen.tuning import LOCKS, find_closed_locks
-
-        folder = temporary_folder(self.environment) / LOCKS
-        for obstacle in find_closed_locks(self.store.tables, self.roots()[0]):
-            message = f"MIOpen locks its results in {folder}, which {obstacle.message}: it throws at each lookup"
-            is_own = obstacle.command and obstacle.place.lstat().st_uid == os.geteuid()
-            fix = obstacle.command if is_own else _OWN_TEMPORARY
-            yield COMMON[obstacle.code].finding(self.name, obstacle.place, message, fix, severity=FAILS)
 
 
 class MIOpenSystemTuning(MIOpenTuning):

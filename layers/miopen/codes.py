@@ -50,20 +50,11 @@ COLUMNS = Code(
 )
 MALFORMED = Code(
     "malformed",
-    (HEALS,),
-    "MIOpen skips this line of a tuning file, and tunes again what it was about.",
+    (HEALS, RECOMPILES),
+    "MIOpen skips this line of a tuning file, and tunes again: in every run if the line has a key and nothing else.",
     "Correct or delete it while nothing uses MIOpen.",
-    ("Ill-formed record",),
+    ("Ill-formed record", "Error parsing payload under the key"),
     advice="only you know what the line should say",
-)
-EMPTY = Code(
-    "empty",
-    (RECOMPILES,),
-    "This line of a tuning file has a key and nothing else. It hides what MIOpen stores under that key, so MIOpen "
-    "tunes it again in every run.",
-    "Delete it while nothing uses MIOpen.",
-    ("Error parsing payload under the key",),
-    advice=MALFORMED.advice,
 )
 NEWLINE = Code(
     "newline",
@@ -82,4 +73,4 @@ DUPLICATE_ID = Code(
 HIDDEN = Code("hidden", (HARMLESS,), "An earlier line without a value hides this one.", _LINE, advice=MALFORMED.advice)
 
 OF_KERNELS = (FALLBACK, NO_DATABASE, TOO_SMALL, WAL, COLUMNS)
-OF_LINES = (MALFORMED, EMPTY, NEWLINE, ITEM, DUPLICATE, DUPLICATE_ID, HIDDEN)
+OF_LINES = (MALFORMED, NEWLINE, ITEM, DUPLICATE, DUPLICATE_ID, HIDDEN)

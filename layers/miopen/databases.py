@@ -85,10 +85,6 @@ class DatabaseFile(NamedTuple):
         """The base, and the base without modes: variables may hide which mode a GPU has."""
         return self.base, f"{self.arch or ''}{self.base.removeprefix(self.device or '')}"
 
-    def is_older(self, than: tuple[int, ...]) -> bool:
-        """Return whether the version is known, and older than that of these numbers."""
-        return self.version is not None and version_numbers(self.version) < than
-
     @property
     def versions(self) -> dict[str, str]:
         """The version as entries have it."""

@@ -250,7 +250,7 @@ class KernelTables(databases.MIOpenTables):
     def file_finding(self, root: Root, file: str, error: LayerError) -> Finding:
         """Return the finding of a table that could not be read, or is not as the MIOpen of its folder reads it."""
         path = root.path / file
-        if isinstance(error, Refused) and not self.known(file).is_older(_WITH_HASHES):
+        if isinstance(error, Refused) and databases.version_numbers(self.known(file).version or "3") >= _WITH_HASHES:
             present = database.columns_of(path, SCHEMA.table)
             lacking = sorted({*SCHEMA.columns} - present)
             # MIOpen adds its table to a file of the user that has none.

@@ -22,6 +22,9 @@ from cachectl.layers.stores.table import Row, TableFile
 Fault = tuple[int, str, str]
 
 
+NO_CONTENTS = "nothing follows the '='"
+
+
 class RecordFile(TableFile):
     """One text file of records.
 
@@ -128,7 +131,7 @@ def record_complaint(line: bytes) -> str | None:
     if b"\n" in line:
         return "more than one line"
     if not contents:
-        return "nothing follows the '='"
+        return NO_CONTENTS
     return None if b":" in contents else "no value has an id and ':'"
 
 
@@ -147,7 +150,7 @@ def _judge(number: int, line: bytes, usable: dict[str, bool]) -> Iterator[Row | 
     if key:
         usable[key] = complaint is None
     if complaint is not None:
-        yield number, "empty" if line == key.encode(errors="surrogateescape") + b"=" else "malformed", complaint
+        yield number, "malformed", complaint
         return
     yield _row(line)
     # The reader ignores a ';' at the end.

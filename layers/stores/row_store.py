@@ -25,7 +25,7 @@ from cachectl.layers.base.errors import (
 )
 from cachectl.layers.core import codes
 from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, orphan, unknown
-from cachectl.layers.core.finding import FAILS, HARMLESS, RISKS, Finding, Severity
+from cachectl.layers.core.finding import FAILS, HARMLESS, Finding, Severity
 from cachectl.layers.core.plan import Outcome
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import ALL, Selection
@@ -48,7 +48,6 @@ from cachectl.layers.core.store import (
 )
 from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import plain
-from cachectl.layers.disk.place import is_writable
 from cachectl.layers.stores import database, files, rows
 from cachectl.layers.stores import tree_read as tree
 from cachectl.layers.stores.table import Row, TableFile
@@ -195,9 +194,6 @@ class TableFormat(Bound, ABC):
         thing = None
         if isinstance(error, Pending):
             code, fix = codes.PENDING, "nothing: the next program that opens it finishes the write"
-            parts = (root.path / f"{file}{suffix}" for suffix in ("", *database.COMPANIONS))
-            if not all(is_writable(part) for part in parts if part.exists()):
-                severity, fix = RISKS, f"cachectl doctor {self.name} shows who can write to it: no program of yours"
         elif isinstance(error, Refused):
             code = codes.UNKNOWN if isinstance(error, UnknownFormat) else codes.FOREIGN
             fix = "nothing: cachectl does not use it"
@@ -278,12 +274,7 @@ class Rows(Store):
             except UnknownFormat as error:
                 strange = error.message
             except (LayerError, OSError) as error:
-                kinds: dict[type, str] = {
-                    Busy: "busy",
-                    Damaged: "sqlite",
-                    Pending: codes.PENDING.name,
-                    Refused: codes.FOREIGN.name,
-                }
+                kinds: dict[type, str] = {Busy: "busy", Damaged: "sqlite", Pending: "pending", Refused: "foreign"}
                 yield Problem(closed_part(path), kinds.get(type(error), "unreadable"), self.explain(error))
             try:
                 sizes = database.sizes_of(path)

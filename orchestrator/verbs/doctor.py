@@ -22,7 +22,7 @@ from cachectl.layers.core import codes, spelling
 from cachectl.layers.core.entry import UNCOUNTED, Usage, unknown_words
 from cachectl.layers.core.finding import FAILS, HARMLESS, RISKS, UNSAFE, WASTES, Code, Finding, Hazard, Severity
 from cachectl.layers.core.layer import Layer, every_root
-from cachectl.layers.core.root import DISABLED, ENABLED, UNKNOWN, Root, Scope
+from cachectl.layers.core.root import ENABLED, UNKNOWN, Root, Scope
 from cachectl.layers.core.store import finding_of
 from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import place as places
@@ -310,11 +310,10 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
 
 def _of_place(held: _Held) -> Iterator[_Placed]:
     """Report problems with the place of a root, whether or not the root exists yet; those of use if the layer is on."""
-    condition = ENABLED
+    is_on = True
     with suppress(*FAILURES):
-        condition = held.layer.state().condition
-    is_on = condition in (ENABLED, UNKNOWN)
-    is_needed = is_on or (condition is DISABLED and held.layer.about.needs_place)
+        is_on = held.layer.state().condition in (ENABLED, UNKNOWN)
+    is_needed = is_on or held.layer.about.needs_place
     yield from (each for each in _of_use(held) if is_needed or each.finding.severity is UNSAFE)
     if is_on:
         yield from _of_sharing(held)

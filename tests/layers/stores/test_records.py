@@ -84,7 +84,7 @@ def test_the_readers_rules(path: Path) -> None:
     assert set(records(path)) == {"a", "d", "e", "f"}
     assert records(path)["a"] == b"a=S:1"
     assert faults(path) == [
-        *((3, "malformed"), (4, "malformed"), (5, "empty"), (6, "malformed"), (7, "item")),
+        *((3, "malformed"), (4, "malformed"), (5, "malformed"), (6, "malformed"), (7, "item")),
         *((8, "duplicate"), (9, "duplicate-id"), (10, "hidden"), (11, "newline")),
     ]
     # The first line with a key decides, also where it cannot be used.
@@ -106,7 +106,7 @@ def test_the_readers_rules(path: Path) -> None:
         (b"A:1\r", []),
         (b"junk", ["malformed"]),
         (b";", ["malformed"]),
-        (b"", ["empty"]),
+        (b"", ["malformed"]),
     ],
 )
 def test_records_as_miopen_reads_them(path: Path, contents: bytes, codes: list[str]) -> None:
@@ -114,7 +114,7 @@ def test_records_as_miopen_reads_them(path: Path, contents: bytes, codes: list[s
     path.write_bytes(b"k=" + contents + b"\n")
     assert [code for _, code in faults(path)] == codes
     line = lines_of(path, "k")["k"]
-    if codes in (["malformed"], ["empty"]):
+    if codes == ["malformed"]:
         assert records(path) == {}
         with pytest.raises(Damaged):
             put(copy, line)
