@@ -150,7 +150,7 @@ class Problem(NamedTuple):
     @property
     def hides(self) -> bool:
         """Return whether there may be entries that could not be listed."""
-        return self.code in ("unreadable", "busy", "sqlite", "pending")
+        return self.code in ("unreadable", "busy", "sqlite", "pending", "foreign")
 
 
 @as_json(

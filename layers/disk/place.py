@@ -25,15 +25,24 @@ from cachectl.layers.disk.room import room_at
 
 #: Free bytes below which a cache may not store its next entry.
 _LITTLE = 16 << 20
+#: What of sqlite's files has to be written before the database can be read.
+_JOURNAL = "-journal"
 #: File systems of the kernel, in which no program can make a file.
 _WITHOUT_FILES = frozenset({"proc", "sysfs", "cgroup", "cgroup2"})
 
 
 class Use(Enum):
-    """What a library does in its place."""
+    """What a library does in its place.
+
+    To make the place is a part of writing, and to open is one of changing: a layer declares the effect of these only
+    if it is another one. ``OWN`` are libraries that set the modes of files, which only their owners may.
+    """
 
     WRITE = "makes files and folders"
+    MAKE = "makes its folder"
     CHANGE = "changes what is there: opens files for writing, makes files in their folders"
+    OPEN = "opens a file, which makes others next to it"
+    OWN = "sets the modes of its files"
     EXECUTE = "maps code from files"
 
 
@@ -64,7 +73,7 @@ def find_obstacles(path: Path, uses: Collection[Use], home: Path, written: Itera
     if (obstacle := _closed(path, nearest, home)) is not None:
         yield obstacle
     else:
-        yield from filter(None, (_closed_within(path, each, home) for each in written))
+        yield from filter(None, (_closed_within(path, each, uses, home) for each in written))
     if Use.EXECUTE in uses and mount_flags(nearest) & getattr(os, "ST_NOEXEC", 0):
         yield Obstacle("noexec", Use.EXECUTE, nearest, "lies on a file system that is mounted with noexec")
     yield from _open_to_others(path, nearest)
@@ -74,7 +83,7 @@ def why_closed(path: Path, home: Path) -> str | None:
     """Return why a library can store nothing in a folder, existing or not; ``None`` if nothing is known against it."""
     with suppress(OSError):
         for obstacle in find_obstacles(path, (Use.WRITE,), home):
-            if obstacle.use is Use.WRITE:
+            if obstacle.use is not None:
                 return f"{path} {obstacle.message}"
         for free, files, source in room_at(path):
             if (free is not None and free < _LITTLE) or files == 0:
@@ -109,20 +118,23 @@ def _no_folder(path: Path, nearest: Path) -> Obstacle:
     if nearest.is_symlink() and not nearest.exists() and (target := os.path.realpath(nearest)) != str(nearest):
         command = f"mkdir -p {shlex.quote(target)}"
     which = "in its place" if nearest == path else f"at {nearest}"
-    return Obstacle("no-folder", Use.WRITE, nearest, f"has something that is not a directory {which}", command)
+    use = Use.WRITE if nearest == path and not nearest.is_symlink() else Use.MAKE
+    return Obstacle("no-folder", use, nearest, f"has something that is not a directory {which}", command)
 
 
 def _closed(path: Path, nearest: Path, home: Path) -> Obstacle | None:
     """Return that this user cannot write to a folder, or to the nearest one above it; ``None`` if that is possible."""
-    state = "is" if nearest == path else f"cannot be made, because {nearest} is"
+    use, state = Use.WRITE, "is"
+    if nearest != path:
+        use, state = Use.MAKE, f"cannot be made, because {nearest} is"
     if mount_flags(nearest) & getattr(os, "ST_RDONLY", 0):
-        return Obstacle("closed", Use.WRITE, nearest, f"{state} on a file system that is mounted read-only")
+        return Obstacle("closed", use, nearest, f"{state} on a file system that is mounted read-only")
     if not is_writable(nearest):
         owner, command, _ = trust.closed_by_another(nearest, home)
         message = f"{state} not writable for you{owner}"
-        return Obstacle("closed", Use.WRITE, nearest, message, command or _opened(nearest))
+        return Obstacle("closed", use, nearest, message, command or _opened(nearest))
     if (reason := _try(nearest)) is not None:
-        return Obstacle("closed", Use.WRITE, nearest, f"{state} closed: no file can be made there ({reason})")
+        return Obstacle("closed", use, nearest, f"{state} closed: no file can be made there ({reason})")
     return None
 
 
@@ -144,13 +156,21 @@ def _try(folder: Path) -> str | None:
     return None
 
 
-def _closed_within(path: Path, file: Path, home: Path) -> Obstacle | None:
+def _closed_within(path: Path, file: Path, uses: Collection[Use], home: Path) -> Obstacle | None:
     """Return that this user cannot write to something in a folder; ``None`` if that is possible, or it has gone."""
-    if not os.path.exists(file) or is_writable(file):
+    if not os.path.exists(file):
         return None
-    owner, command, _ = trust.closed_by_another(file, home)
-    message = f"has {file.relative_to(path)}, which is not writable for you{owner}"
-    return Obstacle("closed", Use.CHANGE, file, message, command or _opened(file))
+    if not is_writable(file):
+        owner, command, _ = trust.closed_by_another(file, home)
+        message = f"has {file.relative_to(path)}, which is not writable for you{owner}"
+        is_opened = file.is_file() and os.access(file, os.R_OK) and not file.name.endswith(_JOURNAL)
+        use = Use.OPEN if Use.OPEN in uses and not is_opened else Use.CHANGE
+        return Obstacle("closed", use, file, message, command or _opened(file))
+    uid = file.stat().st_uid
+    if Use.OWN not in uses or not file.is_file() or os.geteuid() in (0, uid):
+        return None
+    message = f"has {file.relative_to(path)}, which belongs to {user_name(uid)}"
+    return Obstacle("closed", Use.OWN, file, message)
 
 
 def is_writable(place: Path) -> bool:

@@ -18,7 +18,7 @@ from cachectl.layers.base.environment import Environment, answered_once
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.codes import CLOSED
 from cachectl.layers.core.declarations import EnvSwitch, Family, Places, at_load
-from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, RISKS, Finding, Hazard
+from cachectl.layers.core.finding import FAILS, HARMLESS, HEALS, RECOMPILES, RISKS, Finding, Hazard
 from cachectl.layers.core.layer import Layer, faults_of, first_place, misread
 from cachectl.layers.core.parts import About, Lookups
 from cachectl.layers.core.root import ABSENT, ENABLED, Root, Scope, State
@@ -255,7 +255,7 @@ class MIOpenLayer(Layer):
     def diagnose(self) -> Iterator[Finding]:
         """Yield problems with the switch, and a named folder of databases that came with MIOpen, which is not there."""
         if self.about.scope is Scope.SYSTEM and self.environment.get(_SYSTEM) and not self.roots()[0].exists:
-            yield misread(self, _SYSTEM, RECOMPILES, "names nothing: what came with MIOpen is not used")
+            yield misread(self, _SYSTEM, HEALS, "names nothing: what came with MIOpen is not used")
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         if self.switch.is_off(value) and value not in _ALWAYS_KNOWN:
             outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
@@ -283,6 +283,7 @@ class MIOpenKernels(MIOpenLayer):
         ),
         uses={
             Use.WRITE: Hazard(FAILS, "MIOpen throws, even where it only looks up"),
+            Use.OPEN: Hazard(FAILS, "MIOpen throws, even where it only looks up"),
             Use.CHANGE: Hazard(RISKS, "MIOpen throws when it stores a kernel there"),
         },
         lookups=_LOOKUPS._replace(by_openings=_by_openings),
@@ -382,6 +383,11 @@ class MIOpenTuning(MIOpenLayer):
             RISKS,
             "a rewrite removes the file before it renames the new one, so the others may not find it",
         ),
+        uses={
+            **MIOpenLayer.about.uses,
+            Use.MAKE: Hazard(FAILS, "MIOpen throws at each lookup"),
+            Use.OWN: Hazard(RISKS, "MIOpen aborts when it adds a result, since it may not set the mode of the file"),
+        },
     )
 
     def load_store(self) -> Store:
@@ -409,6 +415,11 @@ class MIOpenTuning(MIOpenLayer):
         yield from super().diagnose()
         if not self.about.precious:
             return
+        if self.state().condition is not ABSENT and self.environment.platform != "win32":
+            from cachectl.layers.miopen.tuning import diagnose_locks
+
+            with suppress(OSError):
+                yield from diagnose_locks(self.store.tables, self.roots()[0])
         action = self._enforced()
         effects = {_ENFORCE: _ENFORCED[action]} if action in _ENFORCED else {}
         if not effects and action != "1":

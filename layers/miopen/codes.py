@@ -1,6 +1,6 @@
 """The states of MIOpen's databases that no other layer has."""
 
-from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, UNSAFE, WASTES, Code
+from cachectl.layers.core.finding import FAILS, HARMLESS, HEALS, RECOMPILES, RISKS, UNSAFE, WASTES, Code
 
 _OF_AMD = "MIOpen needs an AMD GPU, which the tests do not have"
 
@@ -13,7 +13,7 @@ FALLBACK = Code(
 )
 NO_DATABASE = Code(
     "no-database",
-    (RECOMPILES,),
+    (HEALS,),
     "MIOpen has no system kernels for a GPU that is here.",
     "[The warning and its cure](howto/miopen-warning.md).",
     ("Missing system database file", "Performance may degrade. Please follow instructions to install"),
@@ -27,7 +27,7 @@ TUNING = Code(
 )
 TOO_SMALL = Code(
     "too-small",
-    (RECOMPILES,),
+    (HEALS,),
     "A system database of less than 512 bytes, perhaps a git-lfs pointer: MIOpen takes it for missing.",
     "Download it.",
     advice="the package's own server has the file",
@@ -40,17 +40,25 @@ WAL = Code(
     ("unable to open database file",),
     advice="only the owner of a package's file may change it",
 )
+COLUMNS = Code(
+    "columns",
+    (FAILS, RISKS),
+    "A database has no table `kern_db` with the columns that MIOpen reads, so MIOpen throws: at every lookup if it is "
+    "the user's, and at each new kernel if it came with MIOpen.",
+    "`mv FILE FILE.aside`, or reinstall the package.",
+    ("no such column: kernel", "Invalid fields in table: kern_db disabling access to", "no such table: kern_db"),
+)
 MALFORMED = Code(
     "malformed",
-    (RECOMPILES,),
-    "MIOpen skips this line of a tuning file, and tunes again.",
+    (HEALS, RECOMPILES),
+    "MIOpen skips this line of a tuning file, and tunes again: in every run if the line has a key and nothing else.",
     "Correct or delete it while nothing uses MIOpen.",
-    ("Ill-formed record",),
+    ("Ill-formed record", "Error parsing payload under the key"),
     advice="only you know what the line should say",
 )
 NEWLINE = Code(
     "newline",
-    (RECOMPILES,),
+    (HEALS,),
     "A tuning file lacks its last newline, so the next record would be joined to the last.",
     "`echo >> FILE` while nothing uses MIOpen.",
 )
@@ -64,5 +72,5 @@ DUPLICATE_ID = Code(
 )
 HIDDEN = Code("hidden", (HARMLESS,), "An earlier line without a value hides this one.", _LINE, advice=MALFORMED.advice)
 
-OF_KERNELS = (FALLBACK, NO_DATABASE, TOO_SMALL, WAL)
+OF_KERNELS = (FALLBACK, NO_DATABASE, TOO_SMALL, WAL, COLUMNS)
 OF_LINES = (MALFORMED, NEWLINE, ITEM, DUPLICATE, DUPLICATE_ID, HIDDEN)

@@ -157,6 +157,10 @@ class MIOpenDatabases(row_store.Rows):
             is_older = isinstance(thing, Entry) and (thing.latest or 0.0) < moment
             yield judge(thing) if isinstance(thing, Entry) and is_older else thing
 
+    def written(self, root: Root) -> Iterator[Path]:
+        """Yield the same in a temporary folder, where MIOpen opens files of other users too."""
+        return super().written(root._replace(role=""))
+
     def verify(self, root: Root) -> Iterator[Finding]:
         """Check every file; a package's file has another fix, and is never removed."""
         for finding in super().verify(root):

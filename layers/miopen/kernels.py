@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from cachectl.layers import miopen
-from cachectl.layers.base.errors import Damaged, Unreachable
+from cachectl.layers.base.errors import Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.entry import Artifact, Entry, Found, Problem
 from cachectl.layers.core.finding import FAILS, HARMLESS, HEALS, Finding
@@ -27,6 +27,8 @@ from cachectl.layers.stores import tree_read as tree
 
 #: MIOpen ignores smaller files of a package: empty ones, and pointers of git-lfs.
 _LEAST = 512
+#: The first version whose rows have hashes and sizes.
+_WITH_HASHES = (2, 4)
 #: Kernels of old versions, each in a folder named by the md5 of device and options; MIOpen makes the folders that it
 #: needs.
 _OBJECTS = tree.Shape((databases.VERSION_FOLDER, regex("[0-9a-f]{32}"), regex(r".+\.o(?:bj)?")))
@@ -244,6 +246,21 @@ class KernelTables(databases.MIOpenTables):
                 damage = Damage(FAILS, "a second row has this key: MIOpen cannot make its index, and throws")
                 yield damage_finding(self.entry_of(Entry(self.name, file, root.path, 0, 0), row), damage)
             seen.add(row.key)
+
+    def file_finding(self, root: Root, file: str, error: LayerError) -> Finding:
+        """Return the finding of a table that could not be read, or is not as the MIOpen of its folder reads it."""
+        path = root.path / file
+        if isinstance(error, Refused) and databases.version_numbers(self.known(file).version or "3") >= _WITH_HASHES:
+            present = database.columns_of(path, SCHEMA.table)
+            lacking = sorted({*SCHEMA.columns} - present)
+            # MIOpen adds its table to a file of the user that has none.
+            if lacking and (present or self.asked_first):
+                severity = codes.COLUMNS.severities[bool(self.asked_first)]
+                when = "each new kernel" if self.asked_first else "every lookup"
+                message = f"its table {SCHEMA.table} lacks {', '.join(lacking)}: MIOpen throws at {when}"
+                fix = f"mv {shlex.quote(str(path))} {shlex.quote(f'{path}.aside')}"
+                return codes.COLUMNS.finding(self.name, root.path, message, fix, key=file, severity=severity)
+        return super().file_finding(root, file, error)
 
     def detail(self, key: str, data: bytes) -> Mapping[str, str]:
         """Return the facts in the name of a database and in the key."""

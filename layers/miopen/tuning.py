@@ -19,18 +19,22 @@ from cachectl.layers import miopen
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.core.codes import COMMON
 from cachectl.layers.core.entry import Entry, Found, Problem, Usage
-from cachectl.layers.core.finding import RECOMPILES, Finding
+from cachectl.layers.core.finding import FAILS, RECOMPILES, Finding
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.store import Codec, Damage, finding_of
 from cachectl.layers.core.switch import Ability
-from cachectl.layers.disk import atomic, handles, locks, plain
+from cachectl.layers.disk import atomic, handles, locks, place, plain
 from cachectl.layers.miopen import codes, databases
 from cachectl.layers.stores import files, records
 from cachectl.layers.stores import tree_read as tree
 from cachectl.layers.stores.table import Row
 
 _TIME = ".time"
+#: The folder of the lock files.
+_LOCKS = "miopen-lockfiles"
+_OWN_TEMPORARY = 'mkdir -p "$HOME/.cachectl/tmp" && export TMPDIR="$HOME/.cachectl/tmp"'
 # Other users lock the same files.
 _OPEN_TO_ALL = 0o777
 # Record locks exclude processes, not threads.
@@ -53,6 +57,7 @@ class TuningTables(databases.MIOpenTables):
     codec = Codec("miopen-record/1")
     kinds = ("ufdb.txt", "udb.txt", "cd.updb.txt")
     parts = 1
+    companions = (".temp",)
     # If MIOpen cannot open its database, it tunes again in every run.
     when_damaged = RECOMPILES
 
@@ -99,7 +104,9 @@ class TuningTables(databases.MIOpenTables):
                 if code == "newline":
                     fix = f"echo >> {shlex.quote(str(path))}"
                 told = f"line {number}: {message}"
-                yield _FAULTS[code].finding(self.name, root.path, told, fix, key=file)
+                # What MIOpen stores behind a key without contents stays hidden.
+                severity = RECOMPILES if message == records.NO_CONTENTS else None
+                yield _FAULTS[code].finding(self.name, root.path, told, fix, key=file, severity=severity)
 
     def file_finding(self, root: Root, file: str, error: LayerError) -> Finding:
         """Return the finding of a file that could not be read."""
@@ -148,6 +155,25 @@ class TuningTables(databases.MIOpenTables):
                 atomic.remove_file(marks)
 
 
+def diagnose_locks(tables: databases.MIOpenTables, root: Root) -> Iterator[Finding]:
+    """Yield what keeps MIOpen from the locks of its tuning files, which lie in the temporary folder.
+
+    Lock files that exist are opened, and new ones made. Raises :class:`OSError` if the folder cannot be examined.
+    """
+    environment, temporary = tables.environment, miopen.temporary_folder(tables.environment)
+    folder, paths = temporary / _LOCKS, (root.path / file.relative for file in tables.present(root))
+    named = (lock for path in paths for lock in _lock_files(environment, path) if lock.parent == folder)
+    locks = [lock for lock in named if os.path.exists(lock)]
+    obstacles = [place.Obstacle("no-folder", place.Use.MAKE, temporary, "cannot be made: its folder is missing")]
+    if temporary.is_dir():
+        is_open = locks and all(map(place.is_writable, locks))
+        obstacles = [] if is_open else [*place.find_obstacles(folder, (), environment.home_folder, locks)]
+    for obstacle in obstacles:
+        if obstacle.use is not None:
+            message = f"MIOpen locks its results in {folder}, which {obstacle.message}: it throws at each lookup"
+            yield COMMON[obstacle.code].finding(tables.name, obstacle.place, message, _OWN_TEMPORARY, severity=FAILS)
+
+
 def _lock_files(environment: Environment, path: Path) -> tuple[Path, ...]:
     """Return the lock files of a text database, for every version and every path of its folder.
 
@@ -160,9 +186,9 @@ def _lock_files(environment: Environment, path: Path) -> tuple[Path, ...]:
     named = environment.get(miopen.TUNING.variable)
     if named and miopen.expand(environment, named) == path.parent:
         paths.add(named.rstrip("/"))
-    temporary = miopen.temporary_folder(environment) / "miopen-lockfiles"
+    temporary = miopen.temporary_folder(environment) / _LOCKS
     digests = (hashlib.md5(os.fsencode(text), usedforsecurity=False).hexdigest() for text in paths)
-    beside = path.parent / "miopen-lockfiles" / f"{path.name}.lock"
+    beside = path.parent / _LOCKS / f"{path.name}.lock"
     return (beside, *sorted(temporary / f"{digest}_{path.name}.lock" for digest in digests))
 
 

@@ -22,9 +22,10 @@ import sqlite3
 import struct
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import lru_cache
 from pathlib import Path
+from urllib.parse import quote
 
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk import atomic, handles, plain
@@ -125,6 +126,12 @@ def is_open_elsewhere(path: Path) -> bool:
         return bool(struct.unpack(_FLOCK, fcntl.fcntl(handle, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK)
     finally:
         plain.release(handle)
+
+
+def columns_of(path: Path, table: str) -> set[str]:
+    """Return the names of a table's columns in a file that lies still; none if it has no such table."""
+    with closing(sqlite3.connect(f"file:{quote(os.fsencode(path))}?mode=ro&immutable=1", uri=True)) as connection:
+        return {name for (name,) in connection.execute("select name from pragma_table_info(?)", (table,))}
 
 
 def foreign_object(connection: sqlite3.Connection, statements: tuple[str, ...]) -> str | None:

@@ -22,6 +22,9 @@ from cachectl.layers.stores.table import Row, TableFile
 Fault = tuple[int, str, str]
 
 
+NO_CONTENTS = "nothing follows the '='"
+
+
 class RecordFile(TableFile):
     """One text file of records.
 
@@ -128,7 +131,7 @@ def record_complaint(line: bytes) -> str | None:
     if b"\n" in line:
         return "more than one line"
     if not contents:
-        return "nothing follows the '='"
+        return NO_CONTENTS
     return None if b":" in contents else "no value has an id and ':'"
 
 

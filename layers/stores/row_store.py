@@ -68,6 +68,8 @@ class TableFormat(Bound, ABC):
     schema: ClassVar[rows.Schema]
     separator: ClassVar[str] = "/"
     codec: Codec
+    #: Endings of the files that the library writes next to a table.
+    companions: ClassVar[tuple[str, ...]] = database.COMPANIONS
     #: The effect of a table that cannot be read, or in whose place there is something else.
     when_damaged: ClassVar[Severity] = FAILS
     #: Whether a database without the table is damaged.
@@ -119,10 +121,10 @@ class TableFormat(Bound, ABC):
                         continue
                     if stat.S_ISREG(status.st_mode):
                         yield file
-                    elif stat.S_ISLNK(status.st_mode):
+                    elif stat.S_ISLNK(status.st_mode) and os.path.isdir(os.path.dirname(os.path.realpath(place))):
                         yield Problem(place, "link", "a link under a database's name is not followed")
                     else:
-                        message = "a folder, or something else that is no file, has a database's name"
+                        message = "a folder, a link that leads nowhere or so has a database's name"
                         yield Problem(place, "no-file", message)
             except OSError as error:
                 if not plain.means_absent(error):
@@ -187,7 +189,7 @@ class TableFormat(Bound, ABC):
         """Return the finding of a table that could not be read; its ``thing`` is the file only if it is damaged."""
         if isinstance(error.__cause__, PermissionError):
             # Closed to its library too, and not only while a program writes.
-            return finding_of(self, root, unreadable(root.path / file, error))
+            return finding_of(self, root, unreadable(closed_part(root.path / file), error))
         severity, code, fix = HARMLESS, codes.UNREADABLE, "nothing: try again when no program is writing"
         thing = None
         if isinstance(error, Pending):
@@ -229,11 +231,12 @@ class Rows(Store):
 
     def written(self, root: Root) -> Iterator[Path]:
         """Yield the files of tables, those that sqlite keeps next to them, and the folders in which it makes them."""
-        paths = [root.path / file for file in self.tables.tables(root) if not isinstance(file, Problem)]
-        yield from dict.fromkeys(path.parent for path in paths if path.parent != root.path)
-        for path in paths:
-            yield path
-            yield from (database.companion(path, suffix) for suffix in database.COMPANIONS)
+        with suppress(OSError):
+            yield from (root.path / folder for folder in self.tables.folders(root))
+        for file in self.tables.tables(root):
+            if not isinstance(file, Problem):
+                yield root.path / file
+                yield from (database.companion(root.path / file, suffix) for suffix in self.tables.companions)
 
     def in_use(self, targets: Iterable[Entry]) -> Iterator[tuple[Entry, str | None]]:
         """Leave other files that a program may still be writing; who has a table open is asked when it is removed."""
@@ -271,8 +274,8 @@ class Rows(Store):
             except UnknownFormat as error:
                 strange = error.message
             except (LayerError, OSError) as error:
-                kinds: dict[type, str] = {Busy: "busy", Damaged: "sqlite", Pending: codes.PENDING.name}
-                yield Problem(path, kinds.get(type(error), "unreadable"), self.explain(error))
+                kinds: dict[type, str] = {Busy: "busy", Damaged: "sqlite", Pending: "pending", Refused: "foreign"}
+                yield Problem(closed_part(path), kinds.get(type(error), "unreadable"), self.explain(error))
             try:
                 sizes = database.sizes_of(path)
                 held = template._replace(bytes=max(0, sum(sizes) - payload), files=len(sizes))
@@ -438,6 +441,12 @@ class Rows(Store):
         for file in [file for file in groups if not self.tables.is_table(file)]:
             others |= groups.pop(file)
         return groups, others
+
+
+def closed_part(path: Path) -> Path:
+    """Return what of a database cannot be read, if it is a file that sqlite keeps next to it, else the database."""
+    parts = (database.companion(path, suffix) for suffix in database.COMPANIONS)
+    return next((part for part in parts if part.exists() and not os.access(part, os.R_OK)), path)
 
 
 def _unlisted(place: Path, error: OSError) -> Problem:

@@ -335,9 +335,11 @@ def _of_use(held: _Held) -> Iterator[_Placed]:
     for obstacle in places.find_obstacles(root.path, uses, environment.home_folder, written):
         code, hazard = codes.COMMON[obstacle.code], Hazard(UNSAFE, "")
         if obstacle.use is not None:
-            if obstacle.use not in uses:
+            # The other uses are kinds of writing.
+            effect = uses.get(obstacle.use) or uses.get(Use.WRITE)
+            if effect is None:
                 continue
-            hazard = uses[obstacle.use]
+            hazard = effect
         elif code is codes.OWNER and root.scope is not Scope.USER:
             continue
         fix = obstacle.command

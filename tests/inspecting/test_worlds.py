@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 from homes import pocl_driver
 from support.doctor import stale_lock
-from support.layers import register_driver
+from support.layers import register_driver, sql
 from support.miopen_kernels import FIND
 from tiers import as_root
 
@@ -199,6 +199,11 @@ def newline(home: Path, _mount: Mount) -> dict[str, str]:
     return {}
 
 
+def columns(home: Path, _mount: Mount) -> dict[str, str]:
+    sql(_made(home / ".cache/miopen/3.3.0") / "gfx90a6e.ukdb", "CREATE TABLE kern_db(a, b)")
+    return {}
+
+
 WORLDS = (
     World("noexec", noexec, Severity.FAILS, symptom="failed to map segment from shared object"),
     World("closed", read_only, Severity.FAILS),
@@ -218,7 +223,8 @@ WORLDS = (
     World("damaged", cut, Severity.FAILS, verb="verify", symptom="Bus error"),
     World("damaged", cut_dictionary, Severity.FAILS, PYTOOLS, "file is not a database", "pytools", "verify"),
     World("tuning", tuning, Severity.RECOMPILES, (), layer="miopen-tuning"),
-    World("newline", newline, Severity.RECOMPILES, (), layer="miopen-tuning", verb="verify"),
+    World("newline", newline, Severity.HEALS, (), layer="miopen-tuning", verb="verify"),
+    World("columns", columns, Severity.FAILS, (), layer="miopen", verb="verify"),
     World("lock", lock, Severity.FAILS, (), layer="pyopencl"),
     World("no-file", no_file, Severity.FAILS, PYTOOLS, "unable to open database file", "pytools", "verify"),
 )

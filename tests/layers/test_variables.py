@@ -12,7 +12,7 @@ from support.dictionaries import dictionary
 from support.layers import assigned, register_driver
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.core.finding import Finding, Severity
+from cachectl.layers.core.finding import HEALS, Finding, Severity
 from cachectl.layers.core.root import Condition
 from cachectl.layers.registry import built_in_layer
 from cachectl.stack import Stack
@@ -132,7 +132,7 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "miopen-system": [
         ("MIOPEN_DISABLE_CACHE=yes", OFF, "@", "off"),
-        ("MIOPEN_SYSTEM_DB_PATH={tmp}/none", ABSENT, "", "variable"),
+        ("MIOPEN_SYSTEM_DB_PATH={tmp}/none", ABSENT, "", "variable", HEALS),
     ],
     "miopen-tuning": [
         ("MIOPEN_DEBUG_DISABLE_FIND_DB=1", OFF, "the perf-db stays on", "off"),
@@ -144,7 +144,7 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("MIOPEN_DEBUG_FIND_ONLY_SOLVER=ConvAsm1x1U", ABSENT, "", "tuning", HARMLESS),
     ],
     "miopen-system-tuning": [
-        ("HOME={tmp} 'MIOPEN_SYSTEM_DB_PATH=~/home'", ABSENT, "", "variable"),
+        ("HOME={tmp} 'MIOPEN_SYSTEM_DB_PATH=~/home'", ABSENT, "", "variable", HEALS),
         ("MIOPEN_DEBUG_DISABLE_FIND_DB=", OFF, "MIOpen throws", "variable", FAILS),
     ],
 }
@@ -171,7 +171,8 @@ def test_a_value_has_a_state_and_a_wrong_one_a_finding_whose_fix_works(tmp_path:
     expected = [(layer, *(*what, RECOMPILES)[:2])] if what else []
     programs = tmp_path / "home/.cache/neo_compiler_cache"
     programs.mkdir(parents=True)
-    (tmp_path / "cwd").mkdir()
+    for folder in ("cwd", "home/tmp"):
+        (tmp_path / folder).mkdir()
     if "cap" in what:
         (programs / "0123456789abcdef.cl_cache").write_bytes(b"!<arch>\n" + bytes(29_000))
     set_to = {key: value.format(tmp=tmp_path) for key, value in assigned(variables).items()}

@@ -312,10 +312,10 @@ def test_unusable_files_are_problems(tmp_path: Path, layer: MIOpenKernels) -> No
     for base, table in (("gfx900_56", "CREATE TABLE other(x)"), ("gfx90878", TABLE_2_3)):
         sql(store(user_file(tmp_path, base), {}), f"DROP TABLE kern_db;{table}")
     user_file(tmp_path).write_bytes(b"garbage" * 1000)
-    assert sorted(problems(layer)) == ["sqlite", "unreadable"]
+    assert sorted(problems(layer)) == ["foreign", "sqlite"]
     assert layer.store.usage(layer.roots()[0]).unknown_files == 1
     judged = sorted((finding.code, finding.thing is not None) for finding in verified(layer))
-    assert judged == [("damaged", True), ("foreign", False), ("unknown", False)]
+    assert judged == [("columns", False), ("damaged", True), ("foreign", False)]
     with pytest.raises(Damaged):
         layer.get(KEY)
 
@@ -328,9 +328,9 @@ def test_system_files_are_judged_by_their_header(tmp_path: Path) -> None:
     (tmp_path / "db/gfx908.kdb").mkdir()
     system = MIOpenSystemKernels(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
     assert sorted(findings(system)) == [
-        ("foreign", Severity.HARMLESS),
+        ("columns", Severity.RISKS),
         ("no-file", Severity.FAILS),
-        ("too-small", Severity.RECOMPILES),
+        ("too-small", Severity.HEALS),
         ("wal", Severity.FAILS),
     ]
     fixes = {finding.code: finding.fix for finding in verified(system)}
