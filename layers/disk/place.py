@@ -167,7 +167,7 @@ def _closed_within(path: Path, file: Path, uses: Collection[Use], home: Path) ->
         use = Use.OPEN if Use.OPEN in uses and not is_opened else Use.CHANGE
         return Obstacle("closed", use, file, message, command or _opened(file))
     uid = file.stat().st_uid
-    if Use.OWN not in uses or not file.is_file() or os.geteuid() in (0, uid):
+    if Use.OWN not in uses or not file.is_file() or not hasattr(os, "geteuid") or os.geteuid() in (0, uid):
         return None
     message = f"has {file.relative_to(path)}, which belongs to {user_name(uid)}"
     return Obstacle("closed", Use.OWN, file, message)

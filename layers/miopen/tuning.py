@@ -171,7 +171,11 @@ def diagnose_locks(tables: databases.MIOpenTables, root: Root) -> Iterator[Findi
     for obstacle in obstacles:
         if obstacle.use is not None:
             message = f"MIOpen locks its results in {folder}, which {obstacle.message}: it throws at each lookup"
-            yield COMMON[obstacle.code].finding(tables.name, obstacle.place, message, _OWN_TEMPORARY, severity=FAILS)
+            finding = COMMON[obstacle.code].finding(
+                tables.name, obstacle.place, message, _OWN_TEMPORARY, severity=FAILS
+            )
+            # Only MIOpen itself would show that it works.
+            yield finding._replace(fix_tested=False)
 
 
 def _lock_files(environment: Environment, path: Path) -> tuple[Path, ...]:
