@@ -302,9 +302,7 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
 
     largest = max(roots, key=amount)
     owner, fix = "no layer holds anything there that can be cleared", "remove other files there"
-    most, index = amount(largest), ("bytes", "files").index(unit)
-    # What frees too little helps nobody.
-    if most and most + (free[:2][index] or 0) >= _FULL[index]:
+    if most := amount(largest):
         owner = f"{largest.layer.name} holds most of what can be cleared there, {most:,} {unit}"
         fix = f"cachectl purge {largest.layer.name}"
     severity = FAILS if max(grades) > 1 else RISKS
