@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -150,7 +151,7 @@ def failure(layer: Layer, path: Path | None, error: Exception) -> Finding:
         code, fix = PLUGIN, f"fix or uninstall the plug-in {layer.name}"
     elif place.is_absolute():
         owner, _, own_fix = trust.closed_by_another(place, layer.environment.home_folder)
-        message, fix = message + owner, own_fix or fix
+        message, fix = message + owner, own_fix or f"chmod u+rwX {shlex.quote(str(place))}"
     return code.finding(layer.name, place, message, fix, severity=FAILS)
 
 

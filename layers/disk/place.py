@@ -73,7 +73,8 @@ def find_obstacles(path: Path, uses: Collection[Use], home: Path, written: Itera
     if (obstacle := _closed(path, nearest, home)) is not None:
         yield obstacle
     else:
-        yield from filter(None, (_closed_within(path, each, uses, home) for each in written))
+        closed = [_closed_within(path, each, uses, home) for each in written]
+        yield from _grouped(obstacle for obstacle in closed if obstacle is not None)
     if Use.EXECUTE in uses and mount_flags(nearest) & getattr(os, "ST_NOEXEC", 0):
         yield Obstacle("noexec", Use.EXECUTE, nearest, "lies on a file system that is mounted with noexec")
     yield from _open_to_others(path, nearest)
@@ -171,6 +172,20 @@ def _closed_within(path: Path, file: Path, uses: Collection[Use], home: Path) ->
         return None
     message = f"has {file.relative_to(path)}, which belongs to {user_name(uid)}"
     return Obstacle("closed", Use.OWN, file, message)
+
+
+def _grouped(obstacles: Iterable[Obstacle]) -> Iterator[Obstacle]:
+    """Yield one obstacle in place of several that the same command removes, given all their paths."""
+    groups: dict[tuple[Use | None, tuple[str, ...]], list[Obstacle]] = {}
+    for obstacle in obstacles:
+        groups.setdefault((obstacle.use, tuple(shlex.split(obstacle.command)[:-1])), []).append(obstacle)
+    for (_, words), (first, *more) in groups.items():
+        if more and words:
+            paths = dict.fromkeys(shlex.split(obstacle.command)[-1] for obstacle in (first, *more))
+            message = f"{first.message} ({len(more)} more like it)"
+            yield first._replace(message=message, command=shlex.join((*words, *paths)))
+        else:
+            yield from (first, *more)
 
 
 def is_writable(place: Path) -> bool:

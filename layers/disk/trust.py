@@ -191,7 +191,7 @@ def closed_by_another(place: Path, home: Path) -> tuple[str, str, str]:
     if foreign and owners.get(own) == user:
         command = f"sudo chown -R {user_name(user).removeprefix('user ')} {shlex.quote(str(foreign[-1]))}"
     name = user_name(owner)
-    return f"; it belongs to {name}", command, command or f"as {name}: chmod -R go+rX {shlex.quote(str(place))}"
+    return f"; it belongs to {name}", command, command or f"as {name}: chmod -R go+rX {shlex.quote(str(closest))}"
 
 
 def _way(folder: Path) -> Iterator[Step]:

@@ -19,6 +19,7 @@ from cachectl.layers.core.parts import About, Lookups
 from cachectl.layers.core.root import ABSENT, ENABLED, Root, Scope, State
 from cachectl.layers.core.store import Store
 from cachectl.layers.core.switch import Switch
+from cachectl.layers.disk.place import why_closed
 from cachectl.layers.host import drivers
 
 if TYPE_CHECKING:
@@ -180,8 +181,11 @@ class MesaShaderCache(drivers.DriverLayer):
         if len(bases) > 1:
             account = self.environment.home
             outcome = f"is not the home of the account, {account}, which releases before 2025 use instead"
+            severity = HARMLESS
+            if why_closed(account / ".cache", account) is not None:
+                severity, outcome = RECOMPILES, f"{outcome}: they cannot write there, and keep nothing"
             fix = f"export {_PLACES[0]}={shlex.quote(str(bases[0][0]))}"
-            yield None, misread(self, "HOME", HARMLESS, outcome, fix)
+            yield None, misread(self, "HOME", severity, outcome, fix)
         elif variable is not None and Path(value).is_absolute() and not Path(value).parent.is_dir():
             outcome = "has no parent folder, and releases before 2024 make only the last one: they keep nothing"
             fix = f"mkdir -p {shlex.quote(value)}"

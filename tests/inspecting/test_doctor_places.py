@@ -14,6 +14,7 @@ from support.accounts import install_for_all
 from support.doctor import (
     after,
     coded,
+    dictionary,
     environment_of,
     examine,
     make,
@@ -456,3 +457,23 @@ def test_a_closed_folder_in_a_root_fails_some_programs(tmp_path: Path, held_to_m
     (found,) = asked(tmp_path, (*held_to_modes, *CACHECTL), "doctor", "pocl", **variables)
     assert (found["severity"], found["fix"]) == ("may fail a run", f"chmod u+w {closed}")
     assert found["message"].endswith("which is not writable for you: PoCL cannot build the programs that belong there")
+
+
+def test_closed_files_are_one_finding_with_one_command(tmp_path: Path, held_to_modes: tuple[str, ...]) -> None:
+    for number in range(3):
+        dictionary(tmp_path, f"-v{number}-py3.11.7.final.0")
+    files = sorted((tmp_path / ".cache/pytools").iterdir())
+    for file in files:
+        file.chmod(0o400)
+    (found,) = asked(tmp_path, (*held_to_modes, *CACHECTL), "doctor", "pytools")
+    assert (found["code"], found["fix"]) == ("closed", f"chmod u+w {' '.join(map(str, files))}")
+    assert "which is not writable for you (2 more like it): pytools can add nothing" in found["message"]
+    shell(tmp_path, found["fix"])
+    assert asked(tmp_path, (*held_to_modes, *CACHECTL), "doctor", "pytools") == []
+
+
+def test_a_home_of_the_account_that_is_closed_keeps_nothing_of_older_mesas(tmp_path: Path, mount: Mount) -> None:
+    mount("-t", "tmpfs", "-o", "ro", "none", on=tmp_path / "account")
+    environment = environment_of(tmp_path, OCL_ICD_VENDORS=register_driver(tmp_path, "libRusticlOpenCL.so.1"))
+    found = [one for one in examine(environment._replace(home=tmp_path / "account"), "mesa") if "HOME=" in one.message]
+    assert [one.severity for one in found] == [Severity.RECOMPILES]
