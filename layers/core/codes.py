@@ -5,7 +5,6 @@ from __future__ import annotations
 from cachectl.layers.core.finding import FAILS, HARMLESS, HEALS, RECOMPILES, RISKS, UNSAFE, WASTES, Code
 
 _NOT_NEEDED = "nothing needs to be done"
-_BY_HAND = "only you know where the file belongs"
 
 # ---------------------------------------------------------------------- of a place
 
