@@ -41,6 +41,8 @@ _NETWORK = frozenset({"nfs", "nfs4", "smbfs", "cifs", "smb3", "coda", "ocfs2", "
 #: The role of roots in a temporary folder, which other users write to as well.
 TEMPORARY = "temporary"
 
+#: The GPUs for whose kernels there are packages; for another one the user's own can be collected.
+_PACKAGED_FOR = frozenset({"gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx1030"})
 #: Folders with databases below the prefix of a library; up to ROCm 5.1 each library had a folder.
 _DATABASES = ("share/miopen/db", "miopen/share/miopen/db")
 _LINKER_FOLDERS = "/etc/ld.so.conf.d"
@@ -351,6 +353,8 @@ class MIOpenSystemKernels(MIOpenLayer):
                 message = f"no system kernels for the GPU {arch}, neither {files}: each is compiled when first used"
                 package = f"miopen-hip-{arch}kdb"
                 fix = f"sudo apt-get install {package} || sudo dnf install {package}"
+                if arch not in _PACKAGED_FOR:
+                    fix = f"cachectl push {arch}.kdb miopen"
                 if self.environment.get(_SYSTEM):
                     fix = f"unset {_SYSTEM}"
                 yield codes.NO_DATABASE.finding(self.name, roots[0].path, message, fix)

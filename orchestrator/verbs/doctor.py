@@ -227,9 +227,12 @@ def _of_layer(layer: Layer, roots: Iterable[_Held]) -> Iterator[_Placed]:
 
 
 def _of_roots(layer: Layer, roots: Iterable[_Held]) -> Iterator[_Placed]:
+    first_failed = False
     for held in roots:
         path = held.root.path
-        if held.error is not None:
+        first_failed |= held.first and held.error is not None
+        # The others are next to it.
+        if held.error is not None and (held.first or not first_failed):
             yield _unread(held, listing.failure(layer, path, held.error))
         for problem in held.usage.problems:
             if problem.code == codes.UNREADABLE.name:

@@ -193,6 +193,8 @@ def test_a_gpu_without_a_database_of_its_own_is_named_once(tmp_path: Path, names
     # No package puts anything where a variable leads.
     named = environment.with_variables({"MIOPEN_SYSTEM_DB_PATH": str(tmp_path / "none")})
     assert {one.fix for one in examine(named, "miopen-system")} == {"unset MIOPEN_SYSTEM_DB_PATH"}
+    unpackaged = environment.with_variables({"MIOPEN_DEBUG_ENFORCE_DEVICE": "gfx1100"})
+    assert {one.fix for one in examine(unpackaged, "miopen-system")} == {"cachectl push gfx1100.kdb miopen"}
 
 
 def test_what_could_not_be_looked_at_is_said(home: Home) -> None:
