@@ -155,7 +155,8 @@ def test_verify_and_doctor_find_a_dictionary_folder_that_cannot_be_listed(
     layers = ("loopy", "pytools", "pyopencl-invoker")
     with closed(folder):
         status, out, _ = cachectl(tmp_path, f"{verb} {' '.join(layers)} --json", held_to_modes)
-    found = {(one["layer"], one["root"]) for one in json.loads(out)["findings"] if one["code"] == "unreadable"}
+    unread = [one for one in json.loads(out)["findings"] if one["code"] == "unreadable"]
+    found = {(layer, one["root"]) for one in unread for layer in one.get("layers", [one["layer"]])}
     assert (status, found) == (1, {(layer, str(folder)) for layer in layers})
 
 

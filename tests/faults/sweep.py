@@ -203,7 +203,12 @@ def _false_findings(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JS
             if found["code"] != "unreadable"
         }
 
-    unread = {found["layer"] for found in said["findings"] if found["code"] == "unreadable"}
+    unread = {
+        layer
+        for found in said["findings"]
+        for layer in found.get("layers", [found["layer"]])
+        if found["code"] == "unreadable"
+    }
     if new := names(said) - names(true):
         yield f"found what is not so: {sorted(new)[:2]}"
     if required_roots := {name[0] for name in names(true) - names(said)} - unread:
