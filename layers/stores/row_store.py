@@ -124,7 +124,7 @@ class TableFormat(Bound, ABC):
                     elif stat.S_ISLNK(status.st_mode) and os.path.isdir(os.path.dirname(os.path.realpath(place))):
                         yield Problem(place, "link", "a link under a database's name is not followed")
                     else:
-                        message = "something that is not a file, such as a folder or a dangling link, has the name of a database"
+                        message = "something that is not a file, such as a folder, has the name of a database"
                         yield Problem(place, "no-file", message)
             except OSError as error:
                 if not plain.means_absent(error):
