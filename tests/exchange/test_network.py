@@ -85,7 +85,9 @@ def test_nothing_goes_on_beside_a_wrapped_command(home: Home, behaviour: str) ->
         done = watched(home, *store, "--", sys.executable, "-c", PROBE, **variables)
     lines = done.said.splitlines()
     assert (done.status, "RAN" in lines, "it goes on" in lines, done.left) == (0, True, False, [])
-    assert any("--store" in line and "not done in time" in line for line in lines)
+    # A fast machine sends as much as it may before that.
+    limits = ("not done in time", "sends more than the ")
+    assert any("--store" in line and limit in line for line in lines for limit in limits), lines
     assert done.peak < BASE + network.MEMORY
 
 
