@@ -62,17 +62,25 @@ def test_a_command_is_not_started_without_the_folder_that_was_asked_for(without_
 
 
 @as_root
-@pytest.mark.parametrize("options", ["size=64k", *thorough("ro", "nr_inodes=1")])
-def test_a_full_or_closed_disk_of_temporary_files(
-    home: Home, mount: Callable[..., Path], tmp_path: Path, options: str
-) -> None:
-    disk = mount("-t", "tmpfs", "-o", f"{options},mode=700", "tmpfs", on=tmp_path / "disk")
-    if "size" in options:
-        fill_up(disk)
+def test_a_full_disk_of_temporary_files(home: Home, mount: Callable[..., Path], tmp_path: Path) -> None:
+    disk = mount("-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", on=tmp_path / "disk")
+    fill_up(disk)
     done = home.cachectl("run --store store --trust --", *SAYS_SEVEN, check=False, TMPDIR=str(disk))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (7, "RAN\n", 1)
     said = home.refused("run --isolated -- echo RAN", says=str(disk), TMPDIR=str(disk))
     assert (ANOTHER in said, said.count("\n")) == (True, 1)
+
+
+@as_root
+@pytest.mark.parametrize("options", thorough("ro", "nr_inodes=1"))
+def test_a_closed_disk_of_temporary_files_is_left_for_the_state_folder(
+    home: Home, mount: Callable[..., Path], tmp_path: Path, options: str
+) -> None:
+    disk = mount("-t", "tmpfs", "-o", f"{options},mode=700", "tmpfs", on=tmp_path / "disk")
+    for way in ("--store store --trust", "--isolated"):
+        done = home.cachectl(f"run {way} --", *SAYS_SEVEN, check=False, TMPDIR=str(disk))
+        assert (done.returncode, done.stdout) == (7, "RAN\n")
+        assert f"temporary folders are made in {home.path}/.local/state/cachectl/scratch" in done.stderr
 
 
 @pytest.mark.parametrize("streams", [">/dev/full 2>&-", *thorough("2>&-", ">&-", "2>/dev/full", "<&- >&- 2>&-")])

@@ -247,9 +247,9 @@ OTHERS = (
     World(kernels_unreadable, KERNELS, verify, (("unreadable", FAILS),)),
     World(dangling_link, KERNELS, verify, (("no-file", FAILS),)),
     # The owner's new kernels, after another user has read: "attempt to write a readonly database"
-    World(readers_log, KERNELS, doctor, (("closed", RISKS),) * 2),
+    World(readers_log, KERNELS, doctor, (("closed", RISKS),)),
     # It says "unable to open database file"
-    World(unreadable_log, KERNELS, doctor, (("closed", FAILS),) * 2),
+    World(unreadable_log, KERNELS, doctor, (("closed", FAILS),)),
     # It says "attempt to write a readonly database", hits too
     World(hot_journal, KERNELS, doctor, (("closed", FAILS),)),
     # MIOpen adds its table.
