@@ -96,7 +96,7 @@ PLUGIN = Code(
     (HARMLESS, FAILS),
     "A layer of another distribution failed.",
     "Fix or uninstall it; the other layers work.",
-    advice="only its author can mend a plug-in",
+    advice="only its author can fix a plug-in",
 )
 
 # ---------------------------------------------------------------------- of what a root holds
@@ -161,7 +161,7 @@ INDEX = Code(
     (WASTES,),
     "The account of a whole cache does not agree with its entries.",
     "The next purge or `put` counts again, or `rm` the file.",
-    advice="the next change of the cache mends it",
+    advice="the next change of the cache writes it again",
 )
 NO_FILE = Code(
     "no-file",

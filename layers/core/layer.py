@@ -47,7 +47,7 @@ class Layer:
     places: ClassVar[Places]
     #: The switch of the cache; ``None`` if it has none.
     switch: ClassVar[EnvSwitch | None] = None
-    #: What the names of the product's variables look like, if names that nothing reads can be told.
+    #: What the names of the product's variables look like, if names that nothing reads can be reported.
     family: ClassVar[Family | None] = None
     #: What else is known of the library and its entries.
     about: ClassVar[About] = About()
