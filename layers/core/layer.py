@@ -246,6 +246,11 @@ def every_root(layer: Layer) -> Iterator[Root]:
     return _each_once(chain(layer.roots(), _in_own_roots(layer)))
 
 
+def moved_to(layer: Layer, folder: Path) -> Layer:
+    """Return a layer as it is where everything is kept under a folder. Raises :class:`Refused` if nothing moves it."""
+    return type(layer)(layer.environment.with_variables(layer.relocate(folder).set))
+
+
 def _each_once(roots: Iterable[Root]) -> Iterator[Root]:
     """Yield the first of all roots that are the same folder."""
     met = set[object]()
@@ -264,8 +269,7 @@ def _in_own_roots(layer: Layer) -> Iterator[Root]:
     if not folders or layer.abilities()[Ability.RELOCATE] is not None:
         return
     for folder in folders:
-        moved = type(layer)(layer.environment.with_variables(layer.relocate(folder).set))
-        for root in moved.roots():
+        for root in moved_to(layer, folder).roots():
             if folder in root.path.parents and root.may_exist:
                 yield root._replace(source=f"own root of a base ({folder})")
 

@@ -24,7 +24,7 @@ from cachectl.layers.core.parts import About, Lookups
 from cachectl.layers.core.root import ABSENT, ENABLED, Root, Scope, State
 from cachectl.layers.core.store import Store
 from cachectl.layers.disk import distributions, plain, trust
-from cachectl.layers.disk.place import Use, is_writable
+from cachectl.layers.disk.place import Use
 from cachectl.layers.miopen import codes
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ class MIOpenKernels(MIOpenLayer):
             place = plain.nearest(folder, follow=False)
             with suppress(OSError):
                 code, reason = codes.FALLBACK, trust.shared_because(place)
-                if kind is not None and not is_writable(place):
+                if kind is not None and not os.access(place, os.W_OK | os.X_OK):
                     code, reason = CLOSED, f"it throws, because you cannot write to {place}"
                 if reason is not None and reason != last:
                     message = f"as {cause}, MIOpen{releases} takes kernels from {folder}: {reason}"

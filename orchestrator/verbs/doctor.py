@@ -21,7 +21,7 @@ from cachectl.layers.base.text import plural
 from cachectl.layers.core import codes, spelling
 from cachectl.layers.core.entry import UNCOUNTED, Usage, unknown_words
 from cachectl.layers.core.finding import FAILS, HARMLESS, RISKS, UNSAFE, WASTES, Code, Finding, Hazard, Severity
-from cachectl.layers.core.layer import Layer, every_root
+from cachectl.layers.core.layer import Layer, every_root, moved_to
 from cachectl.layers.core.root import ENABLED, UNKNOWN, Root, Scope
 from cachectl.layers.core.store import finding_of
 from cachectl.layers.core.switch import Ability
@@ -158,7 +158,7 @@ def _judge(folder: Path, layers: Iterable[Layer]) -> listing.Findings:
     roots: list[_Held] = []
     for layer in layers:
         if layer.about.scope is Scope.USER and layer.abilities()[Ability.RELOCATE] is None:
-            moved = type(layer)(layer.environment.with_variables(layer.relocate(folder).set))
+            moved = moved_to(layer, folder)
             roots.append(_Held(moved, moved.roots()[0], True, False, UNCOUNTED, None))  # noqa: FBT003
     placed: list[_Placed] = []
     for held in roots:
