@@ -10,21 +10,26 @@ import re
 import shlex
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.core.codes import CLOSED
 from cachectl.layers.core.declarations import HERE, EnvSwitch, Family, Places, Rule, at_load
-from cachectl.layers.core.finding import FAILS, RECOMPILES, RISKS, Hazard
+from cachectl.layers.core.finding import FAILS, RECOMPILES, RISKS, Finding, Hazard
 from cachectl.layers.core.layer import Fault, misread
 from cachectl.layers.core.parts import About, Lookups
 from cachectl.layers.core.root import DISABLED, ENABLED, UNKNOWN, State
 from cachectl.layers.core.store import Codec, Damage, Store
+from cachectl.layers.disk.place import why_closed
 from cachectl.layers.host import drivers
 
 if TYPE_CHECKING:
     from cachectl.layers.formats import details
 
 LIBRARIES = ("libamd_comgr.so",)
+#: Temporary folders that most systems have.
+_FOLDERS = ("/tmp", "/var/tmp")  # noqa: S108 - the user is to name one
 TIMESTAMP = "llvmcache.timestamp"
 #: What LLVM takes for a network file system (``Support/Unix/Path.inc``, ``is_local``): NFS, SMB and CIFS.
 _NETWORK = frozenset({"nfs", "nfs4", "smbfs", "cifs", "smb3"})
@@ -179,6 +184,16 @@ class ComgrCache(drivers.DriverLayer):
         if self.environment.get(self.places.variable) == "":
             outcome = "is empty: older releases keep nothing then, newer ones use the default place"
             yield None, misread(self, self.places.variable, RECOMPILES, outcome)
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Add a temporary folder that cannot be used: comgr makes one for each compilation (``comgr-compiler.cpp``)."""
+        yield from super().diagnose()
+        temporary, home = self.environment.named_temporary, self.environment.home_folder
+        reason = why_closed(temporary, home) if temporary.is_dir() else f"{temporary} is not there"
+        if reason is not None and self.is_here():
+            fix = next((f"export TMPDIR={folder}" for folder in _FOLDERS if not why_closed(Path(folder), home)), "")
+            message = f"{reason}: AMD's compiler has no temporary folder, and compiles nothing"
+            yield CLOSED.finding(self.name, temporary, message, fix or "name a folder by TMPDIR", severity=RISKS)
 
 
 def output_of(data: bytes) -> bytes | None:

@@ -18,6 +18,7 @@ from cachectl.layers.core.layer import Layer, every_root
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import ALL, Selection
 from cachectl.layers.disk import trust
+from cachectl.layers.disk.place import Use
 
 if TYPE_CHECKING:
     from cachectl.watching import ledger
@@ -152,7 +153,15 @@ def failure(layer: Layer, path: Path | None, error: Exception) -> Finding:
     elif place.is_absolute():
         owner, _, own_fix = trust.closed_by_another(place, layer.environment.home_folder)
         message, fix = message + owner, own_fix or f"chmod u+rwX {shlex.quote(str(place))}"
-    return code.finding(layer.name, place, message, fix, severity=FAILS)
+    return judged(layer, code.finding(layer.name, place, message, fix, severity=FAILS))
+
+
+def judged(layer: Layer, finding: Finding) -> Finding:
+    """Return a finding; what could not be read is as serious as what the layer's library does without its place."""
+    hazard = layer.about.uses.get(Use.WRITE)
+    if finding.code != UNREADABLE.name or hazard is None:
+        return finding
+    return finding._replace(severity=hazard.severity)
 
 
 def by_kernel(entries: Iterable[Entry], environment: Environment) -> tuple[Kernel, ...]:

@@ -92,6 +92,12 @@ class Environment(Surroundings):
         return self.cwd / (named or "/")
 
     @property
+    def named_temporary(self) -> Path:
+        """The temporary folder of C++ and LLVM (``temp_directory_path``): the first named one, existing or not."""
+        named = (self.variables.get(variable) for variable in ("TMPDIR", "TMP", "TEMP", "TEMPDIR"))
+        return self.absolute(next(filter(None, named), self.temporary))
+
+    @property
     def follows_relative_cache_home(self) -> bool:
         """Return whether platformdirs follows an ``XDG_CACHE_HOME`` that is not absolute: until release 4.11.7."""
         return self.platformdirs < (4, 11, 8)

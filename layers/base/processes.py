@@ -32,6 +32,11 @@ NETWORK = frozenset(
     | {"coda", "ocfs2", "gfs2", "fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.sshfs"}
 )
 
+#: Types that the own layer of a container has, and those of memory.
+_LAYERED, _IN_MEMORY = frozenset({"overlay", "aufs", "fuse.fuse-overlayfs"}), frozenset({"tmpfs", "ramfs"})
+#: What lies in these is not meant to stay.
+_TEMPORARY_FOLDERS = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - only compared
+
 
 def read(number: int | str, name: str, processes: Path = _PROC) -> bytes | None:
     """Return a file of a process, such as ``maps``; ``None`` if the process has ended, or is not shown."""
@@ -232,6 +237,18 @@ def network_file_system(environment: Environment, path: Path, types: frozenset[s
     """
     kind = mount_of(path, mounts=environment.mounts).kind
     return kind if kind in types else None
+
+
+def lost_with(environment: Environment, path: Path) -> str | None:
+    """Return what a path is lost with, a container or the memory of the home; ``None`` if it stays or is temporary."""
+    mount = mount_of(path, mounts=environment.mounts)
+    if any(map(path.is_relative_to, (environment.temporary, *_TEMPORARY_FOLDERS))):
+        return None
+    if mount.kind in _IN_MEMORY and path.is_relative_to(environment.home_folder):
+        return f"the memory in which the home lies ({mount.kind})"
+    if mount.kind in _LAYERED and mount.point == "/":
+        return f"the container, on whose own layer it lies ({mount.kind})"
+    return None
 
 
 class Mount(NamedTuple):

@@ -66,6 +66,14 @@ RANKS = Code(
     "Give each its own, in the script that each rank runs, or use `cachectl stage`. If the home is on a network file "
     "system, the fix names a private folder of the node, which starts empty.",
 )
+VOLATILE = Code(
+    "volatile",
+    (HEALS,),
+    "A root lies on the container's own layer, or the home lies in memory, and is lost with it: each new container "
+    "compiles again what its image does not hold.",
+    "[Keep it in a volume, or in the image](howto/containers.md).",
+    advice="only whoever starts the container can give it a volume",
+)
 FULL = Code(
     "full",
     (FAILS, RISKS),
@@ -115,7 +123,7 @@ LEAKED = Code(
 )
 UNREADABLE = Code(
     "unreadable",
-    (FAILS, HARMLESS),
+    (FAILS, RISKS, RECOMPILES, HARMLESS),
     "A root, a folder or a file could not be read; everything else was. Where a program is writing, try again later.",
     "`chmod u+rwx`, or `sudo chown -R` what another user owns in your home.",
     ("Permission denied",),
@@ -195,7 +203,7 @@ HALF = Code(
     advice=_NOT_NEEDED,
 )
 
-OF_PLACES = (NO_FOLDER, CLOSED, NOEXEC, OWNER, WRITABLE, NETWORK, RANKS, FULL)
+OF_PLACES = (NO_FOLDER, CLOSED, NOEXEC, OWNER, WRITABLE, NETWORK, RANKS, VOLATILE, FULL)
 OF_SETUP = (OFF, VARIABLE, PLUGIN)
 OF_CONTENTS = (
     *(STALE, LEAKED, CAP, LOCK, UNREADABLE, PENDING, DAMAGED),

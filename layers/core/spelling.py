@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import partial
@@ -14,8 +15,9 @@ from cachectl.layers.core.finding import HARMLESS, Finding, Severity
 from cachectl.layers.core.layer import Layer, first_place
 from cachectl.layers.core.root import ABSENT
 
-#: A home at the beginning and variables, which a shell expands, and what else is special between double quotes.
-_SPECIAL = regex(r"\A~(?=/|\Z)|\$\{[A-Za-z_]\w*\}|\$[A-Za-z_]\w*|[\"\\`$]", re.ASCII)
+#: A home at the beginning (``%h`` is systemd's) and variables, which a shell expands, and what else is special between
+#: double quotes.
+_SPECIAL = regex(r"\A(?:~[A-Za-z_]?[\w-]*|%h)(?=/|\Z)|\$\{[A-Za-z_]\w*\}|\$[A-Za-z_]\w*|[\"\\`$]", re.ASCII)
 #: Words by which a name says what the variable is for.
 _PURPOSE = regex(
     r"\b(?:(?P<place>(?:CACHE)?(?:DIR|PATH)|DIRECTORY|FOLDER|ROOT|HOME|LOCATION)"
@@ -40,7 +42,8 @@ def diagnosed(layer: Layer) -> Iterator[Finding]:
     outcome = "there is no cache" if place == Path("*") else f"the cache is {place}"
     for variable, sign in unexpanded.items():
         value = layer.environment.variables[variable]
-        message = f"{variable}={value!r}: no shell expanded {sign}, so {outcome}"
+        expander = "systemd has not" if sign == "%h" else "no shell"
+        message = f"{variable}={value!r}: {expander} expanded {sign}, so {outcome}"
         fix = f"export {variable}={_in_quotes(layer.environment, value)}"
         yield VARIABLE.finding(layer.name, place, message, fix, severity=worst[variable])
 
@@ -65,8 +68,12 @@ def _in_quotes(environment: Environment, value: str) -> str:
 
     def quoted(match: re.Match[str]) -> str:
         sign = match[0]
+        if sign in ("~", "%h"):
+            return "$HOME"
+        if sign.startswith("~"):
+            return os.path.expanduser(sign)
         if len(sign) == 1:
-            return "$HOME" if sign == "~" else f"\\{sign}"
+            return f"\\{sign}"
         return sign if environment.get(name := sign.strip("${}")) else f"${{{name}:?}}"
 
     return f'"{_SPECIAL.sub(quoted, value)}"'

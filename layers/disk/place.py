@@ -86,9 +86,14 @@ def why_closed(path: Path, home: Path) -> str | None:
         for obstacle in find_obstacles(path, (Use.WRITE,), home):
             if obstacle.use is not None:
                 return f"{path} {obstacle.message}"
-        for free, files, source in room_at(path):
-            if (free is not None and free < _LITTLE) or files == 0:
-                return f"{source} has no room for {path}"
+        return _lack_of_room(path)
+    return None
+
+
+def _lack_of_room(path: Path) -> str | None:
+    for free, files, source in room_at(path):
+        if (free is not None and free < _LITTLE) or files == 0:
+            return f"{source} has no room for {path}"
     return None
 
 
@@ -100,12 +105,12 @@ def require_serving(folder: Path, uses: Iterable[Use], home: Path) -> None:
 
 
 def serves(folder: Path, uses: Iterable[Use], home: Path) -> bool:
-    """Return whether a folder lets a library do all its uses; it may be open to others."""
+    """Return whether a folder lets a library do all its uses, and has room; it may be open to others."""
     try:
         require_serving(folder, uses, home)
+        return _lack_of_room(folder) is None
     except (CachectlError, OSError):
         return False
-    return True
 
 
 def mount_flags(place: Path) -> int:

@@ -38,6 +38,7 @@ FOLDERS = {
 _SELECTORS = {SINGLE_FILE: "MESA_DISK_CACHE_SINGLE_FILE", DATABASE: "MESA_DISK_CACHE_DATABASE"}
 #: Of each group the first variable that is set counts, even if it is empty; the second names are old.
 _PLACES = ("MESA_SHADER_CACHE_DIR", "MESA_GLSL_CACHE_DIR", "XDG_CACHE_HOME")
+_OLD = "MESA_GLSL_CACHE_"
 _BY_HOME = "default (HOME)"
 _BY_ACCOUNT = "default (home folder)"
 _SWITCHES = ("MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE")
@@ -175,6 +176,11 @@ class MesaShaderCache(drivers.DriverLayer):
             outcome = f"is taken for {read_limit(value)[0]:,} bytes: any unit but K or M counts as gigabytes"
             yield None, misread(self, variable, HARMLESS, outcome, f"export {variable}=1G")
         yield from faults_of(self, _SURPRISES)
+        for names in (_PLACES, _SIZES):
+            variable, value = self._first(names)
+            if variable is not None and variable.startswith(_OLD):
+                fix = f"unset {variable}; export {names[0]}={shlex.quote(value)}"
+                yield None, misread(self, variable, HARMLESS, "is an old name, and Mesa warns of it in every run", fix)
 
     def _more_of_places(self) -> Iterator[Fault]:
         (variable, value), bases = self._first(_PLACES), self._bases()

@@ -44,6 +44,9 @@ _MANY_FILES = 1000
 #: Shell words for folders of this user.
 _OWN = '"$HOME/.cachectl"'
 _TEMPORARY = '"$(mktemp -d)"'
+#: The fix where no folder is known that serves a layer.
+_JUDGE = "name another folder: cachectl doctor --place DIR judges it"
+_KEEP = "keep the folders that cachectl dir lists in a volume, as by docker run -v NAME:FOLDER, or on a disk"
 
 
 class _Placed(NamedTuple):
@@ -85,26 +88,30 @@ class _Held(NamedTuple):
         """Return whether what is there is known, and can be removed."""
         return self.error is None and self.layer.abilities()[Ability.CLEAR] is None
 
-    def finding(self, state: object, code: Code, severity: Severity, message: str, fix: str) -> _Placed:
+    def finding(self, state: object, code: Code, severity: Severity | None, message: str, fix: str) -> _Placed:
         """Return a finding about this root."""
         return _Placed(state, code.finding(self.layer.name, self.root.path, message, fix, severity=severity))
 
     def moved(self, state: object, code: Code, hazard: Hazard, message: str, folder: str) -> _Placed:
         """Return a finding about this root whose fix moves the layer to ``folder``, which is already quoted."""
-        fix = _move((self.layer.name,), folder)
+        fix = _move((self.layer.name,), folder) if folder else _JUDGE
         if (reason := self.layer.abilities()[Ability.RELOCATE]) is not None:
             fix, folder = f"nothing moves it: {reason}", ""
         placed = self.finding(state, code, hazard.severity, message, fix)
         return placed._replace(effect=hazard.message, folder=folder)
 
     def free_folder(self, *, local: bool = False) -> str:
-        """Return the shell words for a folder that serves the layer: of the home unless ``local``, else temporary."""
+        """Return the shell words for a folder that serves the layer and has room; none if neither of two does.
+
+        It is of the home unless ``local``, else a temporary one.
+        """
         environment = self.layer.environment
         home, uses = environment.home_folder, self.layer.about.uses
         choices = [(home, _OWN), (environment.temporary, _TEMPORARY)]
         if local:
             choices.reverse()
-        return next((words for folder, words in choices if places.serves(folder, uses, home)), choices[0][1])
+        serving = (words for folder, words in choices if places.serves(folder, uses, home))
+        return next(serving, "")
 
 
 def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = (), *, place: Path | None = None) -> listing.Findings:
@@ -248,6 +255,7 @@ def _of_roots(layer: Layer, roots: Iterable[_Held]) -> Iterator[_Placed]:
 
 def _unread(held: _Held, finding: Finding) -> _Placed:
     """Return the finding of what could not be read; a right to read is of no use to a library that has to write."""
+    finding = listing.judged(held.layer, finding)
     place = finding.root if finding.key is None else finding.root / finding.key
     if not held.first or finding.code != codes.UNREADABLE.name:
         return _Placed((held.layer, place), finding)
@@ -256,7 +264,7 @@ def _unread(held: _Held, finding: Finding) -> _Placed:
         hazard = held.layer.about.uses.get(Use.WRITE, hazard)
     if finding.fix.startswith("as "):
         return held.moved(place, codes.UNREADABLE, hazard, finding.message, held.free_folder())
-    return _Placed(place, finding._replace(severity=hazard.severity), hazard.message)
+    return _Placed(place, finding, hazard.message)
 
 
 def _of_waste(held: _Held) -> Iterator[_Placed]:
@@ -309,6 +317,11 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
         owner = f"{largest.layer.name} holds most of what can be cleared there, {most:,} {unit}"
         fix = f"cachectl purge {largest.layer.name}"
     severity = FAILS if max(grades) > 1 else RISKS
+    left, needed = (free[0], _FULL[0]) if unit == "bytes" else (free[1], _FULL[1])
+    # Else to clear everything does not help.
+    if (left or 0) + sum(map(amount, roots)) < needed and (folder := largest.free_folder()):
+        movable = (held.layer for held in roots if held.layer.abilities()[Ability.RELOCATE] is None)
+        fix = _move(dict.fromkeys(layer.name for layer in movable), folder)
     message = f"{free[2]} has room for {' and '.join(short)}; {owner}"
     yield largest.finding(None, codes.FULL, severity, message, fix).finding
 
@@ -325,6 +338,8 @@ def _of_place(held: _Held) -> Iterator[_Placed]:
     yield from (each for each in _of_use(held) if is_needed or each.finding.severity is UNSAFE)
     if is_on:
         yield from _of_sharing(held)
+        if (keeper := processes.lost_with(held.layer.environment, held.root.path)) is not None:
+            yield held.finding(keeper, codes.VOLATILE, None, f"is lost with {keeper}", _KEEP)
 
 
 def _of_use(held: _Held) -> Iterator[_Placed]:
@@ -413,6 +428,8 @@ def show(result: listing.Findings, request: verbs.Request) -> Iterator[object]:
     folder = request.options.place
     nothing = "nothing was found in this set-up that is wrong; cachectl verify checks the entries"
     yield from verify.findings_lines(result, nothing if folder is None else f"{folder} serves the layers")
+    if result.findings and folder is None:
+        yield "cachectl verify checks the entries"
     yield from verify.not_checked_lines(result.not_checked)
     if request.options.verbose:
         yield from verify.not_checked_lines(_LIMITS)

@@ -23,7 +23,7 @@ def verify(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Fin
     not_checked: dict[str, str] = {}
 
     def check(layer: Layer, root: Root) -> Iterator[Finding]:
-        yield from layer.store.verify(root)
+        yield from (listing.judged(layer, finding) for finding in layer.store.verify(root))
         if layer.about.unchecked and root.exists:
             not_checked[layer.name] = layer.about.unchecked
 

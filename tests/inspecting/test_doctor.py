@@ -10,6 +10,7 @@ from support.dictionaries import FILE, interrupted
 from support.doctor import (
     HOMELY,
     after,
+    coded,
     environment_of,
     examine,
     leak,
@@ -46,9 +47,40 @@ def test_a_filled_home_is_well(warm: Home) -> None:
 
 def test_space_is_told_where_it_is_short(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cachectl.verbs.doctor._NEARLY_FULL", (1 << 62, 0))
-    finding, fix = home.cachectl("doctor", *HOMELY, check=False).stdout.splitlines()
+    finding, fix, _ = home.cachectl("doctor", *HOMELY, check=False).stdout.splitlines()
     assert "the file system has room for " in finding
     assert fix == "  fix: remove other files there"
+
+
+def test_where_clearing_everything_frees_too_little_the_fix_moves_the_layer(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leak(home.path, b"text")
+    monkeypatch.setattr("cachectl.verbs.doctor._FULL", (1 << 62, 0))
+    finding, fix, *_ = home.cachectl("doctor pocl", check=False).stdout.splitlines()
+    assert "pocl holds most of what can be cleared there" in finding
+    assert fix == '  fix: eval "$(cachectl env --root "$HOME/.cachectl" --layer pocl --shell sh)"'
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/ / rw - overlay overlay rw,upperdir=/u", "the container, on whose own layer it lies (overlay)"),
+        ("/ /home rw - tmpfs tmpfs rw", "the memory in which the home lies (tmpfs)"),
+        ("/ / rw - tmpfs tmpfs rw", "the memory in which the home lies (tmpfs)"),
+        ("/ / rw - ext4 /dev/vda rw", ""),
+        ("/ /data rw - overlay overlay rw,upperdir=/u", ""),
+    ],
+)
+def test_what_is_lost_with_a_container_is_one_finding(tmp_path: Path, line: str, words: str) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"23 28 0:21 {line}\n")
+    environment = Environment({"HOME": "/home/no-one"}, Path("/home/no-one"), mounts=mounts)
+    found = coded(examine(environment), "volatile")
+    assert [words in finding.message for finding in found] == [True] * bool(words)
+    assert all(finding.layers and "pocl" in finding.layers for finding in found)
+    # What lies in a temporary folder is not meant to stay.
+    assert coded(examine(environment._replace(temporary=Path("/home")), "loopy"), "volatile") == []
 
 
 def test_text_names_the_cause_and_the_command_the_worst_first_and_harmless_findings_are_status_0(home: Home) -> None:

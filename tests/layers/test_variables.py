@@ -12,7 +12,7 @@ from support.dictionaries import dictionary
 from support.layers import assigned, register_driver
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.core.finding import HEALS, Finding, Severity
+from cachectl.layers.core.finding import HEALS, RISKS, Finding, Severity
 from cachectl.layers.core.root import Condition
 from cachectl.layers.registry import built_in_layer
 from cachectl.stack import Stack
@@ -66,6 +66,7 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("XDG_CACHE_HOME=|here", ON, "not absolute", "variable"),
         ("HOME=here", ON, "not absolute", "variable"),
         ("AMD_COMGR_EMIT_VERBOSE_LOGS=1", ON, "part of every key", "variable"),
+        ("TMP={tmp}/none", ON, "default", "closed", RISKS),
     ],
     "mesa": [
         ("MESA_SHADER_CACHE_DISABLE=true|1|yes|y|t|TRUE", OFF, "@", "off"),
@@ -73,6 +74,7 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("MESA_SHADER_CACHE_DISABLE=|on|2|ye\N{LATIN SMALL LETTER LONG S}", ON, "default", "variable", HARMLESS),
         ("MESA_GLSL_CACHE_DISABLE=true", OFF, "@", "off"),
         ("MESA_GLSL_CACHE_DISABLE=true MESA_SHADER_CACHE_DISABLE=false", ON, "=false"),
+        ("MESA_GLSL_CACHE_DIR={tmp}/old", ON, "default", "variable", HARMLESS),
         ("XDG_CACHE_HOME=", OFF, "is empty", "variable"),
         ("XDG_CACHE_HOME=rel", ON, "default", "variable"),
         ("MESA_SHADER_CACHE_DIR=", OFF, "is empty", "variable"),
@@ -263,6 +265,12 @@ def test_a_folder_that_no_shell_expanded_is_told_with_the_place_that_is_used(tmp
         "shell expanded ${SCRATCH}, so there is no cache"[-41:],
         'export CUDA_CACHE_PATH="${SCRATCH:?}/a\\"b"',
     )
+    # Of systemd, which expands it in a unit's ``Environment`` only, and of another account.
+    assert said("cuda", CUDA_CACHE_PATH="%h/.cache") == (
+        "CUDA_CACHE_PATH='%h/.cache': systemd has not expanded %h, so there is no cache",
+        'export CUDA_CACHE_PATH="$HOME/.cache"',
+    )
+    assert said("cuda", CUDA_CACHE_PATH="~root/nv")[1] == f'export CUDA_CACHE_PATH="{Path("~root").expanduser()}/nv"'
     assert said("loopy", XDG_CACHE_HOME="~/x")[0].endswith(f"the cache is {tmp_path}/home/.cache/pytools")
     # A driver that is not here, and a place that another variable decides about.
     nothing = {"OCL_ICD_VENDORS": str(tmp_path / "none.icd"), "XDG_CACHE_HOME": "~/x"}
