@@ -9,20 +9,28 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+from cachectl.layers.base.environment import Environment, answered_once
 from cachectl.layers.core.declarations import EnvSwitch, Family, Places, Rule, at_load
-from cachectl.layers.core.finding import RECOMPILES, Code
+from cachectl.layers.core.finding import HARMLESS, RECOMPILES, Code
 from cachectl.layers.core.layer import Fault, misread
 from cachectl.layers.core.parts import About, Lookups
-from cachectl.layers.core.root import DISABLED, UNKNOWN
+from cachectl.layers.core.root import DISABLED, ENABLED, UNKNOWN, Root, Scope, State
 from cachectl.layers.core.store import Store
 from cachectl.layers.core.switch import Switch
+from cachectl.layers.disk.plain import read_installed
 from cachectl.layers.host import drivers
 
 #: The drivers of OpenCL and Level Zero, and the stand-alone compiler.
 LIBRARIES = ("libigdrcl.so", "libze_intel_gpu.so", "libocloc.so")
 _LEAF = "neo_compiler_cache"
+#: Releases before 24.22 keep a cache where this variable names a folder, else in this folder of the working folder, if
+#: it is there. Those before 23.22 have no other.
+_OLD, _OLD_FOLDER = "cl_cache_dir", "cl_cache"
+#: A folder that nobody can make.
+_NOWHERE = f"/dev/null/{_OLD_FOLDER}"
 FOLDER = Code(
     "folder",
     (RECOMPILES,),
@@ -30,6 +38,17 @@ FOLDER = Code(
     "`mkdir -p` it.",
     advice="the driver needs an Intel GPU, which the tests do not have",
 )
+
+
+@answered_once
+def _variables_read(environment: Environment) -> frozenset[str]:
+    """Return which variables for places and switch the registered drivers read, by the names in their bytes."""
+    names: set[str] = set()
+    for library in drivers.driver_libraries(environment, "Intel NEO"):
+        with suppress(OSError):
+            content = read_installed(library)
+            names.update(name for name in (_OLD, "NEO_CACHE_PERSISTENT") if f"{name}\0".encode() in content)
+    return frozenset(names)
 
 
 class NeoCompilerCache(drivers.DriverLayer):
@@ -72,23 +91,66 @@ class NeoCompilerCache(drivers.DriverLayer):
 
         return NeoPrograms()
 
+    @property
+    def is_old(self) -> bool:
+        """Whether the only drivers here are of releases before 23.22."""
+        return _variables_read(self.environment) == {_OLD}
+
+    def roots(self) -> tuple[Root, ...]:
+        """Add the place of older releases."""
+        environment, roots = self.environment, self.places.roots(self.environment)
+        if self.is_old:
+            roots = tuple(root for root in roots if root.exists)
+        named = environment.get(_OLD)
+        folder, source = environment.absolute(named or _OLD_FOLDER), _OLD if named else f"./{_OLD_FOLDER}"
+        if named == _NOWHERE or not (named or (_OLD in _variables_read(environment) and folder.is_dir())):
+            return roots
+        old = Root(folder, Scope.USER, source)
+        return (old, *roots) if self.is_old else (*roots, old)
+
+    def state(self) -> State:
+        """Return the state; older releases have no switch, but keep nothing without the folder."""
+        state = super().state()
+        if _OLD not in _variables_read(self.environment):
+            return state
+        old = next((root for root in self.roots() if root.source in (_OLD, f"./{_OLD_FOLDER}")), None)
+        if old is not None and old.path.is_dir():
+            return State(ENABLED, f"a release before 24.22 keeps a cache in {old.source}", state.drivers)
+        if self.is_old:
+            return State(DISABLED, f"this release keeps a cache only in ./{_OLD_FOLDER} or ${_OLD}", state.drivers)
+        return state
+
     def faults(self) -> Iterator[Fault]:
         """Add a missing folder, and variables of the compiler."""
         yield from super().faults()
         for root in self.roots():
             # The driver makes its own folder, and on Linux .cache above it, but none that a variable names.
-            above = {"NEO_CACHE_DIR": 0, "XDG_CACHE_HOME": 1}.get(root.source, 2)
+            above = {"NEO_CACHE_DIR": 0, _OLD: 0, f"./{_OLD_FOLDER}": 0, "XDG_CACHE_HOME": 1}.get(root.source, 2)
             folder = (root.path, *root.path.parents)[above]
             if not folder.is_dir():
                 message = f"{folder} is not there ({root.source}): the driver keeps nothing, and every run compiles"
                 fix = f"mkdir -p {shlex.quote(str(folder))}"
-                found = FOLDER.finding(self.name, folder, message, fix)
-                yield DISABLED, found
+                yield DISABLED, FOLDER.finding(self.name, folder, message, fix)
+        if self.environment.get(_OLD) and (read := _variables_read(self.environment)) and _OLD not in read:
+            yield None, misread(self, _OLD, HARMLESS, "is read by releases before 24.22 only; this one is newer")
         for variable in sorted(name for name in self.environment.variables if name.startswith("IGC_"))[:1]:
             outcome = "switches the cache off in compute-runtime 25.31 to 26.31, and is in no key of earlier ones"
             yield UNKNOWN, misread(self, variable, RECOMPILES, outcome)
 
+    def disable(self) -> Switch:
+        """Add what leaves older releases without a folder."""
+        switch = super().disable()
+        is_read = _OLD in {*_variables_read(self.environment), *self.environment.variables}
+        return switch._replace(set={**switch.set, **({_OLD: _NOWHERE} if is_read else {})})
+
+    def enable(self) -> Switch:
+        """Take back what :meth:`disable` sets."""
+        switch = super().enable()
+        is_off = self.environment.get(_OLD) == _NOWHERE
+        return switch._replace(unset=switch.unset | {_OLD}) if is_off else switch
+
     def relocate(self, folder: Path) -> Switch:
         """Return the path, and the folder to make first: the driver keeps nothing in a missing folder."""
         place = folder / "neo"
-        return Switch(self.name, {"NEO_CACHE_DIR": str(place)}, read_at_load=LIBRARIES, makes=(place,))
+        variables = {"NEO_CACHE_DIR", *_variables_read(self.environment) & {_OLD}}
+        return Switch(self.name, dict.fromkeys(variables, str(place)), read_at_load=LIBRARIES, makes=(place,))

@@ -4,18 +4,20 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from homes import Home
-from support.layers import clear, keys_of, problems, root_of, usage_of, verified
+from support.layers import clear, environment_of, keys_of, problems, root_of, usage_of, verified
 from support.products import BARE, DEEP, PRODUCTS, SPIRV, WRAPPED, comgr_key, fill_neo
 from support.tracing import layer_of, no_file_events, numbers, trace
 
 from cachectl.layers.comgr import policy_complaint
 from cachectl.layers.core.finding import Severity
-from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.layer import Layer, moved_to
 from cachectl.layers.core.selection import Selection
+from cachectl.layers.neo import NeoCompilerCache
 from cachectl.layers.neo.entries import NeoCodec
 
 
@@ -174,3 +176,41 @@ def test_a_trace_without_file_events_compares_the_entries(home: Home, monkeypatc
     fill_neo(home.path)
     document = trace(home, "python3", "-I", "-S", "-c", DRIVER)
     assert (numbers(document, "neo"), layer_of(document, "neo")["evidence"]) == ((None, None, 1), "inferred")
+
+
+@pytest.mark.parametrize(
+    ("reads", "folder", "variables", "first", "state", "off"),
+    [
+        ("cl_cache_dir", "", "", None, "DISABLED", True),
+        ("cl_cache_dir", "cl_cache", "", "cl_cache", "ENABLED", True),
+        ("cl_cache_dir", "cl_cache", "NEO_CACHE_PERSISTENT=0", "cl_cache", "ENABLED", True),
+        ("cl_cache_dir", "mine", "cl_cache_dir=mine", "mine", "ENABLED", True),
+        ("cl_cache_dir", "cl_cache", "cl_cache_dir=/dev/null/cl_cache", None, "DISABLED", True),
+        ("cl_cache_dir NEO_CACHE_PERSISTENT", "cl_cache", "NEO_CACHE_PERSISTENT=0", ".cache/", "ENABLED", True),
+        ("cl_cache_dir NEO_CACHE_PERSISTENT", "", "NEO_CACHE_PERSISTENT=0", ".cache/", "DISABLED", True),
+        ("NEO_CACHE_PERSISTENT", "cl_cache", "", ".cache/", "ENABLED", False),
+    ],
+)
+def test_older_releases_of_neo_keep_a_cache_in_the_working_folder(  # noqa: PLR0917 - a table
+    tmp_path: Path, reads: str, folder: str, variables: str, first: str | None, state: str, *, off: bool
+) -> None:
+    library = tmp_path / "libigdrcl.so"
+    names = b"".join(f"\0{name}\0".encode() for name in reads.split())
+    library.write_bytes(Path(sys.executable).read_bytes() + names)
+    (tmp_path / "intel.icd").write_text(f"{library}\n")
+    (tmp_path / (folder or "other")).mkdir()
+    (tmp_path / (folder or "other") / "0123456789abcdef.cl_cache").write_bytes(b"!<arch>\n")
+    named = dict(word.split("=", 1) for word in variables.split())
+    layer = NeoCompilerCache(environment_of(tmp_path, OCL_ICD_VENDORS=str(tmp_path / "intel.icd"), **named))
+    assert next((str(root.path.relative_to(tmp_path)) for root in layer.roots()), None) == (
+        ".cache/neo_compiler_cache" if first == ".cache/" else first
+    )
+    assert layer.state().condition.name == state
+    entries = keys_of(layer)
+    assert bool(entries) == (bool(folder) and off and "/dev/null" not in variables)
+    disabled = NeoCompilerCache(layer.environment.with_variables(layer.disable().set))
+    assert (disabled.state().condition.name, ("cl_cache_dir" in layer.disable().set)) == ("DISABLED", off)
+    assert all(root.path.is_relative_to(tmp_path / ".cache") for root in disabled.roots())
+    assert "cl_cache_dir" in NeoCompilerCache(disabled.environment).enable().unset or not off
+    (moved, *_) = moved_to(layer, tmp_path / "moved").roots()
+    assert moved.path == tmp_path / "moved/neo"
