@@ -180,10 +180,12 @@ NO_FILE = Code(
 )
 UNKNOWN = Code(
     "unknown",
-    (HARMLESS,),
+    (HARMLESS, RISKS),
     "Something in the place of an entry is in a format that this `cachectl` does not know, such as that of a newer "
-    "release. It is left as it is, and `verify` ends with 1.",
-    "Use a newer `cachectl`.",
+    "release; or a row needs a module that no known Python of its version has. It is left as it is, and `verify` ends "
+    "with 1.",
+    "Use a newer `cachectl`, or `purge` the named key.",
+    ("No module named",),
     advice=_NOT_NEEDED,
 )
 FOREIGN = Code("foreign", (HARMLESS,), "A database of another program.", "It is left alone.", advice=_NOT_NEEDED)

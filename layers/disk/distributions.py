@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from cachectl.layers.base.errors import PARSE_ERRORS
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.plain import read_installed
 
@@ -63,6 +64,33 @@ def version_in(folders: Iterable[str], distribution: str) -> str | None:
     """Return the version of a distribution in the first folder of packages that has it, ``None`` if none has."""
     versions = (_version_in(folder, normal(distribution)) for folder in folders)
     return next(filter(None, versions), None)
+
+
+def has_module(folders: Iterable[str], name: str) -> bool:
+    """Return whether a folder has a module or package, or may lead to it as an editable installation does."""
+    for folder in folders:
+        if any(each == name or each.startswith(f"{name}.") for each in names_in(folder, name)):
+            return True
+        for finder in names_in(folder, "__editable__"):
+            with suppress(OSError):
+                if name.encode() in read_installed(os.path.join(folder, finder)):
+                    return True
+    return False
+
+
+def editable_folder(folders: Iterable[Path], distribution: str) -> Path | None:
+    """Return the folder of sources from which a distribution was installed as editable (PEP 610); else ``None``."""
+    from json import loads
+    from pathlib import Path
+    from urllib.parse import unquote, urlsplit
+
+    for folder in map(str, folders):
+        for name in _metadata(names_in(folder)).get(normal(distribution), ()):
+            with suppress(OSError, *PARSE_ERRORS):
+                origin = loads(read_installed(os.path.join(folder, name, "direct_url.json")))
+                if origin.get("dir_info", {}).get("editable") is True:
+                    return Path(unquote(urlsplit(origin["url"]).path))
+    return None
 
 
 def versions_in(folders: Iterable[str]) -> dict[str, str]:

@@ -50,12 +50,14 @@ class Python(NamedTuple):
     """One interpreter: its five-part ``version``, and what returns the version of a distribution that it imports.
 
     ``reason`` says why it, or its packages, cannot be read now; ``version`` is empty if that is unknown too.
+    ``folders`` are those of its packages; none for one whose files were not looked at.
     """
 
     path: Path
     version: str
     installed: Callable[[str], str | None]
     reason: str | None = None
+    folders: tuple[str, ...] = ()
 
     @property
     def present(self) -> bool | None:
@@ -189,7 +191,7 @@ def look(path: Path, environment: Environment) -> Python | None:
     except (OSError, ValueError) as error:
         reason = reason_of(error) if isinstance(error, OSError) else str(error)
         return Python(path, version, lambda _: None, reason)
-    return Python(path, version, lambda name: distributions.version_in(folders, name))
+    return Python(path, version, lambda name: distributions.version_in(folders, name), folders=folders)
 
 
 def _require_own(environment: Environment, *paths: Path) -> None:

@@ -14,7 +14,7 @@ from cachectl.layers import pytools
 from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.core.finding import FAILS, RISKS, Finding, Hazard
 from cachectl.layers.core.parts import About, Facts, Lookups, Portability
-from cachectl.layers.core.root import ABSENT, BYPASSED, DISABLED, ENABLED, UNKNOWN, State
+from cachectl.layers.core.root import ABSENT, BYPASSED, ENABLED, UNKNOWN, State
 from cachectl.layers.core.store import Store
 from cachectl.layers.core.switch import NOW, Switch
 from cachectl.layers.disk import distributions
@@ -140,8 +140,8 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
 
     def state(self) -> State:
         """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""
-        for finding in self.switched_off():
-            return State(DISABLED, finding.message)
+        if (off := self.off_state()) is not None:
+            return off
         if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
             return State(ABSENT, "pyopencl is not installed here and has left no binaries")
         found = drivers.find_drivers(self.environment)

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, wraps
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from cachectl.layers.base.environment import Environment, is_common_cache_home, release_of, user_cache_folder
 from cachectl.layers.core.declarations import EnvSwitch, Family, Places
-from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, RISKS, Finding, Hazard
+from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, RISKS, Code, Finding, Hazard
 from cachectl.layers.core.layer import Layer, faults_of, misread
 from cachectl.layers.core.parts import About, Event, Facts, Lookups, Outlook, Portability
-from cachectl.layers.core.root import ABSENT, DISABLED, ENABLED, Root, Scope, State
+from cachectl.layers.core.root import ABSENT, DISABLED, ENABLED, UNKNOWN, Root, Scope, State
 from cachectl.layers.core.store import Store
 from cachectl.layers.core.switch import NEXT_IMPORT, NOW, Switch
+from cachectl.layers.disk import distributions
 from cachectl.layers.disk.place import Use
 
 if TYPE_CHECKING:
@@ -35,6 +37,15 @@ _LOOPY_FLAG = ("loopy", "CACHING_ENABLED")
 _EXECUTORS = (
     ("loopy.target.pyopencl_execution", "PyOpenCLExecutor"),
     ("loopy.target.c.c_execution", "CExecutor"),
+)
+#: The packages whose versions are in the names of loopy's dictionaries (``loopy/version.py``, DATA_MODEL_VERSION).
+_NAMED = ("loopy", "islpy", "cgen")
+EDITABLE = Code(
+    "editable",
+    (RISKS,),
+    "A package is installed as editable, and was changed after the entries were stored. Its version, by which loopy "
+    "names its dictionaries, is the same: programs get what the old sources made.",
+    "`cachectl purge loopy` after each change.",
 )
 #: The first releases that read the value of their variables.
 _BOOLEAN_SINCE = {"loopy": (2025, 1), "pyopencl": (2024, 2)}
@@ -65,14 +76,14 @@ def _facts(environment: Environment) -> Facts:
 
 def _outlook(versions: Mapping[str, str], there: Facts, environment: Environment) -> Outlook | None:
     """Judge a row by the versions in its dictionary's name, as ``ls`` decides which rows are stale."""
-    from cachectl.layers.formats.pdict import UNKNOWN
+    from cachectl.layers.formats import pdict
 
     del there
     for name, version in sorted(versions.items()):
         here = environment.python if name == "python" else environment.installed(name)
         if here is None:
             return Outlook(None, f"{name} {version} is not installed next to cachectl")
-        if version not in (here, UNKNOWN):
+        if version not in (here, pdict.UNKNOWN):
             return Outlook(False, f"stored with {name} {version}, here {here}")  # noqa: FBT003
     return None
 
@@ -132,17 +143,41 @@ class UserCacheLayer(Layer):
                     roots.setdefault(path, Root(path, Scope.USER, f"{source}, of {python.path}"))
         return tuple(roots.values())
 
-    def switched_off(self) -> Iterator[Finding]:
-        """Yield how the variables switch the layer off."""
-        version = self.environment.installed(self.library)
-        fine, severity = "n|no|f|false|off|0", FAILS
-        outcome = f"is not a boolean: import {self.library} raises ValueError"
-        if (release_of(version) or (9999,)) < _BOOLEAN_SINCE.get(self.library, ()):
-            fine, severity = "(?!)", RECOMPILES
-            outcome = f"switches {self.title} off all the same: {self.library} {version} asks only whether it is set"
-        for variable in self.variables:
-            switch = EnvSwitch(variable, "y|yes|t|true|on|1", fine, severity, outcome)
-            yield from (finding for _, finding in faults_of(self, (switch,)))
+    def switched_off(self) -> Iterator[tuple[str | None, Finding]]:
+        """Yield the releases of the library for which the variables switch the layer off, and how."""
+        for version in self._releases():
+            fine, severity = "n|no|f|false|off|0", FAILS
+            outcome = f"is not a boolean: import {self.library} raises ValueError"
+            if self._asks_only(version):
+                fine, severity = "(?!)", RECOMPILES
+                outcome = (
+                    f"switches {self.title} off all the same: {self.library} {version} asks only whether it is set"
+                )
+            for variable in self.variables:
+                switch = EnvSwitch(variable, "y|yes|t|true|on|1", fine, severity, outcome)
+                yield from ((version, finding) for _, finding in faults_of(self, (switch,)))
+
+    def _asks_only(self, version: str | None) -> bool:
+        return (release_of(version) or (9999,)) < _BOOLEAN_SINCE.get(self.library, ())
+
+    def _releases(self) -> tuple[str | None, ...]:
+        """Return one of those releases, which known Pythons have, that read the variables alike; that of this first."""
+        from cachectl.layers.host.pythons import pythons_of
+
+        if all(self.environment.get(variable) is None for variable in self.variables):
+            return ()
+        releases = (python.installed(self.library) for python in pythons_of(self.environment))
+        alike = {self._asks_only(release): release for release in reversed([*filter(None, releases)])}
+        return tuple(reversed(alike.values())) or (None,)
+
+    def off_state(self) -> State | None:
+        """Return that the variables switch the layer off; unknown if some known Pythons take them otherwise."""
+        off = dict(self.switched_off())
+        if not off:
+            return None
+        message = next(iter(off.values())).message
+        others = ", ".join(f"{self.library} {release}" for release in self._releases() if release not in off)
+        return State(UNKNOWN, f"{message}; not for {others}") if others else State(DISABLED, message)
 
     def relocate(self, folder: Path) -> Switch:
         """Return the variable that moves the user cache folder; open dictionaries stay where they are."""
@@ -152,7 +187,7 @@ class UserCacheLayer(Layer):
 
     def diagnose(self) -> Iterator[Finding]:
         """Yield problems with the variables, and an ``XDG_CACHE_HOME`` that is ignored, or resolved anywhere."""
-        yield from self.switched_off()
+        yield from dict.fromkeys(finding for _, finding in self.switched_off())
         value = self.environment.get("XDG_CACHE_HOME")
         if self.environment.platform == "linux" and value and not Path(value).is_absolute():
             outcome = "is not absolute: pytools and PyOpenCL ignore it, and use ~/.cache"
@@ -196,8 +231,8 @@ class PytoolsDictionaries(UserCacheLayer):
     def state(self) -> State:
         """Read the variables as the library does when it is imported; pytools has none, but sumpy has one."""
         library, root = self.library, self.roots()[0]
-        for finding in self.switched_off():
-            return State(DISABLED, finding.message)
+        if (off := self.off_state()) is not None:
+            return off
         why = f"not switched off by {' or '.join(self.variables)}" if self.variables else "pytools has no switch"
         if not self.variables and self.environment.get("SUMPY_NO_CACHE") is not None:
             why = "off for sumpy only (SUMPY_NO_CACHE is set, its value is not read)"
@@ -237,6 +272,7 @@ class LoopyDictionaries(PytoolsDictionaries):
     title = "loopy code generation"
     about = PytoolsDictionaries.about._replace(
         reveals="source text of your kernels",
+        codes=(EDITABLE,),
         lookups=_LOOKUPS._replace(
             imports=("loopy", "islpy", "pymbolic"),
             watchers={**_WATCHERS, **_STAGES},
@@ -257,6 +293,18 @@ class LoopyDictionaries(PytoolsDictionaries):
             clear_functions=(("loopy", "clear_in_mem_caches"),),
             takes_effect=NOW,
         )
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Add sources that are newer than every row: the version of an editable package does not change."""
+        yield from super().diagnose()
+        for root, package in product(self.roots(), _NAMED):
+            folder = distributions.editable_folder(self.environment.site, package)
+            span = None if folder is None or not root.exists else self.store.usage(root).span
+            sources = () if folder is None or span is None else folder.rglob("*.py")
+            newest = max(sources, key=lambda file: file.stat().st_mtime, default=None)
+            if newest is not None and span is not None and newest.stat().st_mtime > span[1]:
+                message = f"{package} is editable and newer than its entries ({newest}), which are hit all the same"
+                yield EDITABLE.finding(self.name, root.path, message, f"cachectl purge {self.name}")
 
     def enable(self) -> Switch:
         """Return the same, the other way round."""

@@ -6,16 +6,18 @@ Source: ``pytools/persistent_dict.py``.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from cachectl.layers.base.environment import Environment, python_release, release_of
+from cachectl.layers.base.environment import Environment, answered_once, python_release, release_of
 from cachectl.layers.core.entry import Entry, Found, Problem, Usage
 from cachectl.layers.core.finding import FAILS
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
 from cachectl.layers.core.store import ENTRY, FOREIGN, OWN, Codec, Damage, sum_usage, usage_of
+from cachectl.layers.disk import distributions
 from cachectl.layers.formats import pdict, pickles
 from cachectl.layers.formats.details import Details
 from cachectl.layers.pytools import layer_of
@@ -117,6 +119,19 @@ class DictionaryTables(row_store.TableFormat):
                 stamp=(row.rowid, row.bytes),
             )
 
+    def unexplained(self, key: str, data: bytes) -> str | None:
+        """Return that no known Python of the dictionary's version has a module that the row names."""
+        name = self.named(key)
+        folders = () if name is None else _folders_by_version(self.environment).get(name.python, ())
+        if name is None or not folders:
+            return None
+        tops = {module.partition(".")[0] for module in pickles.modules(data)} - sys.stdlib_module_names - {"__main__"}
+        missing = next((top for top in sorted(tops) if not distributions.has_module(folders, top)), None)
+        if missing is None:
+            return None
+        where = f"Python {python_release(name.python)} here has not"
+        return f"unknown: needs module {missing}, which {where}; a program without it fails when it reads the row"
+
     def detail(self, key: str, data: object) -> Mapping[str, str]:
         """Return the name of the dictionary, and the version of Python in it."""
         name = self.named(key)
@@ -157,8 +172,13 @@ class OlderDictionaries(files.Files):
         return ENTRY if is_entry else FOREIGN
 
     def described(self, tree: tree.Tree, leaf: tree.Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
-        """Yield an entry of an older dictionary."""
-        yield self.tables.with_name(leaf.entry)
+        """Yield an entry of an older dictionary, with the kernels that its key names."""
+        entry = self.tables.with_name(leaf.entry)
+        if contents:
+            pickled = (tree.read_members(entry.key, {"key", "contents"}.__contains__) or {}).values()
+            names = (kernels for data in pickled if (kernels := pdict.kernel_names(data)) is not None)
+            entry = entry._replace(details=entry.details._replace(kernels=next(names, None)))
+        yield entry
 
     def leaves(self, root: Root) -> Iterator[tree.Leaf | Problem]:
         """Yield the folders of older dictionaries, this layer's orphans, and problems of either."""
@@ -240,6 +260,19 @@ def staleness(environment: Environment, how: str, needs: Needs) -> Staleness:
             reason = f"and {python.path} cannot be examined: {python.reason}"
             break
     return None, f"unknown: {how} {needs}, {reason}"
+
+
+@answered_once
+def _folders_by_version(environment: Environment) -> dict[str, tuple[str, ...]]:
+    from cachectl.layers.host import pythons
+
+    folders: dict[str, tuple[str, ...]] = {}
+    named = (environment.get("PYTHONPATH") or "").split(os.pathsep)
+    for python in pythons.pythons_of(environment):
+        looked_at = python if python.folders else pythons.look(python.path, environment)
+        if looked_at is not None and looked_at.folders:
+            folders[python.version] = (*folders.get(python.version, named), *looked_at.folders)
+    return folders
 
 
 def _packages(name: pdict.DictionaryName) -> dict[str, str]:

@@ -25,7 +25,7 @@ from cachectl.layers.base.errors import (
 )
 from cachectl.layers.core import codes
 from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, orphan, unknown
-from cachectl.layers.core.finding import FAILS, HARMLESS, Finding, Severity
+from cachectl.layers.core.finding import FAILS, HARMLESS, RISKS, Finding, Severity
 from cachectl.layers.core.plan import Outcome
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import ALL, Selection
@@ -184,6 +184,13 @@ class TableFormat(Bound, ABC):
                 continue
             foreign = self.codec.foreign(data) if damages and data is not None else None
             yield from damage_findings(self, root, entry, damages, foreign)
+            if data is not None and not damages and (reason := self.unexplained(entry.key, data)) is not None:
+                fix = f"cachectl purge --key {shlex.quote(entry.key)} {self.name}"
+                yield codes.UNKNOWN.finding(self.name, root.path, reason, fix, key=entry.key, severity=RISKS)
+
+    def unexplained(self, key: str, data: bytes) -> str | None:
+        """Return why it is unknown whether a program can use a row without damage; ``None`` if nothing is known."""
+        return None
 
     def file_finding(self, root: Root, file: str, error: LayerError) -> Finding:
         """Return the finding of a table that could not be read; its ``thing`` is the file only if it is damaged."""

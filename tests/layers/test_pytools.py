@@ -1,10 +1,15 @@
 """The persistent dictionaries of pytools: names, generations, staleness, damage, links, and purges beside programs."""
 
+import json
 import os
 import pickle
+import shutil
 import sqlite3
+import subprocess
 import sys
+import time
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +21,7 @@ from tiers import real
 from cachectl.layers.base.errors import Busy, Damaged, LayerError
 from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.core.entry import Artifact
+from cachectl.layers.core.finding import Finding
 from cachectl.layers.core.layer import get_many, put_many
 from cachectl.layers.core.selection import Selection
 from cachectl.layers.formats import pdict
@@ -137,6 +143,99 @@ def test_folders_of_old_generations_are_entries(home: Home) -> None:
     assert len(list(folder_of(home).iterdir())) == 2
     layer.put(entries[0].key, artifact)
     assert layer.get(entries[0].key) == artifact
+
+
+def test_entries_of_old_generations_have_kernel_names(home: Home) -> None:
+    for number, kernel in enumerate(("double", "halve")):
+        folder = folder_of(home) / f"pdict-v4-loopy-x-py3.8.1.final.0/abc/def/012345678{number}"
+        write(folder / "key", pickle.dumps("key"))
+        (folder / "contents").write_bytes(pickle.dumps(f"_lpy_host_{kernel}"))
+    layer = LoopyDictionaries(home.environment())
+    assert sorted(entry.details.kernels or () for entry in layer.entries()) == [("double",), ("halve",)]
+    assert clear(layer, kernel="dou*").removed == 1
+    assert [entry.details.kernels for entry in layer.entries()] == [("halve",)]
+
+
+#: Keeps an object of a module that is found by PYTHONPATH alone.
+PROGRAM = """
+import sys
+from pytools.persistent_dict import NoSuchEntryError, WriteOncePersistentDict
+rows = WriteOncePersistentDict("mine", safe_sync=False)
+if "fill" in sys.argv:
+    import simlib, numpy
+    for key, value in {"grid": simlib.Grid(), "array": numpy.ones(3), "number": 1}.items():
+        rows.store_if_not_present(key, value)
+try:
+    rows.fetch("grid")
+except NoSuchEntryError:
+    print("missed")
+"""
+
+
+@real
+def test_a_row_of_a_module_that_is_gone_is_unknown_and_can_be_purged(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/simlib.py").write_text("class Grid: pass")
+
+    def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = (sys.executable, "-c", PROGRAM, *words)
+        return subprocess.run(command, env={**home.variables, **variables}, capture_output=True, text=True, check=False)
+
+    library = str(tmp_path / "lib")
+    assert run("fill", PYTHONPATH=library).returncode == 0
+    assert "No module named 'simlib'" in run().stderr
+    assert home.json("verify pytools", PYTHONPATH=library)["findings"] == []
+    (finding,) = home.json("verify pytools", check=False)["findings"]
+    assert (finding["code"], finding["severity"]) == ("unknown", "may fail a run")
+    assert "needs module simlib, which Python " in finding["message"]
+    home.cachectl("purge --damaged pytools")
+    assert "No module named 'simlib'" in run().stderr
+    home.cachectl(finding["fix"].removeprefix("cachectl "))
+    assert run().stdout == "missed\n"
+    assert home.json("verify pytools")["findings"] == []
+
+
+#: Prints the code that loopy makes of one kernel.
+LOOPY = """
+import loopy as lp
+kernel = lp.make_kernel("{[i]: 0<=i<4}", "a[i] = i", lang_version=(2018, 2), name="fill")
+print(lp.generate_code_v2(kernel).device_code())
+"""
+
+
+@real
+def test_an_editable_loopy_that_was_changed_is_found_and_the_purge_makes_it_count(home: Home, tmp_path: Path) -> None:
+    """The real loopy, copied."""
+    specification, sources = find_spec("loopy"), tmp_path / "sources"
+    assert specification is not None
+    installed = Path(str(specification.origin)).parents[1]
+    shutil.copytree(installed / "loopy", sources / "loopy")
+    (metadata,) = installed.glob("loopy-*.dist-info")
+    shutil.copytree(metadata, sources / metadata.name)
+    origin = {"url": sources.as_uri(), "dir_info": {"editable": True}}
+    (sources / metadata.name / "direct_url.json").write_text(json.dumps(origin))
+
+    def generated() -> str:
+        variables = {**home.variables, "PYTHONPATH": str(sources)}
+        done = subprocess.run([sys.executable, "-c", LOOPY], env=variables, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    def findings() -> list[Finding]:
+        environment = home.environment()._replace(site=(sources, *home.environment().site))
+        return [one for one in LoopyDictionaries(environment).diagnose() if one.code == "editable"]
+
+    before = generated()
+    assert findings() == []
+    target = sources / "loopy/target/opencl.py"
+    target.write_text(target.read_text().replace("get_local_id(N)", "get_local_id((N))"))
+    os.utime(target, (time.time() + 5, time.time() + 5))
+    assert "get_local_id(N)" in before
+    assert generated() == before
+    (finding,) = findings()
+    assert f"loopy is editable and newer than its entries ({target})" in finding.message
+    home.cachectl(finding.fix.removeprefix("cachectl "))
+    assert findings() == []
+    assert "get_local_id((N))" in generated()
 
 
 # ---------------------------------------------------------------------- purges and locks

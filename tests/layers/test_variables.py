@@ -14,6 +14,7 @@ from support.layers import assigned, register_driver
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.finding import HEALS, RISKS, Finding, Severity
 from cachectl.layers.core.root import Condition
+from cachectl.layers.host.pythons import Python, own_python
 from cachectl.layers.registry import built_in_layer
 from cachectl.stack import Stack
 from cachectl.verbs.doctor import doctor
@@ -276,3 +277,21 @@ def test_a_folder_that_no_shell_expanded_is_told_with_the_place_that_is_used(tmp
     nothing = {"OCL_ICD_VENDORS": str(tmp_path / "none.icd"), "XDG_CACHE_HOME": "~/x"}
     assert examine(tmp_path, "comgr", nothing) == []
     assert examine(tmp_path, "pocl", {**nothing, "POCL_CACHE_DIR": str(tmp_path)}) == []
+
+
+def test_a_variable_is_judged_by_the_releases_that_known_pythons_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cachectl's own environment may have none, or another."""
+    environment = environment_of(tmp_path, LOOPY_NO_CACHE="0")._replace(searches_pythons=True)
+    python = Python(Path("/venv/bin/python"), "3.11.2.final.0", {"loopy": "2024.1"}.get)
+    known = [own_python(environment), python]
+    monkeypatch.setattr("cachectl.layers.host.pythons.pythons_of", lambda _: known)
+    layer = built_in_layer("loopy", environment)
+    assert "loopy 2024.1 asks only whether it is set" in layer.state().why
+    assert layer.state().condition is OFF
+    newer = python._replace(installed={"loopy": "2025.2"}.get)
+    known.insert(1, newer)
+    assert (layer.state().condition, "; not for loopy 2025.2" in layer.state().why) == (UNKNOWN, True)
+    (finding,) = layer.diagnose()
+    assert (finding.severity, finding.fix) == (RECOMPILES, "unset LOOPY_NO_CACHE")
