@@ -56,13 +56,17 @@ class Kernel(NamedTuple):
     saves_in: Mapping[str, float] = {}
 
 
-@as_json("cachectl/ls/1", also=("unknown_files",))
+@as_json("cachectl/ls/1", also=("unknown_files",), hidden=("unmatched",))
 class Listing(NamedTuple):
-    """The selected entries, and the problems met; ``kernels`` are the same entries by kernel, if that was asked for."""
+    """The selected entries, and the problems met; ``kernels`` are the same entries by kernel, if that was asked for.
+
+    ``unmatched`` says that no entry has the kernel or the key that was asked for.
+    """
 
     entries: tuple[Entry, ...]
     problems: tuple[Trouble, ...]
     kernels: tuple[Kernel, ...] = ()
+    unmatched: str | None = None
 
     @property
     def unknown_files(self) -> int:
@@ -71,8 +75,8 @@ class Listing(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Return whether entries may be missing."""
-        return any(trouble.failed for trouble in self.problems)
+        """Return whether entries may be missing, or what was named is."""
+        return self.unmatched is not None or any(trouble.failed for trouble in self.problems)
 
 
 @as_json("cachectl/findings/1", optional=("not_checked",))
@@ -141,6 +145,24 @@ def listed(
         elif isinstance(thing, Exception):
             path, code = (None, "failed") if root is None else (root.path, "unreadable")
             notice(Trouble(layer.name, path, code, reason_of(thing), failed=True))
+
+
+def unmatched(layers: Iterable[Layer], selection: Selection) -> str | None:
+    """Return that no entry has the kernel or the key of a selection, with what is near; ``None`` if one has."""
+    if selection.kernel is None and selection.key is None:
+        return None
+    from difflib import get_close_matches
+
+    named, names = Selection(selection.kernel, selection.key), set[str]()
+    for entry in listed(layers, ALL, lambda _: None, contents=selection.kernel is not None):
+        if named.matches(entry):
+            return None
+        names.update(entry.details.kernels or ())
+    if selection.key is not None:
+        return f"no entry has the key {selection.key!r}; cachectl ls -q lists keys"
+    near = get_close_matches(selection.kernel_part, names, cutoff=0.5)
+    hint = f"near: {', '.join(near)}" if near else "cachectl ls lists kernels"
+    return f"no entry has a kernel {selection.kernel!r}; {hint}"
 
 
 def failure(layer: Layer, path: Path | None, error: Exception) -> Finding:

@@ -162,10 +162,10 @@ class UserCacheLayer(Layer):
 
     def _releases(self) -> tuple[str | None, ...]:
         """Return one of those releases, which known Pythons have, that read the variables alike; that of this first."""
-        from cachectl.layers.host.pythons import pythons_of
-
         if all(self.environment.get(variable) is None for variable in self.variables):
             return ()
+        from cachectl.layers.host.pythons import pythons_of
+
         releases = (python.installed(self.library) for python in pythons_of(self.environment))
         alike = {self._asks_only(release): release for release in reversed([*filter(None, releases)])}
         return tuple(reversed(alike.values())) or (None,)

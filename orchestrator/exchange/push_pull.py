@@ -81,7 +81,8 @@ def push(
                     store = StoreCollection(where, here, allowed, key=sign)
                     result = push_layers(stack, store, chosen, selection, besides, named=bool(named))
                     store.finish()
-                    result.digest, result.moved = store.digest, store.written
+                    result.digest = store.digest if store.written or store.parts else None
+                    result.moved = store.written
                     return result
     raise place.Changed(printable(place.without_secrets(name)))
 

@@ -41,6 +41,7 @@ COLD = "cold"
 WARM = "warm"
 OFF = "off"
 _SWITCHED = "switched off"
+_UNSEEN = "no difference seen: some warm runs took as long"
 #: Maximum number of runs that fill the caches. PyOpenCL's binary cache makes the driver store again in the second
 #: run; the third run finds that entry.
 _FILLS = 3
@@ -88,13 +89,14 @@ class Saved(NamedTuple):
     """The time that a layer saves: the median with it off minus the warm median, in seconds.
 
     ``by_round`` has the same difference for each round; ``entries`` counts the entries that the command left in the
-    layer.
+    layer. It is ``seen`` if every run with the layer off took longer than every warm one.
     """
 
     layer: str
     seconds: float
     by_round: tuple[float, ...]
     entries: int
+    seen: bool
 
 
 class Machine(NamedTuple):
@@ -196,7 +198,8 @@ def bench(
     for off in settings:
         if off.layer is not None:
             by_round = tuple(cold - hot for cold, hot in zip(off.seconds, warm.seconds, strict=True))
-            saved.append(Saved(off.layer, off.median - warm.median, by_round, entries[off.layer]))
+            is_seen = min(off.seconds) > max(warm.seconds)
+            saved.append(Saved(off.layer, off.median - warm.median, by_round, entries[off.layer], is_seen))
     described = child.try_extra("the machine is not described", lambda: machine(environment), notice)
     unknown = Machine(None, None, (), platform.system(), ())
     return Bench(tuple(command), tuple(settings), tuple(saved), unused, described or unknown)
@@ -303,10 +306,14 @@ def show(measured: Bench) -> Iterator[str | Table]:
     yield from (Table({**numeric, "setting": str, "how": str}, rows), "")
     if measured.saved:
         rows = [
-            (*map(_difference, (saved.seconds, min(saved.by_round), max(saved.by_round))), saved.layer)
+            (
+                *map(_difference, (saved.seconds, min(saved.by_round), max(saved.by_round))),
+                saved.layer,
+                "" if saved.seen else _UNSEEN,
+            )
             for saved in measured.saved
         ]
-        yield Table({**dict.fromkeys(("saves s", "least", "most"), units.count), "layer": str}, rows)
+        yield Table({**dict.fromkeys(("saves s", "least", "most"), units.count), "layer": str, "": str}, rows)
     else:
         yield "the command fills no cache"
     if measured.unused:

@@ -64,7 +64,8 @@ def ls(
         kernels = _sorted(listing.by_kernel(entries, stack.environment), sort)
     most = None if limit is None else min(limit, sys.maxsize)
     first = tuple(islice(_sorted(entries, sort), most))
-    return listing.Listing(first, tuple(troubles), tuple(islice(kernels, most)))
+    missing = None if first or limit == 0 else listing.unmatched(stack.named(layers), selection)
+    return listing.Listing(first, tuple(troubles), tuple(islice(kernels, most)), missing)
 
 
 def _sorted(rows: Iterable[_Row], sort: str | None) -> Iterable[_Row]:
@@ -85,6 +86,8 @@ def run(request: verbs.Request) -> listing.Listing | int:
     for trouble in listed.problems:
         where = "" if trouble.path is None else f"{trouble.path}: "
         request.notice(f"{trouble.layer}: {where}{trouble.message}")
+    if listed.unmatched is not None:
+        request.notice(listed.unmatched)
     if options.quiet:
         request.output.show_raw(entry.key for entry in listed.entries)
         return int(listed.failed)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from cachectl import layer_set, removal, verbs
-from cachectl.layers.base.errors import CachectlError
+from cachectl import layer_set, listing, removal, verbs
 from cachectl.layers.base.text import plural
 from cachectl.layers.core.entry import keys_by_reason
 from cachectl.layers.core.plan import Outcome, Plan
@@ -66,7 +65,7 @@ def purge(
 
 
 def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:
-    """Carry out ``cachectl purge``. Raises :class:`CachectlError` if nothing has the key that was to be removed."""
+    """Carry out ``cachectl purge``."""
     options = request.options
     if options.all == bool(options.layers):
         request.misuse("name the layers to purge, or use --all" if not options.all else "--all needs no LAYER")
@@ -78,8 +77,9 @@ def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:
     total = result.total
     if not options.all:
         request.warn_of_dead({layer.layer for layer in result.layers if layer.removed})
-    if options.key is not None and not any((total.removed, total.orphans_removed, total.skipped, total.failed)):
-        raise CachectlError(f"no entry that is selected has the key {options.key!r}; cachectl ls -q lists keys")
+    is_empty = not any((total.removed, total.orphans_removed, total.failed))
+    if is_empty and (missing := listing.unmatched(stack.chosen(layers), selection)) is not None:
+        request.notice(missing)
     return result
 
 

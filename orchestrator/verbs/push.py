@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from cachectl import transfer, verbs
+from cachectl import listing, transfer, verbs
+from cachectl.layers.base.errors import CachectlError
 from cachectl.show import units
 from cachectl.show.table import Table
 from cachectl.verbs import ls
@@ -23,7 +24,7 @@ OPTIONS = (
 
 
 def run(request: verbs.Request) -> transfer.Transfer | int:
-    """Carry out ``cachectl push``."""
+    """Carry out ``cachectl push``. Raises :class:`CachectlError` if nothing has the named kernel or key."""
     from cachectl.exchange.push_pull import push
 
     options, selected = request.options, request.selection()
@@ -40,6 +41,9 @@ def run(request: verbs.Request) -> transfer.Transfer | int:
             force=options.force,
         )
     held = {moved.layer for moved in pushed.layers if moved.placed or moved.there}
+    missing = None if held else listing.unmatched(request.stack.chosen(options.layers), selected)
+    if missing is not None and not pushed.failed:
+        raise CachectlError(missing)
     request.warn_of_dead({layer.name for layer in request.stack} - held)
     if options.target != "-":
         return pushed

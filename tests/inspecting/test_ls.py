@@ -126,3 +126,20 @@ def test_prune_keeps_what_takes_long_to_make(home: Home) -> None:
         (going,) = plan["layers"][0]["entries"]
         (kernel,) = (one["kernels"] for one in home.json("ls pocl")["entries"] if one["key"] == going["key"])
         assert kernel == [fast]
+
+
+@real
+def test_a_name_that_nothing_has_is_said_with_what_is_near(warm: Home) -> None:
+    kernel = warm.json("ls")["kernels"][0]["kernels"][0]
+    unknown, near = f"{kernel}_x", f"no entry has a kernel '{kernel}_x'; near: {kernel}"
+    for command, status in (("ls", 1), ("push warm.zip", 1), ("purge --all", 0)):
+        done = warm.cachectl(command, "--kernel", unknown, check=False)
+        assert (done.returncode, near in done.stderr) == (status, True), done.stderr
+    assert not (warm.path / "warm.zip").exists()
+    done = warm.cachectl("ls --key nosuch --json", check=False)
+    assert (done.returncode, json.loads(done.stdout)["entries"]) == (1, [])
+    assert "no entry has the key 'nosuch'" in done.stderr
+    # Of what is there nothing is said if another condition leaves it out.
+    done = warm.cachectl("ls --older-than 30d", "--kernel", kernel)
+    assert done.stderr == ""
+    assert "digest" not in warm.cachectl("push empty.zip cuda").stdout

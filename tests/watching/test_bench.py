@@ -12,6 +12,8 @@ from homes import PROGRAMS, Home
 from tiers import real, thorough_only
 
 from cachectl.layers.core.conformance import snapshot
+from cachectl.show.table import Table
+from cachectl.verbs.bench import Bench, BenchSetting, Machine, Saved, show
 
 
 def bench(home: Home, *arguments: str, command: tuple[str, ...]) -> Any:  # noqa: ANN401 - JSON
@@ -38,6 +40,7 @@ def test_seconds_saved_are_differences_of_medians_and_a_warm_home_is_neither_rea
     for one in measured["saved_by_layer"]:
         off = settings[f"{one['layer']} off"]
         assert one["seconds"] == off["median"] - filled["median"]
+        assert one["seen"] == (min(off["seconds"]) > max(filled["seconds"]))
         assert one["by_round"] == [cold - hot for cold, hot in zip(off["seconds"], filled["seconds"], strict=True)]
     assert measured["not_used"]["cuda"] == "the command stores nothing in it"
     assert "PoCL" in measured["machine"]["drivers"]
@@ -94,3 +97,11 @@ def test_plots_name_the_command_and_every_setting(home: Home, tmp_path: Path) ->
     words = [element.text for element in ET.parse(svg).iter() if element.tag.endswith("}text")]  # noqa: S314 - our own
     assert {"sh -c ': $x_1$ 10%'", "all caches warm", "all caches cold", "all caches off"} <= set(words)
     assert any(word and word.endswith("2 times each") for word in words)
+
+
+def test_a_difference_within_the_range_of_warm_runs_is_not_seen() -> None:
+    settings = (BenchSetting("warm", "", None, [1.0, 3.0]),)
+    saved = (Saved("loopy", 1.35, (-0.1, 2.8), 3, seen=False), Saved("pocl", 2.0, (1.9, 2.1), 3, seen=True))
+    measured = Bench((), settings, saved, {}, Machine(None, None, (), "", ()))
+    shown = [part for part in show(measured) if isinstance(part, Table)]
+    assert [row[-1] for row in shown[1].rows] == ["no difference seen: some warm runs took as long", ""]
