@@ -206,20 +206,25 @@ def stage_out(job: Job, staged: Staged, *, ok: bool = True) -> bool | None:
     if not everybody[0]:
         if staged.writes and world.rank == 0:
             job.notice(f"a rank has failed: nothing was written to {job.route.out}")
-    elif leaders is not None and root is not None and staged.writes:
-        # What lower leaders have: each new entry is sent once.
-        lower: frozenset[Name] = leaders.exscan(root.new(), op=or_)
-        if leaders.rank:
-            _send_new(leaders, root, lower)
-        else:
-            # All of them: a sender waits until its chunks are received.
-            received = [_receive(leaders, sender, root, job.notice) for sender in range(1, leaders.size)]
-            try:
-                _push_new(job, root, received)
-            except FAILURES as error:
-                job.notice(f"new entries are lost: {job.route.out}: {full_reason(error)}")
+    elif leaders is not None and root is not None:
+        if staged.writes:
+            _gather_new(job, root, leaders)
         _say_notes(job.notice, leaders.gather((name, root.take_notes())) or ())
     return bool(everybody[0]) if have_come else None
+
+
+def _gather_new(job: Job, root: NodeRoot, leaders: Intracomm) -> None:
+    """Push the new entries of all nodes: what lower leaders have too is sent once."""
+    lower: frozenset[Name] = leaders.exscan(root.new(), op=or_)
+    if leaders.rank:
+        _send_new(leaders, root, lower)
+        return
+    # All of them: a sender waits until its chunks are received.
+    received = [_receive(leaders, sender, root, job.notice) for sender in range(1, leaders.size)]
+    try:
+        _push_new(job, root, received)
+    except FAILURES as error:
+        job.notice(f"new entries are lost: {job.route.out}: {full_reason(error)}")
 
 
 def _say_staged(inform: Callable[[str], None], fillings: Sequence[Filling]) -> None:

@@ -12,6 +12,7 @@ from cachectl.exchange import trust as trusting
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import FAILURES, CachectlError, reason_of
+from cachectl.layers.base.text import printable
 from cachectl.layers.disk import handles, temporaries
 from cachectl.switching import child
 
@@ -82,9 +83,13 @@ class NodeRoot:
         stack = self.stack()
         try:
             pulled = push_pull.pull(stack, source, trust)
+        except place.Missing:
+            shown = printable(place.without_secrets(source))
+            self.notes.append(f"starts cold: {shown} is not there; --out {shown} makes it")
+            return Filling()
         except FAILURES as error:
             self.notes.append(f"starts cold: {full_reason(error)}")
-            return Filling(usable=isinstance(error, place.Missing))
+            return Filling(usable=False)
         try:
             if pulled.failed:
                 handles.probe_room(self.root, _ROOM)

@@ -230,28 +230,14 @@ def _shared(
         verdict = None
         if store is not None:
             from cachectl.exchange import push_pull
+            from cachectl.watching.trace import judged
 
             scratch = partial(block.enter_context, child.isolated_root(stack.environment, notice=notice))
             folder = child.try_extra("nothing is pulled or pushed, and no verdict", scratch, notice)
             if folder is not None:
                 block.enter_context(push_pull.shared_around(stack, store, notice, layers, besides))
-                verdict = _judged(stack, folder, notice)
+                verdict = judged(stack, folder, lambda trace: notice(trace.verdict), notice)
         yield verdict
-
-
-@contextmanager
-def _judged(stack: layer_set.LayerSet, folder: Path, notice: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
-    """Watch a run as ``trace`` does; yield the variables for that, and give the verdict to ``notice`` at its end."""
-    from cachectl.watching.trace import tracing
-
-    watched, watching = ExitStack(), tracing(stack, folder, notice)
-    entered = child.try_extra("no verdict", partial(watched.enter_context, watching), notice)
-    traced, variables = entered or (None, {})
-    with watched:
-        yield variables
-    # A command without Python cannot be watched.
-    if traced is not None and traced.processes and traced.verdict:
-        notice(traced.verdict)
 
 
 def _run(

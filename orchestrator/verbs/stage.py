@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cachectl import verbs
 from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.text import plural
 
 if TYPE_CHECKING:
-    from cachectl.stage import Job
+    from cachectl.stage import Job, Staged
     from cachectl.switching import child
+    from cachectl.watching.timeline import Trace
 
 EXAMPLE = "mpiexec -n 64 cachectl stage /shared/warm --trust -- python simulation.py"
 OPTIONS = (
@@ -77,7 +81,8 @@ def _run(command: Sequence[str], job: Job, signals: child.Signals) -> int:
     world = job.ranks.world
     staged = stage.stage_in(job)
     try:
-        status = child.run(command, staged.variables, job.environment, signals)
+        with _watched(job, staged) as variables:
+            status = child.run(command, {**staged.variables, **variables}, job.environment, signals)
     except child.CannotStart as error:
         job.notice(f"rank {world.rank}: {error}")
         status = error.status
@@ -88,3 +93,29 @@ def _run(command: Sequence[str], job: Job, signals: child.Signals) -> int:
     highest = int(world.allreduce(status, op=max))
     staged.remove()
     return highest
+
+
+@contextmanager
+def _watched(job: Job, staged: Staged) -> Iterator[Mapping[str, str]]:
+    """Watch the command of one rank of each node, and note its lookups and seconds; yield the variables for that."""
+    from cachectl.layer_set import LayerSet
+    from cachectl.switching import child
+    from cachectl.watching.trace import judged
+
+    if staged.root is None:
+        yield {}
+        return
+    notice = staged.root.notes.append
+
+    def say(traced: Trace) -> None:
+        hits, misses = (sum(getattr(use, name) or 0 for use in traced.layers) for name in ("hits", "misses"))
+        counted = f"{plural(hits, 'hit')}, {plural(misses, 'miss', 'misses')}, {traced.wall_seconds:.1f} s"
+        notice(f"{'at least ' * bool(traced.unwatched)}{counted} (one rank of the node)")
+
+    with ExitStack() as block:
+        scratch = partial(block.enter_context, child.isolated_root(job.environment, notice=notice))
+        if (folder := child.try_extra("no verdict", scratch, notice)) is None:
+            yield {}
+            return
+        stack = LayerSet(job.environment.with_variables(staged.variables))
+        yield block.enter_context(judged(stack, folder, say, notice, remembers=False))

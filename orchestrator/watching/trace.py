@@ -122,6 +122,26 @@ def tracing(
         child.try_extra("no verdict", complete, notice)
 
 
+@contextmanager
+def judged(
+    stack: LayerSet,
+    folder: Path,
+    say: Callable[[timeline.Trace], None],
+    notice: Callable[[str], None],
+    *,
+    remembers: bool = True,
+) -> Iterator[Mapping[str, str]]:
+    """Watch a run that does not need it; yield the variables for that, and give ``say`` the trace at its end."""
+    watched, watching = ExitStack(), tracing(stack, folder, notice, remembers=remembers)
+    entered = child.try_extra("no verdict", partial(watched.enter_context, watching), notice)
+    traced, variables = entered or (None, {})
+    with watched:
+        yield variables
+    # A command without Python cannot be watched.
+    if traced is not None and traced.processes and traced.verdict:
+        say(traced)
+
+
 def _count(
     trace: timeline.Trace,
     layers: Mapping[str, evidence.Evidence],

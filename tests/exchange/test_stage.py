@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -73,6 +74,12 @@ def test_a_cold_job_writes_each_entry_once_and_no_rank_of_a_staged_job_compiles(
     assert sorted(rank["node"] for rank in ranks) == ["a"] * RANKS + ["b"] * RANKS
     assert all(rank["after"] == rank["before"] and rank["before"]["pocl"] for rank in ranks)
     assert "entries on 2 of 2 nodes" in said
+    # One rank of each node was watched.
+    numbers = re.findall(r"CACHECTL_NODE=([ab])\): (\d+) hits, (\d+) misses, [\d.]+ s", said)
+    assert [(node, int(hits) > 0, misses) for node, hits, misses in sorted(numbers)] == [
+        ("a", True, "0"),
+        ("b", True, "0"),
+    ]
     # Nothing was new, so the file stays.
     assert file.read_bytes() == before
     assert jobs.left() == []
@@ -125,6 +132,7 @@ def test_a_job_starts_with_what_is_vouched_for(jobs: Jobs, keygen: Callable[[str
         (f"signed.zip {signers} {out}", "trusted: signed by ann@example.org"),
         (f"warm.zip {signers}", "not signed"),
         ("no-root --trust", "starts cold"),
+        ("none.zip --trust", "none.zip is not there; --out none.zip makes it"),
         ("root", "entries on 2 of 2 nodes"),
     ):
         assert said in jobs.run(options, "true")
