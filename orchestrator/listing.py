@@ -14,7 +14,7 @@ from cachectl.layers.core.codes import PLUGIN, UNREADABLE
 from cachectl.layers.core.entry import Entry, Found, Problem, unknown_words
 from cachectl.layers.core.finding import FAILS, HARMLESS, Finding
 from cachectl.layers.core.json_form import as_json
-from cachectl.layers.core.layer import Layer, every_root
+from cachectl.layers.core.layer import Layer, every_root, first_place
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import ALL, Selection
 from cachectl.layers.disk import trust
@@ -173,17 +173,22 @@ def failure(layer: Layer, path: Path | None, error: Exception) -> Finding:
     if not isinstance(error, (LayerError, OSError)):
         code, fix = PLUGIN, f"fix or uninstall the plug-in {layer.name}"
     elif place.is_absolute():
-        owner, _, own_fix = trust.closed_by_another(place, layer.environment.home_folder)
-        message, fix = message + owner, own_fix or f"chmod u+rwX {shlex.quote(str(place))}"
-    return judged(layer, code.finding(layer.name, place, message, fix, severity=FAILS))
+        closed = trust.closed_by_another(place, layer.environment.home_folder)
+        message, fix = message + closed.owner, closed.cure or f"chmod u+rwX {shlex.quote(str(place))}"
+    return code.finding(layer.name, place, message, fix, severity=FAILS)
 
 
 def judged(layer: Layer, finding: Finding) -> Finding:
-    """Return a finding; what could not be read is as serious as what the layer's library does without its place."""
+    """Return a finding; what could not be read is as serious as what the layer's library does without its place.
+
+    To read is not enough for a library that writes: doctor names another place. What is not its first root is not used.
+    """
     hazard = layer.about.uses.get(Use.WRITE)
     if finding.code != UNREADABLE.name or hazard is None:
         return finding
-    return finding._replace(severity=hazard.severity)
+    is_used = finding.root == first_place(layer)
+    fix = f"cachectl doctor {layer.name}" if finding.fix.startswith("as ") else finding.fix
+    return finding._replace(severity=hazard.severity if is_used else HARMLESS, fix=fix)
 
 
 def by_kernel(entries: Iterable[Entry], environment: Environment) -> tuple[Kernel, ...]:

@@ -93,9 +93,9 @@ class Environment(Surroundings):
 
     @property
     def named_temporary(self) -> Path:
-        """The temporary folder of C++ and LLVM (``temp_directory_path``): the first named one, existing or not."""
-        named = (self.variables.get(variable) for variable in ("TMPDIR", "TMP", "TEMP", "TEMPDIR"))
-        return self.absolute(next(filter(None, named), self.temporary))
+        """The temporary folder of C++ and LLVM (``temp_directory_path``): the first variable counts, empty or not."""
+        names = (variable for variable in ("TMPDIR", "TMP", "TEMP", "TEMPDIR") if variable in self.variables)
+        return self.absolute(self.variables.get(next(names, ""), self.temporary))
 
     @property
     def follows_relative_cache_home(self) -> bool:

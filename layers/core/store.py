@@ -160,9 +160,9 @@ def finding_of(part: Bound, root: Root, problem: Problem) -> Finding:
     code = COMMON.get(problem.code, UNRECOGNISED)
     severity, fix = HARMLESS, f"nothing, or move {quoted} elsewhere"
     if code is UNREADABLE:
-        owner, _, own_fix = trust.closed_by_another(problem.path, part.environment.home_folder)
-        message += owner
-        severity, fix = FAILS, own_fix or f"chmod u+rwx {quoted}"
+        closed = trust.closed_by_another(problem.path, part.environment.home_folder)
+        message += closed.owner
+        severity, fix = FAILS, closed.cure or f"chmod u+rwX {quoted}"
     key = os.path.relpath(problem.path, root.path)
     where = None if key == "." else key
     return code.finding(part.name, root.path, message, fix, key=where, severity=severity)

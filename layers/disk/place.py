@@ -136,9 +136,9 @@ def _closed(path: Path, nearest: Path, home: Path) -> Obstacle | None:
     if mount_flags(nearest) & getattr(os, "ST_RDONLY", 0):
         return Obstacle("closed", use, nearest, f"{state} on a file system that is mounted read-only")
     if not is_writable(nearest):
-        owner, command, _ = trust.closed_by_another(nearest, home)
-        message = f"{state} not writable for you{owner}"
-        return Obstacle("closed", use, nearest, message, command or _opened(nearest))
+        closed = trust.closed_by_another(nearest, home)
+        message = f"{state} not writable for you{closed.owner}"
+        return Obstacle("closed", use, nearest, message, closed.command or _opened(nearest))
     if (reason := _try(nearest)) is not None:
         return Obstacle("closed", use, nearest, f"{state} closed: no file can be made there ({reason})")
     return None
@@ -167,11 +167,11 @@ def _closed_within(path: Path, file: Path, uses: Collection[Use], home: Path) ->
     if not os.path.exists(file):
         return None
     if not is_writable(file):
-        owner, command, _ = trust.closed_by_another(file, home)
-        message = f"has {file.relative_to(path)}, which is not writable for you{owner}"
+        closed = trust.closed_by_another(file, home)
+        message = f"has {file.relative_to(path)}, which is not writable for you{closed.owner}"
         is_opened = file.is_file() and os.access(file, os.R_OK) and not file.name.endswith(_JOURNAL)
         use = Use.OPEN if Use.OPEN in uses and not is_opened else Use.CHANGE
-        return Obstacle("closed", use, file, message, command or _opened(file))
+        return Obstacle("closed", use, file, message, closed.command or _opened(file))
     uid = file.stat().st_uid
     if Use.OWN not in uses or not file.is_file() or not hasattr(os, "geteuid") or os.geteuid() in (0, uid):
         return None

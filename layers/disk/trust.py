@@ -169,15 +169,27 @@ def deciding_owner(folder: Path) -> int | None:
     return None
 
 
-def closed_by_another(place: Path, home: Path) -> tuple[str, str, str]:
-    """Return who closed a file or folder to this user by owning it, or what is above it; empty texts if nobody did.
+class Closed(NamedTuple):
+    """Who closed a file or folder to this user by owning it, or what is above it; empty texts if nobody did.
 
-    The first text is for the end of a message, the second is the command that gives it to this user, if that is right,
-    and the third is what helps. Below this user's own ``home`` it is a slip of ``sudo``, and everything that another
-    user owns on the path is given back. Elsewhere it may be the other user's on purpose.
+    ``owner`` is for the end of a message, ``command`` gives it to this user, if that is right, and ``cure`` is what
+    helps those that only read. ``place`` is the part of the path that is closed.
+    """
+
+    place: Path
+    owner: str = ""
+    command: str = ""
+    cure: str = ""
+
+
+def closed_by_another(place: Path, home: Path) -> Closed:
+    """Return who closed a file or folder to this user.
+
+    Below this user's own ``home`` it is a slip of ``sudo``, and everything that another user owns on the path is given
+    back. Elsewhere it may be the other user's on purpose.
     """
     if not hasattr(os, "geteuid"):
-        return "", "", ""
+        return Closed(place)
     user, owners = os.geteuid(), dict[Path, int]()
     real, own = Path(os.path.realpath(place)), Path(os.path.realpath(home))
     for path in (real, *real.parents):
@@ -185,13 +197,14 @@ def closed_by_another(place: Path, home: Path) -> tuple[str, str, str]:
             owners[path] = path.stat().st_uid
     closest, owner = next(iter(owners.items()))
     if owner == user or os.access(closest, os.R_OK | os.W_OK):
-        return "", "", ""
+        return Closed(place)
     command = ""
     foreign = [path for path, uid in owners.items() if uid != user and own in path.parents]
     if foreign and owners.get(own) == user:
         command = f"sudo chown -R {user_name(user).removeprefix('user ')} {shlex.quote(str(foreign[-1]))}"
     name = user_name(owner)
-    return f"; it belongs to {name}", command, command or f"as {name}: chmod -R go+rX {shlex.quote(str(closest))}"
+    cure = command or f"as {name}: chmod -R go+rX {shlex.quote(str(closest))}"
+    return Closed(closest, f"; it belongs to {name}", command, cure)
 
 
 def _way(folder: Path) -> Iterator[Step]:

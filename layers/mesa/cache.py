@@ -184,7 +184,8 @@ class MesaShaderCache(drivers.DriverLayer):
 
     def _more_of_places(self) -> Iterator[Fault]:
         (variable, value), bases = self._first(_PLACES), self._bases()
-        if len(bases) > 1:
+        home = self.environment.home_folder
+        if len(bases) > 1 and why_closed(bases[0][0], home) is None:
             account = self.environment.home
             outcome = f"is not the home of the account, {account}, which releases before 2025 use instead"
             severity = HARMLESS
@@ -192,7 +193,9 @@ class MesaShaderCache(drivers.DriverLayer):
                 severity, outcome = RECOMPILES, f"{outcome}: they cannot write there, and keep nothing"
             fix = f"export {_PLACES[0]}={shlex.quote(str(bases[0][0]))}"
             yield None, misread(self, "HOME", severity, outcome, fix)
-        elif variable is not None and Path(value).is_absolute() and not Path(value).parent.is_dir():
+        elif variable is None or not Path(value).is_absolute() or why_closed(Path(value), home) is not None:
+            return
+        elif not Path(value).parent.is_dir():
             outcome = "has no parent folder, and releases before 2024 make only the last one: they keep nothing"
             fix = f"mkdir -p {shlex.quote(value)}"
             yield None, misread(self, variable, RECOMPILES, outcome, fix)

@@ -29,6 +29,7 @@ _LEAF = "neo_compiler_cache"
 #: Releases before 24.22 keep a cache where this variable names a folder, else in this folder of the working folder, if
 #: it is there. Those before 23.22 have no other.
 _OLD, _OLD_FOLDER = "cl_cache_dir", "cl_cache"
+_OLD_SOURCES = (_OLD, f"./{_OLD_FOLDER}")
 #: A folder that nobody can make.
 _NOWHERE = f"/dev/null/{_OLD_FOLDER}"
 FOLDER = Code(
@@ -102,7 +103,7 @@ class NeoCompilerCache(drivers.DriverLayer):
         if self.is_old:
             roots = tuple(root for root in roots if root.exists)
         named = environment.get(_OLD)
-        folder, source = environment.absolute(named or _OLD_FOLDER), _OLD if named else f"./{_OLD_FOLDER}"
+        folder, source = environment.absolute(named or _OLD_FOLDER), _OLD_SOURCES[not named]
         if named == _NOWHERE or not (named or (_OLD in _variables_read(environment) and folder.is_dir())):
             return roots
         old = Root(folder, Scope.USER, source)
@@ -113,24 +114,28 @@ class NeoCompilerCache(drivers.DriverLayer):
         state = super().state()
         if _OLD not in _variables_read(self.environment):
             return state
-        old = next((root for root in self.roots() if root.source in (_OLD, f"./{_OLD_FOLDER}")), None)
-        if old is not None and old.path.is_dir():
-            return State(ENABLED, f"a release before 24.22 keeps a cache in {old.source}", state.drivers)
-        if self.is_old:
-            return State(DISABLED, f"this release keeps a cache only in ./{_OLD_FOLDER} or ${_OLD}", state.drivers)
-        return state
+        old = next((root for root in self.roots() if root.source in _OLD_SOURCES and root.path.is_dir()), None)
+        return (
+            state
+            if old is None
+            else State(ENABLED, f"a release before 24.22 keeps a cache in {old.source}", state.drivers)
+        )
 
     def faults(self) -> Iterator[Fault]:
         """Add a missing folder, and variables of the compiler."""
         yield from super().faults()
         for root in self.roots():
             # The driver makes its own folder, and on Linux .cache above it, but none that a variable names.
-            above = {"NEO_CACHE_DIR": 0, _OLD: 0, f"./{_OLD_FOLDER}": 0, "XDG_CACHE_HOME": 1}.get(root.source, 2)
+            above = {"NEO_CACHE_DIR": 0, **dict.fromkeys(_OLD_SOURCES, 0), "XDG_CACHE_HOME": 1}.get(root.source, 2)
             folder = (root.path, *root.path.parents)[above]
             if not folder.is_dir():
                 message = f"{folder} is not there ({root.source}): the driver keeps nothing, and every run compiles"
                 fix = f"mkdir -p {shlex.quote(str(folder))}"
                 yield DISABLED, FOLDER.finding(self.name, folder, message, fix)
+        if self.is_old and not any(root.source in _OLD_SOURCES for root in self.roots()):
+            message = f"this release keeps a cache only in ./{_OLD_FOLDER}, or where {_OLD} names a folder"
+            fix = f'mkdir -p "$HOME/.cache/{_OLD_FOLDER}"; export {_OLD}="$HOME/.cache/{_OLD_FOLDER}"'
+            yield DISABLED, FOLDER.finding(self.name, self.environment.absolute(_OLD_FOLDER), message, fix)
         if self.environment.get(_OLD) and (read := _variables_read(self.environment)) and _OLD not in read:
             yield None, misread(self, _OLD, HARMLESS, "is read by releases before 24.22 only; this one is newer")
         for variable in sorted(name for name in self.environment.variables if name.startswith("IGC_"))[:1]:

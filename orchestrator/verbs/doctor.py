@@ -26,7 +26,7 @@ from cachectl.layers.core.root import ENABLED, UNKNOWN, Root, Scope
 from cachectl.layers.core.store import finding_of
 from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import place as places
-from cachectl.layers.disk import plain, room
+from cachectl.layers.disk import plain, room, trust
 from cachectl.layers.disk.place import Use
 from cachectl.layers.host import launcher
 from cachectl.verbs import verify
@@ -46,7 +46,7 @@ _OWN = '"$HOME/.cachectl"'
 _TEMPORARY = '"$(mktemp -d)"'
 #: The fix where no folder is known that serves a layer.
 _JUDGE = "name another folder: cachectl doctor --place DIR judges it"
-_KEEP = "keep the folders that cachectl dir lists in a volume, as by docker run -v NAME:FOLDER, or on a disk"
+_KEEP = "docker run -v kernels:/kernels ..., with the variables that cachectl env --root /kernels prints"
 
 
 class _Placed(NamedTuple):
@@ -82,6 +82,12 @@ class _Held(NamedTuple):
     def in_use(self) -> bool:
         """Return whether programs use it: a fallback that is empty, such as the temporary folder, is not in use."""
         return self.first or (self.exists and self.is_filled)
+
+    @property
+    def is_readable(self) -> bool:
+        """Return whether its folder can be read."""
+        problems = ((problem.code, problem.path) for problem in self.usage.problems)
+        return self.error is None and (codes.UNREADABLE.name, self.root.path) not in problems
 
     @property
     def clearable(self) -> bool:
@@ -229,7 +235,7 @@ def _of_layer(layer: Layer, roots: Iterable[_Held]) -> Iterator[_Placed]:
         yield from (_Placed((finding.message, finding.fix), finding) for finding in spelling.diagnosed(layer))
     except FAILURES as error:
         # The finding of a root that cannot be read names it.
-        if not isinstance(error, (LayerError, OSError)) or all(held.error is None for held in roots):
+        if not isinstance(error, (LayerError, OSError)) or all(held.is_readable for held in roots):
             yield _Placed((layer, None), listing.failure(layer, None, error))
 
 
@@ -241,12 +247,11 @@ def _of_roots(layer: Layer, roots: Iterable[_Held]) -> Iterator[_Placed]:
         # The others are next to it.
         if held.error is not None and (held.first or not first_failed):
             yield _unread(held, listing.failure(layer, path, held.error))
-        for problem in held.usage.problems:
-            if problem.code == codes.UNREADABLE.name:
-                yield _unread(held, finding_of(layer.store, held.root, problem))
+        unread = {problem.path: problem for problem in held.usage.problems if problem.code == codes.UNREADABLE.name}
+        yield from (_unread(held, finding_of(layer.store, held.root, problem)) for problem in unread.values())
         # The library will make its first root at its first use.
         if held.in_use:
-            yield from _guarded(layer, path, _of_place(held))
+            yield from (each for each in _guarded(layer, path, _of_place(held)) if each.state not in unread)
         if held.exists and held.clearable and not layer.about.precious:
             yield from _of_waste(held)
     # The error that kept them from being listed.
@@ -255,16 +260,20 @@ def _of_roots(layer: Layer, roots: Iterable[_Held]) -> Iterator[_Placed]:
 
 def _unread(held: _Held, finding: Finding) -> _Placed:
     """Return the finding of what could not be read; a right to read is of no use to a library that has to write."""
-    finding = listing.judged(held.layer, finding)
+    judged = listing.judged(held.layer, finding)
     place = finding.root if finding.key is None else finding.root / finding.key
     if not held.first or finding.code != codes.UNREADABLE.name:
-        return _Placed((held.layer, place), finding)
-    hazard = Hazard(finding.severity, "")
+        return _Placed((held.layer, place), judged)
+    hazard = Hazard(judged.severity, "")
     if finding.key is None:
         hazard = held.layer.about.uses.get(Use.WRITE, hazard)
-    if finding.fix.startswith("as "):
-        return held.moved(place, codes.UNREADABLE, hazard, finding.message, held.free_folder())
-    return _Placed(place, finding, hazard.message)
+    if not finding.fix.startswith("as "):
+        return _Placed(place, judged, hazard.message)
+    if held.layer.abilities()[Ability.RELOCATE] is not None:
+        return _Placed(place, finding, hazard.message)
+    closed = trust.closed_by_another(place, held.layer.environment.home_folder)
+    message = f"cannot be read, because {closed.place} is closed to you{closed.owner}"
+    return held.moved(closed.place, codes.UNREADABLE, hazard, message, held.free_folder())
 
 
 def _of_waste(held: _Held) -> Iterator[_Placed]:
@@ -338,14 +347,15 @@ def _of_place(held: _Held) -> Iterator[_Placed]:
     yield from (each for each in _of_use(held) if is_needed or each.finding.severity is UNSAFE)
     if is_on:
         yield from _of_sharing(held)
-        if (keeper := processes.lost_with(held.layer.environment, held.root.path)) is not None:
+        keeper = processes.lost_with(held.layer.environment, held.root.path)
+        if keeper is not None and held.root.scope is Scope.USER:
             yield held.finding(keeper, codes.VOLATILE, None, f"is lost with {keeper}", _KEEP)
 
 
 def _of_use(held: _Held) -> Iterator[_Placed]:
     """Report why the library cannot use a root as it does, and who else can change what is in it."""
     layer, root, environment = held.layer, held.root, held.layer.environment
-    is_used = held.first and held.error is None and root.scope is Scope.USER
+    is_used = held.first and held.is_readable and root.scope is Scope.USER
     uses = layer.about.uses if is_used else {}
     written = layer.store.written(root) if held.exists and Use.CHANGE in uses else ()
     for obstacle in places.find_obstacles(root.path, uses, environment.home_folder, written):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from cachectl import layer_set, listing, verbs
+from cachectl.layers.core.codes import UNREADABLE
 from cachectl.layers.core.finding import Finding
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.root import Root
@@ -23,14 +24,20 @@ def verify(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Fin
     not_checked: dict[str, str] = {}
 
     def check(layer: Layer, root: Root) -> Iterator[Finding]:
-        yield from (listing.judged(layer, finding) for finding in layer.store.verify(root))
+        yield from layer.store.verify(root)
         if layer.about.unchecked and root.exists:
             not_checked[layer.name] = layer.about.unchecked
 
-    findings = [
-        found if isinstance(found, Finding) else listing.failure(layer, root and root.path, found)
-        for layer, root, found in layer_set.in_each_root(stack.named(layers), check)
-    ]
+    findings: list[Finding] = []
+    closed: set[object] = set()
+    for layer, root, found in layer_set.in_each_root(stack.named(layers), check):
+        finding = found if isinstance(found, Finding) else listing.failure(layer, root and root.path, found)
+        finding = listing.judged(layer, finding)
+        state = (layer, finding.root, finding.key)
+        # The parts of a store that cannot read one root are one state.
+        if finding.code != UNREADABLE.name or state not in closed:
+            findings.append(finding)
+        closed |= {state} if finding.code == UNREADABLE.name else set()
     return listing.Findings(tuple(findings), not_checked)
 
 

@@ -253,6 +253,13 @@ def asked(home: Path, cachectl: tuple[str, ...], *words: str, **variables: str) 
     return found
 
 
+def make_own(folder: Path) -> Path:
+    own = folder / "tmp"
+    own.mkdir()
+    os.chown(own, NOBODY, NOBODY)
+    return own
+
+
 @as_root
 @pytest.mark.parametrize(("mode", "code"), [(0o700, "unreadable"), (0o755, "closed")])
 @pytest.mark.parametrize("slip", ["", ".cache/pocl", ".cache/pocl/kcache"])
@@ -273,6 +280,21 @@ def test_folders_of_a_slip_of_sudo(open_folder: Path, mode: int, code: str, slip
     assert asked(home, nobody, "doctor", "pocl", **variables) == []
 
 
+@as_root
+def test_a_home_that_is_closed_to_this_user_is_one_state(open_folder: Path, nobody: tuple[str, ...]) -> None:
+    """No right to read helps libraries that write: the caches have to be somewhere else."""
+    home = open_folder / "home"
+    make(home / ".cache")
+    home.chmod(0o700)
+    variables = {"OCL_ICD_VENDORS": register_driver(open_folder, "libpocl.so.2"), "TMPDIR": str(make_own(open_folder))}
+    (found,) = (one for one in asked(home, nobody, "doctor", **variables) if one["code"] == "unreadable")
+    assert {"pocl", "loopy"} <= set(found["layers"])
+    assert f"because {home} is closed to you; it belongs to root" in found["message"]
+    assert found["fix"].startswith('eval "$(cachectl env --root "$(mktemp -d)" --layer ')
+    used = {one["layer"]: one for one in asked(home, nobody, "verify", **variables) if one["severity"] != "harmless"}
+    assert (used["pocl"]["root"], used["pocl"]["fix"]) == (str(home / ".cache/pocl/kcache"), "cachectl doctor pocl")
+
+
 _ENTRY = "pyopencl-compiler-cache-v2-py3.11.0.final.0"
 #: A folder below a home that a layer would have to look into, and what it is to that layer.
 CLOSED = {
@@ -290,10 +312,10 @@ CLOSED = {
 UNUSABLE = [
     ("pocl", "above/pocl", 0o500, "doctor", "closed", "u+w"),
     ("pocl", "above", 0o500, "doctor", "closed", "u+w"),
-    ("pocl", CLOSED["pocl"], 0, "verify", "unreadable", "u+rwx"),
-    ("mesa", ".cache/mesa_shader_cache/index", 0, "verify", "unreadable", "u+rwx"),
+    ("pocl", CLOSED["pocl"], 0, "verify", "unreadable", "u+rwX"),
+    ("mesa", ".cache/mesa_shader_cache/index", 0, "verify", "unreadable", "u+rwX"),
     *thorough(
-        *((layer, place, 0, "verify", "unreadable", "u+rwx") for layer, place in CLOSED.items() if layer != "pocl")
+        *((layer, place, 0, "verify", "unreadable", "u+rwX") for layer, place in CLOSED.items() if layer != "pocl")
     ),
 ]
 

@@ -206,6 +206,8 @@ def test_older_releases_of_neo_keep_a_cache_in_the_working_folder(  # noqa: PLR0
         ".cache/neo_compiler_cache" if first == ".cache/" else first
     )
     assert layer.state().condition.name == state
+    keeps_nothing = [one.fix for one in layer.diagnose() if "keeps a cache only in" in one.message]
+    assert bool(keeps_nothing) == (state == "DISABLED" and reads == "cl_cache_dir")
     entries = keys_of(layer)
     assert bool(entries) == (bool(folder) and off and "/dev/null" not in variables)
     disabled = NeoCompilerCache(layer.environment.with_variables(layer.disable().set))

@@ -249,7 +249,7 @@ def test_files_that_are_closed_to_this_user_are_no_damage(tmp_path: Path, monkey
     monkeypatch.setattr("cachectl.layers.mesa.pairs.plain.open_plain", refuse)
     found = verify(Stack(layer.environment), ["mesa"]).findings
     assert [(finding.code, finding.severity, finding.fix) for finding in found if finding.root == root] == [
-        ("unreadable", Severity.RECOMPILES, f"chmod u+rwx {root / 'mesa_cache.db'}")
+        ("unreadable", Severity.RECOMPILES, f"chmod u+rwX {root / 'mesa_cache.db'}")
     ]
 
 
