@@ -112,10 +112,12 @@ def carry_out(
     notice: Callable[[str], None],
     *,
     dry_run: bool,
+    verb: str,
 ) -> RemovalPlan | Removal:
     """Return the plan of a removal (``dry_run``), or apply it and remove what killed commands left.
 
-    Interrupted writes are finished or rolled back before the plan is made.
+    Interrupted writes are finished or rolled back before the plan is made. The ledger of traces, if there is one, notes
+    what the ``verb`` has removed, once the space is free.
     """
     if dry_run:
         return plan()
@@ -128,9 +130,14 @@ def carry_out(
 
     # The plan of a layer names its failure. Stores are loaded where there is something.
     tuple(layer_set.in_each_root(layers, recover, existing_roots))
-    result = plan().apply()
+    removing = plan()
+    result = removing.apply()
     from cachectl.layers.disk.temporaries import remove_abandoned
+    from cachectl.watching.ledger import note_removals
 
+    note_removals(
+        stack.environment, verb, {each.layer: (entry.key for entry in each.entries) for each in removing.layers}
+    )
     if left := remove_abandoned(stack.environment):
         notice(f"removed {plural(left, 'temporary folder')} of commands that were killed")
     return result

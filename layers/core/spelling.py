@@ -79,7 +79,15 @@ def _in_quotes(environment: Environment, value: str) -> str:
     return f'"{_SPECIAL.sub(quoted, value)}"'
 
 
-# ---------------------------------------------------------------------- names that nothing reads
+# ---------------------------------------------------------------------- names that are read, or that nothing reads
+
+
+def read_by(layer: Layer) -> dict[str, str]:
+    """Return the variables that a layer's library reads, each with its purpose: ``place``, ``switch``, ``size``."""
+    purposes = {name: _purpose(name) for name in (layer.family.read.split() if layer.family is not None else ())}
+    if layer.switch is not None:
+        purposes[layer.switch.variable] = "switch"
+    return {**purposes, layer.places.variable: "place"}
 
 
 def unread(layers: Iterable[Layer], asked: Container[str]) -> Iterator[Finding]:
@@ -95,9 +103,7 @@ def unread(layers: Iterable[Layer], asked: Container[str]) -> Iterator[Finding]:
         named = next((layer for layer in relatives if layer.name in asked), None)
         if named is None:
             continue
-        purposes = {name: _purpose(name) for layer in relatives if layer.family for name in layer.family.read.split()}
-        purposes |= {layer.switch.variable: "switch" for layer in relatives if layer.switch is not None}
-        purposes |= {layer.places.variable: "place" for layer in relatives}
+        purposes = {name: purpose for layer in relatives for name, purpose in read_by(layer).items()}
         variables = relatives[0].environment.variables
         for name in sorted(variables.keys() - purposes.keys()):
             value = variables[name]

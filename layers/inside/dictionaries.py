@@ -20,9 +20,15 @@ def watch(module: Any, notes: Any) -> None:
     once, plain = module.WriteOncePersistentDict, module.PersistentDict
 
     def looked(call: Any) -> None:
-        # Nothing is known of a lookup that failed.
         if call.error is None or issubclass(call.error, KeyError):
-            _note(notes, "miss" if call.error else "hit", call)
+            more = {"collision": True} if call.error and "Collision" in call.error.__name__ else {}
+            _note(notes, "miss" if call.error else "hit", call, **more)
+        elif issubclass(call.error, Exception):
+            # As where a module that the row needs has gone.
+            dictionary, key = call.arguments[0], call.get(1, "key")
+            about = {"dictionary": dictionary.identifier, "key": dictionary.key_builder(key)}
+            file = os.path.basename(str(getattr(dictionary, "filename", "")))
+            notes.add(call.start, event="raised", layer="pytools", error=call.error.__name__, file=file, **about)
 
     def ask(_: Any) -> None:
         _here.asked = True

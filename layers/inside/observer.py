@@ -89,6 +89,9 @@ class Notes:
         self._listeners = table["listeners"]
         self._packages = frozenset(table["imports"])
         self._ranks = table["ranks"]
+        self._names = table["variables"]
+        #: The variables of the process when they were noted last.
+        self._variables: dict[str, str] = {}
         self._loaded: dict[str, Any] = {}
         self._replaced: list[tuple[Any, str, Any]] = []
         self._pid = 0
@@ -238,11 +241,20 @@ class Notes:
             setattr(*self._replaced.pop())
 
     def add(self, start: int | None = None, **event: object) -> None:
-        """Append an event; one of work has a ``start``, and an ``end`` if that is not now, in monotonic nanoseconds."""
+        """Append an event; one of work has a ``start``, and an ``end`` if that is not now, in monotonic nanoseconds.
+
+        Before it comes what the program has made of the variables that layers read.
+        """
         self._introduce()
+        if start is not None and (variables := self._read()) != self._variables:
+            self._variables = variables
+            self._write({"event": "environment", "variables": variables, "cwd": _quietly(os.getcwd)})
         if start is not None:
             event = {"start": start, "end": self.now(), "thread": threading.get_native_id(), **event}
         self._write(event)
+
+    def _read(self) -> dict[str, str]:
+        return {name: os.environ[name] for name in self._names if name in os.environ}
 
     def _introduce(self) -> None:
         """Append the first event of a process, that it is watched, also if it was forked from another."""
@@ -251,10 +263,10 @@ class Notes:
             # sys.argv is not set yet when the observer is loaded.
             program = list(getattr(sys, "orig_argv", None) or sys.argv)
             host = os.uname().nodename if hasattr(os, "uname") else ""
+            self._variables = self._read()
             rank = next((int(os.environ[name]) for name in self._ranks if os.environ.get(name, "").isdecimal()), None)
-            self._write(
-                {"event": "started", "program": program, "host": host, "rank": rank, **(_quietly(_python) or {})}
-            )
+            known = {"program": program, "host": host, "rank": rank, "variables": self._variables}
+            self._write({"event": "started", **known, **(_quietly(_python) or {})})
 
     def _write(self, event: dict[str, object]) -> None:
         line = _quietly(_encode, {"pid": self._pid, "at": self.epoch(), **event})

@@ -57,7 +57,7 @@ def prune(
     is_said = limits is not configured
     chosen = stack.chosen(layers)
     plan = partial(plan_prune, chosen, limits, notice if is_said else lambda _: None)
-    return removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run)
+    return removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run, verb="prune")
 
 
 def plan_prune(

@@ -61,7 +61,7 @@ def purge(
     """
     names = tuple(layers)
     plan = partial(plan_purge, stack, selection, layers=names, damaged=damaged)
-    return removal.carry_out(stack, stack.chosen(names), plan, notice, dry_run=dry_run)
+    return removal.carry_out(stack, stack.chosen(names), plan, notice, dry_run=dry_run, verb="purge")
 
 
 def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:

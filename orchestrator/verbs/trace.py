@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -19,6 +19,13 @@ EXAMPLE = "cachectl trace --explain -- python simulation.py"
 OPTIONS = (
     verbs.UNEXPECTED,
     ("--explain", "also list builds and entries, and show how sources changed"),
+    ("--expect-warm", "end with 1 if a lookup missed, anything was compiled, or that cannot be told"),
+    (
+        "--layer",
+        "LAYER",
+        "with --expect-warm: only lookups of this one; may be repeated",
+        verbs.REPEATED | {"dest": "layers"},
+    ),
     ("--no-ledger", "compare with no earlier run, and remember nothing of this one"),
     ("--forget", "remove what earlier traces have remembered, and end"),
     ("--json", "FILE", "write JSON to a file, - for standard output"),
@@ -32,7 +39,7 @@ OPTIONS = (
 #: Kernels that missed that are listed, and the part of a run from which a stage is.
 _FEW, _SHARE = 12, 0.01
 USAGE = """\
-cachectl trace [--explain] [--json FILE] [--timeline FILE.json|FILE.html] [--force]
+cachectl trace [--explain] [--expect-warm [--layer LAYER]] [--json FILE] [--timeline FILE.json|FILE.html] [--force]
        [--no-ledger] -- COMMAND..."""
 
 
@@ -70,6 +77,7 @@ def run(request: verbs.Request) -> int:
         request.notice("the ledger of traces is removed" if found else "there is no ledger of traces")
         return 0
     request.demand_command()
+    request.stack.named(options.layers)
     if options.timeline is not None:
         timeline.check(options.timeline)
     kind = output_files.json_kind("cachectl/trace")
@@ -90,7 +98,22 @@ def run(request: verbs.Request) -> int:
     child.try_extra("the run is not shown", say, request.notice)
     written = child.try_extra("a file is missing", write, request.notice)
     # The command's own status counts first.
-    return traced.exit_status or int(written is None)
+    status = traced.exit_status or int(written is None)
+    if status or not options.expect_warm or (reason := _not_warm(traced, options.layers)) is None:
+        return status
+    request.notice(f"not warm: {reason}")
+    return 1
+
+
+def _not_warm(traced: timeline.Trace, layers: Collection[str]) -> str | None:
+    """Return why a run was not warm, of some layers or of all; ``None`` if it was."""
+    uses = [use for use in traced.layers if not layers or use.layer in layers]
+    if missed := [use for use in uses if use.misses or use.stores]:
+        return "; ".join(f"{use.layer}: {plural(use.misses or use.stores or 0, 'miss', 'misses')}" for use in missed)
+    if not layers:
+        return None if traced.warm else traced.verdict
+    unknown = [use.layer for use in uses if not use.hits or use.misses is None]
+    return f"no lookup of {', '.join(unknown)} was seen that could be told" if unknown else None
 
 
 def show(traced: timeline.Trace, *, explain: bool = False) -> Iterator[bytes | str | Table]:

@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import FAILURES, Damaged
 from cachectl.layers.core.entry import Artifact, Entry
 from cachectl.layers.core.json_form import as_json
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.parts import Lookups
-from cachectl.layers.core.root import ABSENT, BYPASSED, DISABLED, Scope
+from cachectl.layers.core.root import ABSENT, BYPASSED, DISABLED, UNKNOWN, Scope, State
 from cachectl.layers.core.store import ENTRY, OWN
 from cachectl.layers.disk import place
 from cachectl.watching.events import Use, kind_of
@@ -37,7 +38,7 @@ class LayerTrace(NamedTuple):
     """What one layer did in a run; ``None`` is unknown. ``evidence`` is exact, inferred or none, ``why`` says how.
 
     ``state`` is ``disabled``, ``bypassed`` or ``closed`` (it cannot be written) if the layer took no part for that
-    reason, by the variables with which the command started; ``state_why`` is the reason.
+    reason, by the variables of the programs that used caches, else of the command; ``state_why`` is the reason.
     """
 
     layer: str
@@ -89,6 +90,7 @@ class Evidence:
         files = {*self.part.watchers.values(), *self.part.listeners.values()}
         #: The files that are loaded into programs, with their content.
         self.watchers = {file: file.read_bytes() for file in files}
+        self.views: tuple[Layer, ...] = (layer,)
         self.used: list[EntryTrace] | None = None
         self.doubts: dict[str, None] = {}
         self._events: Sequence[Event] = ()
@@ -96,8 +98,19 @@ class Evidence:
         self._shared: dict[str, int] = {}
         self._is_system = layer.about.scope is Scope.SYSTEM
         #: Entries before the run, by root and key; ``None`` if they cannot be listed, or the layer is watched.
-        self._before = self._list()
+        self.before = self._list()
         self._began = time.time()
+
+    def live_in(self, environments: Iterable[Environment]) -> None:
+        """Take over in which environments the programs of the run used caches; without any, the command's counts."""
+        self.views = tuple(type(self.layer)(environment) for environment in environments) or (self.layer,)
+
+    def state(self) -> State:
+        """Return the state of the layer in the programs of the run; unknown if it is on in some and off in others."""
+        states = [view.state() for view in self.views]
+        if len({state.condition for state in states}) == 1:
+            return states[0]
+        return State(UNKNOWN, "it is on in some programs of the run only")
 
     def take(self, uses: Iterable[Use], doubts: Mapping[str, None]) -> None:
         """Take over what file events showed: the uses of the layer's files, and why some may be missing."""
@@ -113,7 +126,7 @@ class Evidence:
             else:
                 continue
             self.doubts |= dict.fromkeys(sorted(history.doubts))
-        listed = {**(self._before or {}), **(self._list() or {})} if entries else {}
+        listed = {**(self.before or {}), **(self._list() or {})} if entries else {}
         for use in sorted(entries, key=lambda use: use[2].uses[0]):
             entry = listed.get(f"{use[0].path}/{use[1]}")
             # Those of other layers that share the root are left out.
@@ -150,13 +163,13 @@ class Evidence:
             return counted._replace(state=DISABLED.value, state_why=self._off)
         # Why it took no part; what was counted counts more, because a program may switch a layer itself.
         with suppress(*FAILURES):
-            state = self.layer.state()
+            state = self.state()
             if state.condition in (DISABLED, BYPASSED):
                 was_used = counted.hits if state.condition is DISABLED else counted.was_used
                 return counted if was_used else counted._replace(state=state.condition.value, state_why=state.why)
             if state.condition is not ABSENT and place.Use.WRITE in self.layer.about.uses and not counted.stores:
-                roots = (root.path for root in self.layer.roots() if root.scope is Scope.USER)
-                home = self.layer.environment.home_folder
+                roots = (root.path for root in self.views[0].roots() if root.scope is Scope.USER)
+                home = self.views[0].environment.home_folder
                 if why := next(filter(None, (place.why_closed(root, home) for root in roots)), None):
                     return counted._replace(state="closed", state_why=why)
         return counted
@@ -195,7 +208,7 @@ class Evidence:
         return LayerTrace(name, hits, len(written), stored, total, EXACT, why)
 
     def _by_comparison(self) -> LayerTrace:
-        before, after, part = self._before, self._list(), self.part
+        before, after, part = self.before, self._list(), self.part
         if before is None or after is None:
             why = "it is only read, which leaves no trace" if self._is_system else "it cannot be listed"
             return LayerTrace(self.layer.name, why=why)
@@ -235,13 +248,13 @@ class Evidence:
         A lookup that finds nothing touches no file: a miss is counted when its entry is stored.
         """
         name, part, used = self.layer.name, self.part, self.used
-        if used is None or (self._before is None and not self._is_system):
+        if used is None or (self.before is None and not self._is_system):
             return None
         doubts = [*self.doubts]
         if self._shared:
             after = self._list() or {}
             new = [
-                entry.bytes for key, entry in after.items() if key not in (self._before or {}) and not entry.is_foreign
+                entry.bytes for key, entry in after.items() if key not in (self.before or {}) and not entry.is_foreign
             ]
             openings = sum(self._shared.values())
             hits, misses = part.by_openings(openings, len(new), self.layer.environment) or (None, None)
@@ -259,7 +272,7 @@ class Evidence:
     def _silent(self, used: Sequence[EntryTrace]) -> Iterator[str]:
         """Yield why misses may have stored nothing, and so do not show."""
         with suppress(*FAILURES):
-            state = self.layer.state()
+            state = self.state()
             if state.condition is DISABLED:
                 yield f"it is off ({state.why}), so that no lookup shows"
         builds = [event for event in self._events if _is_silent(event) or event.get("by_files")]

@@ -12,8 +12,9 @@ import warnings
 import zlib
 from base64 import b85decode, b85encode
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,8 @@ _LARGEST = 8 << 20
 _MOST_BUILDS, _MOST_KEYS, _MOST_ASKED = 16, 8, 64
 #: Runs whose sums are kept.
 _MOST_RUNS = 2000
+#: Removals that are kept, keys of one of them, and characters of a key.
+_MOST_REMOVALS, _MOST_REMOVED, _SHORT = 40, 5000, 12
 #: Seconds to wait for another trace that writes the file.
 _WAIT = 2.0
 #: No time, count or seconds are larger.
@@ -103,11 +106,21 @@ class Sums(NamedTuple):
     saved: float
 
 
+class Removal(NamedTuple):
+    """What a verb has removed from a layer: when it began, in epoch seconds, and the keys, shortened."""
+
+    at: float
+    verb: str
+    layer: str
+    keys: tuple[str, ...]
+
+
 class Ledger(NamedTuple):
-    """All that is kept: kernels by their names, and the sums of runs, the oldest first."""
+    """All that is kept: kernels by their names, and the sums of runs and what was removed, the oldest first."""
 
     kernels: dict[str, Known]
     runs: list[Run]
+    removals: list[Removal] = []  # noqa: RUF012 - every ledger is given its own
 
     def since(self, moment: float) -> Sums:
         """Return the sums of the runs since a moment in epoch seconds."""
@@ -142,13 +155,17 @@ def read(environment: Environment) -> Ledger:
     """Return the ledger, an empty one if there is none. Raises :class:`CachectlError` if it cannot be used."""
     path = _file(environment)
     if not os.path.lexists(path):
-        return Ledger({}, [])
+        return Ledger({}, [], [])
     try:
         document = parse_json(plain.read_plain(path, most=2 * _LARGEST))
         if document["schema"] != SCHEMA:
             raise CachectlError(f"{path}: not a ledger of this cachectl; {FORGET} removes it")
         kernels = {name: _known(fields) for name, fields in document["kernels"].items()}
-        return Ledger(kernels, [Run(*map(_number, run)) for run in document["runs"]])
+        removals = [
+            Removal(_number(at), str(verb), str(layer), tuple(map(str, keys)))
+            for at, verb, layer, keys in document.get("removals", ())
+        ]
+        return Ledger(kernels, [Run(*map(_number, run)) for run in document["runs"]], removals)
     except OSError as error:
         raise CachectlError(f"{path}: {reason_of(error)}; nothing is remembered of runs") from error
     except PARSE_ERRORS as error:
@@ -162,7 +179,7 @@ def readable(environment: Environment) -> Ledger:
     except CachectlError as error:
         # With the line of this module it is given once, however often a verb reads the ledger.
         warnings.warn(str(error), RuntimeWarning, stacklevel=1)
-        return Ledger({}, [])
+        return Ledger({}, [], [])
 
 
 def change(environment: Environment, update: Callable[[Ledger], None]) -> None:
@@ -177,6 +194,23 @@ def change(environment: Environment, update: Callable[[Ledger], None]) -> None:
             atomic.replace_file(_FILE, [_encode(ledger)], folder=handle, mode=0o600)
     except OSError as error:
         raise CachectlError(f"{folder / _FILE}: {reason_of(error)}; nothing is remembered of runs") from error
+
+
+def note_removals(environment: Environment, verb: str, removed: Mapping[str, Iterable[str]]) -> None:
+    """Add the keys of entries that a verb has removed, by layer, if there is a ledger; a failure is silent."""
+    now = environment.clock()
+    added = [
+        Removal(now, verb, layer, tuple(short for key in islice(keys, _MOST_REMOVED) if (short := shorten(key))))
+        for layer, keys in removed.items()
+    ]
+    with suppress(CachectlError, OSError):
+        if os.path.lexists(_file(environment)):
+            change(environment, lambda ledger: ledger.removals.extend(removal for removal in added if removal.keys))
+
+
+def shorten(key: str) -> str:
+    """Return enough of a key to tell it from others: of its last part, as some layers put it in front of others."""
+    return key.rpartition("/")[2][:_SHORT]
 
 
 def forget(environment: Environment) -> bool:
@@ -239,4 +273,5 @@ def _encode(ledger: Ledger) -> bytes:
             break
         kernels[name] = fields
     runs = [list(run) for run in ledger.runs[-_MOST_RUNS:]]
-    return encode_json({"schema": SCHEMA, "kernels": kernels, "runs": runs})
+    removals = [list(removal) for removal in ledger.removals[-_MOST_REMOVALS:]]
+    return encode_json({"schema": SCHEMA, "kernels": kernels, "runs": runs, "removals": removals})

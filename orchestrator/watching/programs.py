@@ -15,13 +15,14 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from cachectl.layers.base import processes
 from cachectl.layers.base.documents import parse_json
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import PARSE_ERRORS
 from cachectl.layers.core.parts import Lookups
 from cachectl.layers.disk.plain import open_plain
@@ -34,27 +35,33 @@ _LARGEST_NUMBER = 1 << 62
 
 Event = dict[str, Any]
 _WHEN = ("start", "end", "thread")
+#: The events of a process that uses caches.
+_WORK = ("hit", "miss", "store", "build")
 #: The fields that every event of a kind has. Other fields may be missing, or unknown (null).
 _FIELDS: Mapping[str, Sequence[str]] = {
     "started": ("program", "host"),
+    "environment": ("variables",),
     "failed": ("library",),
     **dict.fromkeys(("hit", "miss", "store"), ("layer", *_WHEN)),
     "build": ("layer", "seconds", "failed", "heard", "compiles", *_WHEN),
     "span": ("stage", "name", *_WHEN),
     "messages": ("layer", "wrote", "upto"),
     "source": ("source", "text"),
+    "raised": ("layer", "dictionary", "key", "file", "error", *_WHEN),
 }
-#: The fields that are used, each with a value of its form: a list holds values of one form, a tuple one value of each.
+#: The fields that are used, each with a value of its form: a list or an object holds values of one form, a tuple one
+#: value of each.
 _FORMS: Mapping[str, object] = {
-    **dict.fromkeys(("event", "error", "kind", "host", "library", "layer", "name", "stage", "dictionary"), ""),
+    **dict.fromkeys(("event", "error", "kind", "host", "library", "layer", "name", "stage", "dictionary", "file"), ""),
     **dict.fromkeys(
         ("key", "source", "text", "options", "platform", "version", "driver", "binary", "python", "cwd"), ""
     ),
     **dict.fromkeys(("pid", "start", "end", "thread", "upto", "bytes", "rank", "lookups"), 0),
     **dict.fromkeys(("at", "seconds"), 0.0),
-    **dict.fromkeys(("failed", "heard", "compiled"), False),
+    **dict.fromkeys(("failed", "heard", "compiled", "collision"), False),
     **{name: [""] for name in ("program", "paths", "wrote", "kernels", "devices")},
     "compiles": [(0, 0)],
+    "variables": {"": ""},
 }
 #: Indexes of fields of ``/proc/PID/stat`` from the state on, see proc(5).
 _PARENT, _START_OF_STACK = 1, 25
@@ -91,6 +98,27 @@ def read_events(folder: Path) -> tuple[list[Event], list[str]]:
         elif rest or len(valid) < len(lines):
             unread.append(f"{path.name}: lines that are no events")
     return events, unread
+
+
+def environments(events: Iterable[Event], environment: Environment, names: Iterable[str]) -> tuple[Environment, ...]:
+    """Return the environments of the processes that looked something up or built, at their first such work.
+
+    ``environment`` is that of the command, from which each differs in its working folder and in the variables of these
+    ``names``. Equal ones are returned once.
+    """
+    current: dict[int, Event] = {}
+    used: dict[int, Event] = {}
+    for event in events:
+        if event["event"] in ("started", "environment") and event.get("variables") is not None:
+            current[event["pid"]] = event
+        elif event["event"] in _WORK and event["pid"] in current:
+            used.setdefault(event["pid"], current[event["pid"]])
+    unset, found = dict.fromkeys(names), dict[object, Environment]()
+    for event in used.values():
+        variables, folder = event["variables"], event.get("cwd") or str(environment.cwd)
+        view = environment.with_variables({**unset, **variables})._replace(cwd=Path(folder))
+        found.setdefault((tuple(sorted(variables.items())), folder), view)
+    return tuple(found.values())
 
 
 def messages_after(folder: Path, events: Sequence[Event]) -> Iterator[bytes]:
@@ -132,6 +160,8 @@ def _fits(value: Any, form: Any) -> bool:  # noqa: ANN401 - JSON
         return isinstance(value, list) and all(_fits(item, form[0]) for item in value)
     if isinstance(form, tuple):
         return isinstance(value, list) and len(value) == len(form) and all(map(_fits, value, form))
+    if isinstance(form, dict):
+        return isinstance(value, dict) and all(_fits(text, "") for pair in value.items() for text in pair)
     if type(form) in (int, float):
         return type(value) in (int, type(form)) and 0 <= value <= _LARGEST_NUMBER
     return type(value) is type(form) and "\0" not in str(value)

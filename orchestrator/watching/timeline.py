@@ -128,6 +128,7 @@ class Trace:
     with the ``layers`` that each was seen to use; ``passed_on`` the output of C code on its error stream in a build
     that did not end; ``started`` when the run did, in epoch seconds; ``processes`` those that were watched
     (:func:`read_processes`); and ``spans`` what their time went to. ``summary`` is ``None`` if there was none.
+    ``warm`` says whether every lookup hit and nothing was compiled or stored; ``None`` if that cannot be told.
     ``verdict`` says in a sentence or two what the run lost to misses, and why; ``missed`` are the kernels that it lost
     it to, those that took most first.
     """
@@ -145,6 +146,7 @@ class Trace:
     spans: Sequence[Span] = ()
     summary: Summary | None = None
     verdict: str = ""
+    warm: bool | None = None
     missed: tuple[MissedKernel, ...] = ()
 
     def __repr__(self) -> str:
@@ -246,7 +248,7 @@ def _driver_spans(
     """
     if event["failed"]:
         return
-    compiled = event.get("compiled")
+    compiled = False if event.get("binary") == "hit" else event.get("compiled")
     times = [(path, *compilation) for path in stored for compilation in part.compilations(path)]
     outcome = None if compiled is None else "miss" if compiled else "hit"
     for interval in event["compiles"]:

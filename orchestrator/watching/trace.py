@@ -11,7 +11,7 @@ import os
 import py_compile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,8 @@ from pathlib import Path
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.documents import encode_json
 from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.core import spelling
+from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.parts import Lookups
 from cachectl.layers.host import launcher
 from cachectl.layers.inside import observer
@@ -81,14 +83,15 @@ def tracing(
     parts = {name: layer.part for name, layer in layers.items()}
     files = EntryEvents(seen.layer for seen in layers.values() if seen.part.files)
     processes = programs.Processes(notes, parts)
-    _make_site(site, parts, {file: text for layer in layers.values() for file, text in layer.watchers.items()})
+    names = {"HOME", *(name for layer in layers.values() for name in _variables_of(layer.layer))}
+    _make_site(site, parts, names, {file: text for layer in layers.values() for file, text in layer.watchers.items()})
     paths = os.pathsep.join(filter(None, [str(site), stack.environment.get("PYTHONPATH")]))
     variables = {_FOLDER: str(notes), "PYTHONPATH": paths}
     trace = timeline.Trace()
 
     def complete() -> None:
         watching.close()
-        events = _count(trace, layers, files, processes, notes)
+        events = _count(trace, layers, files, processes, notes, names=names)
         # The process ended in the build, and so did not pass it on itself.
         for heard in programs.messages_after(notes, events):
             other = heard
@@ -100,15 +103,15 @@ def tracing(
             trace.spans = timeline.read_spans(events, began, trace.wall_seconds, parts)
             trace.summary = timeline.summarize(trace.spans, trace.wall_seconds)
         judge = verdict.Judge(layers, trace, events)
-        trace.missed = judge.missed(known or {}, explain=explain)
-        trace.verdict = judge.verdict(trace.missed)
+        trace.missed = judge.missed(known, explain=explain)
+        trace.verdict, trace.warm = judge.verdict(trace.missed), judge.is_warm
         if known is not None:
             child.try_extra(_LEDGER, lambda: ledger.change(stack.environment, judge.remember), notice)
         for line in evidence.misfits(events).values():
             notice(f"{line}, and was left alone")
 
     # Before the run: another one that ends meanwhile is no earlier one.
-    known = child.try_extra(_LEDGER, lambda: ledger.read(stack.environment).kernels, notice) if remembers else None
+    known = child.try_extra(_LEDGER, lambda: ledger.read(stack.environment), notice) if remembers else None
     with ExitStack() as block:
         block.enter_context(files.watching())
         block.enter_context(processes.watching())
@@ -148,10 +151,14 @@ def _count(
     files: EntryEvents,
     processes: programs.Processes,
     notes: Path,
+    *,
+    names: Iterable[str],
 ) -> list[programs.Event]:
     """Complete what a trace says of each layer, entry and kernel; return the events of the programs."""
     unwatched = processes.unwatched()
     events, unread = programs.read_events(notes)
+    for layer in layers.values():
+        layer.live_in(programs.environments(events, layer.layer.environment, names))
     for name, layer in layers.items():
         if name in files.doubts and files.why_not is None:
             layer.take(files.uses_of(name), files.doubts[name])
@@ -170,7 +177,13 @@ def _count(
     return events
 
 
-def _make_site(site: Path, parts: Mapping[str, Lookups], files: Mapping[Path, bytes]) -> None:
+def _variables_of(layer: Layer) -> Iterator[str]:
+    """Yield the variables that decide about a layer's state and places."""
+    yield from spelling.read_by(layer)
+    yield from (rule.variable for rule in layer.places.rules(layer.environment.platform) if rule.variable)
+
+
+def _make_site(site: Path, parts: Mapping[str, Lookups], names: Iterable[str], files: Mapping[Path, bytes]) -> None:
     """Make the folder of the modules that each Python of the run finds first, and the observer's table in it."""
     copies = {file: f"cachectl_watch_{number}.py" for number, file in enumerate(sorted(files))}
     for file, copy in copies.items():
@@ -189,6 +202,7 @@ def _make_site(site: Path, parts: Mapping[str, Lookups], files: Mapping[Path, by
     imports = sorted({package for part in parts.values() for package in part.imports})
     ranks = [rank for _, rank in launcher.RANKS]
     table = {"watchers": sorted(watchers), "imports": imports, "listeners": listeners, "ranks": ranks}
+    table["variables"] = sorted(names)
     (site / observer.TABLE).write_bytes(encode_json(table))
 
 

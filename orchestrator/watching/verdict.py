@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -43,6 +44,7 @@ class Seen(NamedTuple):
     """One kernel in a run: its builds, its Python and packages, and the layers that hit, missed or stored it.
 
     ``seconds`` are what misses took, by layer, and ``asked`` the keys of its lookups with the layers that missed.
+    ``wrote`` are the paths that its driver stored, and ``collided`` the layers that had its hash for another key.
     """
 
     builds: tuple[ledger.Build, ...] = ()
@@ -53,6 +55,8 @@ class Seen(NamedTuple):
     seconds: Mapping[str, float] = {}
     lost: float = 0.0
     asked: Mapping[str, str | None] = {}
+    wrote: tuple[str, ...] = ()
+    collided: frozenset[str] = frozenset()
 
     @property
     def key(self) -> str:
@@ -70,8 +74,14 @@ class Judge:
         self._roots: dict[str, Root] = {}
         for name, layer in layers.items():
             with suppress(*FAILURES):
-                self._roots[name] = layer.layer.roots()[0]
+                self._roots[name] = layer.views[0].roots()[0]
         self.kernels = dict(self._seen(events))
+        self._removals: Sequence[ledger.Removal] = ()
+        #: Lookups that raised an exception, of which nothing else is known.
+        self._raised = [event for event in events if event["event"] == "raised"]
+        builds = [event for event in events if event["event"] == "build" and not event["failed"]]
+        #: Builds by a driver without a cache that is known, of which PyOpenCL's own cache was not asked either.
+        self._unknown = [event for event in builds if (event.get("driver"), event.get("binary")) == (None, None)]
         #: The driver of each build that failed.
         self._failed = [event.get("driver") for event in events if event["event"] == "build" and event["failed"]]
 
@@ -84,15 +94,24 @@ class Judge:
         asked: dict[str, dict[str, str | None]] = defaultdict(dict)
         lookups = {name: layer.part for name, layer in self._layers.items()}
         pids: dict[str, int] = {}
+        wrote: dict[str, list[str]] = defaultdict(list)
+        collided: dict[str, set[str]] = defaultdict(set)
+        #: What the driver of a process has stored since its last build.
+        stored: dict[int, list[str]] = {}
         for event in events:
+            if event["event"] == "messages":
+                stored[event["pid"]] = event["wrote"]
             if kernel := " ".join(event.get("kernels") or ()):
                 pids.setdefault(kernel, event["pid"])
                 if key := event.get("key"):
                     layer = evidence.layer_of(event, lookups)
                     asked[kernel].setdefault(key, layer if event["event"] == "miss" else None)
+                    if event.get("collision"):
+                        collided[kernel].add(layer)
                 if event["event"] == "build" and not event["failed"]:
                     process = started.get(event["pid"], {})
                     builds[kernel][_build(event, texts.get(event.get("source")), process)] = None
+                    wrote[kernel] += stored.pop(event["pid"], ())
         hits, misses = self._outcomes()
         for kernel in {**pids, **hits, **misses}:
             process = started.get(pids.get(kernel, 0), {})
@@ -112,6 +131,8 @@ class Judge:
                     {layer: sum(timeline.covered_by_thread(times)) for layer, times in work.items()},
                     sum(timeline.covered_by_thread(one for times in work.values() for one in times)),
                     asked.get(kernel, {}),
+                    tuple(wrote[kernel]),
+                    frozenset(collided[kernel]),
                 ),
             )
 
@@ -128,9 +149,10 @@ class Judge:
                 misses[span.kernel or ""][span.layer].append((thread, span.start, end))
         return hits, misses
 
-    def missed(self, known: Mapping[str, ledger.Known], *, explain: bool) -> tuple[timeline.MissedKernel, ...]:
+    def missed(self, book: ledger.Ledger | None, *, explain: bool) -> tuple[timeline.MissedKernel, ...]:
         """Return the kernels that missed, those that took most first; with ``explain`` how their sources differ."""
         found = []
+        known, self._removals = ({}, []) if book is None else (book.kernels, book.removals)
         for kernel, seen in self.kernels.items():
             if seen.misses:
                 then = known.get(kernel)
@@ -143,6 +165,8 @@ class Judge:
         closed = [self._said_of(name) for name in seen.misses if name in self._states]
         if len(closed) == len(seen.misses):
             return "; ".join(closed)
+        if seen.collided:
+            return f"its entry in {', '.join(sorted(seen.collided))} has another key, of the same hash"
         if then is None:
             return NEW
         reasons = [*self._moved(seen, then), *self._differences(seen, then)]
@@ -155,7 +179,7 @@ class Judge:
                 named = ", ".join(sorted(map(str, others)))
                 reasons = [f"its key in {named} is another one, though its source and options are the same"]
             else:
-                reasons = ["the entries were there after the last traced run, and are gone or damaged"]
+                reasons = [self._missing(seen, then)]
         changes: list[str] = []
         for key in reversed(_keys(seen, then)):
             if key in changes:
@@ -164,6 +188,29 @@ class Judge:
         if len(changes) >= _ALWAYS:
             reasons[-1] += f"; it changed in each of its last {len(changes)} runs"
         return "; ".join(reasons[:_NAMED])
+
+    def _missing(self, seen: Seen, then: ledger.Known) -> str:
+        """Say what became of entries that the last traced run left: removed, missing, or there and not taken."""
+        names = [name for name in seen.misses if name not in self._states]
+        keys = {ledger.shorten(key) for key in (*seen.asked, *seen.wrote)}
+        removals = [
+            removal
+            for removal in self._removals
+            if removal.at > then.at and removal.layer in names and keys & {*removal.keys}
+        ]
+        if removals:
+            layers = [name for name in names if name in {removal.layer for removal in removals}]
+            moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(removals[-1].at))
+            what = (
+                f"its entry in {', '.join(layers)} was"
+                if len(layers) == 1
+                else f"its entries in {', '.join(layers)} were"
+            )
+            return f"{what} removed by cachectl {removals[-1].verb} on {moment}"
+        for name in names:
+            if any(path in (self._layers[name].before or ()) for path in seen.wrote):
+                return f"its entry in {name} was there, and was not taken; cachectl verify {name} looks for damage"
+        return f"its entry in {', '.join(names)} is missing"
 
     def _said_of(self, name: str) -> str:
         use = self._states[name]
@@ -204,30 +251,85 @@ class Judge:
 
     def verdict(self, missed: Sequence[timeline.MissedKernel]) -> str:
         """Return what the run lost, and why, in a sentence or two."""
-        trace, summary = self._trace, self._trace.summary
-        if summary is None:
+        if self._trace.summary is None:
             return "Unknown: no Python of the run could be watched."
         known = {name for one in missed for name in one.layers}
         costs = {name: self._cost(name) for name in self._states if name not in known}
         said = [f"T{self._said_of(name)[1:]}: {cost}." for name, cost in costs.items() if cost]
-        looked = sum((use.hits or 0) + (use.misses or 0) for use in trace.layers)
-        at_least = summary.at_least or bool(trace.unwatched)
-        if missed:
-            slow = "Slow" if summary.missed >= _SLOW * trace.wall_seconds else "Nearly warm"
-            lost = f"{'at least ' if at_least else ''}{summary.missed:.2f} of {trace.wall_seconds:.2f} s"
-            said.append(_loss(missed, slow, lost))
-        elif unseen := sum(use.misses or 0 for use in trace.layers):
-            said.append(f"{plural(unseen, 'lookup')} missed in programs that do not show what that took.")
-        elif looked:
-            said.append(f"Warm: every lookup hit{' that could be seen' if at_least else ''} ({looked:,}).")
-        elif not said:
-            failing = (name for name in self._states if trace.exit_status and self._fails_when_closed(name))
-            said.append(f"No cache was asked: {next(map(self._said_of, failing), 'no lookup was seen')}.")
+        said.append(self._outcome(missed, self._trace.summary) or ("" if said else self._nothing_asked()))
         if idle := [name for name, cost in costs.items() if not cost and self._states[name].state == "disabled"]:
             said.append(f"Off, at no cost that shows: {', '.join(idle)}.")
-        if trace.exit_status:
-            said.append(f"The command ended with status {trace.exit_status}.")
-        return " ".join(said)
+        return " ".join(filter(None, (*self._ending(), *said)))
+
+    def _ending(self) -> Iterator[str]:
+        """Yield how the command ended, and what failed in it."""
+        if status := self._trace.exit_status:
+            yield f"The command ended with status {status}."
+        for event in self._raised[:1]:
+            owner = evidence.layer_of(event, {name: layer.part for name, layer in self._layers.items()})
+            purge = f"cachectl purge --key {event['file']}/{event['key']} {owner}"
+            yield f"A lookup in {event['dictionary']} raised {event['error']}; {purge} removes the row."
+        if self._trace.exit_status and self._failed:
+            yield f"{plural(len(self._failed), 'build')} failed."
+
+    def _outcome(self, missed: Sequence[timeline.MissedKernel], summary: timeline.Summary) -> str:
+        """Say what the lookups came to; nothing if none was seen."""
+        trace = self._trace
+        looked = sum((use.hits or 0) + (use.misses or 0) for use in trace.layers)
+        if missed:
+            slow = "Slow" if summary.missed >= _SLOW * trace.wall_seconds else "Nearly warm"
+            at_least = "at least " if summary.at_least or trace.unwatched else ""
+            return _loss(missed, slow, f"{at_least}{summary.missed:.2f} of {trace.wall_seconds:.2f} s")
+        if unseen := sum(use.misses or 0 for use in trace.layers):
+            return f"{plural(unseen, 'lookup')} missed in programs that do not show what that took."
+        if uncached := self._uncached():
+            return f"{uncached}."
+        if looked and self.is_warm:
+            return f"Warm: every lookup hit ({looked:,})."
+        if looked:
+            return f"{'' if trace.exit_status else 'Unknown: '}{self._seen_only(looked)}."
+        return ""
+
+    def _nothing_asked(self) -> str:
+        if self._raised or (self._trace.exit_status and self._failed):
+            return ""
+        failing = (name for name in self._states if self._trace.exit_status and self._fails_when_closed(name))
+        return f"No cache was asked: {next(map(self._said_of, failing), 'no lookup was seen')}."
+
+    @property
+    def is_warm(self) -> bool | None:
+        """Whether nothing was compiled, missed or stored; ``None`` if not everything could be seen."""
+        trace, summary = self._trace, self._trace.summary
+        uses = [use for use in trace.layers if use.was_used]
+        if any(use.misses or use.stores for use in uses) or self._uncached():
+            return False
+        if summary is None or summary.at_least or trace.unwatched or trace.exit_status or self._raised or not uses:
+            return None
+        return None if any(use.hits is None or use.misses is None for use in uses) else True
+
+    def _seen_only(self, looked: int) -> str:
+        """Say that every lookup that was seen hit, and what was not seen."""
+        said = f"every lookup that could be seen hit ({looked:,})"
+        reasons = [f"{program['command']} could not be watched" for program in self._trace.unwatched]
+        if self._trace.summary is not None and self._trace.summary.at_least:
+            reasons.append("a driver does not say whether it compiled")
+        stored = [use.layer for use in self._trace.layers if use.stores]
+        reasons += [f"{', '.join(stored)} stored entries"] if stored else []
+        return f"{said}; {'; '.join(reasons)}" if reasons else said
+
+    def _uncached(self) -> str:
+        """Return the seconds of work that a hit would save, and for which no cache was asked."""
+        used = {use.layer for use in self._trace.layers if use.was_used} | self._states.keys()
+        times = {"compile": sum(end - start for event in self._unknown for start, end in event["compiles"]) / 1e9}
+        idle = [layer.part.saves for name, layer in self._layers.items() if name not in used]
+        for span, seconds in timeline.own_times(self._trace.spans):
+            if span.stage != "compile" and any(span.stage in saves for saves in idle):
+                times[span.stage] = times.get(span.stage, 0.0) + seconds
+        long = {stage: f"{seconds:.2f} s" for stage, seconds in times.items() if seconds >= _NOTHING}
+        if [*long] == ["compile"]:
+            return f"Compiled without a cache: {long['compile']}"
+        asked = ", ".join(f"{seconds} of {stage}" for stage, seconds in long.items())
+        return f"No cache was asked for {asked}" if long else ""
 
     def _fails_when_closed(self, name: str) -> bool:
         hazard = self._layers[name].layer.about.uses.get(place.Use.WRITE)
@@ -256,7 +358,9 @@ class Judge:
             then = book.kernels.get(kernel, ledger.Known(0.0))
             stored = {*seen.hits, *(storing & {*seen.misses})}
             roots = {name: str(root.path) for name in stored if (root := self._roots.get(name)) is not None}
-            before = {name: place for name, place in then.layers.items() if name not in seen.misses}
+            # What was off has lost nothing.
+            lost = {*seen.misses} - self._states.keys()
+            before = {name: place for name, place in then.layers.items() if name not in lost}
             book.kernels[kernel] = ledger.Known(
                 trace.started,
                 seen.builds or then.builds,

@@ -12,6 +12,9 @@ from binaries import number_from, started
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    if "SET" in os.environ:
+        name, _, value = os.environ["SET"].partition("=")
+        os.environ[name] = value
     context, queue = started()
     with open("stamp.cl", encoding="utf-8") as source:
         program = cl.Program(context, source.read()).build(options=sys.argv[1:], cache_dir=False)

@@ -24,7 +24,7 @@ SOURCE = """#include "common.h"
 __kernel void stamp(__global int *a) { a[0] = FACTOR * SEED + common(); }
 """
 HEADER = "inline int common(void) { return 1; }\n"
-GONE = "the entries were there after the last traced run, and are gone or damaged"
+PURGED = "its entry in pocl was removed by cachectl purge on 2"
 
 
 @pytest.fixture
@@ -80,6 +80,11 @@ def purged(home: Home) -> dict[str, str]:
     return {}
 
 
+def missing(home: Home) -> dict[str, str]:
+    shutil.rmtree(home.path / ".cache/pocl")
+    return {}
+
+
 def other_loopy(home: Home) -> dict[str, str]:
     """Put loopy before the installed one, with another version."""
     spec, over = find_spec("loopy"), home.path / "over"
@@ -101,7 +106,9 @@ CAUSES = (
     *thorough(
         (edit("stamp.cl", "a[0]", "a[1]"), "stamp", "the source changed (in 1 line)"),
         (edit("common.h", "1", "2"), "stamp", "the header {home}/common.h changed"),
-        (purged, "stamp", GONE),
+        (purged, "stamp", PURGED),
+        (missing, "stamp", "its entry in pocl is missing"),
+        (variables(SET="POCL_KERNEL_CACHE=0"), "stamp", "the cache of pocl is off (POCL_KERNEL_CACHE=0"),
         (variables(POCL_DEVICES="basic"), "stamp", "the device is basic"),
         (
             variables(POCL_CACHE_DIR="{home}/other"),
@@ -168,7 +175,11 @@ def test_a_run_with_a_store_has_a_verdict(seeded: Home, other: Home, tmp_path: P
     assert "cachectl: Cold: " in cold
     assert "\ncachectl: Warm: every lookup hit (" in warm
     inner = other.cachectl(*around[:1], "--", *CACHECTL, "trace", *program).stderr
-    assert ("Warm: every lookup hit (" in inner, "Warm: every lookup hit that could be seen (" in inner) == (True, True)
+    # The outer one does not hear a driver that the inner one listens to.
+    assert ("Warm: every lookup hit (" in inner, "Unknown: every lookup that could be seen hit (" in inner) == (
+        True,
+        True,
+    )
     assert other.json("report", "--since", "1d")["runs"]["missed"] == 0
 
 
@@ -316,4 +327,42 @@ def test_a_driver_that_started_in_a_cold_block_is_said_to_stay_off(home: Home) -
 def test_a_command_that_fails_warm_is_said_to_have_failed(home: Home) -> None:
     code = "import pytools, sys; sys.exit(3)"
     document = trace(home, sys.executable, "-c", code, check=False)
-    assert document["verdict"].endswith("The command ended with status 3.")
+    assert document["verdict"].startswith("The command ended with status 3. ")
+    assert document["warm"] is None
+
+
+@real
+def test_a_run_that_is_expected_to_be_warm(seeded: Home) -> None:
+    """Of the last the program itself has switched the cache off."""
+    program = ("--", sys.executable, str(PROGRAMS / "seeded.py"), "-I.", "-DSEED=1")
+
+    def status(*options: str, **variables: str) -> tuple[int, str]:
+        done = seeded.cachectl("trace --expect-warm", *options, *program, check=False, **variables)
+        return done.returncode, done.stderr.splitlines()[-1]
+
+    assert status()[0] == 1
+    assert status() == (0, status()[1])
+    assert status(SET="POCL_KERNEL_CACHE=0") == (1, "cachectl: not warm: pocl: 2 misses")
+    assert status("--layer", "loopy", SET="POCL_KERNEL_CACHE=0")[0] == 0
+    failing = ("--", sys.executable, "-c", "import sys; sys.exit(7)")
+    assert seeded.cachectl("trace --expect-warm", *failing, check=False).returncode == 7
+    assert seeded.cachectl("trace --expect-warm -- true", check=False).returncode == 1
+
+
+@real
+def test_a_lookup_that_raises_is_named_with_the_command_that_removes_its_row(home: Home) -> None:
+    """Its module has gone; nothing else is said of a run that has failed."""
+    (home.path / "simlib.py").write_text("class Grid: pass")
+    code = "from pytools.persistent_dict import WriteOncePersistentDict as D; d = D('mine', safe_sync=False); "
+    home.run(
+        sys.executable, "-c", f"{code}import simlib; d.store_if_not_present('grid', simlib.Grid())", PYTHONPATH="."
+    )
+    (home.path / "simlib.py").unlink()
+    document = trace(home, sys.executable, "-c", f"{code}d.fetch('grid')", check=False)
+    assert document["verdict"].startswith(
+        "The command ended with status 1. A lookup in mine raised ModuleNotFoundError; "
+    )
+    command = document["verdict"].partition("cachectl ")[2].removesuffix(" removes the row.")
+    assert home.json("ls pytools")["entries"] != []
+    home.cachectl(command)
+    assert home.json("ls pytools")["entries"] == []
