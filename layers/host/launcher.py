@@ -35,6 +35,7 @@ RANKS = (
 #: worker ``gw3``, whose number is 3.
 OTHERS = {
     "TORCHELASTIC_RUN_ID": ("WORLD_SIZE", "RANK"),
+    "LOCAL_WORLD_SIZE": ("WORLD_SIZE", "RANK"),
     "PYTEST_XDIST_WORKER": ("PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_WORKER"),
 }
 #: Variables of the own rank among those of the same node.
