@@ -6,7 +6,6 @@ The latter is that of old versions, and of builds without sqlite. Sources: ``src
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -47,7 +46,7 @@ _LIKE = (
 _NO_CODE = "has the name of a kernel, but is no code; left alone"
 #: More than any kernel has, in bytes: larger blobs are bombs.
 _LARGEST = 1 << 30
-_INTEGER = regex(rb"\s*[+-]?\d{1,30}", re.ASCII)
+_INTEGER = regex(rb"\s*[+-]?\d{1,30}")
 
 
 def digest(data: bytes) -> str:

@@ -126,6 +126,10 @@ BASES: dict[str, tuple[str | None, int | None]] = {
     "gfx906_nosramecc_60": ("gfx906_nosramecc", 60),
     "gfx90a_xnack6e": ("gfx90a_xnack", 110),
     "gfx90a": ("gfx90a", None),
+    "gfx1030_": ("gfx1030", None),
+    "gfx1250_64": ("gfx1250", 64),
+    "gfx1250100": ("gfx1250", 256),
+    "GeForce GTX 1070_15": (None, None),
     "gfx7777": (None, None),
 }
 #: A file; its kind, base, backend and version.
@@ -141,8 +145,19 @@ NAMES: dict[str, tuple[str, str, str | None, str | None]] = {
     "gfx90a6e.HIP.3_5_2_.fusion.ufdb.txt": ("ufdb.txt", "gfx90a6e", "HIP", "3.5.2."),
     "gfx803_36.cd.updb.txt": ("cd.updb.txt", "gfx803_36", None, None),
     "batchnorm_gfx906_60.cd.pdb.txt": ("cd.pdb.txt", "gfx906_60", None, None),
+    "gfx1030_.HIP.3_4_0_.ufdb.txt": ("ufdb.txt", "gfx1030_", "HIP", "3.4.0."),
+    "GeForce GTX 1070_15.OpenCL.2_0_1.ufdb.txt": ("ufdb.txt", "GeForce GTX 1070_15", "OpenCL", "2.0.1"),
 }
-OTHERS = ("notes.ukdb", "gfx90a6e.ukdb-wal", "gfx90a6e.txt", "gfx90a.kdb.bz2", "gfx942.tn.model", "GFX90A.kdb")
+OTHERS = (
+    "notes.ukdb",
+    "thesis_2.txt",
+    "GeForce GTX 1070.OpenCL.2_0_1.ufdb.txt",
+    "gfx90a6e.ukdb-wal",
+    "gfx90a6e.txt",
+    "gfx90a.kdb.bz2",
+    "gfx942.tn.model",
+    "GFX90A.kdb",
+)
 
 
 def test_names_of_files() -> None:
