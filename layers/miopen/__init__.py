@@ -1,8 +1,8 @@
 """The four layers of MIOpen: compiled kernels and tuning results, the user's and those that came with MIOpen.
 
-Nothing turns the user's perf-db off before MIOpen 3.5 (``MIOPEN_DEBUG_DISABLE_USER_DB``). Sources:
-``src/include/miopen/env.hpp`` (variables), ``src/binary_cache.cpp`` (lookups), ``src/include/miopen/db.hpp``
-(``MultiFileDb``: the user's file first).
+Nothing turns a perf-db off before MIOpen 3.6.1. Sources: ``src/include/miopen/env.hpp`` (variables),
+``src/include/miopen/db_disable.hpp`` (those of 3.6.1), ``src/binary_cache.cpp`` (lookups),
+``src/include/miopen/db.hpp`` (``MultiFileDb``: the user's file first).
 """
 
 from __future__ import annotations
@@ -373,8 +373,10 @@ class MIOpenTuning(MIOpenLayer):
     name = "miopen-tuning"
     title = "MIOpen user tuning results"
     places = TUNING
-    # The perf-db stays on.
-    switch = _DISABLES._replace(variable="MIOPEN_DEBUG_DISABLE_FIND_DB", what="MIOpen's find-db")
+    # It leaves the perf-db on. The others, since MIOpen 3.6.1, switch off both, of one kind (``db_disable.hpp``).
+    switch = _DISABLES._replace(
+        variable="MIOPEN_DEBUG_DISABLE_FIND_DB", what="MIOpen's find-db", also=("MIOPEN_DEBUG_DISABLE_USER_DB",)
+    )
     about = MIOpenLayer.about._replace(
         precious=True,
         codes=(codes.TUNING, *codes.OF_LINES),
@@ -401,11 +403,12 @@ class MIOpenTuning(MIOpenLayer):
         return tuning_store()
 
     def state(self) -> State:
-        """Read the switch of the find-db; the perf-db stays on."""
+        """Read the switches. The perf-db, which only newer releases can do without, may stay on."""
         state = super().state()
-        why = [state.why]
-        if self.switch.is_off(self.environment.get(self.switch.variable)):
-            why.append("the perf-db stays on")
+        why, variables = [state.why], (self.switch.variable, *self.switch.also)
+        off = [variable for variable in variables if self.switch.is_off(self.environment.get(variable))]
+        if off:
+            why.append("the perf-db stays on" + " before MIOpen 3.6.1" * (off[-1] in self.switch.also))
         if self._enforced() == "5":
             why.append(f"{_ENFORCE}={self.environment.get(_ENFORCE)} erases the user's results: unset it")
         return State(state.condition, "; ".join(why))
@@ -441,6 +444,7 @@ class MIOpenSystemTuning(MIOpenTuning):
     name = "miopen-system-tuning"
     title = "MIOpen system tuning results"
     places = SYSTEM_TUNING
+    switch = MIOpenTuning.switch._replace(also=("MIOPEN_DEBUG_DISABLE_SYSTEM_DB",))
     about = _PACKAGED
 
     def load_store(self) -> Store:

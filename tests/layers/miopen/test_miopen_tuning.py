@@ -14,6 +14,7 @@ from support.products import fill_tuning as fill
 from cachectl.layers.base.environment import node
 from cachectl.layers.base.errors import Damaged
 from cachectl.layers.core.entry import Artifact
+from cachectl.layers.core.root import DISABLED
 from cachectl.layers.core.selection import Selection, short_key
 from cachectl.layers.disk import handles
 from cachectl.layers.miopen import MIOpenSystemTuning, MIOpenTuning
@@ -125,6 +126,16 @@ def test_what_a_killed_rewrite_left_is_removed_unless_another_machine_may_be_wri
     assert not own.exists()
     os.utime(others, (1e9, 1e9))
     assert clear(layer).orphans_removed == 1
+
+
+def test_both_databases_are_switched_off_where_the_library_can(tmp_path: Path) -> None:
+    user, system = MIOpenTuning(environment_of(tmp_path)), MIOpenSystemTuning(environment_of(tmp_path))
+    find = "MIOPEN_DEBUG_DISABLE_FIND_DB"
+    assert user.disable().set == {find: "1", "MIOPEN_DEBUG_DISABLE_USER_DB": "1"}
+    assert system.disable().set == {find: "1", "MIOPEN_DEBUG_DISABLE_SYSTEM_DB": "1"}
+    assert user.enable().unset == user.disable().set.keys()
+    off = MIOpenTuning(environment_of(tmp_path, **user.disable().set)).state()
+    assert (off.condition, off.why.split("; ")[1]) == (DISABLED, "the perf-db stays on before MIOpen 3.6.1")
 
 
 def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) -> None:
