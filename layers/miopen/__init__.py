@@ -8,6 +8,7 @@ Nothing turns a perf-db off before MIOpen 3.6.1. Sources: ``src/include/miopen/e
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -255,9 +256,13 @@ class MIOpenLayer(Layer):
         return State(ENABLED, f"on unless {self.switch.variable} is true")
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield problems with the switch, and a named folder of databases that came with MIOpen, which is not there."""
-        if self.about.scope is Scope.SYSTEM and self.environment.get(_SYSTEM) and not self.roots()[0].exists:
-            yield misread(self, _SYSTEM, HEALS, "names nothing: what came with MIOpen is not used")
+        """Yield problems with the switch, and with the folder that a variable names."""
+        place, named = self.places.variable, self.environment.get(self.places.variable)
+        if named and self.about.scope is Scope.SYSTEM and not self.roots()[0].exists:
+            yield misread(self, place, HEALS, "names nothing: what came with MIOpen is not used")
+        elif named and self.about.scope is Scope.USER and not named.startswith(("/", "~")):
+            outcome = "is not absolute: each folder that a program is started from gets databases of its own"
+            yield misread(self, place, RECOMPILES, outcome, f"export {place}={shlex.quote(str(first_place(self)))}")
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         if self.switch.is_off(value) and value not in _ALWAYS_KNOWN:
             outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
@@ -379,7 +384,7 @@ class MIOpenTuning(MIOpenLayer):
     )
     about = MIOpenLayer.about._replace(
         precious=True,
-        codes=(codes.TUNING, *codes.OF_LINES),
+        codes=(codes.TUNING, codes.QUOTED, *codes.OF_LINES),
         on_network=Hazard(
             RISKS,
             "the locks of MIOpen up to 3.3 lie in each node's temporary folder, so nodes write over each other's "
@@ -423,9 +428,10 @@ class MIOpenTuning(MIOpenLayer):
         if not self.about.precious:
             return
         if self.state().condition is not ABSENT and self.environment.platform != "win32":
-            from cachectl.layers.miopen.tuning import diagnose_locks
+            from cachectl.layers.miopen.tuning import diagnose_locks, diagnose_quoted
 
             with suppress(OSError):
+                yield from diagnose_quoted(self.store.tables, self.roots()[0])
                 yield from diagnose_locks(self.store.tables, self.roots()[0])
         action = self._enforced()
         effects = {_ENFORCE: _ENFORCED[action]} if action in _ENFORCED else {}

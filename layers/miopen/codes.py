@@ -25,6 +25,13 @@ TUNING = Code(
     "A variable of a tuning session is still set. `MIOPEN_FIND_ENFORCE=5` erases results in every run.",
     "`unset` it.",
 )
+QUOTED = Code(
+    "quoted",
+    (RECOMPILES,),
+    "A folder has quotation marks in its name, and tuning results in it: some builds of MIOpen 3.2 put them there in "
+    "place of the folder that `MIOPEN_USER_DB_PATH` names.",
+    "Move what is in it.",
+)
 TOO_SMALL = Code(
     "too-small",
     (HEALS,),

@@ -129,6 +129,7 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("MIOPEN_DISABLE_CACHE=off|0|Disable|disabled|no|FALSE", ABSENT, "no libMIOpen"),
         ("MIOPEN_DISABLE_CACHE=|banana", OFF, "MIOpen throws", "variable", FAILS),
         ("'MIOPEN_CUSTOM_CACHE_DIR=~/kernels'", ABSENT, ""),
+        ("MIOPEN_CUSTOM_CACHE_DIR=kernels", ABSENT, "", "variable"),
     ],
     "miopen-system": [
         ("MIOPEN_DISABLE_CACHE=yes", OFF, "@", "off"),
