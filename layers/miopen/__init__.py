@@ -25,7 +25,8 @@ from cachectl.layers.core.parts import About, Lookups
 from cachectl.layers.core.root import ABSENT, ENABLED, Root, Scope, State
 from cachectl.layers.core.store import Store
 from cachectl.layers.disk import distributions, plain, trust
-from cachectl.layers.disk.place import Use
+from cachectl.layers.disk.place import Use, is_writable
+from cachectl.layers.host.drivers import find_library, other_pythons
 from cachectl.layers.miopen import codes
 
 if TYPE_CHECKING:
@@ -34,20 +35,17 @@ if TYPE_CHECKING:
 #: MIOpen reads each variable once, when it first needs it.
 LIBRARIES = ("libMIOpen",)
 PACKAGED = "these files belong to the package that MIOpen came with"
-_SYSTEM = "MIOPEN_SYSTEM_DB_PATH"
-_UNMOVED = f"{PACKAGED}; MIOpen finds them next to its library, or through {_SYSTEM}"
+SYSTEM = "MIOPEN_SYSTEM_DB_PATH"
+_UNMOVED = f"{PACKAGED}; MIOpen finds them next to its library, or through {SYSTEM}"
 #: What MIOpen since ROCm 5.7 takes for a network file system, where it leaves the home (``src/expanduser.cpp``,
 #: ``IsNetworked``): NFS, SMB, CIFS, Coda, OCFS2, AFS, Lustre and Ceph; not what FUSE mounts, GPFS, BeeGFS or 9p.
 _NETWORK = frozenset({"nfs", "nfs4", "smbfs", "cifs", "smb3", "coda", "ocfs2", "afs", "lustre", "ceph"})
 #: The role of roots in a temporary folder, which other users write to as well.
 TEMPORARY = "temporary"
+UNREAD = "a usual place, without a library next to it"
 
-#: The GPUs for whose kernels there are packages; for another one the user's own can be collected.
-_PACKAGED_FOR = frozenset({"gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx1030"})
 #: Folders with databases below the prefix of a library; up to ROCm 5.1 each library had a folder.
 _DATABASES = ("share/miopen/db", "miopen/share/miopen/db")
-_LINKER_FOLDERS = "/etc/ld.so.conf.d"
-_LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
 
 #: It hides user and system kernels alike. Since ROCm 6.1 MIOpen throws unless it is a boolean.
 _DISABLES = EnvSwitch(
@@ -134,24 +132,24 @@ def _system_roots(environment: Environment, *, expands: bool) -> tuple[Root, ...
 
     ``expands`` says whether every ``~`` in the variable means the home.
     """
-    if named := environment.get(_SYSTEM):
+    if named := environment.get(SYSTEM):
         path = expand(environment, named) if expands else environment.absolute(named)
         literal = "" if "~" not in named or expands else " (its ~ is taken as it stands)"
-        return (Root(path, Scope.SYSTEM, _SYSTEM + literal),)
+        return (Root(path, Scope.SYSTEM, SYSTEM + literal),)
     sources: dict[str, str] = {}
     for library in libraries(environment):
         sources.setdefault(os.path.realpath(library.parent.parent / _DATABASES[0]), f"next to {library}")
     for folder in (Path(prefix, below) for prefix in (*_prefixes(environment), "/usr") for below in _DATABASES):
         if folder.is_dir():
-            sources.setdefault(os.path.realpath(folder), "a usual place, without a library next to it")
+            sources.setdefault(os.path.realpath(folder), UNREAD)
     return tuple(Root(Path(path), Scope.SYSTEM, source) for path, source in sources.items())
 
 
 #: Up to MIOpen 3.3 the variable names the folder itself; MIOpen 3.5 makes its version folder in it.
 KERNELS = _user_place("MIOPEN_CUSTOM_CACHE_DIR", ".cache/miopen", ".miopen/cache", "miopen")
 TUNING = _user_place("MIOPEN_USER_DB_PATH", ".config/miopen", ".miopen/db", "miopen-db")
-SYSTEM_KERNELS = Places(_SYSTEM, find=partial(_system_roots, expands=True), unmoved=_UNMOVED, expands_home=True)
-SYSTEM_TUNING = Places(_SYSTEM, find=partial(_system_roots, expands=False), unmoved=_UNMOVED)
+SYSTEM_KERNELS = Places(SYSTEM, find=partial(_system_roots, expands=True), unmoved=_UNMOVED, expands_home=True)
+SYSTEM_TUNING = Places(SYSTEM, find=partial(_system_roots, expands=False), unmoved=_UNMOVED)
 
 
 def expand(environment: Environment, text: str) -> Path:
@@ -180,13 +178,16 @@ def libraries(environment: Environment) -> tuple[Path, ...]:
 
 
 def _prefixes(environment: Environment) -> Iterator[str]:
-    for site in map(os.fspath, environment.site):
+    others = (folder for _, folders in other_pythons(environment) for folder in folders)
+    for site in map(os.fspath, (*environment.site, *others)):
         yield f"{site}/torch"
         yield from (f"{site}/{name}" for name in distributions.names_in(site, "_rocm_sdk_"))
     if rocm := environment.get("ROCM_PATH"):
         yield os.fspath(environment.absolute(rocm))
     yield "/opt/rocm"
     yield from (f"/opt/{name}" for name in distributions.names_in("/opt", "rocm-"))
+    # ROCm's core SDK has its versions side by side.
+    yield from (f"/opt/rocm/{name}" for name in distributions.names_in("/opt/rocm", "core-"))
 
 
 def _library_folders(environment: Environment) -> Iterator[str]:
@@ -194,12 +195,10 @@ def _library_folders(environment: Environment) -> Iterator[str]:
         if named:
             yield os.fspath(environment.absolute(named))
     yield from (f"{prefix}/lib" for prefix in _prefixes(environment))
-    for name in distributions.names_in(_LINKER_FOLDERS):
-        if name.endswith(".conf"):
-            with suppress(OSError):
-                lines = plain.read_installed(f"{_LINKER_FOLDERS}/{name}").decode(errors="replace").splitlines()
-                yield from (line.strip() for line in lines if line.startswith("/"))
-    yield from _LIBRARY_FOLDERS
+    # Where the linker's rules are not known, the name itself is returned.
+    others = environment.with_variables({"LD_LIBRARY_PATH": None})
+    if os.path.isabs(library := find_library("libMIOpen.so.1", others) or ""):
+        yield os.path.dirname(library)
 
 
 # ---------------------------------------------------------------------- layers
@@ -243,7 +242,7 @@ class MIOpenLayer(Layer):
     about = About(lookups=_LOOKUPS, place_of_file=_place_of_file)
 
     def state(self) -> State:
-        """Read the switch. In a temporary folder only a database shows that MIOpen was there."""
+        """Read the switch, and add lookups of what came with MIOpen. Of a temporary folder only a database counts."""
         for condition, fault in faults_of(self, (self.switch,)):
             if condition is not None:
                 return State(condition, fault.message)
@@ -253,7 +252,12 @@ class MIOpenLayer(Layer):
         )
         if not libraries(self.environment) and not any(used):
             return State(ABSENT, "no libMIOpen is found here, and none has left a file")
-        return State(ENABLED, f"on unless {self.switch.variable} is true")
+        why = [f"on unless {self.switch.variable} is true"]
+        if self.about.scope is Scope.SYSTEM:
+            from cachectl.layers.miopen.by_library import find_lookups
+
+            why += [lookup.words for lookup in find_lookups(self)]
+        return State(ENABLED, "; ".join(why))
 
     def diagnose(self) -> Iterator[Finding]:
         """Yield problems with the switch, and with the folder that a variable names."""
@@ -321,7 +325,7 @@ class MIOpenKernels(MIOpenLayer):
             place = plain.nearest(folder, follow=False)
             with suppress(OSError):
                 code, reason = codes.FALLBACK, trust.shared_because(place)
-                if kind is not None and not os.access(place, os.W_OK | os.X_OK):
+                if kind is not None and not is_writable(place):
                     code, reason = CLOSED, f"it throws, because you cannot write to {place}"
                 if reason is not None and reason != last:
                     message = f"as {cause}, MIOpen{releases} takes kernels from {folder}: {reason}"
@@ -345,30 +349,17 @@ class MIOpenSystemKernels(MIOpenLayer):
         return kernel_store("miopen")
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield problems with the switch, and each GPU without a database."""
-        from cachectl.layers.host import hardware
+        """Yield problems with the switch, and each library that finds no database for a GPU."""
+        from cachectl.layers.miopen.by_library import diagnose_lookups
 
         yield from super().diagnose()
-        roots = self.roots()
-        present = {base for root in roots for file in self.store.tables.present(root) for base in file.bases}
-        for arch, databases in hardware.amd_gpus(self.environment) if roots else ():
-            looked_for = (*databases, arch)
-            if present.isdisjoint(looked_for):
-                files = " nor ".join(f"{stem}.kdb" for stem in looked_for)
-                message = f"no system kernels for the GPU {arch}, neither {files}: each is compiled when first used"
-                package = f"miopen-hip-{arch}kdb"
-                fix = f"sudo apt-get install {package} || sudo dnf install {package}"
-                if arch not in _PACKAGED_FOR:
-                    fix = f"cachectl push {arch}.kdb miopen"
-                if self.environment.get(_SYSTEM):
-                    fix = f"unset {_SYSTEM}"
-                yield codes.NO_DATABASE.finding(self.name, roots[0].path, message, fix)
+        yield from diagnose_lookups(self)
 
     def unexamined(self) -> Iterator[str]:
         """Yield that no GPU is known whose databases could be looked for."""
-        from cachectl.layers.host import hardware
+        from cachectl.layers.miopen.by_library import find_devices
 
-        if not hardware.amd_gpus(self.environment):
+        if not find_devices(self.environment):
             yield "whether your GPU has a database: no AMD GPU is visible here; ask on its node"
 
 

@@ -14,7 +14,7 @@ FALLBACK = Code(
 NO_DATABASE = Code(
     "no-database",
     (HEALS,),
-    "MIOpen has no system kernels for a GPU that is here.",
+    "A libMIOpen finds no system kernels for a GPU.",
     "[The warning and its cure](howto/miopen-warning.md).",
     ("Missing system database file", "Performance may degrade. Please follow instructions to install"),
     advice=_OF_AMD,

@@ -42,7 +42,7 @@ _THREADS = Lock()
 #: The effect of each fault of a record. The finding of a line that hides another says what that costs.
 _FAULTS = {code.name: code for code in codes.OF_LINES}
 
-#: What MIOpen writes before it renames it over a database; since 3.5 with the machine and the process in its name.
+#: What MIOpen writes before it renames it over a database; 3.5 with the machine and the process in its name.
 _REWRITE = regex(rf"(?P<file>{databases.TEXT_FILE.pattern})(?:\.(?P<host>[^/]+)\.\d{{1,10}})?\.temp")
 _TEMPORARIES = (
     tree.Shape((_REWRITE,), because="left by an interrupted rewrite of MIOpen"),

@@ -7,8 +7,10 @@ import pytest
 from support.layers import write
 from support.miopen_kernels import library_bytes
 
+from cachectl.layers import miopen
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.root import Condition, Scope
+from cachectl.layers.disk import distributions
 from cachectl.layers.miopen import (
     MIOpenKernels,
     MIOpenSystemKernels,
@@ -45,6 +47,14 @@ def test_system_folders_are_found_beside_every_library(tmp_path: Path) -> None:
         beside = [prefix / "share/miopen/db" for prefix in (tmp_path / "rocm-6.2", site / "torch")]
         assert [(root.path, root.scope) for root in roots] == [(path, Scope.SYSTEM) for path in (*beside, without)]
         assert roots[0].source == f"next to {rocm}"
+
+
+@no_miopen
+def test_every_version_of_the_core_sdk_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"/opt": ("rocm-6.2",), "/opt/rocm": ("core-7.13", "core-7.14")}
+    monkeypatch.setattr(distributions, "names_in", lambda folder, *_: names.get(folder, ()))
+    prefixes = [prefix for prefix in miopen._prefixes(Environment({}, home=HOME)) if prefix.startswith("/opt")]
+    assert prefixes == ["/opt/rocm", "/opt/rocm-6.2", "/opt/rocm/core-7.13", "/opt/rocm/core-7.14"]
 
 
 @no_miopen
