@@ -169,9 +169,15 @@ def temporary_folder(environment: Environment) -> Path:
 @answered_once
 def libraries(environment: Environment) -> tuple[Path, ...]:
     """Return every libMIOpen that a program could load, once, with links resolved, as first found."""
+    named = filter(None, (environment.get("LD_LIBRARY_PATH") or "").split(":"))
+    folders = [os.fspath(environment.absolute(folder)) for folder in named]
+    folders += [f"{prefix}/lib" for prefix in _prefixes(environment)]
+    linked = find_library("libMIOpen.so.1", environment._replace(variables={})) or ""
+    # Where the linker's rules are not known, that is the name itself.
+    folders += [os.path.dirname(linked)] if os.path.isabs(linked) else []
     paths = (
         os.path.realpath(os.path.join(folder, name))
-        for folder in dict.fromkeys(_library_folders(environment))
+        for folder in dict.fromkeys(folders)
         for name in distributions.names_in(folder, "libMIOpen.so", "MIOpen.dll")
     )
     return tuple(map(Path, dict.fromkeys(paths)))
@@ -188,17 +194,6 @@ def _prefixes(environment: Environment) -> Iterator[str]:
     yield from (f"/opt/{name}" for name in distributions.names_in("/opt", "rocm-"))
     # ROCm's core SDK has its versions side by side.
     yield from (f"/opt/rocm/{name}" for name in distributions.names_in("/opt/rocm", "core-"))
-
-
-def _library_folders(environment: Environment) -> Iterator[str]:
-    for named in (environment.get("LD_LIBRARY_PATH") or "").split(":"):
-        if named:
-            yield os.fspath(environment.absolute(named))
-    yield from (f"{prefix}/lib" for prefix in _prefixes(environment))
-    # Where the linker's rules are not known, the name itself is returned.
-    others = environment.with_variables({"LD_LIBRARY_PATH": None})
-    if os.path.isabs(library := find_library("libMIOpen.so.1", others) or ""):
-        yield os.path.dirname(library)
 
 
 # ---------------------------------------------------------------------- layers

@@ -159,9 +159,9 @@ class TuningTables(databases.MIOpenTables):
 def diagnose_quoted(tables: databases.MIOpenTables, root: Root) -> Iterator[Finding]:
     """Yield results in a folder that has the variable's value in quotation marks for a name (MIOpen's issue 2881)."""
     quoted = tables.environment.absolute(f'"{tables.environment.get(miopen.TUNING.variable)}"')
-    if files := tables.present(root._replace(path=quoted)):
+    if tables.present(root._replace(path=quoted)):
         source, target = shlex.quote(str(quoted)), shlex.quote(str(root.path))
-        message = f"an MIOpen of April 2024 put results into this folder, which none reads: {len(files)} databases"
+        message = "an MIOpen of April 2024 put results into this folder, which no other reads"
         yield codes.QUOTED.finding(tables.name, quoted, message, f"mkdir -p {target} && mv -n {source}/* {target}")
 
 
