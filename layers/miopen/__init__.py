@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 #: MIOpen reads each variable once, when it first needs it.
 LIBRARIES = ("libMIOpen",)
 PACKAGED = "these files belong to the package that MIOpen came with"
-SYSTEM = "MIOPEN_SYSTEM_DB_PATH"
+_KERNELS, _TUNING, SYSTEM = "MIOPEN_CUSTOM_CACHE_DIR", "MIOPEN_USER_DB_PATH", "MIOPEN_SYSTEM_DB_PATH"
 _UNMOVED = f"{PACKAGED}; MIOpen finds them next to its library, or through {SYSTEM}"
 #: What MIOpen since ROCm 5.7 takes for a network file system, where it leaves the home (``src/expanduser.cpp``,
 #: ``IsNetworked``): NFS, SMB, CIFS, Coda, OCFS2, AFS, Lustre and Ceph; not what FUSE mounts, GPFS, BeeGFS or 9p.
@@ -102,7 +102,7 @@ class TemporaryFolder(Root):
         return any(name.startswith(_BEGINNINGS) for name in names)
 
 
-def _user_roots(environment: Environment, variable: str, home_folder: str, profile_folder: str) -> tuple[Root, ...]:
+def _user_roots(variable: str, home_folder: str, profile_folder: str, environment: Environment) -> tuple[Root, ...]:
     """Return the user's folder, and those that MIOpen uses instead of a network home, or without a home."""
     if named := environment.get(variable):
         return (Root(expand(environment, named), Scope.USER, variable),)
@@ -120,11 +120,6 @@ def _user_roots(environment: Environment, variable: str, home_folder: str, profi
         return fallbacks
     first = Root(environment.absolute(home) / home_folder, Scope.USER, "default")
     return (first, *(root for root in fallbacks if root.path != first.path))
-
-
-def _user_place(variable: str, home_folder: str, profile_folder: str, below: str) -> Places:
-    find = partial(_user_roots, variable=variable, home_folder=home_folder, profile_folder=profile_folder)
-    return Places(variable, find=find, below=below, expands_home=True)
 
 
 def _system_roots(environment: Environment, *, expands: bool) -> tuple[Root, ...]:
@@ -146,8 +141,12 @@ def _system_roots(environment: Environment, *, expands: bool) -> tuple[Root, ...
 
 
 #: Up to MIOpen 3.3 the variable names the folder itself; MIOpen 3.5 makes its version folder in it.
-KERNELS = _user_place("MIOPEN_CUSTOM_CACHE_DIR", ".cache/miopen", ".miopen/cache", "miopen")
-TUNING = _user_place("MIOPEN_USER_DB_PATH", ".config/miopen", ".miopen/db", "miopen-db")
+KERNELS = Places(
+    _KERNELS, find=partial(_user_roots, _KERNELS, ".cache/miopen", ".miopen/cache"), below="miopen", expands_home=True
+)
+TUNING = Places(
+    _TUNING, find=partial(_user_roots, _TUNING, ".config/miopen", ".miopen/db"), below="miopen-db", expands_home=True
+)
 SYSTEM_KERNELS = Places(SYSTEM, find=partial(_system_roots, expands=True), unmoved=_UNMOVED, expands_home=True)
 SYSTEM_TUNING = Places(SYSTEM, find=partial(_system_roots, expands=False), unmoved=_UNMOVED)
 
