@@ -43,7 +43,7 @@ SWITCHES = (
     *("XDG_CACHE_HOME", "XDG_CONFIG_", "LOOPY_NO_CACHE", "CG_NO_CACHE", "SUMPY_NO_CACHE", "PYOPENCL_NO_CACHE"),
     *("POCL_CACHE_DIR", "POCL_KERNEL_CACHE", "CUDA_CACHE_", "NEO_CACHE_", "AMD_COMGR_", "MIOPEN_", "MESA_", "RUSTICL_"),
     *("OMPI_COMM_WORLD_", "PMI_", "PMIX_RANK", "PALS_", "SLURM_", "FLUX_", "MPI_LOCAL", "MV2_COMM_", "CONDA_PREFIX"),
-    *("TORCHELASTIC_", "PYTEST_XDIST_"),
+    *("TORCHELASTIC_", "LOCAL_WORLD_SIZE", "PYTEST_XDIST_", "ROCR_VISIBLE_", "HIP_VISIBLE_", "CUDA_VISIBLE_"),
 )
 
 #: Variables that the interpreter, the loader or the C library read when a process starts, by how their names begin.

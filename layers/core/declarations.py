@@ -153,6 +153,8 @@ class EnvSwitch(NamedTuple):
     read: Switch = at_once()
     #: A value that switches the layer off; it can be left out if ``off`` is one value and no pattern.
     value: str | None = None
+    #: Variables with the same values that newer releases read, to switch off what this one leaves on.
+    also: tuple[str, ...] = ()
 
     @property
     def off_value(self) -> str:
@@ -170,8 +172,8 @@ class EnvSwitch(NamedTuple):
     def change(self, layer: str, *, on: bool) -> Switch:
         """Return how to turn the cache on or off. Raises :class:`Refused` for a pattern without a value."""
         if on:
-            return self.read._replace(layer=layer, unset=frozenset({self.variable}))
+            return self.read._replace(layer=layer, unset=frozenset({self.variable, *self.also}))
         if not self.is_off(self.off_value):
             message = f"cannot disable: its switch has the pattern {self.off!r} and no value that matches it"
             raise Refused(layer, message)
-        return self.read._replace(layer=layer, set={self.variable: self.off_value})
+        return self.read._replace(layer=layer, set=dict.fromkeys((self.variable, *self.also), self.off_value))

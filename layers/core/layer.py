@@ -349,7 +349,9 @@ def _require_fit(layer: Layer, root: Root, artifact: Artifact) -> None:
     if artifact.layer != layer.name or artifact.form not in layer.store.forms:
         message = f"takes {' or '.join(layer.store.forms)}, this is {artifact.form} of layer {artifact.layer}"
         raise Refused(layer.name, f"{message}; put it there instead")
-    if key_complaint(artifact.key) or layer.store.kind_of(root, artifact.key) not in (ENTRY, None):
+    # What follows a separator of its own is in the file, and may be any text.
+    path = artifact.key if (separator := layer.store.separator) == "/" else artifact.key.partition(separator)[0]
+    if key_complaint(path) or layer.store.kind_of(root, artifact.key) not in (ENTRY, None):
         raise not_a_key(layer.name, artifact.key)
     if reason := _owner_reason(layer, root.path, artifact.key):
         raise Refused(layer.name, reason, root.path / artifact.key)

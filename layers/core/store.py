@@ -125,7 +125,7 @@ class Store(Bound, ABC):
         """Return :data:`ENTRY`, :data:`OWN` or :data:`FOREIGN` for a path below a root, or a key; ``None`` if unknown.
 
         Called before an artifact is placed, because the key may come from an untrusted bundle and becomes a file name.
-        :func:`core.key_complaint` has refused control characters.
+        :func:`core.key_complaint` has refused control characters in the part before the separator.
         """
         return None
 

@@ -208,15 +208,20 @@ def find_loaders(environment: Environment) -> tuple[Loader, ...]:
             loaders += Loader(None), Loader(None, is_ocl_icd=False)
         else:
             loaders += (_read_loader(file, None),)
+    for prefix, site in other_pythons(environment):
+        loaders += _of_pyopencl(environment, prefix, site) or _of_prefix(prefix)
+    return loaders
+
+
+def other_pythons(environment: Environment) -> Iterator[tuple[Path, list[Path]]]:
+    """Yield the prefix, and the folders of packages, of activated environments and of Pythons that the user named."""
     activated = (environment.get(variable) for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"))
     # An interpreter is in the folder bin of its prefix.
     named = (path.parent.parent for path in environment.python_paths)
     for prefix in dict.fromkeys((*(environment.absolute(prefix) for prefix in activated if prefix), *named)):
         if prefix != environment.prefix:
             # Debian calls the folder dist-packages.
-            site = sorted(prefix.glob("lib/python3*/*-packages"))
-            loaders += _of_pyopencl(environment, prefix, site) or _of_prefix(prefix)
-    return loaders
+            yield prefix, sorted(prefix.glob("lib/python3*/*-packages"))
 
 
 def _of_pyopencl(environment: Environment, prefix: Path | None, site: Iterable[Path]) -> tuple[Loader, ...]:

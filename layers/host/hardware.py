@@ -1,8 +1,9 @@
 """The processor and GPUs of this machine, from what the kernel lists: no driver library is loaded.
 
 Sources: proc(5); ``/proc/driver/nvidia``, written by NVIDIA's kernel module; the properties of KFD's topology
-(``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``); MIOpen's ``src/include/miopen/handle.hpp`` (``GetDbBasename``) and
-``src/target_properties.cpp`` (variables).
+(``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``); ROCr's ``core/runtime/amd_filter_device.cpp`` and clr's
+``rocclr/device/rocm/rocdevice.cpp`` (visible devices); MIOpen's ``src/include/miopen/handle.hpp`` (``GetDbBasename``)
+and ``src/target_properties.cpp`` (variables).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _PAIRED = 10
 _DECIMAL = 64
 _COUNT = regex(r"[1-9][0-9]{0,11}")
 #: A property, whose number has a limited length.
-_PROPERTY = regex(r"(?m)^(\w+) ([0-9]{1,12})$")
+_PROPERTY = regex(r"(?m)^(\w+) ([0-9]{1,20})$")
 #: Where NVIDIA's kernel module states its version, below ``/proc``.
 NVIDIA_VERSION = "driver/nvidia/version"
 _NVIDIA = regex(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
@@ -30,16 +31,32 @@ def amd_gpus(environment: Environment) -> tuple[tuple[str, tuple[str, ...]], ...
 
     Each is its architecture, and the names of its databases, with the numbers of compute units it may be counted with.
     """
-    gpus: dict[tuple[str, tuple[str, ...]], None] = {}
-    for node in sorted(environment.topology.glob("*/properties")):
-        numbers = {name: int(number) for name, number in _PROPERTY.findall(_text(node))}
-        version, simds, each = (numbers.get(name, 0) for name in ("gfx_target_version", "simd_count", "simd_per_cu"))
-        # A CPU has none of these.
-        if version and simds and each:
-            arch, counts = _seen_by_miopen(environment, version, simds // each)
-            names = (f"{arch}_{count}" if count <= _DECIMAL else f"{arch}{count:x}" for count in counts)
-            gpus[arch, tuple(names)] = None
-    return tuple(gpus)
+    # The kernel numbers the nodes.
+    files = sorted(environment.topology.glob("*/properties"), key=lambda file: (len(file.parent.name), file))
+    nodes = [{name: int(number) for name, number in _PROPERTY.findall(_text(file))} for file in files]
+    # A CPU has none of these.
+    gpus = [node for node in nodes if all(map(node.get, ("gfx_target_version", "simd_count", "simd_per_cu")))]
+    # HIP counts those that are left, and takes an empty list for none.
+    of_hip = environment.get("HIP_VISIBLE_DEVICES") or environment.get("CUDA_VISIBLE_DEVICES") or None
+    for listed in (environment.get("ROCR_VISIBLE_DEVICES"), of_hip):
+        gpus = gpus if listed is None else _listed(listed, gpus)
+    seen: dict[tuple[str, tuple[str, ...]], None] = {}
+    for gpu in gpus:
+        arch, counts = _seen_by_miopen(environment, gpu["gfx_target_version"], gpu["simd_count"] // gpu["simd_per_cu"])
+        names = (f"{arch}_{count}" if count <= _DECIMAL else f"{arch}{count:x}" for count in counts)
+        seen[arch, tuple(names)] = None
+    return tuple(seen)
+
+
+def _listed(text: str, gpus: list[dict[str, int]]) -> list[dict[str, int]]:
+    """Return the GPUs in a list of numbers and identities, which ends at an item that names none."""
+    names = [(str(number), f"GPU-{gpu.get('unique_id', 0):016X}") for number, gpu in enumerate(gpus)]
+    chosen: dict[int, None] = {}
+    for item in map(str.strip, text.upper().split(",")):
+        if (number := next((number for number, known in enumerate(names) if item in known), None)) is None:
+            break
+        chosen[number] = None
+    return [gpus[number] for number in chosen]
 
 
 def _seen_by_miopen(environment: Environment, version: int, units: int) -> tuple[str, tuple[int, ...]]:

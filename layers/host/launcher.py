@@ -37,6 +37,7 @@ OTHERS = {
     "TORCHELASTIC_RUN_ID": ("WORLD_SIZE", "RANK"),
     # What PyTorch reads where another launcher sets them (``init_method="env://"``).
     "MASTER_ADDR": ("WORLD_SIZE", "RANK"),
+    "LOCAL_WORLD_SIZE": ("WORLD_SIZE", "RANK"),
     "PYTEST_XDIST_WORKER": ("PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_WORKER"),
 }
 #: Variables of the own rank among those of the same node.

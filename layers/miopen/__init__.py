@@ -1,13 +1,14 @@
 """The four layers of MIOpen: compiled kernels and tuning results, the user's and those that came with MIOpen.
 
-Nothing turns the user's perf-db off before MIOpen 3.5 (``MIOPEN_DEBUG_DISABLE_USER_DB``). Sources:
-``src/include/miopen/env.hpp`` (variables), ``src/binary_cache.cpp`` (lookups), ``src/include/miopen/db.hpp``
-(``MultiFileDb``: the user's file first).
+Nothing turns a perf-db off before MIOpen 3.6.1. Sources: ``src/include/miopen/env.hpp`` (variables),
+``src/include/miopen/db_disable.hpp`` (those of 3.6.1), ``src/binary_cache.cpp`` (lookups),
+``src/include/miopen/db.hpp`` (``MultiFileDb``: the user's file first).
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -24,7 +25,8 @@ from cachectl.layers.core.parts import About, Lookups
 from cachectl.layers.core.root import ABSENT, ENABLED, Root, Scope, State
 from cachectl.layers.core.store import Store
 from cachectl.layers.disk import distributions, plain, trust
-from cachectl.layers.disk.place import Use
+from cachectl.layers.disk.place import Use, is_writable
+from cachectl.layers.host.drivers import find_library, other_pythons
 from cachectl.layers.miopen import codes
 
 if TYPE_CHECKING:
@@ -33,20 +35,17 @@ if TYPE_CHECKING:
 #: MIOpen reads each variable once, when it first needs it.
 LIBRARIES = ("libMIOpen",)
 PACKAGED = "these files belong to the package that MIOpen came with"
-_SYSTEM = "MIOPEN_SYSTEM_DB_PATH"
-_UNMOVED = f"{PACKAGED}; MIOpen finds them next to its library, or through {_SYSTEM}"
+_KERNELS, _TUNING, SYSTEM = "MIOPEN_CUSTOM_CACHE_DIR", "MIOPEN_USER_DB_PATH", "MIOPEN_SYSTEM_DB_PATH"
+_UNMOVED = f"{PACKAGED}; MIOpen finds them next to its library, or through {SYSTEM}"
 #: What MIOpen since ROCm 5.7 takes for a network file system, where it leaves the home (``src/expanduser.cpp``,
 #: ``IsNetworked``): NFS, SMB, CIFS, Coda, OCFS2, AFS, Lustre and Ceph; not what FUSE mounts, GPFS, BeeGFS or 9p.
 _NETWORK = frozenset({"nfs", "nfs4", "smbfs", "cifs", "smb3", "coda", "ocfs2", "afs", "lustre", "ceph"})
 #: The role of roots in a temporary folder, which other users write to as well.
 TEMPORARY = "temporary"
+UNREAD = "a usual place, without a library next to it"
 
-#: The GPUs for whose kernels there are packages; for another one the user's own can be collected.
-_PACKAGED_FOR = frozenset({"gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx1030"})
 #: Folders with databases below the prefix of a library; up to ROCm 5.1 each library had a folder.
 _DATABASES = ("share/miopen/db", "miopen/share/miopen/db")
-_LINKER_FOLDERS = "/etc/ld.so.conf.d"
-_LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
 
 #: It hides user and system kernels alike. Since ROCm 6.1 MIOpen throws unless it is a boolean.
 _DISABLES = EnvSwitch(
@@ -103,7 +102,7 @@ class TemporaryFolder(Root):
         return any(name.startswith(_BEGINNINGS) for name in names)
 
 
-def _user_roots(environment: Environment, variable: str, home_folder: str, profile_folder: str) -> tuple[Root, ...]:
+def _user_roots(variable: str, home_folder: str, profile_folder: str, environment: Environment) -> tuple[Root, ...]:
     """Return the user's folder, and those that MIOpen uses instead of a network home, or without a home."""
     if named := environment.get(variable):
         return (Root(expand(environment, named), Scope.USER, variable),)
@@ -123,34 +122,33 @@ def _user_roots(environment: Environment, variable: str, home_folder: str, profi
     return (first, *(root for root in fallbacks if root.path != first.path))
 
 
-def _user_place(variable: str, home_folder: str, profile_folder: str, below: str) -> Places:
-    find = partial(_user_roots, variable=variable, home_folder=home_folder, profile_folder=profile_folder)
-    return Places(variable, find=find, below=below, expands_home=True)
-
-
 def _system_roots(environment: Environment, *, expands: bool) -> tuple[Root, ...]:
     """Return the databases that came with MIOpen: the named folder, or one relative to each library that is found.
 
     ``expands`` says whether every ``~`` in the variable means the home.
     """
-    if named := environment.get(_SYSTEM):
+    if named := environment.get(SYSTEM):
         path = expand(environment, named) if expands else environment.absolute(named)
         literal = "" if "~" not in named or expands else " (its ~ is taken as it stands)"
-        return (Root(path, Scope.SYSTEM, _SYSTEM + literal),)
+        return (Root(path, Scope.SYSTEM, SYSTEM + literal),)
     sources: dict[str, str] = {}
     for library in libraries(environment):
         sources.setdefault(os.path.realpath(library.parent.parent / _DATABASES[0]), f"next to {library}")
     for folder in (Path(prefix, below) for prefix in (*_prefixes(environment), "/usr") for below in _DATABASES):
         if folder.is_dir():
-            sources.setdefault(os.path.realpath(folder), "a usual place, without a library next to it")
+            sources.setdefault(os.path.realpath(folder), UNREAD)
     return tuple(Root(Path(path), Scope.SYSTEM, source) for path, source in sources.items())
 
 
 #: Up to MIOpen 3.3 the variable names the folder itself; MIOpen 3.5 makes its version folder in it.
-KERNELS = _user_place("MIOPEN_CUSTOM_CACHE_DIR", ".cache/miopen", ".miopen/cache", "miopen")
-TUNING = _user_place("MIOPEN_USER_DB_PATH", ".config/miopen", ".miopen/db", "miopen-db")
-SYSTEM_KERNELS = Places(_SYSTEM, find=partial(_system_roots, expands=True), unmoved=_UNMOVED, expands_home=True)
-SYSTEM_TUNING = Places(_SYSTEM, find=partial(_system_roots, expands=False), unmoved=_UNMOVED)
+KERNELS = Places(
+    _KERNELS, find=partial(_user_roots, _KERNELS, ".cache/miopen", ".miopen/cache"), below="miopen", expands_home=True
+)
+TUNING = Places(
+    _TUNING, find=partial(_user_roots, _TUNING, ".config/miopen", ".miopen/db"), below="miopen-db", expands_home=True
+)
+SYSTEM_KERNELS = Places(SYSTEM, find=partial(_system_roots, expands=True), unmoved=_UNMOVED, expands_home=True)
+SYSTEM_TUNING = Places(SYSTEM, find=partial(_system_roots, expands=False), unmoved=_UNMOVED)
 
 
 def expand(environment: Environment, text: str) -> Path:
@@ -170,35 +168,31 @@ def temporary_folder(environment: Environment) -> Path:
 @answered_once
 def libraries(environment: Environment) -> tuple[Path, ...]:
     """Return every libMIOpen that a program could load, once, with links resolved, as first found."""
+    named = filter(None, (environment.get("LD_LIBRARY_PATH") or "").split(":"))
+    folders = [os.fspath(environment.absolute(folder)) for folder in named]
+    folders += [f"{prefix}/lib" for prefix in _prefixes(environment)]
+    linked = find_library("libMIOpen.so.1", environment._replace(variables={})) or ""
+    # Where the linker's rules are not known, that is the name itself.
+    folders += [os.path.dirname(linked)] if os.path.isabs(linked) else []
     paths = (
         os.path.realpath(os.path.join(folder, name))
-        for folder in dict.fromkeys(_library_folders(environment))
+        for folder in dict.fromkeys(folders)
         for name in distributions.names_in(folder, "libMIOpen.so", "MIOpen.dll")
     )
     return tuple(map(Path, dict.fromkeys(paths)))
 
 
 def _prefixes(environment: Environment) -> Iterator[str]:
-    for site in map(os.fspath, environment.site):
+    others = (folder for _, folders in other_pythons(environment) for folder in folders)
+    for site in map(os.fspath, (*environment.site, *others)):
         yield f"{site}/torch"
         yield from (f"{site}/{name}" for name in distributions.names_in(site, "_rocm_sdk_"))
     if rocm := environment.get("ROCM_PATH"):
         yield os.fspath(environment.absolute(rocm))
     yield "/opt/rocm"
     yield from (f"/opt/{name}" for name in distributions.names_in("/opt", "rocm-"))
-
-
-def _library_folders(environment: Environment) -> Iterator[str]:
-    for named in (environment.get("LD_LIBRARY_PATH") or "").split(":"):
-        if named:
-            yield os.fspath(environment.absolute(named))
-    yield from (f"{prefix}/lib" for prefix in _prefixes(environment))
-    for name in distributions.names_in(_LINKER_FOLDERS):
-        if name.endswith(".conf"):
-            with suppress(OSError):
-                lines = plain.read_installed(f"{_LINKER_FOLDERS}/{name}").decode(errors="replace").splitlines()
-                yield from (line.strip() for line in lines if line.startswith("/"))
-    yield from _LIBRARY_FOLDERS
+    # ROCm's core SDK has its versions side by side.
+    yield from (f"/opt/rocm/{name}" for name in distributions.names_in("/opt/rocm", "core-"))
 
 
 # ---------------------------------------------------------------------- layers
@@ -242,7 +236,7 @@ class MIOpenLayer(Layer):
     about = About(lookups=_LOOKUPS, place_of_file=_place_of_file)
 
     def state(self) -> State:
-        """Read the switch. In a temporary folder only a database shows that MIOpen was there."""
+        """Read the switch, and add lookups of what came with MIOpen. Of a temporary folder only a database counts."""
         for condition, fault in faults_of(self, (self.switch,)):
             if condition is not None:
                 return State(condition, fault.message)
@@ -252,12 +246,21 @@ class MIOpenLayer(Layer):
         )
         if not libraries(self.environment) and not any(used):
             return State(ABSENT, "no libMIOpen is found here, and none has left a file")
-        return State(ENABLED, f"on unless {self.switch.variable} is true")
+        why = [f"on unless {self.switch.variable} is true"]
+        if self.about.scope is Scope.SYSTEM:
+            from cachectl.layers.miopen.by_library import find_lookups
+
+            why += [lookup.words for lookup in find_lookups(self)]
+        return State(ENABLED, "; ".join(why))
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield problems with the switch, and a named folder of databases that came with MIOpen, which is not there."""
-        if self.about.scope is Scope.SYSTEM and self.environment.get(_SYSTEM) and not self.roots()[0].exists:
-            yield misread(self, _SYSTEM, HEALS, "names nothing: what came with MIOpen is not used")
+        """Yield problems with the switch, and with the folder that a variable names."""
+        place, named = self.places.variable, self.environment.get(self.places.variable)
+        if named and self.about.scope is Scope.SYSTEM and not self.roots()[0].exists:
+            yield misread(self, place, HEALS, "names nothing: what came with MIOpen is not used")
+        elif named and self.about.scope is Scope.USER and not named.startswith(("/", "~")):
+            outcome = "is not absolute: each folder that a program is started from gets databases of its own"
+            yield misread(self, place, RECOMPILES, outcome, f"export {place}={shlex.quote(str(first_place(self)))}")
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         if self.switch.is_off(value) and value not in _ALWAYS_KNOWN:
             outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
@@ -316,7 +319,7 @@ class MIOpenKernels(MIOpenLayer):
             place = plain.nearest(folder, follow=False)
             with suppress(OSError):
                 code, reason = codes.FALLBACK, trust.shared_because(place)
-                if kind is not None and not os.access(place, os.W_OK | os.X_OK):
+                if kind is not None and not is_writable(place):
                     code, reason = CLOSED, f"it throws, because you cannot write to {place}"
                 if reason is not None and reason != last:
                     message = f"as {cause}, MIOpen{releases} takes kernels from {folder}: {reason}"
@@ -340,30 +343,17 @@ class MIOpenSystemKernels(MIOpenLayer):
         return kernel_store("miopen")
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield problems with the switch, and each GPU without a database."""
-        from cachectl.layers.host import hardware
+        """Yield problems with the switch, and each library that finds no database for a GPU."""
+        from cachectl.layers.miopen.by_library import diagnose_lookups
 
         yield from super().diagnose()
-        roots = self.roots()
-        present = {base for root in roots for file in self.store.tables.present(root) for base in file.bases}
-        for arch, databases in hardware.amd_gpus(self.environment) if roots else ():
-            looked_for = (*databases, arch)
-            if present.isdisjoint(looked_for):
-                files = " nor ".join(f"{stem}.kdb" for stem in looked_for)
-                message = f"no system kernels for the GPU {arch}, neither {files}: each is compiled when first used"
-                package = f"miopen-hip-{arch}kdb"
-                fix = f"sudo apt-get install {package} || sudo dnf install {package}"
-                if arch not in _PACKAGED_FOR:
-                    fix = f"cachectl push {arch}.kdb miopen"
-                if self.environment.get(_SYSTEM):
-                    fix = f"unset {_SYSTEM}"
-                yield codes.NO_DATABASE.finding(self.name, roots[0].path, message, fix)
+        yield from diagnose_lookups(self)
 
     def unexamined(self) -> Iterator[str]:
         """Yield that no GPU is known whose databases could be looked for."""
-        from cachectl.layers.host import hardware
+        from cachectl.layers.miopen.by_library import find_devices
 
-        if not hardware.amd_gpus(self.environment):
+        if not find_devices(self.environment):
             yield "whether your GPU has a database: no AMD GPU is visible here; ask on its node"
 
 
@@ -373,11 +363,13 @@ class MIOpenTuning(MIOpenLayer):
     name = "miopen-tuning"
     title = "MIOpen user tuning results"
     places = TUNING
-    # The perf-db stays on.
-    switch = _DISABLES._replace(variable="MIOPEN_DEBUG_DISABLE_FIND_DB", what="MIOpen's find-db")
+    # It leaves the perf-db on. The others, since MIOpen 3.6.1, switch off both, of one kind (``db_disable.hpp``).
+    switch = _DISABLES._replace(
+        variable="MIOPEN_DEBUG_DISABLE_FIND_DB", what="MIOpen's find-db", also=("MIOPEN_DEBUG_DISABLE_USER_DB",)
+    )
     about = MIOpenLayer.about._replace(
         precious=True,
-        codes=(codes.TUNING, *codes.OF_LINES),
+        codes=(codes.TUNING, codes.QUOTED, *codes.OF_LINES),
         on_network=Hazard(
             RISKS,
             "the locks of MIOpen up to 3.3 lie in each node's temporary folder, so nodes write over each other's "
@@ -401,11 +393,12 @@ class MIOpenTuning(MIOpenLayer):
         return tuning_store()
 
     def state(self) -> State:
-        """Read the switch of the find-db; the perf-db stays on."""
+        """Read the switches. The perf-db, which only newer releases can do without, may stay on."""
         state = super().state()
-        why = [state.why]
-        if self.switch.is_off(self.environment.get(self.switch.variable)):
-            why.append("the perf-db stays on")
+        why, variables = [state.why], (self.switch.variable, *self.switch.also)
+        off = [variable for variable in variables if self.switch.is_off(self.environment.get(variable))]
+        if off:
+            why.append("the perf-db stays on" + " before MIOpen 3.6.1" * (off[-1] in self.switch.also))
         if self._enforced() == "5":
             why.append(f"{_ENFORCE}={self.environment.get(_ENFORCE)} erases the user's results: unset it")
         return State(state.condition, "; ".join(why))
@@ -420,9 +413,10 @@ class MIOpenTuning(MIOpenLayer):
         if not self.about.precious:
             return
         if self.state().condition is not ABSENT and self.environment.platform != "win32":
-            from cachectl.layers.miopen.tuning import diagnose_locks
+            from cachectl.layers.miopen.tuning import diagnose_locks, diagnose_quoted
 
             with suppress(OSError):
+                yield from diagnose_quoted(self.store.tables, self.roots()[0])
                 yield from diagnose_locks(self.store.tables, self.roots()[0])
         action = self._enforced()
         effects = {_ENFORCE: _ENFORCED[action]} if action in _ENFORCED else {}
@@ -441,6 +435,7 @@ class MIOpenSystemTuning(MIOpenTuning):
     name = "miopen-system-tuning"
     title = "MIOpen system tuning results"
     places = SYSTEM_TUNING
+    switch = MIOpenTuning.switch._replace(also=("MIOPEN_DEBUG_DISABLE_SYSTEM_DB",))
     about = _PACKAGED
 
     def load_store(self) -> Store:

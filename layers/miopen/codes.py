@@ -14,7 +14,7 @@ FALLBACK = Code(
 NO_DATABASE = Code(
     "no-database",
     (HEALS,),
-    "MIOpen has no system kernels for a GPU that is here.",
+    "A libMIOpen finds no system kernels for a GPU.",
     "[The warning and its cure](howto/miopen-warning.md).",
     ("Missing system database file", "Performance may degrade. Please follow instructions to install"),
     advice=_OF_AMD,
@@ -24,6 +24,13 @@ TUNING = Code(
     (HARMLESS, RECOMPILES),
     "A variable of a tuning session is still set. `MIOPEN_FIND_ENFORCE=5` erases results in every run.",
     "`unset` it.",
+)
+QUOTED = Code(
+    "quoted",
+    (RECOMPILES,),
+    "A folder has quotation marks in its name, and tuning results in it: some builds of MIOpen 3.2 put them there in "
+    "place of the folder that `MIOPEN_USER_DB_PATH` names.",
+    "Move what is in it.",
 )
 TOO_SMALL = Code(
     "too-small",

@@ -37,15 +37,17 @@ VERSION_FOLDER = regex(r"\d+\.\d+\.\d+(?:\.[^/:]*)?")
 
 _NUMBERS = (
     "700 701 702 703 704 705 801 802 803 805 810 900 902 904 906 908 909 90a 90c 940 941 942 950 1010 1011 1012 1013 "
-    "1030 1031 1032 1033 1034 1035 1036 1100 1101 1102 1103 1150 1151 1152 1153 1200 1201"
+    "1030 1031 1032 1033 1034 1035 1036 1100 1101 1102 1103 1150 1151 1152 1153 1170 1171 1172 1200 1201 1250 1251"
 )
 # Hex compute units follow the architecture without a separator, so a list must separate them.
 _ARCHITECTURES = sorted((f"gfx{number}" for number in _NUMBERS.split()), key=len, reverse=True)
 _BASE = regex(
     rf"(?P<arch>{'|'.join(_ARCHITECTURES)})(?P<modes>(?:_(?:no)?sramecc)?(?:_xnack)?)"
-    r"(?:_(?P<decimal>\d+)|(?P<hexadecimal>[0-9a-f]+))?"
+    r"(?:_(?P<decimal>\d*)|(?P<hexadecimal>[0-9a-f]+))?"
 )
-_RAW_BASE = r"(?:batchnorm_)?(?P<base>gfx[0-9a-z]+(?:_[0-9a-z]+)*)"
+# A device may report no number of units. With OpenCL it may be of any maker, and have any name.
+_OTHER_DEVICE = r"[^/:.]+_\d+(?=\.(?:ukdb\Z|OpenCL\.))"
+_RAW_BASE = rf"(?:batchnorm_)?(?P<base>gfx[0-9a-z]+(?:_[0-9a-z]+)*_?|{_OTHER_DEVICE})"
 _BACKEND = regex(r"\.(?:HIPNOGPU|HIP|OpenCL)(?=\.)")
 _VERSION = regex(r"\.(?P<version>\d+_\d+_\d+(?:_[^.:]*)?)(?=\.)")
 KERNEL_FILE = rf"{_RAW_BASE}(?:_\d+\.\d+\.\d+)?\.(?P<kind>u?kdb|u?db)"
@@ -116,7 +118,7 @@ def parse_name(relative: str) -> DatabaseFile | None:
     """Read the name of a database file; ``None`` for other names."""
     folder, _, file = relative.rpartition("/")
     # Folders of libraries hold hundreds of other names.
-    match = (_SQLITE.fullmatch(file) or TEXT_FILE.fullmatch(file)) if "gfx" in file else None
+    match = (_SQLITE.fullmatch(file) or TEXT_FILE.fullmatch(file)) if file.endswith(("db", ".txt")) else None
     if match is None:
         return None
     parts = {"backend": None, "version": None, **match.groupdict()}

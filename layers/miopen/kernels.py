@@ -6,7 +6,6 @@ The latter is that of old versions, and of builds without sqlite. Sources: ``src
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -26,7 +25,7 @@ from cachectl.layers.stores import database, files, rows
 from cachectl.layers.stores import tree_read as tree
 
 #: MIOpen ignores smaller files of a package: empty ones, and pointers of git-lfs.
-_LEAST = 512
+LEAST = 512
 #: The first version whose rows have hashes and sizes.
 _WITH_HASHES = (2, 4)
 #: Kernels of old versions, each in a folder named by the md5 of device and options; MIOpen makes the folders that it
@@ -47,7 +46,7 @@ _LIKE = (
 _NO_CODE = "has the name of a kernel, but is no code; left alone"
 #: More than any kernel has, in bytes: larger blobs are bombs.
 _LARGEST = 1 << 30
-_INTEGER = regex(rb"\s*[+-]?\d{1,30}", re.ASCII)
+_INTEGER = regex(rb"\s*[+-]?\d{1,30}")
 
 
 def digest(data: bytes) -> str:
@@ -199,7 +198,7 @@ class KernelTables(databases.MIOpenTables):
         self.needs_table = bool(asked_first)
 
     def _is_ignored(self, root: Root, file: str) -> bool:
-        return bool(self.asked_first) and (root.path / file).stat().st_size < _LEAST
+        return bool(self.asked_first) and (root.path / file).stat().st_size < LEAST
 
     def is_usable(self, root: Root, relative: str) -> bool:
         """Return whether MIOpen would open a file."""
@@ -234,7 +233,7 @@ class KernelTables(databases.MIOpenTables):
         # The header decides whether MIOpen and other users can open a file of a package; an unreadable one has a
         # finding.
         with suppress(OSError):
-            if self.asked_first and database.is_wal(plain.read_plain(path, limit=_LEAST)):
+            if self.asked_first and database.is_wal(plain.read_plain(path, limit=LEAST)):
                 message = "is in WAL mode: only users who can write next to it can open it"
                 fix = f"as its owner: sqlite3 {shlex.quote(str(path))} 'pragma journal_mode=delete'"
                 yield codes.WAL.finding(*place, message, fix, key=file)

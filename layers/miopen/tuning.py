@@ -10,13 +10,13 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from threading import Lock
 
 from cachectl.layers import miopen
-from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.environment import Environment, node
 from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.codes import COMMON
@@ -42,13 +42,14 @@ _THREADS = Lock()
 #: The effect of each fault of a record. The finding of a line that hides another says what that costs.
 _FAULTS = {code.name: code for code in codes.OF_LINES}
 
-#: What MIOpen, or cachectl, writes before it renames it over a database.
+#: What MIOpen writes before it renames it over a database; 3.5 with the machine and the process in its name.
+_REWRITE = regex(rf"(?P<file>{databases.TEXT_FILE.pattern})(?:\.(?P<host>[^/]+)\.\d{{1,10}})?\.temp")
 _TEMPORARIES = (
-    tree.Shape((regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"),), because="left by an interrupted rewrite of MIOpen"),
+    tree.Shape((_REWRITE,), because="left by an interrupted rewrite of MIOpen"),
     tree.Shape((tree.OWN_TEMPORARY,), because="left by an interrupted cachectl"),
 )
 #: Names of texts that no release has made.
-_LIKE = tree.resembling(rf"(?!{databases.TEXT_FILE.pattern}\Z).*gfx.*\.(?:cd\.)?\w*db\w*\.txt")
+_LIKE = tree.resembling(rf"(?!{databases.TEXT_FILE.pattern}\Z)(?:.*gfx.*\.(?:cd\.)?\w*db\w*|.*\.uf?db)\.txt")
 
 
 class TuningTables(databases.MIOpenTables):
@@ -69,8 +70,8 @@ class TuningTables(databases.MIOpenTables):
 
     def kind_of(self, root: Root, path: str) -> str:
         """Compare with the names of databases, and of the files that their rewrites leave."""
-        is_key = databases.SEPARATOR in path
-        return super().kind_of(root, path if is_key else path.removesuffix(_TIME).removesuffix(".temp"))
+        match, is_key = _REWRITE.fullmatch(path), databases.SEPARATOR in path
+        return super().kind_of(root, match["file"] if match else path if is_key else path.removesuffix(_TIME))
 
     def opened(self, root: Root, file: str) -> records.RecordFile:
         """Return the records of a file, which are changed under MIOpen's locks."""
@@ -155,6 +156,15 @@ class TuningTables(databases.MIOpenTables):
                 atomic.remove_file(marks)
 
 
+def diagnose_quoted(tables: databases.MIOpenTables, root: Root) -> Iterator[Finding]:
+    """Yield results in a folder that has the variable's value in quotation marks for a name (MIOpen's issue 2881)."""
+    quoted = tables.environment.absolute(f'"{tables.environment.get(miopen.TUNING.variable)}"')
+    if tables.present(root._replace(path=quoted)):
+        source, target = shlex.quote(str(quoted)), shlex.quote(str(root.path))
+        message = "an MIOpen of April 2024 put results into this folder, which no other reads"
+        yield codes.QUOTED.finding(tables.name, quoted, message, f"mkdir -p {target} && mv -n {source}/* {target}")
+
+
 def diagnose_locks(tables: databases.MIOpenTables, root: Root) -> Iterator[Finding]:
     """Yield what keeps MIOpen from the locks of its tuning files, which lie in the temporary folder.
 
@@ -196,7 +206,23 @@ def _lock_files(environment: Environment, path: Path) -> tuple[Path, ...]:
     return (beside, *sorted(temporary / f"{digest}_{path.name}.lock" for digest in digests))
 
 
+class Leftovers(files.Files):
+    """What interrupted rewrites leave next to tuning files."""
+
+    shapes = (*_TEMPORARIES, _LIKE)
+    writers = miopen.LIBRARIES
+    # A rewrite takes less than a second.
+    rest_time = 3600.0
+
+    def in_use(self, targets: Iterable[Entry]) -> Iterator[tuple[Entry, str | None]]:
+        """Leave also what a program of another machine may still be writing."""
+        for target, reason in super().in_use(targets):
+            match, age = _REWRITE.fullmatch(target.key), self.environment.clock() - (target.modified or 0)
+            host = match["host"] if match is not None and age <= self.rest_time else None
+            yield target, reason if host in (None, node()) else f"a program of {host} may be writing it"
+
+
 def tuning_store(asked_first: str = "") -> databases.MIOpenDatabases:
     """Return the store of the user's results, or of those of a package."""
-    rest = files.Files(_LIKE) if asked_first else files.Files(*_TEMPORARIES, _LIKE, writers=miopen.LIBRARIES)
+    rest = files.Files(_LIKE) if asked_first else Leftovers()
     return databases.MIOpenDatabases(TuningTables(asked_first), rest)

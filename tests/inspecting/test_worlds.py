@@ -194,6 +194,11 @@ def tuning(home: Path, _mount: Mount) -> dict[str, str]:
     return {"MIOPEN_FIND_ENFORCE": "SEARCH_DB_UPDATE"}
 
 
+def quoted(home: Path, _mount: Mount) -> dict[str, str]:
+    (_made(home / '"."') / FIND).write_text("k=S:1,0,A\n")
+    return {"MIOPEN_USER_DB_PATH": "."}
+
+
 def newline(home: Path, _mount: Mount) -> dict[str, str]:
     (_made(home / ".config/miopen") / FIND).write_text("k=S:1,0,A")
     return {}
@@ -223,6 +228,7 @@ WORLDS = (
     World("damaged", cut, Severity.FAILS, verb="verify", symptom="Bus error"),
     World("damaged", cut_dictionary, Severity.FAILS, PYTOOLS, "file is not a database", "pytools", "verify"),
     World("tuning", tuning, Severity.RECOMPILES, (), layer="miopen-tuning"),
+    World("quoted", quoted, Severity.RECOMPILES, (), layer="miopen-tuning"),
     World("newline", newline, Severity.HEALS, (), layer="miopen-tuning", verb="verify"),
     World("columns", columns, Severity.FAILS, (), layer="miopen", verb="verify"),
     World("lock", lock, Severity.FAILS, (), layer="pyopencl"),

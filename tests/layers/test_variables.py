@@ -132,6 +132,7 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("MIOPEN_DISABLE_CACHE=off|0|Disable|disabled|no|FALSE", ABSENT, "no libMIOpen"),
         ("MIOPEN_DISABLE_CACHE=|banana", OFF, "MIOpen throws", "variable", FAILS),
         ("'MIOPEN_CUSTOM_CACHE_DIR=~/kernels'", ABSENT, ""),
+        ("MIOPEN_CUSTOM_CACHE_DIR=kernels", ABSENT, "", "variable"),
     ],
     "miopen-system": [
         ("MIOPEN_DISABLE_CACHE=yes", OFF, "@", "off"),
@@ -139,6 +140,8 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "miopen-tuning": [
         ("MIOPEN_DEBUG_DISABLE_FIND_DB=1", OFF, "the perf-db stays on", "off"),
+        ("MIOPEN_DEBUG_DISABLE_USER_DB=1", ABSENT, "the perf-db stays on before MIOpen 3.6.1"),
+        ("MIOPEN_USER_DB_PATH=.", ON, "", "variable"),
         ("MIOPEN_FIND_ENFORCE=5|db_clean", ABSENT, "erases the user's results", "tuning"),
         ("MIOPEN_FIND_ENFORCE=4", ABSENT, "", "tuning"),
         ("MIOPEN_FIND_ENFORCE=SEARCH", ABSENT, "", "tuning", HARMLESS),

@@ -92,6 +92,7 @@ def test_variables_of_launchers(
     ("variables", "expected"),
     [
         ("TORCHELASTIC_RUN_ID=none WORLD_SIZE=16 RANK=3 SLURM_NTASKS=2", ("WORLD_SIZE=16", 3)),
+        ("WORLD_SIZE=8 LOCAL_WORLD_SIZE=8 RANK=0 LOCAL_RANK=0", ("WORLD_SIZE=8", 0)),
         ("WORLD_SIZE=16 RANK=3", None),
         ("PYTEST_XDIST_WORKER=gw1 PYTEST_XDIST_WORKER_COUNT=4", ("PYTEST_XDIST_WORKER_COUNT=4", 1)),
         ("PYTEST_XDIST_WORKER=gw0 PYTEST_XDIST_WORKER_COUNT=1", None),

@@ -102,6 +102,22 @@ def test_put_writes_what_miopen_would_have_written(
     assert (got(layer, KEY).data, findings(layer)) == (code, [])
 
 
+@pytest.mark.parametrize("args", [f" -D{'x' * (1 << 15)}", " -DA=1\n -DB=2", " -DA=\x1b"])
+def test_arguments_may_be_long_or_have_control_characters(tmp_path: Path, layer: MIOpenKernels, args: str) -> None:
+    (tmp_path / "tmp").mkdir()
+    key = key_of(args=args)
+    store(user_file(tmp_path), {(NAME, args): packed(CODE)})
+    taken = got(layer, key)
+    clear(layer)
+    layer.put(key, taken)
+    assert stored(user_file(tmp_path)) == [(NAME, args, *packed(CODE))]
+    Stack(layer.environment).push(tmp_path / "gfx90a6e.kdb", layers=["miopen"])
+    assert stored(tmp_path / "gfx90a6e.kdb") == [(NAME, args, *packed(CODE))]
+    # The name of the file may not.
+    with pytest.raises(LayerError, match="is not a key"):
+        layer.put(key_of("3.3.0.\n/gfx90a6e.ukdb"), taken._replace(key=key_of("3.3.0.\n/gfx90a6e.ukdb")))
+
+
 def test_nothing_is_read_or_written_through_a_link_for_a_versions_folder(tmp_path: Path, layer: MIOpenKernels) -> None:
     path = store(user_file(tmp_path), {})
     (path.parent.parent / "3.4.0").symlink_to(path.parent)

@@ -7,8 +7,10 @@ import pytest
 from support.layers import write
 from support.miopen_kernels import library_bytes
 
+from cachectl.layers import miopen
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.root import Condition, Scope
+from cachectl.layers.disk import distributions
 from cachectl.layers.miopen import (
     MIOpenKernels,
     MIOpenSystemKernels,
@@ -45,6 +47,14 @@ def test_system_folders_are_found_beside_every_library(tmp_path: Path) -> None:
         beside = [prefix / "share/miopen/db" for prefix in (tmp_path / "rocm-6.2", site / "torch")]
         assert [(root.path, root.scope) for root in roots] == [(path, Scope.SYSTEM) for path in (*beside, without)]
         assert roots[0].source == f"next to {rocm}"
+
+
+@no_miopen
+def test_every_version_of_the_core_sdk_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"/opt": ("rocm-6.2",), "/opt/rocm": ("core-7.13", "core-7.14")}
+    monkeypatch.setattr(distributions, "names_in", lambda folder, *_: names.get(folder, ()))
+    prefixes = [prefix for prefix in miopen._prefixes(Environment({}, home=HOME)) if prefix.startswith("/opt")]
+    assert prefixes == ["/opt/rocm", "/opt/rocm-6.2", "/opt/rocm/core-7.13", "/opt/rocm/core-7.14"]
 
 
 @no_miopen
@@ -126,6 +136,10 @@ BASES: dict[str, tuple[str | None, int | None]] = {
     "gfx906_nosramecc_60": ("gfx906_nosramecc", 60),
     "gfx90a_xnack6e": ("gfx90a_xnack", 110),
     "gfx90a": ("gfx90a", None),
+    "gfx1030_": ("gfx1030", None),
+    "gfx1250_64": ("gfx1250", 64),
+    "gfx1250100": ("gfx1250", 256),
+    "GeForce GTX 1070_15": (None, None),
     "gfx7777": (None, None),
 }
 #: A file; its kind, base, backend and version.
@@ -141,8 +155,19 @@ NAMES: dict[str, tuple[str, str, str | None, str | None]] = {
     "gfx90a6e.HIP.3_5_2_.fusion.ufdb.txt": ("ufdb.txt", "gfx90a6e", "HIP", "3.5.2."),
     "gfx803_36.cd.updb.txt": ("cd.updb.txt", "gfx803_36", None, None),
     "batchnorm_gfx906_60.cd.pdb.txt": ("cd.pdb.txt", "gfx906_60", None, None),
+    "gfx1030_.HIP.3_4_0_.ufdb.txt": ("ufdb.txt", "gfx1030_", "HIP", "3.4.0."),
+    "GeForce GTX 1070_15.OpenCL.2_0_1.ufdb.txt": ("ufdb.txt", "GeForce GTX 1070_15", "OpenCL", "2.0.1"),
 }
-OTHERS = ("notes.ukdb", "gfx90a6e.ukdb-wal", "gfx90a6e.txt", "gfx90a.kdb.bz2", "gfx942.tn.model", "GFX90A.kdb")
+OTHERS = (
+    "notes.ukdb",
+    "thesis_2.txt",
+    "GeForce GTX 1070.OpenCL.2_0_1.ufdb.txt",
+    "gfx90a6e.ukdb-wal",
+    "gfx90a6e.txt",
+    "gfx90a.kdb.bz2",
+    "gfx942.tn.model",
+    "GFX90A.kdb",
+)
 
 
 def test_names_of_files() -> None:

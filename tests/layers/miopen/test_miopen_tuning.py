@@ -11,8 +11,10 @@ from support.miopen_kernels import FIND
 from support.products import LINE, PERF, PROBLEM, TUNED, fill_system_tuning
 from support.products import fill_tuning as fill
 
+from cachectl.layers.base.environment import node
 from cachectl.layers.base.errors import Damaged
 from cachectl.layers.core.entry import Artifact
+from cachectl.layers.core.root import DISABLED
 from cachectl.layers.core.selection import Selection, short_key
 from cachectl.layers.disk import handles
 from cachectl.layers.miopen import MIOpenSystemTuning, MIOpenTuning
@@ -90,6 +92,50 @@ def test_results_in_sqlite_are_counted_and_left(tmp_path: Path, layer: MIOpenTun
     assert (usage.entries, usage.files, usage.bytes) == (0, 1, 4096)
     assert layer.get(f"{path.name}::7::SolverA") is None
     assert (layer.plan_clear().entries, verified(layer)) == ((), [])
+
+
+@pytest.mark.parametrize("name", ["gfx1030_.HIP.3_4_0_.ufdb.txt", "GeForce GTX 1070_15.OpenCL.2_0_1.ufdb.txt"])
+def test_a_device_without_units_and_one_of_another_maker_have_results(
+    tmp_path: Path, layer: MIOpenTuning, name: str
+) -> None:
+    text = "garbage\n=x\nk=S:1,0,A\nhalf"
+    (folder_of(tmp_path) / name).write_text(text)
+    assert (list(listed(layer)), usage_of(layer).unknown_files) == ([f"{name}::k"], 0)
+    assert [(found.code, found.message.partition(":")[0]) for found in verified(layer)] == [
+        *(("malformed", f"line {number}") for number in (1, 2, 4)),
+        ("newline", "line 4"),
+    ]
+    # What no release makes is unknown.
+    (folder_of(tmp_path) / "GeForce.ufdb.txt").write_text(text)
+    assert usage_of(layer).unknown_files == 1
+
+
+def test_what_a_killed_rewrite_left_is_removed_unless_another_machine_may_be_writing_it(
+    tmp_path: Path, layer: MIOpenTuning
+) -> None:
+    folder = fill(tmp_path)
+    endings = ("temp", f"{node()}.4711.temp", "node2.local.4711.temp")
+    mine, own, others = (write(folder / f"{FIND}.{ending}", "half a file") for ending in endings)
+    write(folder / f"notes.txt.{endings[1]}", "not MIOpen's")
+    assert usage_of(layer).orphan_files == 3
+    assert [finding.code for finding in verified(layer)] == []
+    outcome = clear(layer)
+    assert [note.because for note in outcome.skipped] == ["a program of node2.local may be writing it"]
+    assert sorted(path.name for path in folder.glob("*temp")) == sorted((others.name, f"notes.txt.{endings[1]}"))
+    assert not mine.exists()
+    assert not own.exists()
+    os.utime(others, (1e9, 1e9))
+    assert clear(layer).orphans_removed == 1
+
+
+def test_both_databases_are_switched_off_where_the_library_can(tmp_path: Path) -> None:
+    user, system = MIOpenTuning(environment_of(tmp_path)), MIOpenSystemTuning(environment_of(tmp_path))
+    find = "MIOPEN_DEBUG_DISABLE_FIND_DB"
+    assert user.disable().set == {find: "1", "MIOPEN_DEBUG_DISABLE_USER_DB": "1"}
+    assert system.disable().set == {find: "1", "MIOPEN_DEBUG_DISABLE_SYSTEM_DB": "1"}
+    assert user.enable().unset == user.disable().set.keys()
+    off = MIOpenTuning(environment_of(tmp_path, **user.disable().set)).state()
+    assert (off.condition, off.why.split("; ")[1]) == (DISABLED, "the perf-db stays on before MIOpen 3.6.1")
 
 
 def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) -> None:
