@@ -76,6 +76,10 @@ class TuningTables(databases.MIOpenTables):
         """Return the records of a file, which are changed under MIOpen's locks."""
         return records.RecordFile(self.name, root.path / file, partial(self._editing, root, file))
 
+    def lock_files(self, root: Root, file: str) -> tuple[Path, ...]:
+        """Return the lock files of every MIOpen version."""
+        return _lock_files(self.environment, root.path / file)
+
     def _found(self, root: Root, file: str) -> Iterator[Row | records.Fault]:
         """Yield the records and faults of a file, none of one that is only counted."""
         return self.opened(root, file).scan() if self.known(file).kind in self.kinds else iter(())

@@ -29,6 +29,7 @@ from cachectl.layers.disk import place as places
 from cachectl.layers.disk import plain, room
 from cachectl.layers.disk.place import Use
 from cachectl.layers.host import launcher
+from cachectl.layers.stores.old_locks import find_old_locks
 from cachectl.verbs import verify
 
 EXAMPLE = "cachectl doctor"
@@ -79,6 +80,13 @@ class _Held(NamedTuple):
     def in_use(self) -> bool:
         """Return whether programs use it: a fallback that is empty, such as the temporary folder, is not in use."""
         return self.first or (self.exists and self.is_filled)
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether programs use the layer, as far as is known."""
+        with suppress(*FAILURES):
+            return self.layer.state().condition in (ENABLED, UNKNOWN)
+        return True
 
     @property
     def clearable(self) -> bool:
@@ -237,6 +245,8 @@ def _of_roots(layer: Layer, roots: Iterable[_Held]) -> Iterator[_Placed]:
         for problem in held.usage.problems:
             if problem.code == codes.UNREADABLE.name:
                 yield _unread(held, finding_of(layer.store, held.root, problem))
+        if held.exists:
+            yield from _guarded(layer, path, _of_locks(held))
         # The library will make its first root at its first use.
         if held.in_use:
             yield from _guarded(layer, path, _of_place(held))
@@ -244,6 +254,13 @@ def _of_roots(layer: Layer, roots: Iterable[_Held]) -> Iterator[_Placed]:
             yield from _of_waste(held)
     # The error that kept them from being listed.
     tuple(every_root(layer))
+
+
+def _of_locks(held: _Held) -> Iterator[_Placed]:
+    """Report locks that programs wait for in vain; if the layer is off, none does."""
+    for finding in find_old_locks(held.layer.store, held.root):
+        severity = finding.severity if held.is_on else HARMLESS
+        yield _Placed((finding.root, finding.key), finding._replace(severity=severity))
 
 
 def _unread(held: _Held, finding: Finding) -> _Placed:
@@ -318,9 +335,7 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
 
 def _of_place(held: _Held) -> Iterator[_Placed]:
     """Report problems with the place of a root, whether or not the root exists yet; those of use if the layer is on."""
-    is_on = True
-    with suppress(*FAILURES):
-        is_on = held.layer.state().condition in (ENABLED, UNKNOWN)
+    is_on = held.is_on
     is_needed = is_on or held.layer.about.needs_place
     yield from (each for each in _of_use(held) if is_needed or each.finding.severity is UNSAFE)
     if is_on:

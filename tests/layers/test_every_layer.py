@@ -97,10 +97,10 @@ def test_a_held_lock_is_waited_for_before_anything_goes(tmp_path: Path, name: st
     assert clear(layer, key=first.key).removed == 1
     plan = layer.plan_clear(Selection(key=second.key))
     (path,) = (tmp_path / "home").glob(file)
-    with running(*python(HOLD, kind, path)):
+    with running(*python(HOLD, kind, path)) as holder:
         outcome = layer.clear(plan)
         assert (outcome.removed, outcome.skipped, len(outcome.failed)) == (0, (), 1)
-        assert "locked by another process" in outcome.failed[0].because
+        assert f"locked by PID {holder.pid} (python" in outcome.failed[0].because
         with pytest.raises(Busy):
             layer.put(first.key, first)
     assert layer.get(first.key) is None
