@@ -22,12 +22,8 @@ from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.text import printable
 
 _PROC = Path("/proc")
-#: The machine's own namespace of processes, and no container's: ``PROC_PID_INIT_INO`` in the kernel's ``proc_ns.h``.
-_FIRST_NAMESPACE = "/pid:[4026531836]"
 #: A lock in ``/proc/locks``, see proc(5): its kind, who has it, device and inode. The line of who waits has an arrow.
 _LOCK = regex(rb"\d+: (?:POSIX|FLOCK) +\w+ +(READ|WRITE) +([1-9]\d*) (\w+:\w+):(\d+) ")
-#: The users of a process in its ``status``: real, effective, saved, of files.
-_USERS = regex(rb"^Uid:\t(\d+)\t", re.MULTILINE)
 #: Seconds that the kernel takes to put one program in the place of another.
 _MOMENT = 0.02
 #: The most processes that a phrase names, and characters of the command of each.
@@ -39,7 +35,6 @@ NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "gpfs", "beegfs", "afs", "9p", "glusterfs"}
     | {"coda", "ocfs2", "gfs2", "fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.sshfs"}
 )
-
 #: Types of file systems that only one machine has mounted.
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "f2fs", "zfs", "overlay", "tmpfs", "ramfs"})
 
@@ -153,15 +148,15 @@ def writers_of(status: os.stat_result, processes: Path = _PROC) -> tuple[tuple[i
         # The link has the mode of the open file.
         return bool(link.lstat().st_mode & stat.S_IWUSR) and os.path.samestat(link.stat(), status)
 
-    seen, hidden = list[int](), list[int]()
+    seen, hidden, owner = list[int](), list[int](), rb"^Uid:.*\t%d\b" % status.st_uid
     for pid in sorted(map(int, filter(str.isdigit, os.listdir(processes) if processes.exists() else ()))):
         writing = None
         with suppress(OSError):
             writing = _any_open(processes / str(pid), writes)
         if writing:
             seen.append(pid)
-        # Root owns the folder of a process that has changed its user, but not this line.
-        elif writing is None and b"%d" % status.st_uid in _USERS.findall(read(pid, "status", processes) or b""):
+        # Root owns the folder of a process that has changed its user, but this line has the real one.
+        elif writing is None and re.search(owner, read(pid, "status", processes) or b"", re.MULTILINE):
             hidden.append(pid)
     return tuple(seen), tuple(hidden)
 
@@ -170,17 +165,14 @@ def lockers_of(*paths: Path, kind: bytes = b"WRITE", processes: Path = _PROC) ->
     """Return the processes that have one of these files locked for writing, or for reading (``READ``)."""
     locks = _LOCK.findall(read("", "locks", processes) or b"")
     pids = set[int]()
-    for status in (path.stat() for path in paths if locks and path.exists()):
-        own = b"%02x:%02x" % (os.major(status.st_dev), os.minor(status.st_dev))
-        same = ((pid, device) for how, pid, device, inode in locks if (how, int(inode)) == (kind, status.st_ino))
-        # Btrfs shows programs other devices than those of the kernel.
-        pids.update(int(pid) for pid, device in same if device == own or _has_open(processes / pid.decode(), status))
+    for path in paths:
+        with suppress(OSError):
+            status = path.stat()
+            own = b"%02x:%02x" % (os.major(status.st_dev), os.minor(status.st_dev))
+            same = ((pid, device) for how, pid, device, inode in locks if (how, int(inode)) == (kind, status.st_ino))
+            # Btrfs shows programs other devices than those of the kernel.
+            pids.update(int(pid) for pid, at in same if at == own or _has_open(processes / pid.decode(), status))
     return tuple(sorted(pids))
-
-
-def sees_machine(processes: Path) -> bool:
-    """Return whether the processes of the whole machine are shown, and not only those of a container."""
-    return os.path.realpath(processes / "self/ns/pid").endswith(_FIRST_NAMESPACE)
 
 
 def start_of(pid: int, processes: Path) -> int | None:

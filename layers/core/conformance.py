@@ -255,7 +255,6 @@ def nobody(folder: Path) -> Path:
     (folder / "self" / "maps").touch()
     if not (namespace := folder / "self" / "ns" / "pid").is_symlink():
         namespace.parent.mkdir(exist_ok=True)
-        # That of a machine, and not of a container.
         namespace.symlink_to("pid:[4026531836]")
     return folder
 

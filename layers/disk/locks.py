@@ -17,6 +17,9 @@ from cachectl.layers.base.errors import Busy, Unreachable
 from cachectl.layers.disk import handles, plain
 from cachectl.layers.disk.atomic import create, remove_file
 
+#: The machine's own namespace of processes, and no container's: ``PROC_PID_INIT_INO`` in the kernel's ``proc_ns.h``.
+_FIRST_NAMESPACE = "/pid:[4026531836]"
+
 
 def require(layer: str, path: Path, take: Callable[[], bool], seconds: float) -> None:
     """Wait for a lock on a file. Raises :class:`Busy`."""
@@ -24,11 +27,9 @@ def require(layer: str, path: Path, take: Callable[[], bool], seconds: float) ->
         raise busy(layer, seconds, path)
 
 
-def busy(
-    layer: str, seconds: float, path: Path, *beside: Path, advice: str = "", holders: tuple[int, ...] = ()
-) -> Busy:
-    """Return the error that a lock was held for so many seconds, by ``holders`` or who has locked the files."""
-    holders = holders or processes.lockers_of(path, *beside) or processes.lockers_of(path, *beside, kind=b"READ")
+def busy(layer: str, seconds: float, path: Path, *beside: Path, advice: str = "", pids: tuple[int, ...] = ()) -> Busy:
+    """Return the error that a lock was held for so many seconds, by the ``pids`` or who has locked the files."""
+    holders = pids or processes.lockers_of(path, *beside) or processes.lockers_of(path, *beside, kind=b"READ")
     named = processes.process_names(holders) if holders else "another process"
     return Busy(layer, f"locked by {named} for more than {seconds:g} s{advice}", path)
 
@@ -114,7 +115,7 @@ def custody_of(environment: Environment, path: Path, waits: float, *, folder: in
     kind, reason = processes.mount_of(path, mounts=environment.mounts).kind, ""
     if kind not in processes.LOCAL:
         reason = f"it lies on {kind or 'an unknown file system'}, where a program of another machine may have it"
-    elif not processes.sees_machine(environment.processes):
+    elif not os.path.realpath(environment.processes / "self/ns/pid").endswith(_FIRST_NAMESPACE):
         reason = "not all programs of this machine are shown here, as in a container"
     elif hidden and is_open is not False:
         named = processes.process_names(hidden, environment.processes)
@@ -143,14 +144,14 @@ def presence_lock(
 
             def is_made() -> bool:
                 while plain.status_at(path.name, dir_fd=place) is not None or not _make_lock(place, path.name, stack):
-                    if not _take_over(environment, path, waits, place):
+                    if not remove_abandoned(environment, path, waits, place):
                         return False
                 return True
 
             if not handles.wait_until(is_made, environment.lock_timeout):
                 status = plain.status_at(path.name, dir_fd=place)
                 seen = () if status is None else processes.writers_of(status, environment.processes)[0]
-                raise busy(layer, environment.lock_timeout, path, holders=seen)
+                raise busy(layer, environment.lock_timeout, path, pids=seen)
         except Busy:
             raise
         except OSError as error:
@@ -158,10 +159,22 @@ def presence_lock(
         yield
 
 
-def remove_abandoned(environment: Environment, path: Path, waits: float) -> bool:
-    """Remove a lock file if it is abandoned; return whether it was removed."""
-    with suppress(OSError), handles.opened(str(path.parent)) as folder:
-        return _take_over(environment, path, waits, folder)
+def remove_abandoned(environment: Environment, path: Path, waits: float, folder: int | None = None) -> bool:
+    """Remove a lock file, in an open folder if one is given, if it is abandoned; return whether it was removed.
+
+    Only one cachectl at a time may check and remove: of two that found the same abandoned lock, the second would remove
+    the new lock of the first, or of a program. ``flock`` on the folder excludes the others, leaves no file and ends
+    with the process. Only cachectl removes abandoned locks; the comparison detects one that was removed by hand.
+    """
+    # Opened again, because flock belongs to the open folder and others use the given one.
+    with suppress(OSError), handles.opened(str(path.parent) if folder is None else ".", folder) as own:
+        if not handles.take_flock(own):
+            return False
+        judged = _stamp(own, path.name)
+        custody = custody_of(environment, path, waits, folder=own)
+        if custody == ABANDONED and _stamp(own, path.name) == judged:
+            remove_file(path.name, own)
+            return True
     return False
 
 
@@ -195,25 +208,6 @@ def _let_go(folder: int, name: str, handle: int) -> None:
     # The user may have removed it by hand, as PyOpenCL's warning advises, and another program may have made a new one.
     if handles.is_same_file(name, handle, dir_fd=folder):
         remove_file(name, folder)
-
-
-def _take_over(environment: Environment, path: Path, waits: float, folder: int) -> bool:
-    """Remove an abandoned lock; return whether it was removed.
-
-    Only one cachectl at a time may check and remove: of two that found the same abandoned lock, the second would remove
-    the new lock of the first, or of a program. ``flock`` on the folder excludes the others, leaves no file and ends
-    with the process. Only cachectl removes abandoned locks; the comparison detects one that was removed by hand.
-    """
-    # Opened again, because flock belongs to the open folder and others use the given one.
-    with suppress(OSError), handles.opened(".", folder) as own:
-        if not handles.take_flock(own):
-            return False
-        judged = _stamp(folder, path.name)
-        custody = custody_of(environment, path, waits, folder=folder)
-        if custody == ABANDONED and _stamp(folder, path.name) == judged:
-            remove_file(path.name, folder)
-            return True
-    return False
 
 
 def _stamp(folder: int, name: str) -> tuple[int, ...]:

@@ -65,8 +65,7 @@ class Files(Store):
     rest_time: ClassVar[float] = math.inf
     #: The effect of an entry that is too large to be read, added to the reason.
     unread: ClassVar[Damage] = Damage(RECOMPILES, "")
-    #: The shape of files that are locks of the library while they exist, the seconds that it waits for one, and what
-    #: follows for a program if it waits in vain.
+    #: The shape of files that are locks while they exist, the seconds that the library waits, and what follows then.
     lock_shape: ClassVar[trees.Shape | None] = None
     lock_waits: ClassVar[float] = math.inf
     lock_effect: ClassVar[Hazard] = Hazard(FAILS, "every build waits a minute for it, and fails")
@@ -252,12 +251,10 @@ class Files(Store):
         is_done, shape = False, self.lock_shape
         # First: what removes entries takes over an abandoned lock, and would leave none to remove here.
         for key in [key for key in planned if shape is not None and shape.accepts(key)]:
-            lock, size = root.path / key, planned.pop(key).bytes
-            if locks.remove_abandoned(self.environment, lock, self.lock_waits):
-                outcome = outcome.plus(Outcome(self.name, bytes_freed=size))
-            else:
-                reason = trees.CHANGED if os.path.lexists(lock) else trees.GONE
-                outcome = outcome.plus(Outcome(self.name, skipped=(Note(key, reason),)))
+            size, lock = planned.pop(key).bytes, root.path / key
+            is_removed = locks.remove_abandoned(self.environment, lock, self.lock_waits)
+            skipped = () if is_removed else (Note(key, trees.CHANGED),)
+            outcome = outcome.plus(Outcome(self.name, bytes_freed=size * is_removed, skipped=skipped))
         try:
             with self.changing(root) as tidy:
                 for name, guard, keys in self.guarded(root, planned):

@@ -1,7 +1,4 @@
-"""Locks that are held too long, or that nobody holds any more: the findings of every store.
-
-Those of a database, or of MIOpen's tuning files, end with their holder, so they are only ever held too long.
-"""
+"""Locks that are held too long; of those that are files, which outlive their holder, also the abandoned ones."""
 
 from __future__ import annotations
 
@@ -25,7 +22,9 @@ def find_old_locks(store: Store, root: Root) -> Iterator[Finding]:
     """Yield the files that stay locked as long as a command waits, and lock files older than their library waits."""
     if isinstance(store, Rows):
         yield from _of_files(store.rest, root)
-        yield from _of_tables(store, root)
+        for file in store.tables.tables(root):
+            if not isinstance(file, Problem):
+                yield from _of_table(store, root, file)
     elif isinstance(store, Files):
         yield from _of_files(store, root)
 
@@ -47,20 +46,13 @@ def _of_files(store: Files, root: Root) -> Iterator[Finding]:
             yield LOCK.finding(store.name, root.path, message, fix, key=entry.key, severity=severity)
 
 
-def _of_tables(store: Rows, root: Root) -> Iterator[Finding]:
+def _of_table(store: Rows, root: Root, file: str) -> Iterator[Finding]:
     seconds, shown = store.environment.lock_timeout, store.environment.processes
-    for file in store.tables.tables(root):
-        paths = () if isinstance(file, Problem) else store.tables.lock_files(root, file)
-        holders = lockers_of(*paths, processes=shown)
-        # A program that writes again and again is seen without the lock, too.
-        is_free = partial(_has_changed, holders, paths, shown)
-        if holders and not handles.wait_until(is_free, seconds):
-            message = f"locked for more than {seconds:g} s by {process_names(holders, shown)}, for which programs wait"
-            yield LOCK.finding(store.name, root.path, message, _release(holders, shown), key=str(file), severity=RISKS)
-
-
-def _has_changed(holders: tuple[int, ...], paths: tuple[Path, ...], shown: Path) -> bool:
-    return lockers_of(*paths, processes=shown) != holders
+    lockers = partial(lockers_of, *store.tables.lock_files(root, file), processes=shown)
+    # A program that writes again and again is seen without the lock, too.
+    if (holders := lockers()) and not handles.wait_until(lambda: lockers() != holders, seconds):
+        message = f"locked for more than {seconds:g} s by {process_names(holders, shown)}, for which programs wait"
+        yield LOCK.finding(store.name, root.path, message, _release(holders, shown), key=file, severity=RISKS)
 
 
 def _release(holders: tuple[int, ...], shown: Path, after: str = "") -> str:

@@ -82,13 +82,6 @@ class _Held(NamedTuple):
         return self.first or (self.exists and self.is_filled)
 
     @property
-    def is_on(self) -> bool:
-        """Return whether programs use the layer, as far as is known."""
-        with suppress(*FAILURES):
-            return self.layer.state().condition in (ENABLED, UNKNOWN)
-        return True
-
-    @property
     def clearable(self) -> bool:
         """Return whether what is there is known, and can be removed."""
         return self.error is None and self.layer.abilities()[Ability.CLEAR] is None
@@ -245,8 +238,6 @@ def _of_roots(layer: Layer, roots: Iterable[_Held]) -> Iterator[_Placed]:
         for problem in held.usage.problems:
             if problem.code == codes.UNREADABLE.name:
                 yield _unread(held, finding_of(layer.store, held.root, problem))
-        if held.exists:
-            yield from _guarded(layer, path, _of_locks(held))
         # The library will make its first root at its first use.
         if held.in_use:
             yield from _guarded(layer, path, _of_place(held))
@@ -254,13 +245,6 @@ def _of_roots(layer: Layer, roots: Iterable[_Held]) -> Iterator[_Placed]:
             yield from _of_waste(held)
     # The error that kept them from being listed.
     tuple(every_root(layer))
-
-
-def _of_locks(held: _Held) -> Iterator[_Placed]:
-    """Report locks that programs wait for in vain; if the layer is off, none does."""
-    for finding in find_old_locks(held.layer.store, held.root):
-        severity = finding.severity if held.is_on else HARMLESS
-        yield _Placed((finding.root, finding.key), finding._replace(severity=severity))
 
 
 def _unread(held: _Held, finding: Finding) -> _Placed:
@@ -334,12 +318,17 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
 
 
 def _of_place(held: _Held) -> Iterator[_Placed]:
-    """Report problems with the place of a root, whether or not the root exists yet; those of use if the layer is on."""
-    is_on = held.is_on
+    """Report old locks, and problems with the place of a root that need not exist; those of use if the layer is on."""
+    is_on = True
+    with suppress(*FAILURES):
+        is_on = held.layer.state().condition in (ENABLED, UNKNOWN)
     is_needed = is_on or held.layer.about.needs_place
     yield from (each for each in _of_use(held) if is_needed or each.finding.severity is UNSAFE)
     if is_on:
         yield from _of_sharing(held)
+    for finding in find_old_locks(held.layer.store, held.root) if held.exists else ():
+        severity = finding.severity if is_on else HARMLESS
+        yield _Placed((finding.root, finding.key), finding._replace(severity=severity))
 
 
 def _of_use(held: _Held) -> Iterator[_Placed]:
