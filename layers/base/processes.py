@@ -165,7 +165,7 @@ def lockers_of(*paths: Path, kind: bytes = b"WRITE", processes: Path = _PROC) ->
     """Return the processes that have one of these files locked for writing, or for reading (``READ``)."""
     locks = _LOCK.findall(read("", "locks", processes) or b"")
     pids = set[int]()
-    for path in paths:
+    for path in paths if locks else ():
         with suppress(OSError):
             status = path.stat()
             own = b"%02x:%02x" % (os.major(status.st_dev), os.minor(status.st_dev))

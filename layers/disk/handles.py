@@ -222,17 +222,17 @@ def is_written_elsewhere(handle: int) -> bool | None:
     ``None`` if that is unknown. Linux answers also for processes that show nothing, and those of containers: it gives
     a lease for reading only if nobody has the file open for writing, see fcntl(2). Who opens it meanwhile has to wait.
     """
-    import fcntl
-    import signal
-
     try:
+        import fcntl
+        import signal
+
         # The usual signal to who has the lease would end this process.
         fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except BlockingIOError:
         return True
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, ImportError):
         return None
     return False
 
