@@ -151,7 +151,7 @@ def presence_lock(
             if not handles.wait_until(is_made, environment.lock_timeout):
                 status = plain.status_at(path.name, dir_fd=place)
                 seen = () if status is None else processes.writers_of(status, environment.processes)[0]
-                raise busy(layer, environment.lock_timeout, path, pids=seen)
+                raise busy(layer, environment.lock_timeout, path, pids=seen, advice="; see cachectl doctor")
         except Busy:
             raise
         except OSError as error:
