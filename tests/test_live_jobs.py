@@ -26,7 +26,7 @@ def test_programs_beside_purges_end_well(program: str, layer: str, kernels: int,
     result = beside(program, way, jobs=2, kernels=kernels, pause=0.1)
     assert result.failed == 0, result.first_error
     # A program may hold its lock longer than a purge waits, on a slow disk.
-    assert [because for because in result.refused if "locked by another process" not in because] == []
+    assert [because for because in result.refused if "locked by " not in because] == []
     assert result.purges >= 3
     assert result.removed.get(layer, 0) > 0
 

@@ -18,19 +18,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cachectl.layers.base.environment import MOUNTS, Environment
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.text import printable
 
 _PROC = Path("/proc")
+#: A lock in ``/proc/locks``, see proc(5): its kind, who has it, device and inode. The line of who waits has an arrow.
+_LOCK = regex(rb"\d+: (?:POSIX|FLOCK) +\w+ +(READ|WRITE) +([1-9]\d*) (\w+:\w+):(\d+) ")
 #: Seconds that the kernel takes to put one program in the place of another.
 _MOMENT = 0.02
-#: The most processes that a phrase names.
+#: The most processes that a phrase names, and characters of the command of each.
 _NAMED = 5
+_LONGEST = 60
 #: Types with unreliable locks and access times of other machines. Only MIOpen and comgr have lists of their own, by
 #: which they leave such a place; sqlite, PoCL, CUDA, Mesa and NEO use whatever the variables name.
 NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "gpfs", "beegfs", "afs", "9p", "glusterfs"}
     | {"coda", "ocfs2", "gfs2", "fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.sshfs"}
 )
+#: Types of file systems that only one machine has mounted.
+LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "f2fs", "zfs", "overlay", "tmpfs", "ramfs"})
 
 #: Types that the own layer of a container has, and those of memory.
 _LAYERED, _IN_MEMORY = frozenset({"overlay", "aufs", "fuse.fuse-overlayfs"}), frozenset({"tmpfs", "ramfs"})
@@ -100,10 +106,7 @@ def open_elsewhere(environment: Environment, path: Path) -> str | None:
     if may_write and not environment.superuser:
         return "may be open in a program of another user, who can write to it: do it as root, or by hand"
 
-    def has_open(process: Path) -> bool:
-        return _any_open(process, lambda link: os.path.samestat(link.stat(), status))
-
-    users = _those(has_open, environment.processes)
+    users = _those(lambda process: _has_open(process, status), environment.processes)
     return None if users == () else f"is open in {process_names(users)}, which must end first"
 
 
@@ -123,15 +126,58 @@ def mentioning(folder: Path, processes: Path) -> bool | None:
 
 
 def _any_open(process: Path, test: Callable[[Path], bool]) -> bool:
-    """Return whether the link to the working folder or an open file of a process, which may end, passes a test."""
+    """Return whether the link to the working folder or an open file of a process, which may end, passes a test.
+
+    Raises :class:`PermissionError` if the process does not show them.
+    """
     links = [process / "cwd"]
-    with suppress(OSError):
+    with suppress(FileNotFoundError, ProcessLookupError):
         links += (process / "fd").iterdir()
     for link in links:
-        with suppress(OSError):
+        with suppress(FileNotFoundError, ProcessLookupError):
             if test(link):
                 return True
     return False
+
+
+def _has_open(process: Path, status: os.stat_result) -> bool:
+    with suppress(OSError):
+        return _any_open(process, lambda link: os.path.samestat(link.stat(), status))
+    return False
+
+
+def writers_of(status: os.stat_result, processes: Path = _PROC) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return which processes have a file open for writing, and those of its owner that do not show what they have."""
+
+    def writes(link: Path) -> bool:
+        # The link has the mode of the open file.
+        return bool(link.lstat().st_mode & stat.S_IWUSR) and os.path.samestat(link.stat(), status)
+
+    seen, hidden, owner = list[int](), list[int](), rb"^Uid:.*\t%d\b" % status.st_uid
+    for pid in sorted(map(int, filter(str.isdigit, os.listdir(processes) if processes.exists() else ()))):
+        writing = None
+        with suppress(OSError):
+            writing = _any_open(processes / str(pid), writes)
+        if writing:
+            seen.append(pid)
+        # Root owns the folder of a process that has changed its user, but this line has the real one.
+        elif writing is None and re.search(owner, read(pid, "status", processes) or b"", re.MULTILINE):
+            hidden.append(pid)
+    return tuple(seen), tuple(hidden)
+
+
+def lockers_of(*paths: Path, kind: bytes = b"WRITE", processes: Path = _PROC) -> tuple[int, ...]:
+    """Return the processes that have one of these files locked for writing, or for reading (``READ``)."""
+    locks = _LOCK.findall(read("", "locks", processes) or b"")
+    pids = set[int]()
+    for path in paths if locks else ():
+        with suppress(OSError):
+            status = path.stat()
+            own = b"%02x:%02x" % (os.major(status.st_dev), os.minor(status.st_dev))
+            same = ((pid, device) for how, pid, device, inode in locks if (how, int(inode)) == (kind, status.st_ino))
+            # Btrfs shows programs other devices than those of the kernel.
+            pids.update(int(pid) for pid, at in same if at == own or _has_open(processes / pid.decode(), status))
+    return tuple(sorted(pids))
 
 
 def start_of(pid: int, processes: Path) -> int | None:
@@ -163,14 +209,17 @@ def has_ended(pid: int) -> bool:
 
 
 def process_names(users: tuple[int, ...] | None, processes: Path = _PROC) -> str:
-    """Return a phrase for processes: ``process 4711 (python3)``."""
+    """Return a phrase for processes: ``PID 4711 (python train.py)``."""
     if users is None:
         return "programs that this platform does not show"
     shown = []
     for pid in users[:_NAMED]:
-        command = os.fsdecode(read(pid, "comm", processes) or b"").removesuffix("\n")
-        shown.append(f"{pid} ({printable(command)})" if command else str(pid))
-    return f"process{'es' * (len(users) > 1)} {', '.join(shown)}{'…' * (len(users) > _NAMED)}"
+        program, *words = (read(pid, "cmdline", processes) or b"").rstrip(b"\0").split(b"\0")
+        line = b" ".join((os.path.basename(program), *words)) or (read(pid, "comm", processes) or b"").strip()
+        command = printable(os.fsdecode(line))
+        command = f"{command[:_LONGEST]}…" if len(command) > _LONGEST else command
+        shown.append(f"{pid} ({command})" if command else str(pid))
+    return f"PID{'s' * (len(users) > 1)} {', '.join(shown)}{'…' * (len(users) > _NAMED)}"
 
 
 def has_loaded(libraries: tuple[str, ...], maps: bytes | None) -> bool | None:

@@ -137,8 +137,8 @@ CAP = Code(
 LOCK = Code(
     "lock",
     (FAILS, RISKS, HARMLESS),
-    "A lock outlived its holder, or the holder has stopped: every build waits for it, then fails.",
-    "End the process that the fix names, then `rm` the lock.",
+    "A lock outlived its holder, or that has stopped: [programs wait for it, then fail](cli/doctor.md#how-it-judges).",
+    "`cachectl prune --stale LAYER` if it is abandoned; else wait for the process that the fix names, or end it.",
     ("waited more than one minute on the lock file", "Db lock has failed to lock"),
 )
 PENDING = Code(

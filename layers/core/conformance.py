@@ -253,6 +253,9 @@ def nobody(folder: Path) -> Path:
     """Make a substitute for ``/proc`` in which no program runs."""
     (folder / "self" / "fd").mkdir(parents=True, exist_ok=True)
     (folder / "self" / "maps").touch()
+    if os.name == "posix" and not (namespace := folder / "self" / "ns" / "pid").is_symlink():
+        namespace.parent.mkdir(exist_ok=True)
+        namespace.symlink_to("pid:[4026531836]")
     return folder
 
 

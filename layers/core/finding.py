@@ -32,8 +32,8 @@ class Hazard(NamedTuple):
     message: str
 
 
-#: How fixes begin that another account has to run.
-_OF_OTHERS = ("sudo ", "as ")
+#: How fixes begin that another account has to run, or that are no command.
+_OF_OTHERS = ("sudo ", "as ", "wait ")
 
 
 @as_json(hidden=("thing",), optional=("layers",))

@@ -216,6 +216,27 @@ def try_record_lock(handle: int, length: int = 0, start: int = 0) -> bool:
     return True
 
 
+def is_written_elsewhere(handle: int) -> bool | None:
+    """Return whether any process of this machine has a file open for writing that we have open for reading.
+
+    ``None`` if that is unknown. Linux answers also for processes that show nothing, and those of containers: it gives
+    a lease for reading only if nobody has the file open for writing, see fcntl(2). Who opens it meanwhile has to wait.
+    """
+    try:
+        import fcntl
+        import signal
+
+        # The usual signal to who has the lease would end this process.
+        fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except BlockingIOError:
+        return True
+    except (OSError, AttributeError, ImportError):
+        return None
+    return False
+
+
 def is_same_file(path: str | os.PathLike[str], handle: int, *, dir_fd: int | None = None) -> bool:
     """Return whether a path still names an open file, which another process may have replaced."""
     try:

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from cachectl.layers.base.environment import LOCK_TIMEOUT, node
+from cachectl.layers.base import processes
+from cachectl.layers.base.environment import LOCK_TIMEOUT, Environment, node, user_name
 from cachectl.layers.base.errors import Busy, Unreachable
 from cachectl.layers.disk import handles, plain
 from cachectl.layers.disk.atomic import create, remove_file
 
+#: The machine's own namespace of processes, and no container's: ``PROC_PID_INIT_INO`` in the kernel's ``proc_ns.h``.
+_FIRST_NAMESPACE = "/pid:[4026531836]"
 
-def require(layer: str, path: Path, take: Callable[[], bool], seconds: float, advice: str = "") -> None:
-    """Wait for a lock. Raises :class:`Busy`."""
+
+def require(layer: str, path: Path, take: Callable[[], bool], seconds: float) -> None:
+    """Wait for a lock on a file. Raises :class:`Busy`."""
     if not handles.wait_until(take, seconds):
-        raise Busy(layer, f"locked by another process for more than {seconds:g} s{advice}", path)
+        raise busy(layer, seconds, path)
+
+
+def busy(layer: str, seconds: float, path: Path, *beside: Path, advice: str = "", pids: tuple[int, ...] = ()) -> Busy:
+    """Return the error that a lock was held for so many seconds, by the ``pids`` or who has locked the files."""
+    holders = pids or processes.lockers_of(path, *beside) or processes.lockers_of(path, *beside, kind=b"READ")
+    named = processes.process_names(holders) if holders else "another process"
+    return Busy(layer, f"locked by {named} for more than {seconds:g} s{advice}", path)
 
 
 @contextmanager
@@ -71,23 +83,60 @@ def file_lock(
 # ---------------------------------------------------------------------- locks that exist while they are held
 
 
+class Custody(NamedTuple):
+    """Who has a lock file: processes, or the reason why that is unknown; it is abandoned if there is neither."""
+
+    holders: tuple[int, ...] = ()
+    reason: str = ""
+
+
+ABANDONED = Custody()
+
+
+def custody_of(environment: Environment, path: Path, waits: float, *, folder: int) -> Custody:
+    """Return who has a lock file in an open folder, for which its library waits so many seconds.
+
+    Libraries keep it open for writing while they have it; so does cachectl, whose own shows by ``flock`` at any age.
+    Raises :class:`OSError`.
+    """
+    handle = plain.open_plain(path.name, dir_fd=folder)
+    try:
+        status, match = os.fstat(handle), re.fullmatch(rb"(?:cachectl \d+ (.*)\n)?", os.read(handle, 300))
+        if match is None:
+            return Custody(reason="it has a content that no lock has")
+        if match[1] == os.fsencode(node()) and handles.take_flock(handle):
+            return ABANDONED
+        if environment.clock() - status.st_mtime <= waits:
+            return Custody(reason=f"it is not older than the {waits:g} s that its library waits for it")
+        seen, hidden = processes.writers_of(status, environment.processes)
+        is_open = handles.is_written_elsewhere(handle)
+    finally:
+        os.close(handle)
+    kind, reason = processes.mount_of(path, mounts=environment.mounts).kind, ""
+    if kind not in processes.LOCAL:
+        reason = f"it lies on {kind or 'an unknown file system'}, where a program of another machine may have it"
+    elif not os.path.realpath(environment.processes / "self/ns/pid").endswith(_FIRST_NAMESPACE):
+        reason = "not all programs of this machine are shown here, as in a container"
+    elif hidden and is_open is not False:
+        named = processes.process_names(hidden, environment.processes)
+        reason = f"a process of {user_name(status.st_uid)} that could not be looked at may have it open: {named}"
+    elif is_open:
+        reason = "a program that is not shown here has it open"
+    return Custody(seen, "" if seen else reason)
+
+
 @contextmanager
 def presence_lock(
-    layer: str,
-    path: Path,
-    *,
-    folder: int | None = None,
-    lock_timeout: float = LOCK_TIMEOUT,
-    abandoned: Callable[[float], bool] = lambda _age: False,
+    layer: str, path: Path, environment: Environment, waits: float = math.inf, *, folder: int | None = None
 ) -> Iterator[None]:
     """Hold a lock that is the existence of a file, as PyOpenCL's is.
 
     ``folder`` is the open folder of the lock; without it the parent of ``path`` is opened, which must not be a link.
     The lock stays in that folder even if another folder takes its name.
 
-    Such a lock outlives a killed holder. Our own name their process, and the next cachectl removes those of a process
-    that has ended. For a lock of another program ``abandoned`` decides by its age in seconds. Raises :class:`Busy`
-    after ``lock_timeout`` seconds. Never removes a lock that may be held, nor any other file of its name.
+    Such a lock outlives a killed holder; :func:`custody_of` decides by ``waits`` whether it has, and the lock is taken
+    over. Raises :class:`Busy` after the environment's time. Never removes a lock that may be held, nor any other file
+    of its name.
     """
     with ExitStack() as stack:
         try:
@@ -95,11 +144,14 @@ def presence_lock(
 
             def is_made() -> bool:
                 while plain.status_at(path.name, dir_fd=place) is not None or not _make_lock(place, path.name, stack):
-                    if not _take_over(place, path.name, abandoned):
+                    if not remove_abandoned(environment, path, waits, place):
                         return False
                 return True
 
-            require(layer, path, is_made, lock_timeout, "; if no program is running, remove the lock")
+            if not handles.wait_until(is_made, environment.lock_timeout):
+                status = plain.status_at(path.name, dir_fd=place)
+                seen = () if status is None else processes.writers_of(status, environment.processes)[0]
+                raise busy(layer, environment.lock_timeout, path, pids=seen, advice="; see cachectl doctor")
         except Busy:
             raise
         except OSError as error:
@@ -107,12 +159,22 @@ def presence_lock(
         yield
 
 
-def is_abandoned(path: Path, abandoned: Callable[[float], bool], *, remove: bool = False) -> bool:
-    """Return whether :func:`presence_lock` would consider a lock abandoned; with ``remove``, whether it was removed."""
-    with suppress(OSError), handles.opened(str(path.parent)) as folder:
-        if remove:
-            return _take_over(folder, path.name, abandoned)
-        return _nobody_holds(folder, path.name, abandoned)
+def remove_abandoned(environment: Environment, path: Path, waits: float, folder: int | None = None) -> bool:
+    """Remove a lock file, in an open folder if one is given, if it is abandoned; return whether it was removed.
+
+    Only one cachectl at a time may check and remove: of two that found the same abandoned lock, the second would remove
+    the new lock of the first, or of a program. ``flock`` on the folder excludes the others, leaves no file and ends
+    with the process. Only cachectl removes abandoned locks; the comparison detects one that was removed by hand.
+    """
+    # Opened again, because flock belongs to the open folder and others use the given one.
+    with suppress(OSError), handles.opened(str(path.parent) if folder is None else ".", folder) as own:
+        if not handles.take_flock(own):
+            return False
+        judged = _stamp(own, path.name)
+        custody = custody_of(environment, path, waits, folder=own)
+        if custody == ABANDONED and _stamp(own, path.name) == judged:
+            remove_file(path.name, own)
+            return True
     return False
 
 
@@ -146,40 +208,6 @@ def _let_go(folder: int, name: str, handle: int) -> None:
     # The user may have removed it by hand, as PyOpenCL's warning advises, and another program may have made a new one.
     if handles.is_same_file(name, handle, dir_fd=folder):
         remove_file(name, folder)
-
-
-def _take_over(folder: int, name: str, abandoned: Callable[[float], bool]) -> bool:
-    """Remove an abandoned lock; return whether it was removed.
-
-    Only one cachectl at a time may check and remove: of two that found the same abandoned lock, the second would remove
-    the new lock of the first, or of a program. ``flock`` on the folder excludes the others, leaves no file and ends
-    with the process. Only cachectl removes abandoned locks; the comparison detects one that was removed by hand.
-    """
-    # Opened again, because flock belongs to the open folder and others use the given one.
-    with suppress(OSError), handles.opened(".", folder) as own:
-        if not handles.take_flock(own):
-            return False
-        judged = _stamp(folder, name)
-        if _nobody_holds(folder, name, abandoned) and _stamp(folder, name) == judged:
-            remove_file(name, folder)
-            return True
-    return False
-
-
-def _nobody_holds(folder: int, name: str, abandoned: Callable[[float], bool]) -> bool:
-    """Return whether a lock is abandoned: by ``flock`` for our own of this machine, by ``abandoned`` for others.
-
-    A file that is neither empty nor one of ours is no lock.
-    """
-    handle = plain.open_plain(name, dir_fd=folder)
-    try:
-        match = re.fullmatch(rb"(?:cachectl \d+ (.*)\n)?", os.read(handle, 300))
-        if match is None:
-            return False
-        is_ours = match[1] == os.fsencode(node())
-        return bool(handles.take_flock(handle)) if is_ours else abandoned(time.time() - os.fstat(handle).st_mtime)
-    finally:
-        os.close(handle)
 
 
 def _stamp(folder: int, name: str) -> tuple[int, ...]:

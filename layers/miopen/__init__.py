@@ -109,7 +109,7 @@ def _user_roots(variable: str, home_folder: str, profile_folder: str, environmen
     if environment.platform == "win32":
         home = environment.get("USERPROFILE") or environment.home
         return (Root(Path(home, profile_folder), Scope.USER, "default (USERPROFILE)"),)
-    temporary = temporary_folder(environment)
+    temporary = environment.named_temporary
     home = environment.get("HOME") or "/"
     why = "HOME is not set, empty or /" if home == "/" else "where the home is on a network file system"
     fallbacks = (
@@ -156,13 +156,7 @@ def expand(environment: Environment, text: str) -> Path:
     if environment.platform == "win32":
         return environment.absolute(text)
     home = environment.get("HOME") or "/"
-    return environment.absolute(text.replace("~", str(temporary_folder(environment)) if home == "/" else home))
-
-
-def temporary_folder(environment: Environment) -> Path:
-    """Return C++'s ``temp_directory_path``."""
-    named = (environment.get(variable) for variable in ("TMPDIR", "TMP", "TEMP", "TEMPDIR"))
-    return environment.absolute(next(filter(None, named), environment.temporary))
+    return environment.absolute(text.replace("~", str(environment.named_temporary) if home == "/" else home))
 
 
 @answered_once
@@ -310,7 +304,7 @@ class MIOpenKernels(MIOpenLayer):
         if environment.get(variable) or environment.platform == "win32" or not libraries(environment):
             return
         kind = processes.network_file_system(environment, first.path, _NETWORK)
-        cause, temporary, last = f"the home is on {kind}", temporary_folder(environment), None
+        cause, temporary, last = f"the home is on {kind}", environment.named_temporary, None
         folders = {temporary / ".cache/miopen": "", temporary: " up to 3.3"}
         if kind is None:
             # Without a home, all releases use the same folder.

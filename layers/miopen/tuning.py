@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 
 from cachectl.layers import miopen
-from cachectl.layers.base.environment import Environment, node
+from cachectl.layers.base.environment import node
 from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.codes import COMMON
@@ -76,6 +76,24 @@ class TuningTables(databases.MIOpenTables):
     def opened(self, root: Root, file: str) -> records.RecordFile:
         """Return the records of a file, which are changed under MIOpen's locks."""
         return records.RecordFile(self.name, root.path / file, partial(self._editing, root, file))
+
+    def lock_files(self, root: Root, file: str) -> tuple[Path, ...]:
+        """Return the lock files of a text database, for every version and every path of its folder.
+
+        Up to 3.3 they lie in the temporary folder, named by the md5 of the folder's path as it was given; later they
+        lie next to the database.
+        """
+        import hashlib
+
+        path = root.path / file
+        paths = {str(path.parent), os.path.realpath(path.parent)}
+        named = self.environment.get(miopen.TUNING.variable)
+        if named and miopen.expand(self.environment, named) == path.parent:
+            paths.add(named.rstrip("/"))
+        temporary = self.environment.named_temporary / _LOCKS
+        digests = (hashlib.md5(os.fsencode(text), usedforsecurity=False).hexdigest() for text in paths)
+        beside = path.parent / _LOCKS / f"{path.name}.lock"
+        return (beside, *sorted(temporary / f"{digest}_{path.name}.lock" for digest in digests))
 
     def _found(self, root: Root, file: str) -> Iterator[Row | records.Fault]:
         """Yield the records and faults of a file, none of one that is only counted."""
@@ -138,7 +156,7 @@ class TuningTables(databases.MIOpenTables):
         marks = path.with_name(path.name + _TIME)
         with _THREADS, contextlib.ExitStack() as stack:
             # One order everywhere, so that two cachectls never wait for each other.
-            for lock in sorted(_lock_files(self.environment, path)):
+            for lock in sorted(self.lock_files(root, file)):
                 is_new = not lock.parent.exists()
                 lock.parent.mkdir(parents=True, exist_ok=True)
                 # No link is followed.
@@ -170,9 +188,9 @@ def diagnose_locks(tables: databases.MIOpenTables, root: Root) -> Iterator[Findi
 
     Lock files that exist are opened, and new ones made. Raises :class:`OSError` if the folder cannot be examined.
     """
-    environment, temporary = tables.environment, miopen.temporary_folder(tables.environment)
-    folder, paths = temporary / _LOCKS, (root.path / file.relative for file in tables.present(root))
-    named = (lock for path in paths for lock in _lock_files(environment, path) if lock.parent == folder)
+    environment, temporary = tables.environment, tables.environment.named_temporary
+    folder, files = temporary / _LOCKS, (file.relative for file in tables.present(root))
+    named = (lock for file in files for lock in tables.lock_files(root, file) if lock.parent == folder)
     locks = [lock for lock in named if os.path.exists(lock)]
     obstacles = [place.Obstacle("no-folder", place.Use.MAKE, temporary, "cannot be made: its folder is missing")]
     if temporary.is_dir():
@@ -186,24 +204,6 @@ def diagnose_locks(tables: databases.MIOpenTables, root: Root) -> Iterator[Findi
             )
             # Only MIOpen itself would show that it works.
             yield finding._replace(fix_tested=False)
-
-
-def _lock_files(environment: Environment, path: Path) -> tuple[Path, ...]:
-    """Return the lock files of a text database, for every version and every path of its folder.
-
-    Up to 3.3 they lie in the temporary folder, named by the md5 of the folder's path as it was given; later they lie
-    next to the database.
-    """
-    import hashlib
-
-    paths = {str(path.parent), os.path.realpath(path.parent)}
-    named = environment.get(miopen.TUNING.variable)
-    if named and miopen.expand(environment, named) == path.parent:
-        paths.add(named.rstrip("/"))
-    temporary = miopen.temporary_folder(environment) / _LOCKS
-    digests = (hashlib.md5(os.fsencode(text), usedforsecurity=False).hexdigest() for text in paths)
-    beside = path.parent / _LOCKS / f"{path.name}.lock"
-    return (beside, *sorted(temporary / f"{digest}_{path.name}.lock" for digest in digests))
 
 
 class Leftovers(files.Files):

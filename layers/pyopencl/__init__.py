@@ -6,13 +6,12 @@ Sources: ``pyopencl/cache.py`` (places, locks), ``pyopencl/__init__.py`` (when t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cachectl.layers import pytools
 from cachectl.layers.base.environment import Environment, release_of
-from cachectl.layers.core.finding import FAILS, RISKS, Finding, Hazard
+from cachectl.layers.core.finding import FAILS, RISKS, Hazard
 from cachectl.layers.core.parts import About, Facts, Lookups, Portability
 from cachectl.layers.core.root import ABSENT, BYPASSED, ENABLED, UNKNOWN, State
 from cachectl.layers.core.store import Store
@@ -163,13 +162,6 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
     def enable(self) -> Switch:
         """Return the same switch."""
         return _no_cache_switch(self.name, on=True)
-
-    def diagnose(self) -> Iterator[Finding]:
-        """Add locks that have lost their holders."""
-        yield from super().diagnose()
-        consulted = self.state().condition in (ENABLED, UNKNOWN)
-        for root in self.roots():
-            yield from self.store.stale_locks(root, consulted=consulted)
 
 
 class PyOpenCLInvoker(pytools.PytoolsDictionaries):

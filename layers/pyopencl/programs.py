@@ -6,25 +6,18 @@ Source: ``pyopencl/cache.py`` (layout, lock, header check).
 from __future__ import annotations
 
 import os
-import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 
-from cachectl.layers.base import processes
-from cachectl.layers.base.environment import node
 from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.core.codes import LOCK
-from cachectl.layers.core.entry import Entry, Found, Note, Problem, orphan
-from cachectl.layers.core.finding import FAILS, HARMLESS, HEALS, RISKS, Finding
-from cachectl.layers.core.plan import Outcome
+from cachectl.layers.core.entry import Entry, Found, Problem
+from cachectl.layers.core.finding import FAILS, HEALS
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
-from cachectl.layers.core.store import ENTRY, FOREIGN, OWN, Damage, noted, unreadable
+from cachectl.layers.core.store import ENTRY, FOREIGN, OWN, Damage, unreadable
 from cachectl.layers.disk import handles, locks, plain
 from cachectl.layers.formats import opencl_source, pickles
 from cachectl.layers.formats.details import Details
@@ -40,10 +33,6 @@ _LIKE = (
     trees.resembling(_BASE, "[0-9a-f]{1,4}", r"[0-9a-f]{8,}[\w.-]*"),
 )
 _MEMBERS = regex("source\\.cl|binary|info")
-#: PyOpenCL's extension module.
-_EXTENSION = ("_cl.",)
-#: The age in seconds above which a lock has no running holder: PyOpenCL holds it for milliseconds, and waits a minute.
-STALE_LOCK = 120.0
 _LOCK = "lock"
 #: The largest header that is read, in bytes.
 _HEADER = 1 << 26
@@ -57,32 +46,10 @@ class ProgramFolders(files.Files):
     forms = ("pyopencl-binary/2",)
     beside = frozenset()
     unread = Damage(FAILS, "")
-    # PyOpenCL's lock is a file.
+    # PyOpenCL's lock is a file, which it holds for milliseconds.
     clearing_needs_room = True
-
-    def stale_locks(self, root: Root, *, consulted: bool) -> Iterator[Finding]:
-        """Yield a finding for each lock that was held too long; ``consulted`` says whether programs wait for it."""
-        outcome = "every build waits a minute for it, and fails" if consulted else "no build of this set-up asks for it"
-        for key, lock, status in find_locks(root):
-            age = self.environment.clock() - status.st_mtime
-            if age <= STALE_LOCK:
-                continue
-            severity, fix = FAILS, f"rm {shlex.quote(str(lock))}"
-            message = f"an abandoned lock, {age:.0f} s old; PyOpenCL holds it for milliseconds"
-            if not locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
-                holder = _holder_of(lock, self.environment.processes)
-                message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
-                severity, fix = RISKS, f"end {holder}, then: {fix}"
-            severity = severity if consulted else HARMLESS
-            yield LOCK.finding(self.name, root.path, f"{message}: {outcome}", fix, key=key, severity=severity)
-
-    def leaves(self, root: Root) -> Iterator[trees.Leaf | Problem]:
-        """Add locks without a holder."""
-        yield from super().leaves(root)
-        for key, lock, status in find_locks(root):
-            if locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
-                entry = Entry(self.name, key, root.path, handles.size_of(status), 1, modified=status.st_mtime)
-                yield trees.Leaf(orphan(entry, "a lock that nobody holds any more"), {}, self.shapes[0])
+    lock_shape = trees.Shape((_BASE, regex(_LOCK)), because="a lock that nobody holds any more")
+    lock_waits = dictionaries.LOCK_WAITS
 
     def described(self, tree: trees.Tree, leaf: trees.Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
         """Yield a program, with a problem for each missing or empty half."""
@@ -139,67 +106,19 @@ class ProgramFolders(files.Files):
         for base, own in groupby(sorted(keys), lambda key: key.partition("/")[0]):
             yield base, partial(self._locked, root, base) if _BASE.fullmatch(base) else nullcontext, list(own)
 
-    def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
-        """Remove program folders, those of one Python under its lock; never the folder of a Python."""
-        held = [target for target in targets if target.key.endswith(f"/{_LOCK}")]
-        programs = (target for target in targets if target not in held)
-        outcome, failed = Outcome(self.name), list[Note]()
-        # First: what removes programs takes over a lock without a holder, and would leave none to remove here.
-        for target in held:
-            with noted(failed, target.key):
-                outcome = outcome.plus(self._remove_lock(root, target))
-        outcome = outcome.plus(super().remove(root, tuple(programs)))
-        return outcome._replace(failed=(*failed, *outcome.failed))
-
-    def _remove_lock(self, root: Root, target: Entry) -> Outcome:
-        lock = root.path / target.key
-        if locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent), remove=True):
-            return Outcome(self.name, bytes_freed=target.bytes)
-        reason = trees.CHANGED if os.path.lexists(lock) else trees.GONE
-        return Outcome(self.name, skipped=(Note(target.key, reason),))
-
     @contextmanager
     def _locked(self, root: Root, base: str, handle: int) -> Iterator[None]:
         """Hold PyOpenCL's lock in a folder of the open root, and first remove one without a holder."""
-        folder, lock_timeout = root.path / base, self.environment.lock_timeout
-        abandoned = partial(self._is_abandoned, folder)
+        lock = root.path / base / _LOCK
         with (
             handles.opened(base, handle) as inside,
-            locks.presence_lock(
-                self.name, folder / _LOCK, folder=inside, lock_timeout=lock_timeout, abandoned=abandoned
-            ),
+            locks.presence_lock(self.name, lock, self.environment, self.lock_waits, folder=inside),
         ):
             yield
-
-    def _is_abandoned(self, base: Path, age: float) -> bool:
-        """Return whether a lock of this age (seconds) in a folder can have no holder."""
-        return (
-            age > STALE_LOCK
-            and processes.using(_EXTENSION, processes=self.environment.processes) == ()
-            and processes.network_file_system(self.environment, base) is None
-        )
 
     def tagged_text(self, tree: trees.Tree, entry: Entry) -> bytes | None:
         """Return the source, which PyOpenCL keeps next to the binary."""
         return tree.read_file(entry.key, "source.cl") if not entry.is_orphan else None
-
-
-def _holder_of(lock: Path, processes_folder: Path) -> str:
-    """Return the words for who may hold a lock: the cachectl that it names, else those who use PyOpenCL."""
-    with suppress(OSError):
-        match = re.fullmatch(rb"cachectl (\d+) (.*)\n", plain.read_plain(lock, limit=300))
-        if match is not None and match[2] == os.fsencode(node()):
-            return f"process {int(match[1])}"
-    users = processes.using(_EXTENSION, processes=processes_folder)
-    return processes.process_names(users) if users != () else "a program of another machine"
-
-
-def find_locks(root: Root) -> Iterator[tuple[str, Path, os.stat_result]]:
-    """Yield the lock files of a root, held or not, each with its key and its status."""
-    for lock in sorted(root.path.glob(f"*/{_LOCK}")):
-        with suppress(FileNotFoundError):
-            if _BASE.fullmatch(lock.parent.name) and not lock.parent.is_symlink():
-                yield str(lock.relative_to(root.path)), lock, lock.lstat()
 
 
 def _python_of(key: str) -> str:

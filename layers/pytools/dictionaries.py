@@ -12,8 +12,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl.layers.base.environment import Environment, answered_once, python_release, release_of
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.entry import Entry, Found, Problem, Usage
-from cachectl.layers.core.finding import FAILS
+from cachectl.layers.core.finding import FAILS, RISKS, Hazard
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
 from cachectl.layers.core.store import ENTRY, FOREIGN, OWN, Codec, Damage, sum_usage, usage_of
@@ -36,6 +37,9 @@ SCHEMA = rows.Schema(
     values=("key_value",),
     size="length(key_value)",
 )
+
+#: The longest that a release of pytools, or of PyOpenCL, waits for a lock that is a file, in seconds: 60 since 2024.
+LOCK_WAITS = 180.0
 
 
 class Dictionaries(row_store.Rows):
@@ -161,6 +165,11 @@ class OlderDictionaries(files.Files):
         *(tree.resembling(pdict.V4_LEVELS[0], *["[0-9a-f]{1,8}"] * depth, "[0-9a-f]{9,}") for depth in range(4)),
     )
 
+    # ``HASH.lock``, for the entry of that hash.
+    lock_shape = tree.Shape((pdict.V4_LEVELS[0], regex(r"[0-9a-f]{16,64}\.lock")), because="an abandoned lock")
+    lock_waits = LOCK_WAITS
+    lock_effect = Hazard(RISKS, "a program with pytools before 2024.1.4 that asks for its key waits for it, and fails")
+
     def __init__(self, form: str, tables: DictionaryTables) -> None:
         super().__init__()
         self.codec, self.forms = Codec(form), (form,)
@@ -168,8 +177,10 @@ class OlderDictionaries(files.Files):
 
     def kind_of(self, root: Root, path: str) -> str:
         """Compare the identifier, and the names of the folders in that of a dictionary."""
-        is_entry = tree.entry_shape(self.shapes, path) is not None and self.tables.named(path) is not None
-        return ENTRY if is_entry else FOREIGN
+        if self.tables.named(path) is None:
+            return FOREIGN
+        is_other = OWN if self.lock_shape.accepts(path) else FOREIGN
+        return is_other if tree.entry_shape(self.shapes, path) is None else ENTRY
 
     def described(self, tree: tree.Tree, leaf: tree.Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
         """Yield an entry of an older dictionary, with the kernels that its key names."""
@@ -188,7 +199,7 @@ class OlderDictionaries(files.Files):
             if isinstance(leaf, Problem):
                 if path == "." or is_own:
                     yield leaf
-            elif leaf.entry.is_orphan:
+            elif leaf.entry.is_orphan and leaf.shape is not self.lock_shape:
                 # What an interrupted cachectl left belongs to the layer that takes all other dictionaries.
                 if self.name == layer_of(""):
                     yield leaf

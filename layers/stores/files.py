@@ -15,7 +15,7 @@ from cachectl.layers.base import processes
 from cachectl.layers.base.errors import Damaged, LayerError, UnknownFormat, Unreachable, not_a_key, reason_of
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, orphan
-from cachectl.layers.core.finding import RECOMPILES, Finding
+from cachectl.layers.core.finding import FAILS, RECOMPILES, Finding, Hazard
 from cachectl.layers.core.plan import Outcome
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import ALL, Selection
@@ -34,6 +34,7 @@ from cachectl.layers.core.store import (
     unknown_finding,
     unreadable,
 )
+from cachectl.layers.disk import handles, locks
 from cachectl.layers.stores import archive
 from cachectl.layers.stores import tree_read as trees
 from cachectl.layers.stores.tree_remove import remove_things
@@ -64,6 +65,10 @@ class Files(Store):
     rest_time: ClassVar[float] = math.inf
     #: The effect of an entry that is too large to be read, added to the reason.
     unread: ClassVar[Damage] = Damage(RECOMPILES, "")
+    #: The shape of files that are locks while they exist, the seconds that the library waits, and what follows then.
+    lock_shape: ClassVar[trees.Shape | None] = None
+    lock_waits: ClassVar[float] = math.inf
+    lock_effect: ClassVar[Hazard] = Hazard(FAILS, "every build waits a minute for it, and fails")
 
     def __init__(self, *patterns: str | trees.Shape, codec: Codec | None = None, writers: tuple[str, ...] = ()) -> None:
         if patterns:
@@ -139,8 +144,11 @@ class Files(Store):
         return trees.Tree(self.name, root.path, *self.shapes_of(root))
 
     def leaves(self, root: Root) -> Iterator[trees.Leaf | Problem]:
-        """Yield what is there, and what is in the way."""
-        return self.tree_of(root).scan() if self.shapes_of(root) else iter(())
+        """Yield what is there, a lock only if it is abandoned, and what is in the way."""
+        yield from self.tree_of(root).scan() if self.shapes_of(root) else ()
+        if (shape := self.lock_shape) is not None:
+            abandoned = (entry for entry, custody in locks_of(self, root) if custody == locks.ABANDONED)
+            yield from (trees.Leaf(entry, {}, shape) for entry in abandoned)
 
     def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
         """Yield entries with the problems of their files, leaked temporaries, and the files of the cache as a whole."""
@@ -240,7 +248,13 @@ class Files(Store):
         """Remove entries: programs that look for one miss, and programs that have one mapped keep it."""
         planned = {target.key: target for target in targets}
         tree, outcome, failed = self.tree_of(root), Outcome(self.name), list[Note]()
-        is_done = False
+        is_done, shape = False, self.lock_shape
+        # First: what removes entries takes over an abandoned lock, and would leave none to remove here.
+        for key in [key for key in planned if shape is not None and shape.accepts(key)]:
+            size, lock = planned.pop(key).bytes, root.path / key
+            is_removed = locks.remove_abandoned(self.environment, lock, self.lock_waits)
+            skipped = () if is_removed else (Note(key, trees.CHANGED),)
+            outcome = outcome.plus(Outcome(self.name, bytes_freed=size * is_removed, skipped=skipped))
         try:
             with self.changing(root) as tidy:
                 for name, guard, keys in self.guarded(root, planned):
@@ -265,6 +279,19 @@ class Files(Store):
                 yield finding
         if complete:
             yield from self.check_index(root)
+
+
+def locks_of(store: Files, root: Root) -> Iterator[tuple[Entry, locks.Custody]]:
+    """Yield the lock files of a store, as orphans, each with who has it."""
+    for path in sorted(_matching(root.path, () if store.lock_shape is None else store.lock_shape.levels)):
+        key = str(path.relative_to(root.path))
+        if store.kind_of(root, key) != FOREIGN:
+            # No link is followed, and a lock may go at any moment.
+            with suppress(OSError), handles.opened(str(path.parent)) as folder:
+                status = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+                custody = locks.custody_of(store.environment, path, store.lock_waits, folder=folder)
+                entry = Entry(store.name, key, root.path, handles.size_of(status), 1, modified=status.st_mtime)
+                yield orphan(entry, "a lock that nobody holds any more"), custody
 
 
 def _matching(folder: Path, levels: Sequence[re.Pattern[str]]) -> Iterator[Path]:

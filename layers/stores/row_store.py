@@ -154,6 +154,10 @@ class TableFormat(Bound, ABC):
         waits, trusts = self.environment.lock_timeout, self.environment.trusts_writers
         return rows.RowFile(self.name, root.path / file, self.schema, waits, shared=trusts)
 
+    def lock_files(self, root: Root, file: str) -> tuple[Path, ...]:
+        """Return the files that the library locks while it changes a table: a database, or its index in WAL mode."""
+        return root.path / file, database.companion(root.path / file, "-shm")
+
     def with_name(self, entry: Entry) -> Entry:
         """Add what the name of a table says of its entries to one that has its path for a key."""
         return entry

@@ -39,7 +39,7 @@ from cachectl.layers.base.errors import (
     UnknownFormat,
     Unreachable,
 )
-from cachectl.layers.disk import atomic, handles, plain, trust
+from cachectl.layers.disk import atomic, handles, locks, plain, trust
 from cachectl.layers.stores import database
 from cachectl.layers.stores.table import MAKE_ROOM, Row, TableFile
 from cachectl.layers.stores.tree_read import CHANGED
@@ -448,8 +448,9 @@ class RowFile(TableFile):
         return "disk is full" in text
 
     def _locked_too_long(self, seconds: float) -> Busy:
-        message = f"locked by another process for more than {seconds:g} s; try again later, or use --wait"
-        return Busy(self.layer, message, self.path)
+        # A database in WAL mode is locked in its index.
+        index, advice = database.companion(self.path, "-shm"), "; try again later, or use --wait"
+        return locks.busy(self.layer, seconds, self.path, index, advice=advice)
 
     def _pending(self) -> Pending:
         what = "a log is pending" if database.has_log(self.path) else "an interrupted write is pending"

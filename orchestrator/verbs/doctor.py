@@ -29,6 +29,7 @@ from cachectl.layers.disk import place as places
 from cachectl.layers.disk import plain, room, trust
 from cachectl.layers.disk.place import Use
 from cachectl.layers.host import launcher
+from cachectl.layers.stores.old_locks import find_old_locks
 from cachectl.verbs import verify
 
 EXAMPLE = "cachectl doctor"
@@ -339,7 +340,7 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
 
 
 def _of_place(held: _Held) -> Iterator[_Placed]:
-    """Report problems with the place of a root, whether or not the root exists yet; those of use if the layer is on."""
+    """Report old locks, and problems with the place of a root that need not exist; those of use if the layer is on."""
     is_on = True
     with suppress(*FAILURES):
         is_on = held.layer.state().condition in (ENABLED, UNKNOWN)
@@ -350,6 +351,9 @@ def _of_place(held: _Held) -> Iterator[_Placed]:
         keeper = processes.lost_with(held.layer.environment, held.root.path)
         if keeper is not None and held.root.scope is Scope.USER:
             yield held.finding(keeper, codes.VOLATILE, None, f"is lost with {keeper}", _KEEP)
+    for finding in find_old_locks(held.layer.store, held.root) if held.exists else ():
+        severity = finding.severity if is_on else HARMLESS
+        yield _Placed((finding.root, finding.key), finding._replace(severity=severity))
 
 
 def _of_use(held: _Held) -> Iterator[_Placed]:

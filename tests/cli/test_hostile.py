@@ -204,6 +204,6 @@ def test_an_old_file_called_lock_that_pyopencl_did_not_make_stays(tmp_path: Path
         os.utime(lock, (1, 1), follow_symlinks=False)
         before = hash_tree(world.home, world.outside)
         (outcome,) = stack.plan_clear(layers=["pyopencl"]).apply().layers
-        assert "remove the lock" in outcome.failed[0].because
+        assert "see cachectl doctor" in outcome.failed[0].because
         assert changed(before, hash_tree(world.home, world.outside)) == set()
         lock.unlink()

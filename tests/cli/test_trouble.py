@@ -73,7 +73,7 @@ def locked(file: Path) -> Iterator[None]:
         ("mount", "all", "", "ead-only|readonly"),
         ("0", "pocl", ".cache/pocl/kcache/??", "cannot be read: Permission denied"),
         ("500", "pyopencl", ".cache/pyopencl/*", "Permission denied"),
-        ("lock", "loopy", ".cache/pytools/pdict-v5-loopy-*", "locked by another process for more than 0.1 s"),
+        ("lock", "loopy", ".cache/pytools/pdict-v5-loopy-*", r"locked by PID \d+ \(.*\) for more than 0.1 s"),
         *thorough(
             ("mount", "cuda", ".nv/ComputeCache", "ead-only"),
             ("mount", "pyopencl", ".cache/pyopencl", "ead-only"),

@@ -34,6 +34,7 @@ from cachectl.layers.core.switch import Ability
 from cachectl.layers.cuda import entries as cuda
 from cachectl.layers.registry import built_in_layer
 from cachectl.layers.stores.archive import pack, unpack
+from cachectl.layers.stores.old_locks import find_old_locks
 
 #: Layers whose library runs here, and the fixture that fills a home with what it stores.
 REAL = {"loopy": "fill", "pyopencl-invoker": "fill", "pyopencl": "fill", "pocl": "fill", "pytools": "fill_sumpy"}
@@ -97,12 +98,15 @@ def test_a_held_lock_is_waited_for_before_anything_goes(tmp_path: Path, name: st
     assert clear(layer, key=first.key).removed == 1
     plan = layer.plan_clear(Selection(key=second.key))
     (path,) = (tmp_path / "home").glob(file)
-    with running(*python(HOLD, kind, path)):
+    with running(*python(HOLD, kind, path)) as holder:
         outcome = layer.clear(plan)
         assert (outcome.removed, outcome.skipped, len(outcome.failed)) == (0, (), 1)
-        assert "locked by another process" in outcome.failed[0].because
-        with pytest.raises(Busy):
+        assert f"locked by PID {holder.pid} (python" in outcome.failed[0].because
+        with pytest.raises(Busy, match=rf"locked by PID {holder.pid} \(python"):
             layer.put(first.key, first)
+        if name == "miopen-tuning":
+            seen = type(layer)(layer.environment._replace(processes=Path("/proc")))
+            assert f"0.1 s by PID {holder.pid} (" in next(find_old_locks(seen.store, layer.roots()[0])).message
     assert layer.get(first.key) is None
     assert got(layer, second.key) == second
     layer.put(first.key, first)

@@ -167,7 +167,7 @@ def test_a_build_without_a_program_stays_while_it_may_go_on(
     programs(monkeypatch, 4711)
     plan = layer.plan_clear()
     assert [target.key for target in plan.entries] == ["tempfile_thesis"]
-    assert [(note.key, "process 4711" in note.because) for note in plan.skipped] == [(NAME, True)]
+    assert [(note.key, "PID 4711" in note.because) for note in plan.skipped] == [(NAME, True)]
     programs(monkeypatch)
     assert [target.key for target in layer.plan_clear().entries] == [NAME, "tempfile_thesis"]
 
@@ -182,7 +182,7 @@ def test_empty_folders_stay_while_a_program_may_build(layer: PoclKernels, monkey
     programs(monkeypatch, 4711)
     plan = layer.plan_clear()
     assert plan.entries == ()
-    assert [(note.key, "process 4711" in note.because) for note in plan.skipped] == [("AB", True)]
+    assert [(note.key, "PID 4711" in note.because) for note in plan.skipped] == [("AB", True)]
     # PoCL may also start between the plan and its application, and build.
     for _ in range(2):
         outcome = layer.clear(planned_before)

@@ -48,7 +48,7 @@ def test_a_purge_leaves_what_programs_hold(
         assert len(held) == 3
         time.sleep(0.1)
         plan = layer.plan_clear()
-        named = f"process {program.pid} ("
+        named = f"PID {program.pid} ("
         because = {note.key: note.because for note in plan.skipped if note.key in held}
         assert because.keys() == held
         assert all(named in reason and "purge again after its end" in reason for reason in because.values())
@@ -73,7 +73,7 @@ def test_an_entry_is_held_by_programs_that_ran_when_it_was_used(home: Home, monk
     monkeypatch.setattr("cachectl.layers.base.processes.age_of", lambda pid, **_: {4711: 7200.0, 4712: 3600.0}[pid])
     plan = layer.plan_clear()
     assert [target.key for target in plan.entries] == ["AB/" + "D" * 37]
-    assert [(note.key, "process 4711," in note.because) for note in plan.skipped] == [("AB/" + "C" * 37, True)]
+    assert [(note.key, "PID 4711," in note.because) for note in plan.skipped] == [("AB/" + "C" * 37, True)]
     # Of a process that does not show its age everything may be held.
     monkeypatch.setattr("cachectl.layers.base.processes.age_of", lambda _pid, **_: None)
     assert layer.plan_clear().entries == ()
@@ -142,6 +142,6 @@ def test_what_programs_reach_stays(home: Home, where: tuple[str, str], kind: str
     before = (*INSIDE, MOUNTED, str(home.path / ".cache"), str(home.path / "there")) if inside else ()
     with running(*before, *python(MAPPING, *files), env=set_to) as process:
         plan = layer.plan_clear()
-        spared = [note.key for note in plan.skipped if f"process {process.pid} " in note.because]
+        spared = [note.key for note in plan.skipped if f"PID {process.pid} " in note.because]
         assert spared == (["AB/" + "C" * 37] if spares else [])
         assert layer.clear(plan).removed == (not spares)

@@ -10,9 +10,10 @@ from threading import Timer
 
 import pytest
 from homes import Driver, Home
-from support.layers import clear, got, orphans, programs, python, register_driver, root_of, running, usage_of, verified
+from support.layers import clear, got, orphans, python, register_driver, root_of, running, usage_of, verified
 
 from cachectl.layers.base.errors import Busy
+from cachectl.layers.core.conformance import nobody
 from cachectl.layers.core.finding import Severity
 from cachectl.layers.core.root import Condition
 from cachectl.layers.core.selection import Selection
@@ -88,6 +89,7 @@ cleanups.clean_up()
 
 
 def test_a_lock_that_pyopencl_holds_is_waited_for_and_never_broken(layer: PyOpenCLBinaries) -> None:
+    layer = PyOpenCLBinaries(layer.environment._replace(processes=Path("/proc")))
     lock, entry, plan = base(layer) / "lock", next(layer.entries()), layer.plan_clear()
     artifact = got(layer, entry.key)
     members = unpack(artifact.data)
@@ -95,7 +97,7 @@ def test_a_lock_that_pyopencl_holds_is_waited_for_and_never_broken(layer: PyOpen
     with running(*python(HOLDER, lock.parent)) as holder:
         outcome = layer.clear(plan)
         assert outcome.removed == 0
-        assert "locked" in outcome.failed[0].because
+        assert f"locked by PID {holder.pid} (python" in outcome.failed[0].because
         with pytest.raises(Busy):
             layer.put(entry.key, without_source, replace=True)
         assert layer.get(entry.key) == artifact
@@ -152,7 +154,7 @@ def test_the_oldest_release_asks_only_whether_its_variable_is_set(layer: PyOpenC
     assert there.state().why == found.message == f"PYOPENCL_NO_CACHE={value!r} {outcome}"
 
 
-def test_a_lock_that_nobody_holds_goes(warm: Home, layer: PyOpenCLBinaries, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_nobody_holds_goes(warm: Home, layer: PyOpenCLBinaries) -> None:
     """Also where no entry is left: a program killed under PyOpenCL's lock leaves it, and every build waits for it."""
     root, plan = layer.roots()[0], layer.plan_clear()
     lock = base(layer) / "lock"
@@ -163,10 +165,10 @@ def test_a_lock_that_nobody_holds_goes(warm: Home, layer: PyOpenCLBinaries, monk
     assert (lock.exists(), list(orphans(layer)), layer.clear(plan).removed) == (True, [], 0)
     os.utime(lock, (1, 1))
     assert list(orphans(layer)) == [f"{lock.parent.name}/lock"]
-    programs(monkeypatch, 4711)
-    assert (layer.store.usage(root).orphan_files, layer.clear(plan).removed) == (0, 0)
+    with lock.open("a"):
+        os.utime(lock, (1, 1))
+        assert (layer.store.usage(root).orphan_files, layer.clear(plan).removed) == (0, 0)
     assert lock.exists()
-    programs(monkeypatch)
     # A purge that has not planned to remove it takes it over, and one that has counts it.
     assert layer.clear(layer.plan_clear(Selection(key=next(layer.entries()).key))).removed == 1
     assert not lock.exists()
@@ -208,7 +210,8 @@ def test_the_next_command_removes_the_lock_of_a_killed_one(warm: Home) -> None:
     lock = base(PyOpenCLBinaries(warm.environment())) / "lock"
     program = (
         "import sys, time; from pathlib import Path; from cachectl.layers.disk.locks import presence_lock\n"
-        "with presence_lock('pyopencl', Path(sys.argv[1])): print(flush=True); time.sleep(600)"
+        "from cachectl.layers.host.here import this_environment\n"
+        "with presence_lock('pyopencl', Path(sys.argv[1]), this_environment()): print(flush=True); time.sleep(600)"
     )
     with running(*python(program, lock)):
         assert lock.read_bytes().startswith(b"cachectl ")
@@ -223,12 +226,11 @@ import os, sys, time
 from contextlib import suppress
 from pathlib import Path
 from cachectl.layers.disk.locks import presence_lock
+from cachectl.layers.host.here import this_environment
 
 kind, lock, rounds = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 
-def old(age):
-    time.sleep(0.005)  # to look through all running programs takes as long
-    return age > 100
+environment = this_environment()._replace(lock_timeout=600, processes=lock.parent / "processes")
 
 def work():
     os.close(os.open(f"{lock}.inside", os.O_CREAT | os.O_EXCL))
@@ -246,7 +248,7 @@ def leave_a_dead_lock():
 for _ in range(rounds):
     if kind == "cachectl":
         leave_a_dead_lock()
-        with presence_lock("pyopencl", lock, lock_timeout=600, abandoned=old):
+        with presence_lock("pyopencl", lock, environment, 100):
             work()
     else:  # as CacheLockManager does in pyopencl/cache.py, but more impatient
         while True:
@@ -262,6 +264,7 @@ for _ in range(rounds):
 
 def test_one_of_many_processes_takes_over_a_dead_lock(tmp_path: Path) -> None:
     """Many processes find the same dead lock: only one at a time gets in, and no live lock is removed."""
+    nobody(tmp_path / "processes")
     commands = [
         [sys.executable, "-c", CONTENDER, kind, str(tmp_path / "lock"), "12"]
         for kind in ["cachectl"] * 6 + ["program"] * 2

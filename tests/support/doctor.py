@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from homes import pocl_driver
+from homes import PROGRAMS, pocl_driver
 
 from benchmarks.commands import at_home
 from cachectl.layers.base.environment import Environment
@@ -21,6 +21,8 @@ from cachectl.stack import Stack
 from cachectl.verbs.doctor import doctor
 from support import dictionaries, layers
 
+#: How Python runs a command on a machine that runs nothing else.
+ALONE = str(PROGRAMS / "alone.py")
 #: What lies in a home; what came with the tester's MIOpen is another matter.
 HOMELY = ("loopy", "pyopencl-invoker", "pytools", "pyopencl", "pocl", "cuda", "miopen", "miopen-tuning")
 
@@ -49,8 +51,8 @@ def only(findings: Sequence[Finding], code: str) -> Finding:
     return finding
 
 
-def shell(home: Path, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = f'cachectl() {{ {shlex.quote(sys.executable)} -m cachectl "$@"; }}\n'
+def shell(home: Path, script: str, by: str = "-m cachectl", **variables: str) -> subprocess.CompletedProcess[str]:
+    command = f'cachectl() {{ {shlex.quote(sys.executable)} {by} "$@"; }}\n'
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     return subprocess.run(
         ["sh", "-ec", command + script],

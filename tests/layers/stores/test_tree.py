@@ -20,6 +20,7 @@ from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.core.entry import Entry, Note, Problem
 from cachectl.layers.core.plan import Outcome
 from cachectl.layers.disk.locks import presence_lock
+from cachectl.layers.host.here import this_environment
 from cachectl.layers.stores.tree_read import OWN_TEMPORARY, Leaf, Shape, Tree
 from cachectl.layers.stores.tree_remove import remove_things
 from cachectl.layers.stores.tree_write import write_entries
@@ -311,13 +312,13 @@ def test_a_lock_stays_in_the_folder_that_was_opened(tmp_path: Path, monkeypatch:
     inside.mkdir()
     # A file in the working folder is no lock.
     monkeypatch.chdir(write(tmp_path / "cwd/lock", "").parent)
-    with presence_lock("pyopencl", inside / "lock"):
+    with presence_lock("pyopencl", inside / "lock", this_environment()):
         inside.rename(moved)
         write(inside / "lock", "")
         assert os.listdir(moved) == ["lock"]
     assert (os.listdir(moved), os.listdir(inside)) == ([], ["lock"])
     (tmp_path / "link").symlink_to(moved)
-    with pytest.raises(Unreachable), presence_lock("pyopencl", tmp_path / "link/lock"):
+    with pytest.raises(Unreachable), presence_lock("pyopencl", tmp_path / "link/lock", this_environment()):
         pass
     assert os.listdir(moved) == []
 
