@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +18,7 @@ from cachectl.layers.core.finding import FAILS, RISKS, Hazard
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
 from cachectl.layers.core.store import ENTRY, FOREIGN, OWN, Codec, Damage, sum_usage, usage_of
-from cachectl.layers.disk import distributions
+from cachectl.layers.disk import distributions, handles, locks
 from cachectl.layers.formats import pdict, pickles
 from cachectl.layers.formats.details import Details
 from cachectl.layers.pytools import layer_of
@@ -209,6 +209,18 @@ class OlderDictionaries(files.Files):
                     yield leaf
             elif is_own and (is_inside or leaf.entry.is_unknown):
                 yield leaf.as_unknown(tree.STRANGE_NAME)
+
+    def in_use(self, targets: Iterable[Entry]) -> Iterator[tuple[Entry, str | None]]:
+        """Leave also the entry of a lock that is not abandoned: a program that writes it would fail."""
+        for target, reason in super().in_use(targets):
+            dictionary, *levels = target.key.split("/")
+            lock = target.root / dictionary / f"{''.join(levels)}.lock"
+            custody = locks.ABANDONED
+            if levels and lock.is_file():
+                with handles.opened(str(lock.parent)) as folder:
+                    custody = locks.custody_of(self.environment, lock, self.lock_waits, folder=folder)
+            is_held = custody != locks.ABANDONED
+            yield target, reason or (f"a program may be writing it: {lock} is there" if is_held else None)
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the name of the dictionary, and the version of Python in it."""

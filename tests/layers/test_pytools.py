@@ -156,6 +156,19 @@ def test_entries_of_old_generations_have_kernel_names(home: Home) -> None:
     assert [entry.details.kernels for entry in layer.entries()] == [("halve",)]
 
 
+def test_the_entry_of_a_held_lock_is_left(home: Home) -> None:
+    """As a live program with an older pytools has it, which would fail without the folder that it writes in."""
+    folder = folder_of(home) / "pdict-v4-loopy-x-py3.8.1.final.0"
+    for place in ("abc/def/0123456789", "abc/def/0123456780"):
+        write(folder / place / "key", pickle.dumps("key"))
+        (folder / place / "contents").write_bytes(pickle.dumps("contents"))
+    (folder / "abcdef0123456789.lock").touch()
+    layer = LoopyDictionaries(home.environment())
+    outcome = clear(layer)
+    assert (outcome.removed, [note.key.rpartition("/")[2] for note in outcome.skipped]) == (1, ["0123456789"])
+    assert "a program may be writing it" in outcome.skipped[0].because
+
+
 #: Keeps an object of a module that is found by PYTHONPATH alone.
 PROGRAM = """
 import sys
