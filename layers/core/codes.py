@@ -158,9 +158,9 @@ DAMAGED = Code(
 )
 INDEX = Code(
     "index",
-    (WASTES,),
+    (WASTES, HEALS),
     "The account of a whole cache does not agree with its entries.",
-    "The next purge or `put` counts again, or `rm` the file.",
+    "The next purge or `put` counts again, as `purge --damaged cuda`, or `rm` the file.",
     advice="the next change of the cache writes it again",
 )
 NO_FILE = Code(
