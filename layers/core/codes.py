@@ -156,6 +156,13 @@ DAMAGED = Code(
         "Bus error",
     ),
 )
+DOUBTFUL = Code(
+    "doubtful",
+    (RISKS,),
+    "An entry needs a library that is not found here, or its files are of several builds.",
+    "`cachectl purge LAYER --key KEY`, if programs fail.",
+    ("cannot open shared object file",),
+)
 INDEX = Code(
     "index",
     (WASTES, HEALS),
@@ -198,7 +205,7 @@ HALF = Code(
 OF_PLACES = (NO_FOLDER, CLOSED, NOEXEC, OWNER, WRITABLE, NETWORK, RANKS, FULL)
 OF_SETUP = (OFF, VARIABLE, PLUGIN)
 OF_CONTENTS = (
-    *(STALE, LEAKED, CAP, LOCK, UNREADABLE, PENDING, DAMAGED),
+    *(STALE, LEAKED, CAP, LOCK, UNREADABLE, PENDING, DAMAGED, DOUBTFUL),
     *(INDEX, NO_FILE, UNKNOWN, FOREIGN, LINK, UNRECOGNISED, HALF),
 )
 #: The codes of all layers, by name.

@@ -168,7 +168,7 @@ class PoclKernels(drivers.DriverLayer):
             Use.EXECUTE: Hazard(FAILS, "PoCL aborts when it loads a kernel"),
         },
         needs_place=True,
-        unchecked="machine code, and the records of LLVM bitcode",
+        unchecked="machine code, the records of LLVM bitcode, and whether a whole program has its own key",
         reveals="paths of your home, in bitcode",
         portability=_PORTABILITY,
         lookups=_LOOKUPS,

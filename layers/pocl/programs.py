@@ -21,10 +21,10 @@ from pathlib import Path
 from cachectl.layers import pocl
 from cachectl.layers.base import processes
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import Busy, LayerError
+from cachectl.layers.base.errors import Busy, Damaged, LayerError
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.entry import Entry, Found, Problem
-from cachectl.layers.core.finding import FAILS, HEALS
+from cachectl.layers.core.finding import FAILS
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
 from cachectl.layers.core.store import Damage, attempt, unreadable
@@ -36,6 +36,8 @@ from cachectl.layers.stores import files
 from cachectl.layers.stores import tree_read as trees
 
 BITCODE = "program.bc"
+#: The bitcode of a work-group function, which ``POCL_LEAVE_KERNEL_COMPILER_TEMP_FILES`` keeps.
+PARALLEL = "parallel.bc"
 #: Six characters drawn by ``mkstemp``.
 DRAWN = "[A-Za-z0-9]{6}"
 #: A folder name that may be shortened: no OpenCL C name contains a dot or a blank.
@@ -62,8 +64,8 @@ NO_PROGRAM = frozenset({"build.log", "last_accessed"})
 #: Native code that PoCL links itself, since version 7.2.
 OBJECT = ".o"
 _NATIVE = (".so", OBJECT)
-#: The symbol of a work-group function, in a table of strings.
-_WORK_GROUP = regex(rb"_pocl_kernel_([^\0]+)_workgroup\0")
+#: The symbol of a work-group function, in a table of strings; PoCL also asks for it without the first underscore.
+_WORK_GROUP = regex(rb"pocl_kernel_([^\0]+)_workgroup\0")
 
 #: The bytes of bitcode that say which LLVM wrote it: those of its first block.
 _HEAD = 64
@@ -197,7 +199,7 @@ class Programs(files.Files):
 
     def is_checked(self, path: str) -> bool:
         """Return whether a file is bitcode, or native code of a work-group function; a leaked temporary is neither."""
-        return path == BITCODE or (
+        return path.endswith((BITCODE, PARALLEL)) or (
             path.endswith(_NATIVE) and _VARIANT.fullmatch(path) is not None and self.is_carried(path)
         )
 
@@ -207,13 +209,17 @@ class Programs(files.Files):
         return {"kernels": " ".join(sorted(name or folder for folder, name in names.items()))}
 
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
-        """Yield damaged files: PoCL checks nothing, and fails with one, but for an object that it links itself."""
-        for path in filter(self.is_checked, files):
-            message = (bitcode.complaint if path == BITCODE else elf.linking_complaint)(files[path])
-            if message is not None and path.endswith(OBJECT):
-                yield Damage(HEALS, f"{path}: {message}; PoCL compiles the kernel again")
-            elif message is not None:
-                yield Damage(FAILS, f"{path}: {message}")
+        """Yield damaged files, and those of other programs and machines."""
+        from cachectl.layers.pocl.identity import judge_files
+
+        return judge_files({path: files[path] for path in filter(self.is_checked, files)}, self.environment)
+
+    def require_whole(self, key: str, files: Mapping[str, bytes], path: Path | str) -> None:
+        """Check that each file is whole; whether all are of one entry is checked before a put."""
+        for file in filter(self.is_checked, files):
+            wrong = bitcode.complaint(files[file]) if file.endswith(".bc") else elf.linking_complaint(files[file], None)
+            if wrong is not None:
+                raise Damaged(self.name, f"{file}: {wrong}", path)
 
     def require_replaceable(self, root: Root, key: str, files: Mapping[str, bytes]) -> None:
         """Refuse to replace a program that PoCL may be using."""
@@ -313,12 +319,17 @@ def kernel_names(paths: Iterable[str], content: Callable[[str], bytes | None]) -
             names[folder] = None if SHORTENED.fullmatch(folder) else folder
             natives.setdefault(folder, []).extend([match[0]] if match["file"].endswith(_NATIVE) else [])
     for folder in [folder for folder, name in names.items() if name is None]:
-        launched = (match for path in natives[folder] for match in _WORK_GROUP.finditer(content(path) or b""))
-        names[folder] = whole_name(folder, (match[1].decode(errors="replace") for match in launched))
+        names[folder] = whole_name(folder, (name for path in natives[folder] for name in functions_in(content(path))))
     if None in names.values():
-        functions = bitcode.function_names(content(BITCODE) or b"")
-        return {folder: name or whole_name(folder, functions) for folder, name in names.items()}
+        symbols = bitcode.read_symbols(content(BITCODE) or b"")
+        defined = frozenset() if symbols is None else symbols.defined
+        return {folder: name or whole_name(folder, defined) for folder, name in names.items()}
     return names
+
+
+def functions_in(strings: bytes | None) -> Iterator[str]:
+    """Yield the kernels whose work-group functions are named in some bytes."""
+    return (match[1].decode(errors="replace") for match in _WORK_GROUP.finditer(strings or b""))
 
 
 def whole_name(folder: str, candidates: Iterable[str]) -> str | None:

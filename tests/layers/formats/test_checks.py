@@ -93,7 +93,7 @@ def test_a_library_is_damaged_where_the_dynamic_linker_fails(tmp_path: Path) -> 
         for filled in (b"", bytes(missing)):
             library.write_bytes(whole[: len(whole) - missing] + filled)
             status = subprocess.run([sys.executable, "-c", LOAD, library], check=False, capture_output=True).returncode
-            is_damaged = elf.linking_complaint(library.read_bytes()) is not None
+            is_damaged = elf.linking_complaint(library.read_bytes(), None) is not None
             # It may load one that lacks data, which is damaged all the same. Zeros that fill no page may be data.
             needed = (end - 1) // 4096 * 4096 + 1 if filled else end
             assert is_damaged is (len(whole) - missing < needed), (missing, bool(filled))
@@ -112,3 +112,11 @@ def test_a_list_longer_than_its_block_is_not_read() -> None:
         data = b"BC\xc0\xde" + bytes.fromhex("210c0000") + length.to_bytes(4, "little") + body
         assert bitcode.complaint(data) is None
         assert bitcode.kernels(data) is None
+
+
+def test_symbols_of_bitcode_are_those_of_its_module() -> None:
+    for data in samples("bitcode of clang"):
+        symbols = bitcode.read_symbols(data)
+        assert symbols is not None
+        assert set(bitcode.kernels(data) or ()) <= symbols.defined
+        assert bitcode.read_symbols(data[: len(data) // 2]) is None
