@@ -146,7 +146,7 @@ PARSERS: tuple[tuple[Callable[[bytes], object], ...], ...] = (
     (_records,),
     (lambda data: miopen_names.parse_name(_text(data)), lambda data: miopen_names.program_names(_text(data)), _version),
     (_archive,),
-    (device_binaries.complaint, _objects),
+    (device_binaries.refusal, device_binaries.part_complaint, _objects),
     (opencl_source.kernel_names,),
     (NeoCodec().check, NeoCodec().describe),
     (_bitcode,),

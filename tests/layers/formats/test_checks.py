@@ -2,6 +2,7 @@
 
 import _ctypes
 import io
+import struct
 import subprocess
 import sys
 import tarfile
@@ -112,6 +113,19 @@ def test_a_list_longer_than_its_block_is_not_read() -> None:
         data = b"BC\xc0\xde" + bytes.fromhex("210c0000") + length.to_bytes(4, "little") + body
         assert bitcode.complaint(data) is None
         assert bitcode.kernels(data) is None
+
+
+def test_a_frame_of_rusticl_states_the_length_of_its_module() -> None:
+    """The frame of Mesa 22.3 takes nothing behind the module; that of 2025 begins with a name, and does."""
+    module = struct.pack("<6I", 0x07230203, 0x10000, 0, 9, 0, 1 << 16 | 56)
+    old = struct.pack("<3I", 1, len(module), 4) + module
+    new = b"rusticl\0" + struct.pack("<4I", 1, 4, len(module), 4) + b"name" + module
+    refusal = device_binaries.refusal
+    assert [refusal(data) for data in (old, new, new + b"\0")] == [None] * 3
+    assert all(refusal(old[:length]) for length in range(1, len(old)))
+    assert all(refusal(new[:length]) for length in range(8, len(new)))
+    assert refusal(old + b"\0") == "has 37 bytes, but its header says 36"
+    assert refusal(old[:-4] + bytes(4)) is not None
 
 
 def test_symbols_of_bitcode_are_those_of_its_module() -> None:
