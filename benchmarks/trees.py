@@ -99,8 +99,8 @@ _BITCODE = struct.pack("<4sII", b"BC\xc0\xde", 1 | 8 << 2 | 3 << 10, 749) + (
 _CODE = 1_500
 
 
-def native(*kernels: str) -> bytes:
-    """Return an object file that holds work-group functions of these kernels, by name alone."""
+def native(*kernels: str, linked: bool = True) -> bytes:
+    """Return a library, or an object, that defines work-group functions of these kernels, by name alone."""
     symbols, strings = bytes(24), b"\0"
     for kernel in kernels:
         symbols += struct.pack("<IBBHQQ", len(strings), 0x12, 0, 1, 0, _CODE)
@@ -109,11 +109,13 @@ def native(*kernels: str) -> bytes:
     sections = (
         (0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
         (0, 1, 6, 0, 64, _CODE, 0, 0, 4, 0),
-        (0, 2, 0, 0, 64 + _CODE, len(symbols), 3, 1, 1, 24),
-        (0, 3, 0, 0, 64 + _CODE + len(symbols), len(strings), 0, 0, 1, 0),
+        (0, 11 if linked else 2, 0, 0, 64 + _CODE, len(symbols), 3, 1, 1, 24),
+        (1, 3, 0, 0, 64 + _CODE + len(symbols), len(strings), 0, 0, 1, 0),
     )
     body = b"\x90" * _CODE + symbols + strings
-    header = struct.pack("<HHIQQQIHHHHHH", 1, 62, 1, 0, 0, 64 + len(body), 0, 64, 0, 0, 64, len(sections), 3)
+    header = struct.pack(
+        "<HHIQQQIHHHHHH", 3 if linked else 1, 62, 1, 0, 0, 64 + len(body), 0, 64, 0, 0, 64, len(sections), 3
+    )
     table = b"".join(struct.pack("<IIQQQQIIQQ", *section) for section in sections)
     return b"\x7fELF\2\1\1".ljust(16, b"\0") + header + body + table
 

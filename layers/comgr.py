@@ -76,7 +76,7 @@ class ComgrCodec(Codec):
         file = elf.read_elf(output)
         if file is None or file.machine != _AMDGPU:
             return details.of_kind("unknown" if file is None else "ELF")
-        descriptors = (name.removesuffix(_DESCRIPTOR) for name in file.symbols() if name.endswith(_DESCRIPTOR))
+        descriptors = (name.removesuffix(_DESCRIPTOR) for name, _ in file.symbols() if name.endswith(_DESCRIPTOR))
         targets = (_TARGET.search(described) for _, kind, described in file.notes() if kind == _METADATA)
         device = next((target[1].decode() for target in targets if target is not None), None)
         return details.of_kind("code object", details.names_or_none(descriptors), device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -112,12 +112,12 @@ def carry_out(
     notice: Callable[[str], None],
     *,
     dry_run: bool,
-    verb: str,
+    note: Callable[[Mapping[str, Iterable[str]]], None],
 ) -> RemovalPlan | Removal:
     """Return the plan of a removal (``dry_run``), or apply it and remove what killed commands left.
 
-    Interrupted writes are finished or rolled back before the plan is made. The ledger of traces, if there is one, notes
-    what the ``verb`` has removed, once the space is free.
+    Interrupted writes are finished or rolled back before the plan is made. ``note`` gets the keys that were removed, by
+    layer, once the space is free.
     """
     if dry_run:
         return plan()
@@ -133,11 +133,8 @@ def carry_out(
     removing = plan()
     result = removing.apply()
     from cachectl.layers.disk.temporaries import remove_abandoned
-    from cachectl.watching.ledger import note_removals
 
-    note_removals(
-        stack.environment, verb, {each.layer: (entry.key for entry in each.entries) for each in removing.layers}
-    )
+    note({each.layer: (entry.key for entry in each.entries) for each in removing.layers})
     if left := remove_abandoned(stack.environment):
         notice(f"removed {plural(left, 'temporary folder')} of commands that were killed")
     return result

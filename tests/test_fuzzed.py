@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachectl.layers import comgr
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.cuda import entries as compute_cache
 from cachectl.layers.formats import (
@@ -28,6 +29,7 @@ from cachectl.layers.mesa import pairs
 from cachectl.layers.miopen import databases as miopen_names
 from cachectl.layers.miopen import kernels as kernel_db
 from cachectl.layers.neo.entries import NeoCodec
+from cachectl.layers.pocl import identity
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
 from cachectl.layers.stores.records import RecordFile
 from cachectl.layers.stores.table import Row
@@ -91,7 +93,8 @@ def _archive(data: bytes) -> None:
 def _bitcode(data: bytes) -> None:
     bitcode.complaint(data)
     bitcode.producer(data)
-    assert set(bitcode.kernels(data) or ()) <= set(bitcode.function_names(data))
+    bitcode.kernels(data)
+    bitcode.read_symbols(data)
 
 
 def _comgr(data: bytes) -> None:
@@ -127,6 +130,9 @@ def _mesa_index(data: bytes) -> None:
 def _objects(data: bytes) -> None:
     if (file := elf.read_elf(data)) is not None:
         list(file.dynamic_strings())
+        list(file.symbols())
+    for paths in (("program.bc", "k/1-1-1/k.so"), ("k/1-1-1/k.so.o",)):
+        list(identity.judge_files(dict.fromkeys(paths, data), Environment({}, Path("/nowhere"))))
 
 
 #: The readers of each kind of bytes.
@@ -140,7 +146,7 @@ PARSERS: tuple[tuple[Callable[[bytes], object], ...], ...] = (
     (_records,),
     (lambda data: miopen_names.parse_name(_text(data)), lambda data: miopen_names.program_names(_text(data)), _version),
     (_archive,),
-    (device_binaries.complaint, _objects),
+    (device_binaries.refusal, device_binaries.part_complaint, _objects),
     (opencl_source.kernel_names,),
     (NeoCodec().check, NeoCodec().describe),
     (_bitcode,),

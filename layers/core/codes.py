@@ -164,11 +164,18 @@ DAMAGED = Code(
         "Bus error",
     ),
 )
+DOUBTFUL = Code(
+    "doubtful",
+    (RISKS,),
+    "An entry needs a library that is not found here, or its files are of several builds.",
+    "`cachectl purge LAYER --key KEY`, if programs fail.",
+    ("cannot open shared object file",),
+)
 INDEX = Code(
     "index",
-    (WASTES,),
+    (WASTES, HEALS),
     "The account of a whole cache does not agree with its entries.",
-    "The next purge or `put` counts again, or `rm` the file.",
+    "The next purge or `put` counts again, as `purge --damaged cuda`, or `rm` the file.",
     advice="the next change of the cache writes it again",
 )
 NO_FILE = Code(
@@ -208,7 +215,7 @@ HALF = Code(
 OF_PLACES = (NO_FOLDER, CLOSED, NOEXEC, OWNER, WRITABLE, NETWORK, RANKS, VOLATILE, FULL)
 OF_SETUP = (OFF, VARIABLE, PLUGIN)
 OF_CONTENTS = (
-    *(STALE, LEAKED, CAP, LOCK, UNREADABLE, PENDING, DAMAGED),
+    *(STALE, LEAKED, CAP, LOCK, UNREADABLE, PENDING, DAMAGED, DOUBTFUL),
     *(INDEX, NO_FILE, UNKNOWN, FOREIGN, LINK, UNRECOGNISED, HALF),
 )
 #: The codes of all layers, by name.

@@ -17,7 +17,7 @@ from typing import ClassVar, TypeVar
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import FAILURES, LayerError, Unsettled, reason_of
-from cachectl.layers.core.codes import COMMON, DAMAGED, UNREADABLE, UNRECOGNISED
+from cachectl.layers.core.codes import COMMON, DAMAGED, DOUBTFUL, UNREADABLE, UNRECOGNISED
 from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, Usage, unknown
 from cachectl.layers.core.finding import FAILS, HARMLESS, Finding, Hazard
 from cachectl.layers.core.plan import Outcome
@@ -33,6 +33,12 @@ _P = TypeVar("_P", bound="Bound")
 EntryError = LayerError | OSError
 #: The damage of an entry's bytes, and its effect on the library.
 Damage = Hazard
+
+
+class Doubt(Damage):
+    """What may be wrong with an entry, but its bytes cannot tell: ``purge --damaged`` leaves it."""
+
+
 #: What a path below a root can be to a layer, by its name: the key of an entry, something else that is the layer's or
 #: leads to its files, or neither.
 ENTRY, OWN, FOREIGN = "entry", "own", "foreign"
@@ -184,9 +190,12 @@ def damage_findings(
 
 
 def damage_finding(entry: Entry, damage: Damage) -> Finding:
-    """Return the finding of a damaged thing, which ``purge --damaged`` removes."""
+    """Return the finding of a damaged thing, which ``purge --damaged`` removes, or of a doubtful one."""
     fix = f"cachectl purge --damaged {entry.layer}"
     place, severity = (entry.layer, entry.root), damage.severity
+    if isinstance(damage, Doubt):
+        fix = f"cachectl purge {entry.layer} --key {entry.key}"
+        return DOUBTFUL.finding(*place, damage.message, fix, key=entry.key, severity=severity)
     return DAMAGED.finding(*place, damage.message, fix, key=entry.key, severity=severity, thing=entry)
 
 

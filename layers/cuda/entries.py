@@ -25,7 +25,8 @@ from cachectl.layers.base.errors import Damaged
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core import codes
 from cachectl.layers.core.entry import Entry, Found, Problem, orphan
-from cachectl.layers.core.finding import HARMLESS, Finding
+from cachectl.layers.core.finding import HARMLESS, HEALS, WASTES, Finding
+from cachectl.layers.core.plan import Outcome
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
 from cachectl.layers.core.store import Codec, Damage, counting, finding_of, unreadable
@@ -235,14 +236,20 @@ class ComputeCache(files.Files):
             complaint = "the index does not list the entries that are there"
         else:
             return
-        fix, thing = "nothing: the next put or purge in this layer writes it again", None
-        if data and not is_index(data):
-            fix = "nothing: cachectl does not use an index of another version"
-            # It was cut, or begins with zeros. Without entries next to it, it may be anybody's.
-            if records and data[:4] in (bytes(4), VERSION.to_bytes(4, "little")):
-                fix, leaf = (f"cachectl purge --damaged {self.name}", self.tree_of(root).find(INDEX))
-                thing = None if leaf is None else orphan(leaf.entry, complaint)
-        yield codes.INDEX.finding(self.name, root.path, complaint, fix, key=INDEX, thing=thing)
+        fix, thing = "nothing: cachectl does not use an index of another version", None
+        # It was cut, or begins with zeros. Without entries next to it, it may be anybody's.
+        if not data or is_index(data) or (records and data[:4] in (bytes(4), VERSION.to_bytes(4, "little"))):
+            fix, leaf = f"cachectl purge --damaged {self.name}", self.tree_of(root).find(INDEX)
+            thing = orphan(Entry(self.name, INDEX, root.path, 0, 0) if leaf is None else leaf.entry, complaint)
+        severity = HEALS if index is None else WASTES
+        yield codes.INDEX.finding(self.name, root.path, complaint, fix, key=INDEX, thing=thing, severity=severity)
+
+    def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
+        """Remove entries. An index is written again, as after every change; first removed, if it has no header."""
+        is_kept = is_index(data := _read_index(root)) or not data
+        outcome = super().remove(root, tuple(target for target in targets if not (is_kept and target.key == INDEX)))
+        # What was removed had the lock under which the index is written.
+        return outcome if is_kept else outcome.plus(super().remove(root, ()))
 
 
 def _read_index(root: Root) -> bytes:

@@ -1,8 +1,9 @@
-"""LLVM bitcode: whether it is whole, and the functions and kernels in it.
+"""LLVM bitcode: whether it is whole, the target that it is for, and the functions and kernels in it.
 
-Sources: ``llvm/docs/BitCodeFormat.rst``, ``llvm/include/llvm/Bitcode/LLVMBitCodes.h``. Every block states its length,
-so a file that was cut is found without a look into its blocks. A kernel is a function that a module defines with a
-kernel's calling convention.
+Sources: ``llvm/docs/BitCodeFormat.rst``, ``llvm/include/llvm/Bitcode/LLVMBitCodes.h``, and for the table of symbols,
+which LLVM adds for linkers, ``llvm/include/llvm/Object/IRSymtab.h``. Every block states its length, so a file that was
+cut is found without a look into its blocks. A kernel is a function that a module defines with a kernel's calling
+convention.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
+from typing import NamedTuple
 
-from cachectl.layers.formats.details import Cut, fields, names_or_none, require
+from cachectl.layers.formats.details import Cut, fields, names_or_none, part, require
 
 MAGIC = b"BC\xc0\xde"
 #: The beginning of a header that LLVM skips; what follows it is not checked.
@@ -24,7 +26,8 @@ _WORD = 32
 _MODULE = 8
 _IDENTIFICATION = 13
 _STRING_TABLE = 23
-#: Codes of records: of a module, of the string table, of the identification.
+_SYMBOL_TABLE = 25
+#: Codes of records: of a module, of the tables of strings and symbols, of the identification.
 _VERSION, _FUNCTION, _BLOB_RECORD, _PRODUCER = 1, 8, 1, 1
 #: A module of this version has the names of its functions in a string table (LLVM 5 and newer).
 _WITH_STRING_TABLE = 2
@@ -37,6 +40,10 @@ _WIDEST = 64
 _UNABBREVIATED = [(_VARIABLE, 6), (_ARRAY, 0), (_VARIABLE, 6)]
 #: SPIR kernels and AMDGPU kernels (``llvm/IR/CallingConv.h``).
 _KERNELS = frozenset({76, 91})
+#: The table of symbols: its version, the newest of which is LLVM 23's; place and number of symbols; place and size of
+#: the target. A symbol: place and size of its name, and its flags.
+_SYMBOLS, _SYMBOL = struct.Struct("<I24x2I8x2I"), struct.Struct("<8x2I4xI")
+_NEWEST, _UNDEFINED = 4, 1 << 3
 #: The fields of a function's record that are read: offset and length of its name, type, calling convention, and whether
 #: it is only declared.
 _FIELDS = 5
@@ -47,6 +54,13 @@ _LARGEST = 1 << 26
 _CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._"
 #: More zero bytes than may end a string table: three of padding, and the end of its block.
 _ZEROS = bytes(8)
+
+
+class Symbols(NamedTuple):
+    """The target of a module, as ``x86_64-pc-linux-gnu``, and the names that it defines."""
+
+    target: str
+    defined: frozenset[str]
 
 
 def complaint(data: bytes) -> str | None:
@@ -81,12 +95,37 @@ def producer(data: bytes) -> str | None:
 
 def kernels(data: bytes) -> tuple[str, ...] | None:
     """Return the kernels that bitcode defines; ``None`` if it cannot be read, or defines none."""
-    return names_or_none(name for name, is_kernel in _functions(data) if is_kernel)
+    functions: list[list[int]] = []
+    table = b""
+    try:
+        for block in _blocks(data if data.startswith(MAGIC) and len(data) <= _LARGEST else b""):
+            for code, operands, blob in block.records() if block.number in (_MODULE, _STRING_TABLE) else ():
+                if block.number == _MODULE and code == _FUNCTION and len(operands) >= _FIELDS:
+                    functions.append(operands)
+                elif block.number == _STRING_TABLE and code == _BLOB_RECORD:
+                    table = blob
+    except Cut:
+        return None
+    return names_or_none(
+        table[begin : begin + length].decode(errors="replace")
+        for begin, length, _, convention, declared, *_ in functions
+        if 0 < length <= _LONGEST and convention in _KERNELS and not declared
+    )
 
 
-def function_names(data: bytes) -> tuple[str, ...]:
-    """Return the names of all functions that bitcode defines or declares; none if it cannot be read."""
-    return tuple(sorted({name for name, _ in _functions(data)}))
+def read_symbols(data: bytes) -> Symbols | None:
+    """Read the table of symbols; ``None`` where there is none, as of an LLVM without the target, or it is cut."""
+    blobs = {_SYMBOL_TABLE: b"", _STRING_TABLE: b""}
+    with suppress(Cut, UnicodeDecodeError):
+        for block in _blocks(data if data.startswith(MAGIC) else b""):
+            if block.number in blobs:
+                blobs[block.number] = b"".join(blob for code, _, blob in block.records() if code == _BLOB_RECORD)
+        table, names = blobs.values()
+        version, place, count, target, length = fields(_SYMBOLS, table)
+        rows = _SYMBOL.iter_unpack(part(table, place, count * _SYMBOL.size))
+        defined = (names[at : at + size].decode() for at, size, flags in rows if not flags & _UNDEFINED)
+        return Symbols(part(names, target, length).decode(), frozenset(defined)) if version <= _NEWEST else None
+    return None
 
 
 def _blocks(stream: bytes) -> Iterator[_Block]:
@@ -102,24 +141,6 @@ def _blocks(stream: bytes) -> Iterator[_Block]:
         if bits & 3 != _ENTER or bits >> 9 & 1 or bits >> 13 & 1:
             raise Cut(stream)
         yield _Block(stream, bits >> 2 & 0x7F, bits >> 10 & 0x7, 8 * begin, 8 * at)
-
-
-def _functions(data: bytes) -> Iterator[tuple[str, bool]]:
-    """Yield the name of each function, and whether it is a kernel that is defined."""
-    found: list[list[int]] = []
-    table = b""
-    try:
-        for block in _blocks(data if data.startswith(MAGIC) and len(data) <= _LARGEST else b""):
-            for code, operands, blob in block.records() if block.number in (_MODULE, _STRING_TABLE) else ():
-                if block.number == _MODULE and code == _FUNCTION and len(operands) >= _FIELDS:
-                    found.append(operands)
-                elif block.number == _STRING_TABLE and code == _BLOB_RECORD:
-                    table = blob
-    except Cut:
-        return
-    for begin, length, _, convention, declared, *_ in found:
-        if 0 < length <= _LONGEST:
-            yield table[begin : begin + length].decode(errors="replace"), convention in _KERNELS and not declared
 
 
 class _Block:

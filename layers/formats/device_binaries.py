@@ -1,15 +1,24 @@
 """Program binaries as OpenCL drivers return them: recognised by their first bytes, and checked where known.
 
-Source for SPIR-V: its specification, section 2.3 ("Physical Layout of a SPIR-V Module and Instruction").
+Sources: for SPIR-V its specification, section 2.3 ("Physical Layout of a SPIR-V Module and Instruction"); for Mesa
+``src/gallium/frontends/rusticl/core/program.rs`` (22.3, and main of 2025). What Intel's CPU driver refuses was seen
+with its release of 2026.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 
 from cachectl.layers.formats import bitcode, details, elf
 
 SPIRV = b"\x03\x02\x23\x07"
+#: What Rusticl writes before SPIR-V: its name, a version, the sizes of the device's name, which follows, and of the
+#: SPIR-V, and a type. Earlier releases wrote the version, a size and a type, and let nothing follow the SPIR-V.
+_RUSTICL, _FRAME = b"rusticl\0", struct.Struct("<8s4I")
+_OLD_RUSTICL, _OLD_FRAME = b"\1\0\0\0", struct.Struct("<3I")
+#: The sections of a program of Intel's CPU driver: bitcode, and an object.
+_INTEL = {".ocl.ir": bitcode.complaint, ".ocl.obj": elf.complaint}
 _HEADER = 20
 _ENTRY_POINT = 15
 _FUNCTION, _FUNCTION_END, _FUNCTION_CALL = 54, 56, 57
@@ -32,6 +41,41 @@ def complaint(data: bytes) -> str | None:
     if data.startswith(bitcode.MAGIC):
         return bitcode.complaint(data)
     return _spirv_complaint(data) if data.startswith(SPIRV) else None
+
+
+def refusal(data: bytes) -> str | None:
+    """Return why a driver refuses a program that it returned to PyOpenCL; ``None`` for unknown kinds."""
+    try:
+        data = unwrap(data)
+    except ValueError as wrong:
+        return str(wrong)
+    file = elf.read_elf(data)
+    if file is not None and any(section.name in _INTEL for section in file.sections):
+        end = max(section.offset + section.size for section in file.sections)
+        if end < len(data):
+            return f"has {len(data) - end} bytes behind its last section"
+    return complaint(data)
+
+
+def part_complaint(data: bytes) -> str | None:
+    """Return which part of a program of Intel's CPU driver is not whole, so that its build fails."""
+    file = elf.read_elf(data)
+    contents = {} if file is None else {section.name: file.content(section) for section in file.sections}
+    checked = ((name, check(contents[name])) for name, check in _INTEL.items() if name in contents)
+    return next((f"{name} {wrong}" for name, wrong in checked if wrong is not None), None)
+
+
+def unwrap(data: bytes) -> bytes:
+    """Return the module in a binary of Rusticl, other bytes as they are. Raises :class:`ValueError` where it is cut."""
+    if data.startswith(_RUSTICL):
+        _, version, name, size, _ = details.fields(_FRAME, data)
+        return details.part(data, _FRAME.size + name, size) if version == 1 else data
+    if not (_OLD_RUSTICL.startswith(data[:4]) and SPIRV.startswith(data[_OLD_FRAME.size :][: len(SPIRV)])):
+        return data
+    _, size, _ = details.fields(_OLD_FRAME, data)
+    if len(data) != _OLD_FRAME.size + size:
+        raise ValueError(f"has {len(data)} bytes, but its header says {_OLD_FRAME.size + size}")
+    return data[_OLD_FRAME.size :]
 
 
 def describe(data: bytes) -> details.Details | None:

@@ -1,4 +1,4 @@
-"""ELF files: sections, notes and symbol names, read only within the file.
+"""ELF files: sections, notes and symbols, read only within the file.
 
 Source: the System V ABI, chapter 4 ("Object Files"). Nothing here is executed or mapped. A file with an offset outside
 itself counts as incomplete.
@@ -21,11 +21,14 @@ MAGIC = b"\x7fELF"
 OWN_TYPES = 0xFE00
 #: The longest name, in bytes.
 _LONGEST = 4096
+#: Where the number of the machine ends, in bytes.
+_MACHINE_END = 20
 #: The smallest page of memory (bytes), of which the part behind the end of a file is zeros.
 _PAGE = 4096
 _NO_BITS = 8
 _STRINGS = 3
-_SYMBOLS = (2, 11)
+#: Tables of symbols: those of the linker, and of the dynamic linker.
+_SYMBOLS, _DYNAMIC_SYMBOLS = 2, 11
 _DYNAMIC = 6
 _NOTES = 7
 #: Tags of dynamic entries: a library that is needed, and folders to look for libraries in.
@@ -34,8 +37,10 @@ RPATH = 15
 RUN_PATH = 29
 _TAGS = (NEEDED, RPATH, RUN_PATH)
 _NOTE = "III"
-#: The type of a library, and that of a segment which is mapped.
-_LIBRARY, _LOADED = 3, 1
+#: The types of an object for the linker, and of a library.
+OBJECT, LIBRARY = 1, 3
+#: The type of a segment that is mapped.
+_LOADED = 1
 # By class, 32 or 64 bits: the header behind the first 16 bytes; a section; a segment; a symbol; a dynamic entry.
 _LAYOUTS = {
     1: ("HHIIIIIHHHHHH", "IIIIIIIIII", "IIIIIIII", "IIIBBH", "II"),
@@ -43,6 +48,17 @@ _LAYOUTS = {
 }
 #: The places of offset and size in a segment, by class.
 _EXTENTS = {1: (1, 4), 2: (2, 5)}
+#: The place of the section in a symbol, by class; one that is not defined has none.
+_SECTION = {1: 5, 2: 3}
+#: Class, byte order and machine of code, by the first word of LLVM's targets (``llvm/lib/TargetParser/Triple.cpp``).
+_MACHINES = {
+    "x86_64": b"\2\1\x3e\0",
+    **dict.fromkeys(("i386", "i586", "i686"), b"\1\1\3\0"),
+    "aarch64": b"\2\1\xb7\0",
+    **dict.fromkeys(("arm", "armv7l", "armv7"), b"\1\1\x28\0"),
+    "riscv64": b"\2\1\xf3\0",
+    "powerpc64le": b"\2\1\x15\0",
+}
 
 
 class Section(NamedTuple):
@@ -86,14 +102,24 @@ class Elf(NamedTuple):
                 if begin + described <= len(content):
                     yield content[name : name + owner].rstrip(b"\0"), kind, content[begin : begin + described]
 
-    def symbols(self) -> Iterator[str]:
-        """Yield the names of all symbols, including those of the dynamic linker."""
-        return (_string(names, row[0]) for names, row in self._tables(_SYMBOLS, _LAYOUTS[self.width][3]))
+    def symbols(self, *kinds: int) -> Iterator[tuple[str, bool]]:
+        """Yield the symbols in tables of some kinds, by default all, and whether the file defines each."""
+        rows = self._tables(kinds or (_SYMBOLS, _DYNAMIC_SYMBOLS), _LAYOUTS[self.width][3])
+        return ((_string(names, row[0]), row[_SECTION[self.width]] != 0) for names, row in rows)
+
+    def defined(self) -> bytes:
+        """Return the names that a library exports, or another file defines, as a table of strings."""
+        symbols = self.symbols(_DYNAMIC_SYMBOLS if self.kind == LIBRARY else _SYMBOLS)
+        return "".join(f"{name}\0" for name, is_defined in symbols if is_defined).encode()
 
     def dynamic_strings(self) -> Iterator[tuple[int, str]]:
         """Yield tag and text of the dynamic entries that name libraries and folders."""
         rows = self._tables((_DYNAMIC,), _LAYOUTS[self.width][4])
         return ((tag, _string(names, value)) for names, (tag, value) in rows if tag in _TAGS)
+
+    def needed(self) -> list[str]:
+        """Return the libraries that a library needs."""
+        return [text for tag, text in self.dynamic_strings() if tag == NEEDED]
 
     def _tables(self, kinds: tuple[int, ...], layout: str) -> Iterator[tuple[bytes, tuple[Any, ...]]]:
         """Yield each row of the sections of some kinds, with the strings that they link to."""
@@ -105,13 +131,24 @@ class Elf(NamedTuple):
                     yield names, row
 
 
-def linking_complaint(data: bytes) -> str | None:
+def machine_of(head: bytes) -> bytes | None:
+    """Return class, byte order and machine of an ELF file by its first 20 bytes; ``None`` for other bytes."""
+    return head[4:6] + head[18:20] if head.startswith(MAGIC) and len(head) >= _MACHINE_END else None
+
+
+def machine_named(target: str) -> bytes | None:
+    """Return what :func:`machine_of` returns for code of a target of LLVM; ``None`` for other files, and no CPU."""
+    first, _, system = target.partition("-")
+    return _MACHINES.get(first) if "linux" in system and not system.endswith("x32") else None
+
+
+def linking_complaint(data: bytes, file: Elf | None) -> str | None:
     """Return as :func:`complaint` what is wrong with a file that the dynamic linker or the linker reads.
 
     The dynamic linker maps the segments of a library, and reads no section (``elf/dl-load.c`` of glibc). What was cut
     or emptied behind them is not missed. They may end in zeros, so that zeros count only if they fill a page.
     """
-    wrong = complaint(data)
+    wrong = complaint(data, file)
     try:
         end = _mapped_end(data) if wrong is not None else 0
     except Cut:
@@ -128,24 +165,25 @@ def _mapped_end(data: bytes) -> int:
     head, _, segment, *_ = (struct.Struct(order + layout) for layout in _LAYOUTS[width])
     kind, _, _, _, at, _, _, _, each, count, *_ = fields(head, data, 16)
     place, length = _EXTENTS[width]
-    rows = _headers(data, segment, at, each, count) if kind == _LIBRARY else []
+    rows = _headers(data, segment, at, each, count) if kind == LIBRARY else []
     return max((row[place] + row[length] for row in rows if row[0] == _LOADED), default=0)
 
 
-def complaint(data: bytes) -> str | None:
-    """Return how an ELF file was cut or emptied; ``None`` if headers, bounds and tables of strings are whole.
+def complaint(data: bytes, file: Elf | None = None) -> str | None:
+    """Return how an ELF file, which may have been read, was cut; ``None`` if its headers, bounds and strings are whole.
 
     Machine code, relocations and symbols are not checked.
     """
     if not data.startswith(MAGIC):
         return "is not an ELF file" if data else "is empty"
-    elf = read_elf(data)
+    elf = file or read_elf(data)
     if elf is None:
         return str(Cut(data))
     if not elf.kind or not (elf.sections or elf.segments):
         return "is damaged: its header names no contents"
     tables = [section for section in elf.sections if section.kind == _STRINGS]
-    if elf.sections and not (elf.names < len(elf.sections) and elf.sections[elf.names] in tables):
+    is_named = elf.names < len(elf.sections) and elf.sections[elf.names] in tables
+    if elf.sections and not (is_named and any(section.name for section in elf.sections)):
         return "is damaged: its sections have no names"
     # Drivers write tables of their own into files of their own types.
     contents = [elf.content(section) for section in tables if section.size] if elf.kind < OWN_TYPES else []

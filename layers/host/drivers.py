@@ -333,6 +333,16 @@ def read_linked(file: str, near: tuple[str, ...] = ()) -> tuple[list[str], Folde
     return texts[NEEDED], ((*own, *near), tuple(texts[RUN_PATH]))
 
 
+def find_missing(code: bytes, needed: Iterable[str], environment: Environment) -> list[str]:
+    """Return the libraries needed by some code that are not here, each looked for once; none for another machine's."""
+    answers = environment.answers
+    for name in filter(str.isascii, needed):
+        if (find_missing, name) not in answers:
+            answers[find_missing, name] = find_library(name, environment)
+    missing = [name for name in needed if answers.get((find_missing, name), name) is None]
+    return missing if missing and code[4:6] + code[18:20] == _kind(sys.executable) else []
+
+
 def _is_library(path: str) -> bool:
     """Return whether a file is an ELF file of this Python's kind: the linker passes over a file of another kind."""
     return (kind := _kind(path)) is not None and kind == (_kind(sys.executable) or kind)

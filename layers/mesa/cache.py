@@ -193,9 +193,9 @@ class MesaShaderCache(drivers.DriverLayer):
                 severity, outcome = RECOMPILES, f"{outcome}: they cannot write there, and keep nothing"
             fix = f"export {_PLACES[0]}={shlex.quote(str(bases[0][0]))}"
             yield None, misread(self, "HOME", severity, outcome, fix)
-        elif variable is None or not Path(value).is_absolute() or why_closed(Path(value), home) is not None:
+        elif variable is None or not Path(value).is_absolute() or Path(value).parent.is_dir():
             return
-        elif not Path(value).parent.is_dir():
+        elif why_closed(Path(value), home) is None:
             outcome = "has no parent folder, and releases before 2024 make only the last one: they keep nothing"
             fix = f"mkdir -p {shlex.quote(value)}"
             yield None, misread(self, variable, RECOMPILES, outcome, fix)

@@ -35,7 +35,10 @@ DRIVERS = Code(
     "Nothing to do.",
     advice="nothing needs to be done",
 )
-_BITCODE = "program.bc"
+BITCODE = "program.bc"
+#: Endings of native code; since version 7.2 PoCL links objects itself.
+OBJECT = ".o"
+NATIVE = (".so", OBJECT)
 # Where the answer of statx has the time of birth: seconds, then nanoseconds (linux/stat.h, linux/fcntl.h).
 _HERE, _NO_FOLLOW, _BIRTH, _BIRTH_AT, _STATX_SIZE = -100, 0x100, 0x800, 80, 256
 
@@ -88,7 +91,7 @@ _PORTABILITY = Portability(
 
 def _weigh(path: str) -> int | None:
     """Return the bytes of a program's folder; with its cache off, PoCL removes the program that it has written."""
-    if not os.path.exists(os.path.join(path, _BITCODE)):
+    if not os.path.exists(os.path.join(path, BITCODE)):
         return None
     try:
         return sum(item.stat().st_size for item in Path(path).rglob("*") if item.is_file())
@@ -102,9 +105,9 @@ def _compilations(path: str) -> tuple[Compilation, ...]:
     A kernel is compiled for each shape of its work-groups when it is first launched with it.
     """
     try:
-        born, compiled = birth_time(path), os.stat(os.path.join(path, _BITCODE)).st_mtime
+        born, compiled = birth_time(path), os.stat(os.path.join(path, BITCODE)).st_mtime
         found: list[Compilation] = [] if born is None else [(None, born, compiled)]
-        natives = Path(path).glob("*/*/*.so")
+        natives = (file for suffix in NATIVE for file in Path(path).glob(f"*/*/*{suffix}"))
         found += [(native.parents[1].name, None, native.stat().st_ctime) for native in natives]
     except OSError:
         return ()
@@ -168,7 +171,7 @@ class PoclKernels(drivers.DriverLayer):
             Use.EXECUTE: Hazard(FAILS, "PoCL aborts when it loads a kernel"),
         },
         needs_place=True,
-        unchecked="machine code, and the records of LLVM bitcode",
+        unchecked="machine code, the records of LLVM bitcode, and whether a whole program has its own key",
         reveals="paths of your home, in bitcode",
         portability=_PORTABILITY,
         lookups=_LOOKUPS,

@@ -21,10 +21,10 @@ from pathlib import Path
 from cachectl.layers import pocl
 from cachectl.layers.base import processes
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import Busy, LayerError
+from cachectl.layers.base.errors import Busy, Damaged, LayerError
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.entry import Entry, Found, Problem
-from cachectl.layers.core.finding import FAILS, HEALS
+from cachectl.layers.core.finding import FAILS
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
 from cachectl.layers.core.store import Damage, attempt, unreadable
@@ -35,7 +35,8 @@ from cachectl.layers.pocl import releases
 from cachectl.layers.stores import files
 from cachectl.layers.stores import tree_read as trees
 
-BITCODE = "program.bc"
+#: The bitcode of a work-group function, which ``POCL_LEAVE_KERNEL_COMPILER_TEMP_FILES`` keeps.
+PARALLEL = "parallel.bc"
 #: Six characters drawn by ``mkstemp``.
 DRAWN = "[A-Za-z0-9]{6}"
 #: A folder name that may be shortened: no OpenCL C name contains a dot or a blank.
@@ -59,11 +60,8 @@ _PROGRAM = (
 MEMBERS = regex(f"{_PROGRAM}|{_VARIANT.pattern}|{_TEMPORARY.pattern}")
 #: Files that a folder may have without being a program.
 NO_PROGRAM = frozenset({"build.log", "last_accessed"})
-#: Native code that PoCL links itself, since version 7.2.
-OBJECT = ".o"
-_NATIVE = (".so", OBJECT)
-#: The symbol of a work-group function, in a table of strings.
-_WORK_GROUP = regex(rb"_pocl_kernel_([^\0]+)_workgroup\0")
+#: The symbol of a work-group function, in a table of strings; PoCL also asks for it without the first underscore.
+_WORK_GROUP = regex(rb"pocl_kernel_([^\0]+)_workgroup\0")
 
 #: The bytes of bitcode that say which LLVM wrote it: those of its first block.
 _HEAD = 64
@@ -104,7 +102,7 @@ LEVELS = (regex("[A-P]{2}"), regex("[A-P]{37}"))
 #: A purge while PoCL runs leaves these: PoCL makes one if it is missing, then a program's folder in it, and the
 #: build fails if it vanishes between the two (``pocl_mkdir_p`` in ``lib/CL/pocl_file_util.c``).
 _EMPTY = trees.Shape((LEVELS[0],), folders=True, because="an empty folder of programs", sizes=(0,))
-_ENTRY = trees.Shape(LEVELS, folders=True, members=MEMBERS, first=(BITCODE, "program.spv"))
+_ENTRY = trees.Shape(LEVELS, folders=True, members=MEMBERS, first=(pocl.BITCODE, "program.spv"))
 #: Names of which PoCL has made none yet, where it would make them: longer or shorter hashes, divided otherwise.
 _LIKE = (trees.resembling("[A-P]{1,6}", "[A-P]{16,}"), trees.resembling("[A-P]{32,}"))
 #: What is in three kinds of root: any folder, one whose name contains ``pocl``, and one that only PoCL uses.
@@ -131,7 +129,7 @@ class Programs(files.Files):
         """Yield a program; its kernels are unknown unless all their names are known."""
         if not _may_have(leaf.members, selection):
             return
-        program, used = leaf.members.get(BITCODE), leaf.members.get("last_accessed")
+        program, used = leaf.members.get(pocl.BITCODE), leaf.members.get("last_accessed")
         entry = leaf.entry._replace(
             details=Details(created=None if program is None else program.st_mtime),
             used=None if used is None else used.st_mtime,
@@ -151,7 +149,7 @@ class Programs(files.Files):
                 unread[path] = error
                 return None
 
-        compiler = bitcode.producer(leaf.head or content(BITCODE, _HEAD) or b"")
+        compiler = bitcode.producer(leaf.head or content(pocl.BITCODE, _HEAD) or b"")
         names = kernel_names(leaf.members, content)
         # A kernel has a folder once it was launched.
         kernels = sorted(name for name in names.values() if name is not None)
@@ -197,8 +195,8 @@ class Programs(files.Files):
 
     def is_checked(self, path: str) -> bool:
         """Return whether a file is bitcode, or native code of a work-group function; a leaked temporary is neither."""
-        return path == BITCODE or (
-            path.endswith(_NATIVE) and _VARIANT.fullmatch(path) is not None and self.is_carried(path)
+        return path.endswith((pocl.BITCODE, PARALLEL)) or (
+            path.endswith(pocl.NATIVE) and _VARIANT.fullmatch(path) is not None and self.is_carried(path)
         )
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
@@ -207,13 +205,17 @@ class Programs(files.Files):
         return {"kernels": " ".join(sorted(name or folder for folder, name in names.items()))}
 
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
-        """Yield damaged files: PoCL checks nothing, and fails with one, but for an object that it links itself."""
-        for path in filter(self.is_checked, files):
-            message = (bitcode.complaint if path == BITCODE else elf.linking_complaint)(files[path])
-            if message is not None and path.endswith(OBJECT):
-                yield Damage(HEALS, f"{path}: {message}; PoCL compiles the kernel again")
-            elif message is not None:
-                yield Damage(FAILS, f"{path}: {message}")
+        """Yield damaged files, and those of other programs and machines."""
+        from cachectl.layers.pocl.identity import judge_files
+
+        return judge_files({path: files[path] for path in filter(self.is_checked, files)}, self.environment)
+
+    def require_whole(self, key: str, files: Mapping[str, bytes], path: Path | str) -> None:
+        """Check that each file is whole; whether all are of one entry is checked before a put."""
+        for file in filter(self.is_checked, files):
+            wrong = bitcode.complaint(files[file]) if file.endswith(".bc") else elf.linking_complaint(files[file], None)
+            if wrong is not None:
+                raise Damaged(self.name, f"{file}: {wrong}", path)
 
     def require_replaceable(self, root: Root, key: str, files: Mapping[str, bytes]) -> None:
         """Refuse to replace a program that PoCL may be using."""
@@ -279,7 +281,7 @@ class Programs(files.Files):
         """
         if entry.is_orphan:
             return entry.key.encode()
-        return b"".join(tree.read_file(entry.key, file) or b"" for file in (BITCODE, "build.log"))
+        return b"".join(tree.read_file(entry.key, file) or b"" for file in (pocl.BITCODE, "build.log"))
 
 
 def _may_have(paths: Iterable[str], selection: Selection) -> bool:
@@ -311,14 +313,19 @@ def kernel_names(paths: Iterable[str], content: Callable[[str], bytes | None]) -
         if match is not None:
             folder = match["kernel"]
             names[folder] = None if SHORTENED.fullmatch(folder) else folder
-            natives.setdefault(folder, []).extend([match[0]] if match["file"].endswith(_NATIVE) else [])
+            natives.setdefault(folder, []).extend([match[0]] if match["file"].endswith(pocl.NATIVE) else [])
     for folder in [folder for folder, name in names.items() if name is None]:
-        launched = (match for path in natives[folder] for match in _WORK_GROUP.finditer(content(path) or b""))
-        names[folder] = whole_name(folder, (match[1].decode(errors="replace") for match in launched))
+        names[folder] = whole_name(folder, (name for path in natives[folder] for name in functions_in(content(path))))
     if None in names.values():
-        functions = bitcode.function_names(content(BITCODE) or b"")
-        return {folder: name or whole_name(folder, functions) for folder, name in names.items()}
+        symbols = bitcode.read_symbols(content(pocl.BITCODE) or b"")
+        defined = frozenset() if symbols is None else symbols.defined
+        return {folder: name or whole_name(folder, defined) for folder, name in names.items()}
     return names
+
+
+def functions_in(strings: bytes | None) -> Iterator[str]:
+    """Yield the kernels whose work-group functions are named in some bytes."""
+    return (match[1].decode(errors="replace") for match in _WORK_GROUP.finditer(strings or b""))
 
 
 def whole_name(folder: str, candidates: Iterable[str]) -> str | None:

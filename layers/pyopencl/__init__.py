@@ -110,7 +110,8 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
             (Use.WRITE, Use.CHANGE),
             Hazard(FAILS, "every build by PyOpenCL fails, after a minute where its lock cannot be made"),
         ),
-        unchecked="machine code, the records of LLVM bitcode, and binaries whose format only their driver knows",
+        unchecked="machine code, the records of LLVM bitcode, whether a whole program has its own key, and binaries "
+        "whose format only their driver knows",
         reveals="source text of your kernels, paths of included headers",
         # PyOpenCL adds a random constant to each build, so the cache of these drivers never answers (``cache.py``).
         ahead_of=("mesa", "neo", "comgr"),

@@ -14,10 +14,10 @@ from itertools import groupby
 from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.entry import Entry, Found, Problem
-from cachectl.layers.core.finding import FAILS, HEALS
+from cachectl.layers.core.finding import FAILS, HEALS, RECOMPILES, RISKS
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import Selection
-from cachectl.layers.core.store import ENTRY, FOREIGN, OWN, Damage, unreadable
+from cachectl.layers.core.store import ENTRY, FOREIGN, OWN, Damage, Doubt, unreadable
 from cachectl.layers.disk import handles, locks, plain
 from cachectl.layers.formats import opencl_source, pickles
 from cachectl.layers.formats.details import Details
@@ -34,6 +34,8 @@ _LIKE = (
 )
 _MEMBERS = regex("source\\.cl|binary|info")
 _LOCK = "lock"
+#: The constant that PyOpenCL adds to the source of each build, and drivers keep.
+_TAG = regex(rb"pyopencl_defeat_cache_[0-9a-f]{32}")
 #: The largest header that is read, in bytes.
 _HEADER = 1 << 26
 
@@ -84,18 +86,19 @@ class ProgramFolders(files.Files):
         """Return the version of Python."""
         return {"python": _python_of(key)}
 
-    def is_checked(self, path: str) -> bool:
-        """Return whether a file is info or binary, since a damaged one fails its program in every run."""
-        return path != "source.cl"
-
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
         """Yield damage of the binary, if its kind is known, and of the pickle in info."""
         from cachectl.layers.formats import device_binaries
 
         binary, info = files.get("binary"), files.get("info")
-        wrong = device_binaries.complaint(binary) if binary else "is missing or empty"
+        wrong = device_binaries.refusal(binary) if binary else "is missing or empty"
+        tags = [tag[0] for name in ("source.cl", "binary") if (tag := _TAG.search(files.get(name, b"")))]
         if wrong is not None:
             yield Damage(FAILS, f"binary: {wrong}")
+        elif (wrong := device_binaries.part_complaint(binary or b"")) is not None:
+            yield Damage(RECOMPILES, f"binary: {wrong}; PyOpenCL builds the program again")
+        elif len(set(tags)) > 1:
+            yield Doubt(RISKS, "binary: is of another build than source.cl: one of the two is another program's")
         if not info:
             yield Damage(HEALS, "info is missing or empty: PyOpenCL builds the program again")
         elif (complaint := pickles.complaint(info)) is not None:

@@ -25,6 +25,7 @@ from cachectl.layers.core.store import (
     OWN,
     Codec,
     Damage,
+    Doubt,
     EntryError,
     Store,
     damage_findings,
@@ -201,7 +202,8 @@ class Files(Store):
     def require_whole(self, key: str, files: trees.Members, path: Path | str) -> None:
         """Raise :class:`Damaged` for an entry that its library could not use."""
         for damage in self.damages(key, files):
-            raise Damaged(self.name, damage.message, path)
+            if not isinstance(damage, Doubt):
+                raise Damaged(self.name, damage.message, path)
 
     def write(self, root: Root, artifacts: Sequence[Artifact], *, replace: bool = False) -> trees.Placed:
         """Check entries, then place them together."""

@@ -57,7 +57,8 @@ def prune(
     is_said = limits is not configured
     chosen = stack.chosen(layers)
     plan = partial(plan_prune, chosen, limits, notice if is_said else lambda _: None)
-    return removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run, verb="prune")
+    note = partial(ledger.note_removals, stack.environment, "prune")
+    return removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run, note=note)
 
 
 def plan_prune(

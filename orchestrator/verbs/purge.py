@@ -12,6 +12,7 @@ from cachectl.layers.core.plan import Outcome, Plan
 from cachectl.layers.core.selection import ALL, Selection
 from cachectl.show import units
 from cachectl.show.table import Columns, Table
+from cachectl.watching import ledger
 
 EXAMPLE = "cachectl purge pocl --older-than 30d"
 OPTIONS = (
@@ -61,7 +62,8 @@ def purge(
     """
     names = tuple(layers)
     plan = partial(plan_purge, stack, selection, layers=names, damaged=damaged)
-    return removal.carry_out(stack, stack.chosen(names), plan, notice, dry_run=dry_run, verb="purge")
+    note = partial(ledger.note_removals, stack.environment, "purge")
+    return removal.carry_out(stack, stack.chosen(names), plan, notice, dry_run=dry_run, note=note)
 
 
 def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:

@@ -106,7 +106,7 @@ class Sums(NamedTuple):
     saved: float
 
 
-class Removal(NamedTuple):
+class Removed(NamedTuple):
     """What a verb has removed from a layer: when it began, in epoch seconds, and the keys, shortened."""
 
     at: float
@@ -120,7 +120,7 @@ class Ledger(NamedTuple):
 
     kernels: dict[str, Known]
     runs: list[Run]
-    removals: list[Removal] = []  # noqa: RUF012 - every ledger is given its own
+    removals: list[Removed] = []  # noqa: RUF012 - every ledger is given its own
 
     def since(self, moment: float) -> Sums:
         """Return the sums of the runs since a moment in epoch seconds."""
@@ -162,7 +162,7 @@ def read(environment: Environment) -> Ledger:
             raise CachectlError(f"{path}: not a ledger of this cachectl; {FORGET} removes it")
         kernels = {name: _known(fields) for name, fields in document["kernels"].items()}
         removals = [
-            Removal(_number(at), str(verb), str(layer), tuple(map(str, keys)))
+            Removed(_number(at), str(verb), str(layer), tuple(map(str, keys)))
             for at, verb, layer, keys in document.get("removals", ())
         ]
         return Ledger(kernels, [Run(*map(_number, run)) for run in document["runs"]], removals)
@@ -200,7 +200,7 @@ def note_removals(environment: Environment, verb: str, removed: Mapping[str, Ite
     """Add the keys of entries that a verb has removed, by layer, if there is a ledger; a failure is silent."""
     now = environment.clock()
     added = [
-        Removal(now, verb, layer, tuple(short for key in islice(keys, _MOST_REMOVED) if (short := shorten(key))))
+        Removed(now, verb, layer, tuple(short for key in islice(keys, _MOST_REMOVED) if (short := shorten(key))))
         for layer, keys in removed.items()
     ]
     with suppress(CachectlError, OSError):

@@ -76,7 +76,7 @@ class Judge:
             with suppress(*FAILURES):
                 self._roots[name] = layer.views[0].roots()[0]
         self.kernels = dict(self._seen(events))
-        self._removals: Sequence[ledger.Removal] = ()
+        self._removals: Sequence[ledger.Removed] = ()
         #: Lookups that raised an exception, of which nothing else is known.
         self._raised = [event for event in events if event["event"] == "raised"]
         builds = [event for event in events if event["event"] == "build" and not event["failed"]]

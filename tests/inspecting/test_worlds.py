@@ -172,6 +172,14 @@ def cut(home: Path, _mount: Mount) -> dict[str, str]:
     return {}
 
 
+def renamed(home: Path, _mount: Mount) -> dict[str, str]:
+    subprocess.run(POCL, env=_variables(home), check=True)
+    (code,) = _kcache(home).rglob("double_it.so")
+    code.rename(code.with_name("another.so"))
+    code.parents[1].rename(code.parents[2] / "another")
+    return {}
+
+
 def cut_dictionary(home: Path, _mount: Mount) -> dict[str, str]:
     _dictionary(home).write_bytes(b"SQLite format 3\0" + bytes(4096))
     return {}
@@ -226,6 +234,7 @@ WORLDS = (
     World("leaked", leaked, Severity.WASTES),
     World("unreadable", unreadable, Severity.FAILS),
     World("damaged", cut, Severity.FAILS, verb="verify", symptom="Bus error"),
+    World("doubtful", renamed, Severity.RISKS, verb="verify"),
     World("damaged", cut_dictionary, Severity.FAILS, PYTOOLS, "file is not a database", "pytools", "verify"),
     World("tuning", tuning, Severity.RECOMPILES, (), layer="miopen-tuning"),
     World("quoted", quoted, Severity.RECOMPILES, (), layer="miopen-tuning"),

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import run_in
-from support.layers import clear, fill_up, got, keys_of, problems, root_of, usage_of, verified, write
+from homes import Home, run_in
+from support.layers import clear, fill_up, findings, got, keys_of, problems, root_of, usage_of, verified, write
 from support.products import PRODUCTS
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Damaged, LayerError, Unsettled
 from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.core.entry import Artifact
+from cachectl.layers.core.finding import Severity
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.cuda import entries as form
@@ -109,6 +110,22 @@ def test_an_index_that_is_not_whole_is_named_and_made_anew(layer: Layer, content
     assert verified(layer) == []
 
 
+@pytest.mark.parametrize("kept", [None, b"", b"\0" * 200, 300])
+def test_purge_damaged_writes_a_bad_index_again(cuda: Home, kept: bytes | int | None) -> None:
+    """One that was cut keeps its records, in their order: the driver evicts by it."""
+    path = cuda.path / ".nv/ComputeCache/index"
+    order = path.read_bytes()[16:]
+    path.write_bytes(path.read_bytes()[:kept] if isinstance(kept, int) else kept or b"")
+    if kept is None:
+        path.unlink()
+    (finding,) = cuda.json("verify cuda", check=False)["findings"]
+    assert (finding["severity"], finding["fix"]) == ("recompiles once", "cachectl purge --damaged cuda")
+    assert cuda.cachectl("purge --damaged cuda").returncode == 0
+    assert cuda.cachectl("verify cuda").stdout == "no damage found\n"
+    known = 16 * (284 // 16) if isinstance(kept, int) else 0
+    assert (path.stat().st_size, path.read_bytes()[16 : 16 + known]) == (16 + len(order), order[:known])
+
+
 @pytest.mark.parametrize("behind", [b"strange", bytes(16), b"a later version's own bytes, 32.."])
 def test_bytes_behind_the_counted_records_stay_behind_them(layer: Layer, behind: bytes) -> None:
     """A driver 580 hits then, and keeps all entries when it stores one."""
@@ -127,7 +144,7 @@ def test_a_wrong_total_is_named_and_the_order_of_the_records_stays(layer: Layer,
     path = root_of(layer) / "index"
     data, before = path.read_bytes(), index(layer)
     path.write_bytes(data[:8] + struct.pack("<Q", total) + data[16:])
-    assert [(finding.code, finding.thing) for finding in verified(layer)] == [("index", None)]
+    assert findings(layer) == [("index", Severity.WASTES)]
     key = form.key_from(before[-1][0])
     artifact = got(layer, key)
     assert clear(layer, key=key).removed == 1

@@ -15,6 +15,7 @@ from support.products import POCL_KEY as NAME
 from support.products import place as lay_out
 from tiers import real
 
+from benchmarks.trees import native
 from cachectl.layers.core.finding import Severity
 from cachectl.layers.core.layer import put_many
 from cachectl.layers.pocl import PoclKernels
@@ -33,11 +34,12 @@ def layer(home: Home) -> PoclKernels:
 
 @pytest.mark.parametrize("suffix", [".so", ".so.o"])
 def test_kernels_and_variants_of_both_layouts(layer: PoclKernels, suffix: str) -> None:
+    code = native("add", "mul", linked=suffix == ".so")
     files = {
-        f"{kernel}/{variant}/{kernel}{suffix}": NATIVE for kernel in ("add", "mul") for variant in ("0-0-0", "16-1-1")
+        f"{kernel}/{variant}/{kernel}{suffix}": code for kernel in ("add", "mul") for variant in ("0-0-0", "16-1-1")
     }
     small = f"add/8-1-1-goffs0-smallgrid/add{suffix}"
-    place(layer, NAME, {"program.bc": BITCODE, "last_accessed": b"", small: NATIVE, **files})
+    place(layer, NAME, {"program.bc": BITCODE, "last_accessed": b"", small: code, **files})
     (entry,) = layer.entries()
     assert entry.details.kernels == ("add", "mul")
     assert entry.details.detail == {"add": "0-0-0 16-1-1 8-1-1-goffs0-smallgrid", "mul": "0-0-0 16-1-1"}
@@ -207,7 +209,7 @@ def test_a_users_file_beside_native_code_is_never_removed(warm: Home) -> None:
 
 @real
 def test_what_is_not_checked_is_said(warm: Home) -> None:
-    said = "machine code, and the records of LLVM bitcode"
+    said = "machine code, the records of LLVM bitcode, and whether a whole program has its own key"
     assert warm.cachectl("verify loopy pyopencl-invoker pocl").stdout == "no damage found\n"
     assert warm.cachectl("verify -v loopy pyopencl-invoker pocl").stdout.splitlines() == [
         "no damage found",

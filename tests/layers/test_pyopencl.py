@@ -3,6 +3,7 @@
 import os
 import pickle
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -279,6 +280,44 @@ import pyopencl as cl
 context = cl.Context([cl.get_platforms()[0].get_devices()[0]])
 print(cl.Program(context, "__kernel void k(__global int *a) { a[get_global_id(0)] += 1; }").build().k.function_name)
 """
+
+
+def test_bytes_behind_a_program_of_intels_driver_fail_and_a_damaged_part_recompiles(
+    home: Home, intel_driver: Driver
+) -> None:
+    home.run(sys.executable, "-c", INTEL, check=True, **intel_driver)
+    layer = PyOpenCLBinaries(home.environment(**intel_driver))
+    (entry,) = layer.entries()
+    binary = entry.root / entry.key / "binary"
+    data = binary.read_bytes()
+    binary.write_bytes(data + b"\0")
+    assert home.run(sys.executable, "-c", INTEL, check=False, **intel_driver).returncode
+    (finding,) = verified(layer)
+    assert (finding.severity, finding.message) == (Severity.FAILS, "binary: has 1 bytes behind its last section")
+    begin = data.index(b"BC\xc0\xde")
+    binary.write_bytes(data[:begin] + bytes(64) + data[begin + 64 :])
+    assert home.run(sys.executable, "-c", INTEL, check=True, **intel_driver).returncode == 0
+    (finding,) = verified(layer)
+    assert finding.severity is Severity.RECOMPILES
+    assert finding.message == "binary: .ocl.ir is not LLVM bitcode; PyOpenCL builds the program again"
+
+
+def test_a_binary_of_another_build_than_its_source_is_doubtful(home: Home, intel_driver: Driver) -> None:
+    """PyOpenCL does not read the source, so that nothing shows which of the two is another program's."""
+    other = INTEL.replace(" k(", " other(").replace(".k.", ".other.")
+    for program in (INTEL, other):
+        home.run(sys.executable, "-c", program, check=True, **intel_driver)
+    layer = PyOpenCLBinaries(home.environment(**intel_driver))
+    folders = {entry.details.kernels: entry.root / entry.key for entry in layer.entries()}
+    assert verified(layer) == []
+    shutil.copyfile(folders["other",] / "binary", folders["k",] / "binary")
+    assert home.run(sys.executable, "-c", INTEL, check=False, **intel_driver).returncode
+    (finding,) = verified(layer)
+    assert (finding.code, finding.severity, finding.thing) == ("doubtful", Severity.RISKS, None)
+    assert "binary: is of another build than source.cl" in finding.message
+    assert home.cachectl(finding.fix.removeprefix("cachectl "), **intel_driver).returncode == 0
+    home.run(sys.executable, "-c", INTEL, check=True, **intel_driver)
+    assert verified(layer) == []
 
 
 @pytest.mark.parametrize("damage", ["cut in half", "random"])

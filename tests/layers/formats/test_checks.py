@@ -2,6 +2,7 @@
 
 import _ctypes
 import io
+import struct
 import subprocess
 import sys
 import tarfile
@@ -93,7 +94,7 @@ def test_a_library_is_damaged_where_the_dynamic_linker_fails(tmp_path: Path) -> 
         for filled in (b"", bytes(missing)):
             library.write_bytes(whole[: len(whole) - missing] + filled)
             status = subprocess.run([sys.executable, "-c", LOAD, library], check=False, capture_output=True).returncode
-            is_damaged = elf.linking_complaint(library.read_bytes()) is not None
+            is_damaged = elf.linking_complaint(library.read_bytes(), None) is not None
             # It may load one that lacks data, which is damaged all the same. Zeros that fill no page may be data.
             needed = (end - 1) // 4096 * 4096 + 1 if filled else end
             assert is_damaged is (len(whole) - missing < needed), (missing, bool(filled))
@@ -112,3 +113,24 @@ def test_a_list_longer_than_its_block_is_not_read() -> None:
         data = b"BC\xc0\xde" + bytes.fromhex("210c0000") + length.to_bytes(4, "little") + body
         assert bitcode.complaint(data) is None
         assert bitcode.kernels(data) is None
+
+
+def test_a_frame_of_rusticl_states_the_length_of_its_module() -> None:
+    """The frame of Mesa 22.3 takes nothing behind the module; that of 2025 begins with a name, and does."""
+    module = struct.pack("<6I", 0x07230203, 0x10000, 0, 9, 0, 1 << 16 | 56)
+    old = struct.pack("<3I", 1, len(module), 4) + module
+    new = b"rusticl\0" + struct.pack("<4I", 1, 4, len(module), 4) + b"name" + module
+    refusal = device_binaries.refusal
+    assert [refusal(data) for data in (old, new, new + b"\0")] == [None] * 3
+    assert all(refusal(old[:length]) for length in range(1, len(old)))
+    assert all(refusal(new[:length]) for length in range(8, len(new)))
+    assert refusal(old + b"\0") == "has 37 bytes, but its header says 36"
+    assert refusal(old[:-4] + bytes(4)) is not None
+
+
+def test_symbols_of_bitcode_are_those_of_its_module() -> None:
+    for data in samples("bitcode of clang"):
+        symbols = bitcode.read_symbols(data)
+        assert symbols is not None
+        assert set(bitcode.kernels(data) or ()) <= symbols.defined
+        assert bitcode.read_symbols(data[: len(data) // 2]) is None

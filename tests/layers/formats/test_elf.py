@@ -33,7 +33,9 @@ def test_every_table_is_read_as_pyelftools_reads_it(path: Path) -> None:
     assert [(one.name, one.offset, one.size, one.link) for one in ours.sections] == [
         (one.name, one["sh_offset"], one["sh_size"], one["sh_link"]) for one in theirs
     ]
-    assert list(ours.symbols()) == [one.name for part in of("SHT_SYMTAB", "SHT_DYNSYM") for one in part.iter_symbols()]
+    symbols = [one for part in of("SHT_SYMTAB", "SHT_DYNSYM") for one in part.iter_symbols()]
+    assert list(ours.symbols()) == [(one.name, one["st_shndx"] != "SHN_UNDEF") for one in symbols]
+    assert elf.machine_of(data) == data[4:6] + data[18:20] == elf.machine_named("x86_64-pc-linux-gnu")
     notes = [note for part in of("SHT_NOTE") for note in part.iter_notes()]
     read = [((note["n_name"] or "").encode("latin-1"), note["n_descdata"]) for note in notes]
     assert [note[::2] for note in ours.notes()] == read

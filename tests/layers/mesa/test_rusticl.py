@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 from homes import Home, make_home
-from support.layers import assigned, clear, got, listed, python, running
+from support.layers import assigned, clear, clear_damaged, got, listed, python, running, verified
 from support.mesa import FOLDERS, RUSTICL, STORES, rusticl
 
 from cachectl.layers.core.conformance import snapshot
+from cachectl.layers.core.finding import Severity
 from cachectl.layers.core.root import Condition
 from cachectl.layers.mesa.cache import MesaShaderCache
+from cachectl.layers.pyopencl import PyOpenCLBinaries
 
 pytestmark = pytest.mark.real
 
@@ -257,3 +259,30 @@ else:
     late = home.run(sys.executable, "-c", program, str(cold.programs), "late")
     assert late.stdout.split() == ["2.0", "['mesa']"]
     assert len(cold.json("ls mesa")["entries"]) == 2
+
+
+BUILD = """
+import pyopencl as cl
+from rusticl import device
+cl.Program(cl.Context([device()]), "__kernel void k(__global int *a) { a[0] = 1; }").build().k
+"""
+
+
+def test_a_cut_binary_of_pyopencl_aborts_rusticl(cold: Home) -> None:
+    def build(*, check: bool = True) -> int:
+        program = (sys.executable, "-c", BUILD)
+        return cold.run(*program, check=check, **RUSTICL, PYTHONPATH=str(cold.programs)).returncode
+
+    build()
+    layer = PyOpenCLBinaries(cold.environment())
+    (entry,) = layer.entries()
+    assert verified(layer) == []
+    binary = entry.root / entry.key / "binary"
+    data = binary.read_bytes()
+    binary.write_bytes(data[:-9])
+    assert build(check=False) < 0
+    (finding,) = verified(layer)
+    assert (finding.severity, finding.thing is None) == (Severity.FAILS, False)
+    assert clear_damaged(layer).removed == 1
+    build()
+    assert verified(layer) == []
