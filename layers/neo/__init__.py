@@ -100,6 +100,8 @@ class NeoCompilerCache(drivers.DriverLayer):
     def roots(self) -> tuple[Root, ...]:
         """Add the place of older releases."""
         environment, roots = self.environment, self.places.roots(self.environment)
+        if not self.drivers() and not environment.get(_OLD):
+            return roots
         if self.is_old:
             roots = tuple(root for root in roots if root.exists)
         named = environment.get(_OLD)
@@ -112,7 +114,7 @@ class NeoCompilerCache(drivers.DriverLayer):
     def state(self) -> State:
         """Return the state; older releases have no switch, but keep nothing without the folder."""
         state = super().state()
-        if _OLD not in _variables_read(self.environment):
+        if not state.drivers or _OLD not in _variables_read(self.environment):
             return state
         old = next((root for root in self.roots() if root.source in _OLD_SOURCES and root.path.is_dir()), None)
         return (

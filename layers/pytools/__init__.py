@@ -145,7 +145,8 @@ class UserCacheLayer(Layer):
 
     def switched_off(self) -> Iterator[tuple[str | None, Finding]]:
         """Yield the releases of the library for which the variables switch the layer off, and how."""
-        for version in self._releases():
+        is_set = any(self.environment.get(variable) is not None for variable in self.variables)
+        for version in self._releases() if is_set else ():
             fine, severity = "n|no|f|false|off|0", FAILS
             outcome = f"is not a boolean: import {self.library} raises ValueError"
             if self._asks_only(version):
@@ -162,8 +163,6 @@ class UserCacheLayer(Layer):
 
     def _releases(self) -> tuple[str | None, ...]:
         """Return one of those releases, which known Pythons have, that read the variables alike; that of this first."""
-        if all(self.environment.get(variable) is None for variable in self.variables):
-            return ()
         from cachectl.layers.host.pythons import pythons_of
 
         releases = (python.installed(self.library) for python in pythons_of(self.environment))
@@ -172,8 +171,9 @@ class UserCacheLayer(Layer):
 
     def off_state(self) -> State | None:
         """Return that the variables switch the layer off; unknown if some known Pythons take them otherwise."""
-        off = dict(self.switched_off())
-        if not off:
+        if all(self.environment.get(variable) is None for variable in self.variables):
+            return None
+        if not (off := dict(self.switched_off())):
             return None
         message = next(iter(off.values())).message
         others = ", ".join(f"{self.library} {release}" for release in self._releases() if release not in off)

@@ -63,7 +63,7 @@ class _Placed(NamedTuple):
     folder: str = ""
 
 
-class _Held(NamedTuple):
+class _Holding(NamedTuple):
     """A root of a layer, whether it is the layer's first and exists, and what it holds, or the error of counting it."""
 
     layer: Layer
@@ -134,8 +134,8 @@ def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = (), *, place: Path
     names = tuple(layers)
     if place is not None:
         return _judge(place, stack.named(names))
-    roots = {layer: list(_held(layer)) for layer in stack.named(names)}
-    found = list(_of_space([held for of_layer in roots.values() for held in of_layer]))
+    roots = {layer: list(_holdings(layer)) for layer in stack.named(names)}
+    found = list(_of_space([holding for of_layer in roots.values() for holding in of_layer]))
     for plugin in () if names else stack.broken:
         fix = f"fix or uninstall the plug-in {plugin['name']}"
         found.append(codes.PLUGIN.finding(plugin["name"], Path("*"), plugin["why"], fix))
@@ -154,29 +154,29 @@ def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = (), *, place: Path
     return listing.Findings((*found, *_joined(placed)), not_checked)
 
 
-def _unexamined(layer: Layer, roots: Iterable[_Held]) -> Iterator[str]:
+def _unexamined(layer: Layer, roots: Iterable[_Holding]) -> Iterator[str]:
     """Yield what could not be looked at, of a layer that holds something."""
-    filled = [held for held in roots if held.is_filled]
-    for held in filled:
-        for problem in held.usage.problems:
+    filled = [holding for holding in roots if holding.is_filled]
+    for holding in filled:
+        for problem in holding.usage.problems:
             if problem.hides and problem.code != codes.UNREADABLE.name:
                 yield f"{problem.path}: {problem.message}"
-        if held.usage.unknown_files:
-            yield f"{held.root.path}: {unknown_words(held.usage.unknown_files)}"
+        if holding.usage.unknown_files:
+            yield f"{holding.root.path}: {unknown_words(holding.usage.unknown_files)}"
     if filled:
         yield from layer.unexamined()
 
 
 def _judge(folder: Path, layers: Iterable[Layer]) -> listing.Findings:
     """Return why a folder does not serve the layers that can be moved there."""
-    roots: list[_Held] = []
+    roots: list[_Holding] = []
     for layer in layers:
         if layer.about.scope is Scope.USER and layer.abilities()[Ability.RELOCATE] is None:
             moved = moved_to(layer, folder)
-            roots.append(_Held(moved, moved.roots()[0], True, False, UNCOUNTED, None))  # noqa: FBT003
+            roots.append(_Holding(moved, moved.roots()[0], True, False, UNCOUNTED, None))  # noqa: FBT003
     placed: list[_Placed] = []
-    for held in roots:
-        for each in _guarded(held.layer, folder, (*_of_use(held), *_of_sharing(held))):
+    for holding in roots:
+        for each in _guarded(holding.layer, folder, (*_of_use(holding), *_of_sharing(holding))):
             finding = each.finding
             # The variable is the one that would name the folder.
             if each.folder or finding.fix.startswith("unset "):
@@ -207,7 +207,7 @@ def _move(layers: Iterable[str], folder: str) -> str:
     return f'eval "$(cachectl env --root {folder} {options} --shell sh)"'
 
 
-def _held(layer: Layer) -> Iterator[_Held]:
+def _holdings(layer: Layer) -> Iterator[_Holding]:
     """Yield the roots of a layer; one that cannot be asked whether it exists is read, which reports the error."""
     with suppress(*FAILURES):
         for number, root in enumerate(every_root(layer)):
@@ -218,7 +218,7 @@ def _held(layer: Layer) -> Iterator[_Held]:
                 usage = layer.store.usage(root) if exists else usage
             except FAILURES as error:
                 failure = error
-            yield _Held(layer, root, not number, exists, usage, failure)
+            yield _Holding(layer, root, not number, exists, usage, failure)
 
 
 def _guarded(layer: Layer, path: Path | None, placed: Iterable[_Placed]) -> Iterator[_Placed]:
@@ -229,84 +229,84 @@ def _guarded(layer: Layer, path: Path | None, placed: Iterable[_Placed]) -> Iter
         yield _Placed((layer, path), listing.failure(layer, path, error))
 
 
-def _of_layer(layer: Layer, roots: Iterable[_Held]) -> Iterator[_Placed]:
+def _of_layer(layer: Layer, roots: Iterable[_Holding]) -> Iterator[_Placed]:
     """Yield what the layer itself reports."""
     try:
         # Layers that share a variable have one problem with it.
         yield from (_Placed((finding.message, finding.fix), finding) for finding in spelling.diagnosed(layer))
     except FAILURES as error:
         # The finding of a root that cannot be read names it.
-        if not isinstance(error, (LayerError, OSError)) or all(held.is_readable for held in roots):
+        if not isinstance(error, (LayerError, OSError)) or all(holding.is_readable for holding in roots):
             yield _Placed((layer, None), listing.failure(layer, None, error))
 
 
-def _of_roots(layer: Layer, roots: Iterable[_Held]) -> Iterator[_Placed]:
+def _of_roots(layer: Layer, roots: Iterable[_Holding]) -> Iterator[_Placed]:
     first_failed = False
-    for held in roots:
-        path = held.root.path
-        first_failed |= held.first and held.error is not None
+    for holding in roots:
+        path = holding.root.path
+        first_failed |= holding.first and holding.error is not None
         # The others are next to it.
-        if held.error is not None and (held.first or not first_failed):
-            yield _unread(held, listing.failure(layer, path, held.error))
-        unread = {problem.path: problem for problem in held.usage.problems if problem.code == codes.UNREADABLE.name}
-        yield from (_unread(held, finding_of(layer.store, held.root, problem)) for problem in unread.values())
+        if holding.error is not None and (holding.first or not first_failed):
+            yield _unread(holding, listing.failure(layer, path, holding.error))
+        unread = {problem.path: problem for problem in holding.usage.problems if problem.code == codes.UNREADABLE.name}
+        yield from (_unread(holding, finding_of(layer.store, holding.root, problem)) for problem in unread.values())
         # The library will make its first root at its first use.
-        if held.in_use:
-            yield from (each for each in _guarded(layer, path, _of_place(held)) if each.state not in unread)
-        if held.exists and held.clearable and not layer.about.precious:
-            yield from _of_waste(held)
+        if holding.in_use:
+            yield from (each for each in _guarded(layer, path, _of_place(holding)) if each.state not in unread)
+        if holding.exists and holding.clearable and not layer.about.precious:
+            yield from _of_waste(holding)
     # The error that kept them from being listed.
     tuple(every_root(layer))
 
 
-def _unread(held: _Held, finding: Finding) -> _Placed:
+def _unread(holding: _Holding, finding: Finding) -> _Placed:
     """Return the finding of what could not be read; a right to read is of no use to a library that has to write."""
-    judged = listing.judged(held.layer, finding)
+    judged = listing.judged(holding.layer, finding)
     place = finding.root if finding.key is None else finding.root / finding.key
-    if not held.first or finding.code != codes.UNREADABLE.name:
-        return _Placed((held.layer, place), judged)
+    if not holding.first or finding.code != codes.UNREADABLE.name:
+        return _Placed((holding.layer, place), judged)
     hazard = Hazard(judged.severity, "")
     if finding.key is None:
-        hazard = held.layer.about.uses.get(Use.WRITE, hazard)
+        hazard = holding.layer.about.uses.get(Use.WRITE, hazard)
     if not finding.fix.startswith("as "):
         return _Placed(place, judged, hazard.message)
-    if held.layer.abilities()[Ability.RELOCATE] is not None:
+    if holding.layer.abilities()[Ability.RELOCATE] is not None:
         return _Placed(place, finding, hazard.message)
-    closed = trust.closed_by_another(place, held.layer.environment.home_folder)
+    closed = trust.closed_by_another(place, holding.layer.environment.home_folder)
     message = f"cannot be read, because {closed.place} is closed to you{closed.owner}"
-    return held.moved(closed.place, codes.UNREADABLE, hazard, message, held.free_folder())
+    return holding.moved(closed.place, codes.UNREADABLE, hazard, message, holding.free_folder())
 
 
-def _of_waste(held: _Held) -> Iterator[_Placed]:
-    root, usage, fix = held.root, held.usage, f"cachectl prune --stale {held.layer.name}"
+def _of_waste(holding: _Holding) -> Iterator[_Placed]:
+    root, usage, fix = holding.root, holding.usage, f"cachectl prune --stale {holding.layer.name}"
     if usage.stale_entries:
         amount = plural(usage.stale_entries, "stale entry", "stale entries")
         message = f"{amount} of {usage.stale_bytes or 0:,} bytes, whose driver was seen here and has gone"
-        yield held.finding(root, codes.STALE, WASTES, message, fix)
+        yield holding.finding(root, codes.STALE, WASTES, message, fix)
     if usage.orphan_files:
         wastes = usage.orphan_bytes or usage.orphan_files >= _MANY_FILES
         amount = plural(usage.orphan_files, "leaked file")
         message = f"{amount} of {usage.orphan_bytes or 0:,} bytes, which nothing reads"
-        yield held.finding(root, codes.LEAKED, WASTES if wastes else HARMLESS, message, fix)
+        yield holding.finding(root, codes.LEAKED, WASTES if wastes else HARMLESS, message, fix)
 
 
 # ---------------------------------------------------------------------- full file systems
 
 
-def _of_space(roots: Iterable[_Held]) -> Iterator[Finding]:
+def _of_space(roots: Iterable[_Holding]) -> Iterator[Finding]:
     """Report each file system or quota of a user's root that is full or nearly full."""
-    devices: dict[int, list[_Held]] = {}
-    for held in roots:
-        if held.root.scope is Scope.USER and held.in_use:
+    devices: dict[int, list[_Holding]] = {}
+    for holding in roots:
+        if holding.root.scope is Scope.USER and holding.in_use:
             with suppress(OSError):
-                devices.setdefault(plain.nearest(held.root.path).stat().st_dev, []).append(held)
+                devices.setdefault(plain.nearest(holding.root.path).stat().st_dev, []).append(holding)
     for same in devices.values():
         with suppress(OSError):
             for free in room.room_at(same[0].root.path):
                 yield from _shortage(same, free)
 
 
-def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
+def _shortage(roots: list[_Holding], free: room.Room) -> Iterator[Finding]:
     grades = [
         sum(amount is not None and amount < limits[unit] for limits in (_FULL, _NEARLY_FULL))
         for unit, amount in enumerate(free[:2])
@@ -317,9 +317,9 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
     short += [f"{free[1]:,} more files"] if grades[1] else []
     unit = "files" if grades[1] > grades[0] else "bytes"
 
-    def amount(held: _Held) -> int:
-        is_clearable = held.clearable and not held.layer.about.precious
-        return is_clearable * sum(getattr(held.usage, name) or 0 for name in (unit, f"orphan_{unit}"))
+    def amount(holding: _Holding) -> int:
+        is_clearable = holding.clearable and not holding.layer.about.precious
+        return is_clearable * sum(getattr(holding.usage, name) or 0 for name in (unit, f"orphan_{unit}"))
 
     largest = max(roots, key=amount)
     owner, fix = "no layer holds anything there that can be cleared", "remove other files there"
@@ -330,7 +330,7 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
     left, needed = (free[0], _FULL[0]) if unit == "bytes" else (free[1], _FULL[1])
     # Else to clear everything does not help.
     if (left or 0) + sum(map(amount, roots)) < needed and (folder := largest.free_folder()):
-        movable = (held.layer for held in roots if held.layer.abilities()[Ability.RELOCATE] is None)
+        movable = (holding.layer for holding in roots if holding.layer.abilities()[Ability.RELOCATE] is None)
         fix = _move(dict.fromkeys(layer.name for layer in movable), folder)
     message = f"{free[2]} has room for {' and '.join(short)}; {owner}"
     yield largest.finding(None, codes.FULL, severity, message, fix).finding
@@ -339,29 +339,29 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
 # ---------------------------------------------------------------------- places
 
 
-def _of_place(held: _Held) -> Iterator[_Placed]:
+def _of_place(holding: _Holding) -> Iterator[_Placed]:
     """Report old locks, and problems with the place of a root that need not exist; those of use if the layer is on."""
     is_on = True
     with suppress(*FAILURES):
-        is_on = held.layer.state().condition in (ENABLED, UNKNOWN)
-    is_needed = is_on or held.layer.about.needs_place
-    yield from (each for each in _of_use(held) if is_needed or each.finding.severity is UNSAFE)
+        is_on = holding.layer.state().condition in (ENABLED, UNKNOWN)
+    is_needed = is_on or holding.layer.about.needs_place
+    yield from (each for each in _of_use(holding) if is_needed or each.finding.severity is UNSAFE)
     if is_on:
-        yield from _of_sharing(held)
-        keeper = processes.lost_with(held.layer.environment, held.root.path)
-        if keeper is not None and held.root.scope is Scope.USER:
-            yield held.finding(keeper, codes.VOLATILE, None, f"is lost with {keeper}", _KEEP)
-    for finding in find_old_locks(held.layer.store, held.root) if held.exists else ():
+        yield from _of_sharing(holding)
+        keeper = processes.lost_with(holding.layer.environment, holding.root.path)
+        if keeper is not None and holding.root.scope is Scope.USER:
+            yield holding.finding(keeper, codes.VOLATILE, None, f"is lost with {keeper}", _KEEP)
+    for finding in find_old_locks(holding.layer.store, holding.root) if holding.exists else ():
         severity = finding.severity if is_on else HARMLESS
         yield _Placed((finding.root, finding.key), finding._replace(severity=severity))
 
 
-def _of_use(held: _Held) -> Iterator[_Placed]:
+def _of_use(holding: _Holding) -> Iterator[_Placed]:
     """Report why the library cannot use a root as it does, and who else can change what is in it."""
-    layer, root, environment = held.layer, held.root, held.layer.environment
-    is_used = held.first and held.is_readable and root.scope is Scope.USER
+    layer, root, environment = holding.layer, holding.root, holding.layer.environment
+    is_used = holding.first and holding.is_readable and root.scope is Scope.USER
     uses = layer.about.uses if is_used else {}
-    written = layer.store.written(root) if held.exists and Use.CHANGE in uses else ()
+    written = layer.store.written(root) if holding.exists and Use.CHANGE in uses else ()
     for obstacle in places.find_obstacles(root.path, uses, environment.home_folder, written):
         code, hazard = codes.COMMON[obstacle.code], Hazard(UNSAFE, "")
         if obstacle.use is not None:
@@ -378,22 +378,22 @@ def _of_use(held: _Held) -> Iterator[_Placed]:
         elif code is codes.OWNER and environment.superuser and (user := environment.get("SUDO_USER")):
             fix = f"sudo -H in place of sudo -E, which keeps the home of {user}"
         if fix:
-            placed = held.finding(obstacle.place, code, hazard.severity, obstacle.message, fix)
+            placed = holding.finding(obstacle.place, code, hazard.severity, obstacle.message, fix)
             yield placed._replace(effect=hazard.message)
         else:
-            yield held.moved(obstacle.place, code, hazard, obstacle.message, held.free_folder())
+            yield holding.moved(obstacle.place, code, hazard, obstacle.message, holding.free_folder())
 
 
-def _of_sharing(held: _Held) -> Iterator[_Placed]:
+def _of_sharing(holding: _Holding) -> Iterator[_Placed]:
     """Report a root on a network file system, or one that the ranks of this job share; one folder cures both."""
-    layer, root, environment = held.layer, held.root, held.layer.environment
+    layer, root, environment = holding.layer, holding.root, holding.layer.environment
     kind, job = processes.network_file_system(environment, root.path), launcher.parallel_job(environment)
     code, states, hazards = codes.NETWORK, list[str](), list[Hazard]()
     if kind is not None and (hazard := layer.about.on_network) is not None:
         states.append(f"lies on a network file system ({kind})")
         hazards.append(hazard)
     # A cache is made again, and tuning is not: it stays in the home.
-    folder = '"$HOME/.cachectl/$(hostname)"' if layer.about.precious else held.free_folder(local=True)
+    folder = '"$HOME/.cachectl/$(hostname)"' if layer.about.precious else holding.free_folder(local=True)
     if job is not None and (hazard := layer.about.among_ranks) is not None and not _apart(environment, root.path):
         several = "the ranks" if job.ranks is None else f"the {job.ranks} ranks"
         script = "a conftest.py, by os.environ" if "XDIST" in job.rank_variable else "the script that each rank runs"
@@ -404,7 +404,7 @@ def _of_sharing(held: _Held) -> Iterator[_Placed]:
     if hazards:
         severity = min((hazard.severity for hazard in hazards), key=_WORST_FIRST.index)
         hazard = Hazard(severity, "; ".join(hazard.message for hazard in hazards))
-        yield held.moved(root.path, code, hazard, "; ".join(states), folder)
+        yield holding.moved(root.path, code, hazard, "; ".join(states), folder)
 
 
 def _apart(environment: Environment, path: Path) -> bool:
