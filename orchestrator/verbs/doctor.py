@@ -244,9 +244,11 @@ def _of_roots(layer: Layer, roots: Iterable[_Holding]) -> Iterator[_Placed]:
     first_failed = False
     for holding in roots:
         path = holding.root.path
-        first_failed |= holding.first and holding.error is not None
-        # The others are next to it.
-        if holding.error is not None and (holding.first or not first_failed):
+        if first_failed and not holding.is_readable:
+            # It is next to the first.
+            continue
+        first_failed |= holding.first and not holding.is_readable
+        if holding.error is not None:
             yield _unread(holding, listing.failure(layer, path, holding.error))
         unread = {problem.path: problem for problem in holding.usage.problems if problem.code == codes.UNREADABLE.name}
         yield from (_unread(holding, finding_of(layer.store, holding.root, problem)) for problem in unread.values())

@@ -287,7 +287,8 @@ def test_a_home_that_is_closed_to_this_user_is_one_state(open_folder: Path, nobo
     make(home / ".cache")
     home.chmod(0o700)
     variables = {"OCL_ICD_VENDORS": register_driver(open_folder, "libpocl.so.2"), "TMPDIR": str(make_own(open_folder))}
-    (found,) = (one for one in asked(home, nobody, "doctor", **variables) if one["code"] == "unreadable")
+    closed = [one for one in asked(home, nobody, "doctor", **variables) if one["code"] == "unreadable"]
+    (found,) = closed
     assert {"pocl", "loopy"} <= set(found["layers"])
     assert f"because {home} is closed to you; it belongs to root" in found["message"]
     assert found["fix"].startswith('eval "$(cachectl env --root "$(mktemp -d)" --layer ')
