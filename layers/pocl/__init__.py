@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from cachectl.layers.base.environment import Environment
@@ -114,6 +115,18 @@ def _compilations(path: str) -> tuple[Compilation, ...]:
     return tuple(found)
 
 
+def _compiled_since(path: str, moment: float) -> tuple[str, ...]:
+    """Return the kernels that were compiled for a new size of their work-groups, which PoCL does at a launch."""
+    with suppress(OSError):
+        return tuple(
+            f"{native.parents[1].name} ({native.parent.name.partition('-goffs')[0].replace('-', 'x')})"
+            for suffix in NATIVE
+            for native in sorted(Path(path).glob(f"*/*/*{suffix}"))
+            if native.stat().st_ctime >= moment
+        )
+    return ()
+
+
 def _other_output(heard: bytes) -> bytes:
     from cachectl.layers.inside.pocl_messages import read_messages
 
@@ -128,6 +141,7 @@ _LOOKUPS = Lookups(
     keeps_use=True,
     weigh=_weigh,
     compilations=_compilations,
+    compiled_since=_compiled_since,
     other_output=_other_output,
 )
 

@@ -112,6 +112,13 @@ class Evidence:
             return states[0]
         return State(UNKNOWN, "it is on in some programs of the run only")
 
+    def compiled_later(self) -> Iterator[str]:
+        """Yield what was compiled in the run into entries that were there before it, and that it used."""
+        before = self.before or {}
+        for path, entry in (self._list() or {}).items() if before and self.part.keeps_use else ():
+            if path in before and entry.used is not None and entry.used >= self._began:
+                yield from self.part.compiled_since(path, self._began)
+
     def take(self, uses: Iterable[Use], doubts: Mapping[str, None]) -> None:
         """Take over what file events showed: the uses of the layer's files, and why some may be missing."""
         shared, entries = self.part.shared, []

@@ -29,7 +29,7 @@ FORGET = "cachectl trace --forget"
 _FILE = "ledger.json"
 #: Bytes of the file; the kernels that were not built for longest are dropped.
 _LARGEST = 8 << 20
-#: Different builds of a kernel that are kept of one run, runs of which their keys are kept, and keys of lookups.
+#: Different builds that are kept of a name, runs of which their keys are kept, and keys of lookups.
 _MOST_BUILDS, _MOST_KEYS, _MOST_ASKED = 16, 8, 64
 #: Runs whose sums are kept.
 _MOST_RUNS = 2000
@@ -70,10 +70,11 @@ class Build(NamedTuple):
 class Known(NamedTuple):
     """A kernel as the last traced run that built it or looked it up left it.
 
-    ``layers`` are those that hit or stored it, with the path of the first root of each. ``packages`` are versions by
-    name. ``keys`` are digests of the builds of the last runs, the newest last, and ``seconds`` what a miss took in each
-    layer when it was last measured. ``asked`` are the keys of its last lookups, where they are seen. ``at`` is in epoch
-    seconds.
+    ``builds`` are those of the last runs, the newest last: programs may have kernels of one name. ``layers`` are those
+    that hit or stored it, with the path of the first root of each. ``packages`` are versions by name. ``keys`` are
+    digests of the builds of the last runs, and ``kinds`` what differed in each, the newest last. ``seconds`` are what a
+    miss took in each layer when it was last measured, and ``asked`` the keys of its last lookups, where they are seen.
+    ``at`` is in epoch seconds.
     """
 
     at: float
@@ -84,6 +85,7 @@ class Known(NamedTuple):
     keys: tuple[str, ...] = ()
     seconds: Mapping[str, float] = {}
     asked: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
 
 
 class Run(NamedTuple):
@@ -249,9 +251,9 @@ def _number(value: Any) -> Any:  # noqa: ANN401 - JSON
 def _known(fields: Any) -> Known:  # noqa: ANN401 - JSON
     builds = tuple(_build(one) for one in fields["builds"])
     layers, packages = ({str(k): str(v) for k, v in fields[name].items()} for name in ("layers", "packages"))
-    keys, asked = (tuple(map(str, fields.get(name, ()))) for name in ("keys", "asked"))
+    keys, asked, kinds = (tuple(map(str, fields.get(name, ()))) for name in ("keys", "asked", "kinds"))
     seconds = {str(layer): _number(number) for layer, number in fields["seconds"].items()}
-    return Known(_number(fields["at"]), builds, layers, str(fields["python"]), packages, keys, seconds, asked)
+    return Known(_number(fields["at"]), builds, layers, str(fields["python"]), packages, keys, seconds, asked, kinds)
 
 
 def _build(fields: Any) -> Build:  # noqa: ANN401 - JSON
@@ -265,8 +267,12 @@ def _encode(ledger: Ledger) -> bytes:
     kernels: dict[str, dict[str, Any]] = {}
     left = _LARGEST
     for name, known in sorted(ledger.kernels.items(), key=lambda item: -item[1].at):
-        builds = [build._asdict() for build in known.builds[:_MOST_BUILDS]]
-        last = {"keys": known.keys[-_MOST_KEYS:], "asked": known.asked[-_MOST_ASKED:]}
+        builds = [build._asdict() for build in known.builds[-_MOST_BUILDS:]]
+        last = {
+            "keys": known.keys[-_MOST_KEYS:],
+            "asked": known.asked[-_MOST_ASKED:],
+            "kinds": known.kinds[-_MOST_KEYS:],
+        }
         fields = {**known._asdict(), "builds": builds, **last}
         left -= len(encode_json(fields))
         if left < 0:

@@ -38,6 +38,8 @@ _ALWAYS = 3
 _LONGEST_DIFF = 1 << 18
 #: Differences that are named of one kernel, and characters of each.
 _NAMED, _LONG = 2, 80
+#: Kernels that are named of those that were compiled at a launch.
+_FEW = 3
 
 
 class Seen(NamedTuple):
@@ -76,7 +78,10 @@ class Judge:
             with suppress(*FAILURES):
                 self._roots[name] = layer.views[0].roots()[0]
         self.kernels = dict(self._seen(events))
+        #: What differs from the last run in the builds of each kernel, in two words.
+        self._kinds: dict[str, str] = {}
         self._removals: Sequence[ledger.Removed] = ()
+        self._later = [what for layer in layers.values() for what in layer.compiled_later()]
         #: Lookups that raised an exception, of which nothing else is known.
         self._raised = [event for event in events if event["event"] == "raised"]
         builds = [event for event in events if event["event"] == "build" and not event["failed"]]
@@ -157,11 +162,11 @@ class Judge:
             if seen.misses:
                 then = known.get(kernel)
                 diff = _diff(kernel, seen, then) if explain and then is not None else None
-                because = self._because(seen, then) if kernel else "these lookups name no kernel"
+                because = self._because(kernel, seen, then) if kernel else "these lookups name no kernel"
                 found.append(timeline.MissedKernel(kernel, seen.lost, seen.misses, because, diff))
         return tuple(sorted(found, key=lambda one: -one.seconds))
 
-    def _because(self, seen: Seen, then: ledger.Known | None) -> str:
+    def _because(self, kernel: str, seen: Seen, then: ledger.Known | None) -> str:
         closed = [self._said_of(name) for name in seen.misses if name in self._states]
         if len(closed) == len(seen.misses):
             return "; ".join(closed)
@@ -185,7 +190,9 @@ class Judge:
             if key in changes:
                 break
             changes.append(key)
-        if len(changes) >= _ALWAYS:
+        kind = self._kinds[kernel] = " ".join(reasons[0].split()[:2])
+        # The first of them differs from none.
+        if len(changes) >= _ALWAYS and {kind} == {*then.kinds[-(len(changes) - 2) :]}:
             reasons[-1] += f"; it changed in each of its last {len(changes)} runs"
         return "; ".join(reasons[:_NAMED])
 
@@ -318,7 +325,9 @@ class Judge:
         return f"{said}; {'; '.join(reasons)}" if reasons else said
 
     def _uncached(self) -> str:
-        """Return the seconds of work that a hit would save, and for which no cache was asked."""
+        """Return what was compiled at a launch, or the work that a hit would save, for which no cache was asked."""
+        if self._later:
+            return f"Compiled at launch, for a new work-group size: {', '.join(self._later[:_FEW])}"
         used = {use.layer for use in self._trace.layers if use.was_used} | self._states.keys()
         times = {"compile": sum(end - start for event in self._unknown for start, end in event["compiles"]) / 1e9}
         idle = [layer.part.saves for name, layer in self._layers.items() if name not in used]
@@ -363,7 +372,7 @@ class Judge:
             before = {name: place for name, place in then.layers.items() if name not in lost}
             book.kernels[kernel] = ledger.Known(
                 trace.started,
-                seen.builds or then.builds,
+                (*(build for build in then.builds if build not in seen.builds), *seen.builds),
                 {**before, **roots},
                 seen.python,
                 seen.packages,
@@ -371,6 +380,7 @@ class Judge:
                 {**then.seconds, **seen.seconds},
                 # Lookups that a program's memory answers are not seen, so those of earlier runs stay.
                 tuple(dict.fromkeys((*then.asked, *seen.asked))),
+                (*then.kinds, self._kinds.get(kernel, "")) if seen.builds else then.kinds,
             )
         summary = trace.summary
         if summary is not None:
@@ -439,13 +449,14 @@ def _digest(data: bytes) -> str:
 
 
 def nearest(seen: Seen, then: ledger.Known) -> tuple[ledger.Build | None, ledger.Build | None]:
-    """Return the build of a run, and the one of the last run, that differ in least, among those that are new."""
+    """Return the build of a run, and the one of the last runs, that differ in least, among those that are new."""
     new = [build for build in seen.builds if build not in then.builds] or seen.builds
 
     def distance(pair: tuple[ledger.Build, ledger.Build]) -> int:
         return sum(one != other for one, other in zip(*pair, strict=True))
 
-    pairs = [(now, before) for now in new for before in then.builds]
+    # Of those that differ alike the newest.
+    pairs = [(now, before) for now in new for before in reversed(then.builds)]
     return min(pairs, key=distance, default=(None, None))
 
 
@@ -469,12 +480,12 @@ def _changed_options(now: list[str], before: list[str]) -> str:
     added = [word for word in now if word not in before]
     gone = [word for word in before if word not in now]
     if len(added) == len(gone) == 1:
-        return f"the option `{added[0]}` was `{gone[0]}` in the last run"
+        return f"the option `{added[0]}` was `{gone[0]}` before"
     if added and not gone:
         return f"the option `{_cut(' '.join(added))}` is new"
     if gone and not added:
         return f"the option `{_cut(' '.join(gone))}` is gone"
-    return f"the options `{_cut(' '.join(added or now))}` were `{_cut(' '.join(gone or before))}` in the last run"
+    return f"the options `{_cut(' '.join(added or now))}` were `{_cut(' '.join(gone or before))}` before"
 
 
 def _changed_source(now: str | None, before: str | None) -> str:
@@ -498,7 +509,7 @@ def _diff(kernel: str, seen: Seen, then: ledger.Known) -> str | None:
     if here is None or there is None or here == there or max(len(here), len(there)) > _LONGEST_DIFF:
         return None
     lines = difflib.unified_diff(
-        there.splitlines(), here.splitlines(), f"{kernel} (last run)", f"{kernel} (this run)", lineterm=""
+        there.splitlines(), here.splitlines(), f"{kernel} (before)", f"{kernel} (this run)", lineterm=""
     )
     return "\n".join(lines)
 

@@ -55,7 +55,7 @@ def test_cold_then_warm_then_one_option(seeded: Home) -> None:
     assert cold["verdict"].endswith(" went into compiling 2 kernels, none of which a traced run has built before.")
     assert run(seeded)["verdict"].startswith("Warm: every lookup hit (")
     slow = run(seeded, seed="17")
-    reason = "the option `-DSEED=17` was `-DSEED=1` in the last run"
+    reason = "the option `-DSEED=17` was `-DSEED=1` before"
     assert (slow["said"].splitlines()[0], reasons(slow)) == (slow["verdict"], {"stamp": reason})
     assert slow["verdict"].endswith(f" s went into compiling `stamp`, because {reason}.")
     assert all(0 < one["seconds"] < slow["wall_seconds"] for one in slow["missed"])
@@ -124,6 +124,27 @@ CAUSES = (
         ),
     ),
 )
+
+
+@real
+def test_a_kernel_that_is_compiled_for_a_new_size_at_its_launch_is_not_warm(home: Home) -> None:
+    """PoCL finds the program, and compiles the kernel when it is launched with work-groups of another size."""
+    verdicts = [
+        trace(home, "shape.py", size, options=("--expect-warm",), check=False) for size in ("8", "8", "16", "16")
+    ]
+    assert [(one["warm"], one["exit_status"]) for one in verdicts] == [(False, 0), (True, 0), (False, 0), (True, 0)]
+    assert verdicts[2]["verdict"] == "Compiled at launch, for a new work-group size: shape (16x1x1)."
+
+
+@real
+def test_a_name_stands_for_the_builds_of_several_programs(seeded: Home) -> None:
+    """What was built before is known, though another program has built a kernel of that name since."""
+    run(seeded)
+    (seeded.path / "stamp.cl").write_text(SOURCE.replace("FACTOR 3", "FACTOR 4"))
+    run(seeded)
+    (seeded.path / "stamp.cl").write_text(SOURCE)
+    shutil.rmtree(seeded.path / ".cache/pocl")
+    assert reasons(run(seeded))["stamp"] == "its entry in pocl is missing"
 
 
 @thorough_only
