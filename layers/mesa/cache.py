@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -205,7 +206,10 @@ class MesaShaderCache(drivers.DriverLayer):
         yield from super().diagnose()
         limit = read_limit(self._first(_SIZES)[1])[0]
         for root in self.roots():
-            counted = (self.store.rest.indexed_bytes(root) if root.role == MULTI_FILE else None) or 0
+            counted = 0
+            # That it cannot be read, the judge of places says.
+            with suppress(OSError):
+                counted = (self.store.rest.indexed_bytes(root) if root.role == MULTI_FILE else None) or 0
             message = f"counts {counted:,} of at most {limit:,} bytes: Mesa drops entries to make room"
             fix = f"export {_SIZES[0]}={max(2, 2 * (limit >> 30))}G"
             yield from self.near_limit(counted, limit, message, fix, root.path)

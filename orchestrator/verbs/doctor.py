@@ -352,7 +352,8 @@ def _of_place(holding: _Holding) -> Iterator[_Placed]:
         yield from _of_sharing(holding)
         keeper = processes.lost_with(holding.layer.environment, holding.root.path)
         if keeper is not None and holding.root.scope is Scope.USER:
-            yield holding.finding(keeper, codes.VOLATILE, None, f"is lost with {keeper}", _KEEP)
+            fix = _KEEP if keeper.startswith("the container") else "name a folder on a disk"
+            yield holding.finding(keeper, codes.VOLATILE, None, f"is lost with {keeper}", fix)
     for finding in find_old_locks(holding.layer.store, holding.root) if holding.exists else ():
         severity = finding.severity if is_on else HARMLESS
         yield _Placed((finding.root, finding.key), finding._replace(severity=severity))

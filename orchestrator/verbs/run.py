@@ -255,7 +255,8 @@ def _run(
         if prove:
             from cachectl.watching import proof as proving
 
-            proof = proving.Proof(stack, chosen, left_out=staying)
+            given = here.with_variables(changes).variables
+            proof = proving.Proof(stack, chosen, given, left_out=staying)
             return child.run(command, changes, here, signals), proof.end()
         with verdict or nullcontext({}) as variables:
             return child.run(command, {**changes, **variables}, here, signals), None

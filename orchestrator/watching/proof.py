@@ -14,16 +14,20 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from cachectl import layer_set
-from cachectl.layers.base.processes import network_file_system
+from cachectl.layers.base import processes
+from cachectl.layers.core import spelling
 from cachectl.layers.core.layer import Layer
 from cachectl.watching import events
 
+#: Seconds between looks at the processes of the command.
+_SECONDS_BETWEEN = 0.02
 _OPENED, _CHANGED, _APPEARED, _VANISHED, _MOVED = "was opened", "was changed", "appeared", "vanished", "was moved"
 #: The meaning of each event. Opening and reading a folder only lists it, and is left out.
 _WORDS: Mapping[int, str] = {
@@ -72,15 +76,69 @@ class Attestation(NamedTuple):
         return FAILS if self.touches else UNKNOWN if self.unknown else HOLDS
 
 
+class _Commands:
+    """Looks repeatedly at the processes of the command, and keeps which of them have other variables than it was given.
+
+    ``odd`` has by layer each such variable with its value, and the first process that has it. Only Linux shows
+    variables, those with which a process was started.
+    """
+
+    def __init__(self, layers: Iterable[Layer], given: Mapping[str, str]) -> None:
+        self._names = {layer.name: frozenset(spelling.read_by(layer)) for layer in layers}
+        self._given = given
+        self._earlier = processes.children_of(os.getpid())
+        self._looked_at: set[tuple[int, bytes]] = set()
+        self.odd: dict[str, dict[str, int]] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, name="cachectl-commands", daemon=True)
+        #: Why nothing is known of them.
+        self.why_not = ""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self.why_not = f"the processes of the command were not looked at ({error})"
+
+    def end(self) -> None:
+        """Stop looking."""
+        self._ended.set()
+        if not self.why_not:
+            self._thread.join()
+
+    def _look_on(self) -> None:
+        while not self._ended.wait(_SECONDS_BETWEEN):
+            waiting = [*(processes.children_of(os.getpid()) - self._earlier)]
+            while waiting:
+                pid = waiting.pop()
+                waiting += processes.children_of(pid)
+                block = processes.environment_of(pid) or b""
+                if (pid, block) not in self._looked_at:
+                    self._looked_at.add((pid, block))
+                    self._compare(
+                        pid, dict(item.split("=", 1) for item in os.fsdecode(block).split("\0") if "=" in item)
+                    )
+
+    def _compare(self, pid: int, variables: Mapping[str, str]) -> None:
+        for layer, names in self._names.items() if variables else ():
+            for name in names:
+                if (value := variables.get(name)) is not None and value != self._given.get(name):
+                    self.odd.setdefault(layer, {}).setdefault(f"{name}={value}", pid)
+
+
 class Proof:
     """Watches the real roots of some layers, from its creation to :meth:`end`, and says then what was observed.
 
-    ``left_out`` names the layers that were meant to stay in use.
+    ``given`` are the variables that the command gets. ``left_out`` names the layers that were meant to stay in use.
     """
 
     def __init__(
-        self, stack: layer_set.LayerSet, layers: Iterable[Layer], *, left_out: frozenset[str] = frozenset()
+        self,
+        stack: layer_set.LayerSet,
+        layers: Iterable[Layer],
+        given: Mapping[str, str],
+        *,
+        left_out: frozenset[str] = frozenset(),
     ) -> None:
+        layers = tuple(layers)
         named = [layer.name for layer in layers]
         self.left_out = tuple(name for name in named if name in left_out)
         self.attestations: tuple[Attestation, ...] = ()
@@ -92,6 +150,7 @@ class Proof:
             if not os.path.isdir(folder.path):
                 self._expect(folder)
             folder.begin(self._events)
+        self._commands = _Commands((layer for layer in layers if layer.name in self._layers), given)
 
     def of(self, verdict: str) -> tuple[str, ...]:
         """Return the names of the layers with a verdict."""
@@ -105,6 +164,7 @@ class Proof:
     def end(self) -> Proof:
         """Stop watching, look at every root again, and return this proof."""
         self._events.stop()
+        self._commands.end()
         for folder in self._folders:
             folder.end(lost=self._events.lost)
         self.attestations = tuple(map(self._attest, self._layers))
@@ -114,6 +174,8 @@ class Proof:
         folders = [folder for folder in self._folders if name in folder.layers]
         unknown = [self._failed[name]] if name in self._failed else []
         unknown += (why for folder in folders for why in folder.unknown_of(name))
+        unknown += [self._commands.why_not] if self._commands.why_not else []
+        unknown += (f"PID {pid} has {setting}" for setting, pid in sorted(self._commands.odd.get(name, {}).items()))
         return Attestation(
             name,
             sum(folder.files_of(name) for folder in folders),
@@ -189,7 +251,7 @@ class _Folder(events.WatchedPlace):
 
     def notes(self) -> Iterator[str]:
         """Yield the limits of what events show here."""
-        kind = network_file_system(self.claims[0][0].environment, self.path)
+        kind = processes.network_file_system(self.claims[0][0].environment, self.path)
         if self.watched and kind is not None:
             yield f"{self.shown} is on {kind}, where only events of this machine are reported"
 

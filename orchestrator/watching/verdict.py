@@ -316,7 +316,7 @@ class Judge:
 
     def _seen_only(self, looked: int) -> str:
         """Say that every lookup that was seen hit, and what was not seen."""
-        said = f"every lookup that could be seen hit ({looked:,})"
+        said = f"{'E' if self._trace.exit_status else 'e'}very lookup that could be seen hit ({looked:,})"
         reasons = [f"{program['command']} could not be watched" for program in self._trace.unwatched]
         if self._trace.summary is not None and self._trace.summary.at_least:
             reasons.append("a driver does not say whether it compiled")

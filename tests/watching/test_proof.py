@@ -1,6 +1,7 @@
 """Proofs over real programs, over programs that cheat, and on systems that run out of events."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -224,7 +225,7 @@ def test_only_recognised_files_of_a_home_count(home: Home) -> None:
 
 def watched(home: Home, act: Callable[[], object]) -> Proof:
     stack = home.stack
-    proof = Proof(stack, [stack["cuda"]])
+    proof = Proof(stack, [stack["cuda"]], stack.environment.variables)
     act()
     return proof.end()
 
@@ -273,3 +274,17 @@ def test_the_systems_limits_are_met_and_named(cuda: Home, limit: str) -> None:
     ours = [*CACHECTL, "run", "--no-cache", "--layer", "cuda", "--prove", "--"]
     done = cuda.run(*inside, *ours, "true", check=False)
     assert (done.returncode, f"max_user_{limit}" in done.stderr) == (1, True)
+
+
+@real
+def test_a_command_that_brings_its_own_variables_is_not_proved(home: Home, tmp_path: Path) -> None:
+    """A wrapper switches PoCL's cache on again, in a place that nobody watches."""
+    program = f"{sys.executable} {PROGRAMS}/kernels.py 1"
+    wrapped = f"export POCL_KERNEL_CACHE=1 POCL_CACHE_DIR={tmp_path}; {program}; true"
+    done = home.cachectl("run --no-cache --prove --layer pocl -- sh -c", wrapped, check=False)
+    assert done.returncode == 1
+    assert re.search(
+        rf"reads are unknown: PID \d+ has POCL_CACHE_DIR={tmp_path}; PID \d+ has POCL_KERNEL_CACHE=1", done.stderr
+    )
+    assert done.stderr.endswith("proof cannot be given for pocl\n")
+    assert home.cachectl("run --no-cache --prove --layer pocl --", *program.split()).stderr.endswith("proof holds\n")
