@@ -9,15 +9,15 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from cachectl.layers.base.errors import FAILURES
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.text import plural
-from cachectl.layers.core.finding import FAILS
-from cachectl.layers.core.root import Root
+from cachectl.layers.core.finding import FAILS, Finding
+from cachectl.layers.core.root import Root, Scope
 from cachectl.layers.disk import distributions, place, plain
 from cachectl.watching import evidence, ledger, timeline
 from cachectl.watching.programs import Event
@@ -38,6 +38,8 @@ _ALWAYS = 3
 _LONGEST_DIFF = 1 << 18
 #: Differences that are named of one kernel, and characters of each.
 _NAMED, _LONG = 2, 80
+#: Entries of a cache that is verified after a command has failed.
+_MOST_VERIFIED = 2000
 #: Kernels that are named of those that were compiled at a launch.
 _FEW = 3
 
@@ -259,7 +261,7 @@ class Judge:
     def verdict(self, missed: Sequence[timeline.MissedKernel]) -> str:
         """Return what the run lost, and why, in a sentence or two."""
         if self._trace.summary is None:
-            return "Unknown: no Python of the run could be watched."
+            return " ".join((*self._ending(), "Unknown: no Python of the run could be watched."))
         known = {name for one in missed for name in one.layers}
         costs = {name: self._cost(name) for name in self._states if name not in known}
         said = [f"T{self._said_of(name)[1:]}: {cost}." for name, cost in costs.items() if cost]
@@ -278,6 +280,18 @@ class Judge:
             yield f"A lookup in {event['dictionary']} raised {event['error']}; {purge} removes the row."
         if self._trace.exit_status and self._failed:
             yield f"{plural(len(self._failed), 'build')} failed."
+        for finding in islice(self._damaged(), 1) if self._trace.exit_status else ():
+            yield f"In {finding.layer}, {finding.key}: {finding.message}; {finding.fix} removes it."
+
+    def _damaged(self) -> Iterator[Finding]:
+        """Yield entries with which a library fails, of caches that are not too large to be verified now."""
+        for layer in self._layers.values():
+            with suppress(*FAILURES):
+                roots = (root for root in layer.views[0].roots() if root.scope is Scope.USER and root.exists)
+                for root in roots if not layer.layer.about.precious else ():
+                    if (layer.layer.store.usage(root).entries or 0) <= _MOST_VERIFIED:
+                        findings = layer.layer.store.verify(root)
+                        yield from (one for one in findings if one.thing is not None and one.severity is FAILS)
 
     def _outcome(self, missed: Sequence[timeline.MissedKernel], summary: timeline.Summary) -> str:
         """Say what the lookups came to; nothing if none was seen."""

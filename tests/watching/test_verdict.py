@@ -387,3 +387,17 @@ def test_a_lookup_that_raises_is_named_with_the_command_that_removes_its_row(hom
     assert home.json("ls pytools")["entries"] != []
     home.cachectl(command)
     assert home.json("ls pytools")["entries"] == []
+
+
+@real
+def test_a_damaged_entry_is_named_after_a_run_that_died(home: Home) -> None:
+    """PoCL aborts when it loads the code of another file."""
+    trace(home, "shape.py", "8")
+    (native,) = (home.path / ".cache/pocl/kcache").rglob("shape.so")
+    native.write_bytes(native.read_bytes()[:5000])
+    document = trace(home, "shape.py", "8", check=False)
+    assert document["verdict"].startswith(f"The command ended with status {document['exit_status']}. In pocl, ")
+    assert document["exit_status"] != 0
+    assert "; cachectl purge --damaged pocl removes it." in document["verdict"]
+    home.cachectl("purge --damaged pocl")
+    assert trace(home, "shape.py", "8")["exit_status"] == 0
