@@ -147,22 +147,28 @@ def listed(
             notice(Trouble(layer.name, path, code, reason_of(thing), failed=True))
 
 
+#: Layers that are named where nothing was found in them.
+_FEW = 4
+
+
 def unmatched(layers: Iterable[Layer], selection: Selection) -> str | None:
     """Return that no entry has the kernel or the key of a selection, with what is near; ``None`` if one has."""
     if selection.kernel is None and selection.key is None:
         return None
     from difflib import get_close_matches
 
-    named, names = Selection(selection.kernel, selection.key), set[str]()
+    layers, named, names = tuple(layers), Selection(selection.kernel, selection.key), set[str]()
     for entry in listed(layers, ALL, lambda _: None, contents=selection.kernel is not None):
         if named.matches(entry):
             return None
         names.update(entry.details.kernels or ())
     if selection.key is not None:
         return f"no entry has the key {selection.key!r}; cachectl ls -q lists keys"
-    near = get_close_matches(selection.kernel_part, names, cutoff=0.5)
+    lower = {name.lower(): name for name in names}
+    near = [lower[name] for name in get_close_matches(selection.kernel_part.lower(), lower, cutoff=0.5)]
     hint = f"near: {', '.join(near)}" if near else "cachectl ls lists kernels"
-    return f"no entry has a kernel {selection.kernel!r}; {hint}"
+    where = f" of {', '.join(layer.name for layer in layers)}" if len(layers) < _FEW else ""
+    return f"no entry{where} has a kernel {selection.kernel!r}; {hint}"
 
 
 def failure(layer: Layer, path: Path | None, error: Exception) -> Finding:

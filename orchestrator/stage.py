@@ -99,7 +99,8 @@ class Route(NamedTuple):
         if name := next((name for name in (out, source) if name in layers), None):
             return f"{name!r} is a layer, not a FILE; write ./NAME for a file"
         if source is not None and self.trust is None and not os.path.isdir(environment.expand(source)):
-            return trusting.UNTRUSTED
+            is_there = place.is_url(source) or os.path.lexists(environment.expand(source))
+            return trusting.UNTRUSTED if is_there else f"{source} is not there; --out {source} makes it"
         try:
             if out is not None and not place.is_url(out) and not (folder := environment.expand(out).parent).is_dir():
                 return f"--out {out!r}: the folder {folder} does not exist"

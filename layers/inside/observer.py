@@ -8,6 +8,7 @@ this process, so that the events of a killed program are kept. An error in this 
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.util
 import json
@@ -22,6 +23,7 @@ from typing import Any
 TABLE = "cachectl_watches.json"
 #: An encoder is not made for each event.
 _encode = json.JSONEncoder(default=str, allow_nan=False).encode
+_PASSED_OVER = "<cachectl, like importlib._bootstrap>"
 #: Shorter work is not noted, in nanoseconds.
 _SHORTEST = 20_000
 #: The program may put a pipe or a link in the place of a file of ours.
@@ -95,6 +97,7 @@ class Notes:
         self._loaded: dict[str, Any] = {}
         self._replaced: list[tuple[Any, str, Any]] = []
         self._pid = 0
+        self._origin = os.getpid()
         #: Of each thread: the stages and imports that are open, and the kernels that it has launched first.
         self.here = threading.local()
         #: The files that watch each module.
@@ -117,11 +120,17 @@ class Notes:
     def start(self) -> None:
         """Wrap the libraries that are loaded now, and others when they are loaded."""
         self._introduce()
+        atexit.register(_quietly, self._end)
         for name in self._watchers:
             # A lazy module is wrapped at its first use.
             if type(sys.modules.get(name)).__name__ == "module":
                 self._watch(name, sys.modules[name])
         sys.meta_path.insert(0, self)
+
+    def _end(self) -> None:
+        """Note that the process ends in order; a fork that runs this is no process of its own start."""
+        if os.getpid() == self._origin:
+            self.add(event="ended")
 
     def stop(self) -> None:
         """Restore the replaced attributes, and stop watching imports."""
@@ -189,7 +198,6 @@ class Notes:
     ) -> Callable[..., Any]:
         """Return a function that does the same, and calls ``before`` and ``after`` with each of its calls."""
 
-        @functools.wraps(function)
         def call_and_note(*arguments: Any, **options: Any) -> Any:
             call = Invocation(arguments, options)
             if before is not None:
@@ -205,7 +213,10 @@ class Notes:
             finally:
                 _quietly(after, call)
 
-        return call_and_note
+        # A warning names the frame of its caller: Python passes over frames with such a file (``warnings``,
+        # _is_internal_frame), as over those of its own imports.
+        call_and_note.__code__ = call_and_note.__code__.replace(co_filename=_PASSED_OVER)
+        return functools.wraps(function)(call_and_note)
 
     def timed(
         self,
@@ -266,6 +277,7 @@ class Notes:
             self._variables = self._read()
             rank = next((int(os.environ[name]) for name in self._ranks if os.environ.get(name, "").isdecimal()), None)
             known = {"program": program, "host": host, "rank": rank, "variables": self._variables}
+            known["forked"] = self._pid != self._origin
             self._write({"event": "started", **known, **(_quietly(_python) or {})})
 
     def _write(self, event: dict[str, object]) -> None:

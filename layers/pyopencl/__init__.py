@@ -170,7 +170,10 @@ class PyOpenCLInvoker(pytools.PytoolsDictionaries):
 
     name = "pyopencl-invoker"
     title = "PyOpenCL kernel invokers"
-    about = pytools.PytoolsDictionaries.about._replace(reveals="source text of your kernels")
+    about = pytools.PytoolsDictionaries.about._replace(
+        reveals="source text of your kernels",
+        lookups=pytools.LOOKUPS._replace(opened=("/pdict-v5-pyopencl-",)),
+    )
     library = "pyopencl"
     variables = _VARIABLES
     opened_by = ("pyopencl.invoker", "pyopencl.scan")

@@ -95,7 +95,7 @@ def _owns(event: Event, layer: str) -> bool:
 
 #: Dictionaries are watched by the methods of pytools; the identifier says to which layer each belongs.
 _WATCHERS = {"pytools.persistent_dict": _INSIDE / "dictionaries.py"}
-_LOOKUPS = Lookups(
+LOOKUPS = Lookups(
     "pytools",
     watchers=_WATCHERS,
     modules=tuple(_WATCHERS),
@@ -218,7 +218,7 @@ class PytoolsDictionaries(UserCacheLayer):
         reveals="whatever the programs keep in their dictionaries",
         # A dictionary's name bears Python and the versions of the libraries whose code its values depend on.
         portability=Portability(_facts, outlook=_outlook),
-        lookups=_LOOKUPS,
+        lookups=LOOKUPS,
     )
     library = application = "pytools"
 
@@ -273,7 +273,8 @@ class LoopyDictionaries(PytoolsDictionaries):
     about = PytoolsDictionaries.about._replace(
         reveals="source text of your kernels",
         codes=(EDITABLE,),
-        lookups=_LOOKUPS._replace(
+        lookups=LOOKUPS._replace(
+            opened=("/pdict-v5-loopy-",),
             imports=("loopy", "islpy", "pymbolic"),
             watchers={**_WATCHERS, **_STAGES},
             saves=("preprocess", "schedule", "codegen"),

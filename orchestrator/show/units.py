@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 #: Stands for what is unknown.
@@ -49,3 +50,11 @@ def age(passed: int | None) -> str:
         if passed >= length:
             return f"{passed / length:.0f}{unit}"
     return f"{passed}s"
+
+
+def moment(seconds: float) -> str:
+    """Return a time in epoch seconds as text, in local time; a dash if there is no such time."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    except (OverflowError, OSError, ValueError):
+        return DASH

@@ -320,7 +320,8 @@ def _shortage(roots: list[_Holding], free: room.Room) -> Iterator[Finding]:
     unit = "files" if grades[1] > grades[0] else "bytes"
 
     def amount(holding: _Holding) -> int:
-        is_clearable = holding.clearable and not holding.layer.about.precious
+        has_any = holding.usage.entries or holding.usage.orphan_files
+        is_clearable = bool(has_any) and holding.clearable and not holding.layer.about.precious
         return is_clearable * sum(getattr(holding.usage, name) or 0 for name in (unit, f"orphan_{unit}"))
 
     largest = max(roots, key=amount)

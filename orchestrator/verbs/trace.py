@@ -112,6 +112,11 @@ def _not_warm(traced: timeline.Trace, layers: Collection[str]) -> str | None:
         return "; ".join(f"{use.layer}: {plural(use.misses or use.stores or 0, 'miss', 'misses')}" for use in missed)
     if not layers:
         return None if traced.warm else traced.verdict
+    if late := [layer for layer in layers if traced.late.get(layer)]:
+        return f"{', '.join(late)}: compiled at launch"
+    for program in traced.unwatched:
+        if not {*layers}.isdisjoint(program["layers"]):
+            return f"{program['command']} could not be watched"
     unknown = [use.layer for use in uses if not use.hits or use.misses is None]
     return f"no lookup of {', '.join(unknown)} was seen that could be told" if unknown else None
 

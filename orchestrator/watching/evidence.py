@@ -90,6 +90,7 @@ class Evidence:
         files = {*self.part.watchers.values(), *self.part.listeners.values()}
         #: The files that are loaded into programs, with their content.
         self.watchers = {file: file.read_bytes() for file in files}
+        self._views: dict[int, Layer] = {}
         self.views: tuple[Layer, ...] = (layer,)
         self.used: list[EntryTrace] | None = None
         self.doubts: dict[str, None] = {}
@@ -101,9 +102,15 @@ class Evidence:
         self.before = self._list()
         self._began = time.time()
 
-    def live_in(self, environments: Iterable[Environment]) -> None:
-        """Take over in which environments the programs of the run used caches; without any, the command's counts."""
-        self.views = tuple(type(self.layer)(environment) for environment in environments) or (self.layer,)
+    def live_in(self, environments: Mapping[int, Environment]) -> None:
+        """Take over in which environment each process of the run used caches; without any, the command's counts."""
+        self._views = {process: type(self.layer)(environment) for process, environment in environments.items()}
+        alike = {tuple(sorted(view.environment.variables.items())): view for view in reversed([*self._views.values()])}
+        self.views = tuple(reversed(alike.values())) or (self.layer,)
+
+    def state_in(self, process: int) -> State:
+        """Return the state of the layer in one process of the run."""
+        return self._views.get(process, self.layer).state()
 
     def state(self) -> State:
         """Return the state of the layer in the programs of the run; unknown if it is on in some and off in others."""
@@ -112,12 +119,17 @@ class Evidence:
             return states[0]
         return State(UNKNOWN, "it is on in some programs of the run only")
 
+    def used_later(self) -> frozenset[str]:
+        """Return the paths of entries that were there before the run, and that were used since it began."""
+        before = self.before or {}
+        after = (self._list() or {}) if before and self.part.keeps_use else {}
+        used = ((path, entry.used) for path, entry in after.items() if path in before)
+        return frozenset(path for path, moment in used if moment is not None and moment >= self._began)
+
     def compiled_later(self) -> Iterator[str]:
         """Yield what was compiled in the run into entries that were there before it, and that it used."""
-        before = self.before or {}
-        for path, entry in (self._list() or {}).items() if before and self.part.keeps_use else ():
-            if path in before and entry.used is not None and entry.used >= self._began:
-                yield from self.part.compiled_since(path, self._began)
+        for path in sorted(self.used_later()):
+            yield from self.part.compiled_since(path, self._began)
 
     def take(self, uses: Iterable[Use], doubts: Mapping[str, None]) -> None:
         """Take over what file events showed: the uses of the layer's files, and why some may be missing."""

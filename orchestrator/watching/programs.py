@@ -41,6 +41,7 @@ _WORK = ("hit", "miss", "store", "build")
 _FIELDS: Mapping[str, Sequence[str]] = {
     "started": ("program", "host"),
     "environment": ("variables",),
+    "ended": (),
     "failed": ("library",),
     **dict.fromkeys(("hit", "miss", "store"), ("layer", *_WHEN)),
     "build": ("layer", "seconds", "failed", "heard", "compiles", *_WHEN),
@@ -58,7 +59,7 @@ _FORMS: Mapping[str, object] = {
     ),
     **dict.fromkeys(("pid", "start", "end", "thread", "upto", "bytes", "rank", "lookups"), 0),
     **dict.fromkeys(("at", "seconds"), 0.0),
-    **dict.fromkeys(("failed", "heard", "compiled", "collision"), False),
+    **dict.fromkeys(("failed", "heard", "compiled", "collision", "forked"), False),
     **{name: [""] for name in ("program", "paths", "wrote", "kernels", "devices")},
     "compiles": [(0, 0)],
     "variables": {"": ""},
@@ -100,25 +101,27 @@ def read_events(folder: Path) -> tuple[list[Event], list[str]]:
     return events, unread
 
 
-def environments(events: Iterable[Event], environment: Environment, names: Iterable[str]) -> tuple[Environment, ...]:
-    """Return the environments of the processes that looked something up or built, at their first such work.
+def environments(events: Iterable[Event], environment: Environment, names: Iterable[str]) -> dict[int, Environment]:
+    """Return the environments of the processes that looked something up or built, as drivers have read them.
 
-    ``environment`` is that of the command, from which each differs in its working folder and in the variables of these
-    ``names``. Equal ones are returned once.
+    That is when a driver was first asked for its devices, else at the first such work. ``environment`` is that of the
+    command, from which each differs in its working folder and in the variables of these ``names``.
     """
     current: dict[int, Event] = {}
-    used: dict[int, Event] = {}
+    read: dict[int, Event] = {}
+    working: set[int] = set()
     for event in events:
+        process = event["pid"]
         if event["event"] in ("started", "environment") and event.get("variables") is not None:
-            current[event["pid"]] = event
-        elif event["event"] in _WORK and event["pid"] in current:
-            used.setdefault(event["pid"], current[event["pid"]])
-    unset, found = dict.fromkeys(names), dict[object, Environment]()
-    for event in used.values():
-        variables, folder = event["variables"], event.get("cwd") or str(environment.cwd)
-        view = environment.with_variables({**unset, **variables})._replace(cwd=Path(folder))
-        found.setdefault((tuple(sorted(variables.items())), folder), view)
-    return tuple(found.values())
+            current[process] = event
+        elif process in current and (event["event"] in _WORK or event.get("stage") == "driver"):
+            read.setdefault(process, current[process])
+            working |= {process} if event["event"] in _WORK else set()
+    unset, views = dict.fromkeys(names), dict[int, Environment]()
+    for process in sorted(working):
+        variables, folder = read[process]["variables"], read[process].get("cwd") or str(environment.cwd)
+        views[process] = environment.with_variables({**unset, **variables})._replace(cwd=Path(folder))
+    return views
 
 
 def messages_after(folder: Path, events: Sequence[Event]) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ import shlex
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cachectl.layers.base.documents import encode_json
@@ -118,7 +118,7 @@ class KernelTrace(NamedTuple):
     seconds: float
 
 
-@as_json("cachectl/trace/1", hidden=("passed_on", "started", "processes", "spans"))
+@as_json("cachectl/trace/1", hidden=("passed_on", "started", "processes", "spans", "late"))
 @dataclass
 class Trace:
     """A run: its command, how it ended, and what each layer did. Seconds are wall time.
@@ -128,7 +128,8 @@ class Trace:
     with the ``layers`` that each was seen to use; ``passed_on`` the output of C code on its error stream in a build
     that did not end; ``started`` when the run did, in epoch seconds; ``processes`` those that were watched
     (:func:`read_processes`); and ``spans`` what their time went to. ``summary`` is ``None`` if there was none.
-    ``warm`` says whether every lookup hit and nothing was compiled or stored; ``None`` if that cannot be told.
+    ``late`` has by layer what was compiled into entries at a launch. ``warm`` says whether every lookup hit and nothing
+    was compiled or stored; ``None`` if that cannot be told.
     ``verdict`` says in a sentence or two what the run lost to misses, and why; ``missed`` are the kernels that it lost
     it to, those that took most first.
     """
@@ -147,6 +148,7 @@ class Trace:
     summary: Summary | None = None
     verdict: str = ""
     warm: bool | None = None
+    late: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     missed: tuple[MissedKernel, ...] = ()
 
     def __repr__(self) -> str:

@@ -104,6 +104,7 @@ def tracing(
             trace.summary = timeline.summarize(trace.spans, trace.wall_seconds)
         judge = verdict.Judge(layers, trace, events)
         trace.missed = judge.missed(known, explain=explain)
+        trace.late = judge.late
         trace.verdict, trace.warm = judge.verdict(trace.missed), judge.is_warm
         if known is not None:
             child.try_extra(_LEDGER, lambda: ledger.change(stack.environment, judge.remember), notice)

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
-import hashlib
 import os
-import time
-from collections import Counter, defaultdict
+import shlex
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice, pairwise
-from pathlib import Path
+from itertools import islice
 from typing import NamedTuple
 
 from cachectl.layers.base.errors import FAILURES
-from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.text import plural
 from cachectl.layers.core.finding import FAILS, Finding
-from cachectl.layers.core.root import Root, Scope
-from cachectl.layers.disk import distributions, place, plain
-from cachectl.watching import evidence, ledger, timeline
+from cachectl.layers.core.root import DISABLED, Root
+from cachectl.layers.disk import distributions, place
+from cachectl.show import units
+from cachectl.watching import differences, evidence, ledger, timeline
 from cachectl.watching.programs import Event
 
-_INCLUDE = regex(r'(?m)^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]')
-_MACRO = regex(r"[ \t]*#[ \t]*define[ \t]+(\w+)(?:\([^)]*\))?[ \t]*(.*)")
-_VERSION = regex(r"(?:OpenCL [\d.]+ )?(.*?)(?:  .*|,.*?)?( \([^()]*\))?")
-#: Headers that are read of one build, and bytes of one header.
-_MOST_HEADERS, _LARGEST_HEADER = 64, 4 << 20
 NEW = "no traced run has built it before"
 #: A run that lost less than this part of its time to misses is nearly warm.
 _SLOW = 0.1
@@ -34,10 +26,6 @@ _SLOW = 0.1
 _NOTHING = 0.01
 #: Runs with different keys after which a kernel is said to change every run.
 _ALWAYS = 3
-#: Characters of the longest source of which a difference is shown; to find it takes their square.
-_LONGEST_DIFF = 1 << 18
-#: Differences that are named of one kernel, and characters of each.
-_NAMED, _LONG = 2, 80
 #: Entries of a cache that is verified after a command has failed.
 _MOST_VERIFIED = 2000
 #: Kernels that are named of those that were compiled at a launch.
@@ -48,7 +36,8 @@ class Seen(NamedTuple):
     """One kernel in a run: its builds, its Python and packages, and the layers that hit, missed or stored it.
 
     ``seconds`` are what misses took, by layer, and ``asked`` the keys of its lookups with the layers that missed.
-    ``wrote`` are the paths that its driver stored, and ``collided`` the layers that had its hash for another key.
+    ``wrote`` are the paths that its driver stored, and ``collided`` the layers that had its hash for another key, and
+    ``processes`` those in which it missed.
     """
 
     builds: tuple[ledger.Build, ...] = ()
@@ -61,11 +50,12 @@ class Seen(NamedTuple):
     asked: Mapping[str, str | None] = {}
     wrote: tuple[str, ...] = ()
     collided: frozenset[str] = frozenset()
+    processes: frozenset[int] = frozenset()
 
     @property
     def key(self) -> str:
         """Return a digest of what the kernel was built from, the same for the same builds."""
-        return _digest(repr(sorted(build._replace(packed="") for build in self.builds)).encode())
+        return differences.digest(repr(sorted(build._replace(packed="") for build in self.builds)).encode())
 
 
 class Judge:
@@ -83,7 +73,11 @@ class Judge:
         #: What differs from the last run in the builds of each kernel, in two words.
         self._kinds: dict[str, str] = {}
         self._removals: Sequence[ledger.Removed] = ()
-        self._later = [what for layer in layers.values() for what in layer.compiled_later()]
+        self.late = {name: late for name, layer in layers.items() if (late := tuple(layer.compiled_later()))}
+        started = {event["pid"]: event for event in events if event["event"] == "started" and not event.get("forked")}
+        ended = {event["pid"] for event in events if event["event"] == "ended"} | {os.getpid()}
+        #: The programs that were killed, or have left without Python's last steps.
+        self._cut = [" ".join(event["program"]) for pid, event in started.items() if pid not in ended]
         #: Lookups that raised an exception, of which nothing else is known.
         self._raised = [event for event in events if event["event"] == "raised"]
         builds = [event for event in events if event["event"] == "build" and not event["failed"]]
@@ -117,7 +111,7 @@ class Judge:
                         collided[kernel].add(layer)
                 if event["event"] == "build" and not event["failed"]:
                     process = started.get(event["pid"], {})
-                    builds[kernel][_build(event, texts.get(event.get("source")), process)] = None
+                    builds[kernel][differences.read_build(event, texts.get(event.get("source")), process)] = None
                     wrote[kernel] += stored.pop(event["pid"], ())
         hits, misses = self._outcomes()
         for kernel in {**pids, **hits, **misses}:
@@ -140,6 +134,7 @@ class Judge:
                     asked.get(kernel, {}),
                     tuple(wrote[kernel]),
                     frozenset(collided[kernel]),
+                    frozenset(thread[0] for times in work.values() for thread, _, _ in times),
                 ),
             )
 
@@ -163,13 +158,13 @@ class Judge:
         for kernel, seen in self.kernels.items():
             if seen.misses:
                 then = known.get(kernel)
-                diff = _diff(kernel, seen, then) if explain and then is not None else None
+                diff = differences.diff(kernel, seen.builds, then.builds) if explain and then is not None else None
                 because = self._because(kernel, seen, then) if kernel else "these lookups name no kernel"
                 found.append(timeline.MissedKernel(kernel, seen.lost, seen.misses, because, diff))
         return tuple(sorted(found, key=lambda one: -one.seconds))
 
     def _because(self, kernel: str, seen: Seen, then: ledger.Known | None) -> str:
-        closed = [self._said_of(name) for name in seen.misses if name in self._states]
+        closed = [words for name in seen.misses if (words := self._stopped(name, seen))]
         if len(closed) == len(seen.misses):
             return "; ".join(closed)
         if seen.collided:
@@ -196,7 +191,16 @@ class Judge:
         # The first of them differs from none.
         if len(changes) >= _ALWAYS and {kind} == {*then.kinds[-(len(changes) - 2) :]}:
             reasons[-1] += f"; it changed in each of its last {len(changes)} runs"
-        return "; ".join(reasons[:_NAMED])
+        return "; ".join(reasons[: differences.NAMED])
+
+    def _stopped(self, name: str, seen: Seen) -> str:
+        """Say why a layer took no part where a kernel missed; it may be on in other programs of the run."""
+        if name in self._states:
+            return self._said_of(name)
+        states = (self._layers[name].state_in(process) for process in seen.processes)
+        return next(
+            (f"the cache of {name} is off ({state.why})" for state in states if state.condition is DISABLED), ""
+        )
 
     def _missing(self, seen: Seen, then: ledger.Known) -> str:
         """Say what became of entries that the last traced run left: removed, missing, or there and not taken."""
@@ -209,7 +213,7 @@ class Judge:
         ]
         if removals:
             layers = [name for name in names if name in {removal.layer for removal in removals}]
-            moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(removals[-1].at))
+            moment = units.moment(removals[-1].at)
             what = (
                 f"its entry in {', '.join(layers)} was"
                 if len(layers) == 1
@@ -241,13 +245,13 @@ class Judge:
             for name, version in here.items():
                 if version and there.get(name) and version != there[name]:
                     yield f"{name} is {version}, and was {there[name]}"
-        now, before = nearest(seen, then)
+        now, before = differences.nearest(seen.builds, then.builds)
         if now is not None and before is not None:
             if now.platform == before.platform and now.version != before.version:
-                words = [_short(build.version) for build in (now, before)]
+                words = [differences.short_version(build.version) for build in (now, before)]
                 words = words if words[0] != words[1] else [now.version, before.version]
                 yield f"the driver is {words[0]}, and was {words[1]}{self._several()}"
-            yield from _differences(now, before)
+            yield from differences.find_differences(now, before)
 
     def _several(self) -> str:
         """Say which drivers are registered, if a layer finds several of one maker."""
@@ -264,11 +268,14 @@ class Judge:
             return " ".join((*self._ending(), "Unknown: no Python of the run could be watched."))
         known = {name for one in missed for name in one.layers}
         costs = {name: self._cost(name) for name in self._states if name not in known}
+        ending = [*self._ending()]
         said = [f"T{self._said_of(name)[1:]}: {cost}." for name, cost in costs.items() if cost]
-        said.append(self._outcome(missed, self._trace.summary) or ("" if said else self._nothing_asked()))
+        # A failure that is known says more.
+        is_explained = said or len(ending) > 1 or self._raised
+        said.append(self._outcome(missed, self._trace.summary) or ("" if is_explained else self._nothing_asked()))
         if idle := [name for name, cost in costs.items() if not cost and self._states[name].state == "disabled"]:
             said.append(f"Off, at no cost that shows: {', '.join(idle)}.")
-        return " ".join(filter(None, (*self._ending(), *said)))
+        return " ".join(filter(None, (*ending, *said)))
 
     def _ending(self) -> Iterator[str]:
         """Yield how the command ended, and what failed in it."""
@@ -276,7 +283,7 @@ class Judge:
             yield f"The command ended with status {status}."
         for event in self._raised[:1]:
             owner = evidence.layer_of(event, {name: layer.part for name, layer in self._layers.items()})
-            purge = f"cachectl purge --key {event['file']}/{event['key']} {owner}"
+            purge = f"cachectl purge --key {shlex.quote(event['file'] + '/' + event['key'])} {owner}"
             yield f"A lookup in {event['dictionary']} raised {event['error']}; {purge} removes the row."
         if self._trace.exit_status and self._failed:
             yield f"{plural(len(self._failed), 'build')} failed."
@@ -284,25 +291,30 @@ class Judge:
             yield f"In {finding.layer}, {finding.key}: {finding.message}; {finding.fix} removes it."
 
     def _damaged(self) -> Iterator[Finding]:
-        """Yield entries with which a library fails, of caches that are not too large to be verified now."""
+        """Yield entries that the run read, and with which a library fails; of no cache that is too large for that."""
         for layer in self._layers.values():
             with suppress(*FAILURES):
-                roots = (root for root in layer.views[0].roots() if root.scope is Scope.USER and root.exists)
-                for root in roots if not layer.layer.about.precious else ():
-                    if (layer.layer.store.usage(root).entries or 0) <= _MOST_VERIFIED:
-                        findings = layer.layer.store.verify(root)
-                        yield from (one for one in findings if one.thing is not None and one.severity is FAILS)
+                read = layer.used_later()
+                for root in layer.layer.roots() if 0 < len(read) <= len(layer.before or ()) <= _MOST_VERIFIED else ():
+                    for finding in layer.layer.store.verify(root):
+                        is_read = f"{root.path}/{finding.key}" in read
+                        if is_read and finding.thing is not None and finding.severity is FAILS:
+                            yield finding
 
     def _outcome(self, missed: Sequence[timeline.MissedKernel], summary: timeline.Summary) -> str:
         """Say what the lookups came to; nothing if none was seen."""
         trace = self._trace
         looked = sum((use.hits or 0) + (use.misses or 0) for use in trace.layers)
+        explained = {name for one in missed if one.kernel for name in one.layers}
+        unseen = [use for use in trace.layers if use.misses and use.layer not in explained]
+        if unseen and not explained:
+            names = ", ".join(use.layer for use in unseen)
+            count = plural(sum(use.misses or 0 for use in unseen), "lookup")
+            return f"{count} missed in {names}; what each took does not show, as where threads build at once."
         if missed:
             slow = "Slow" if summary.missed >= _SLOW * trace.wall_seconds else "Nearly warm"
             at_least = "at least " if summary.at_least or trace.unwatched else ""
             return _loss(missed, slow, f"{at_least}{summary.missed:.2f} of {trace.wall_seconds:.2f} s")
-        if unseen := sum(use.misses or 0 for use in trace.layers):
-            return f"{plural(unseen, 'lookup')} missed in programs that do not show what that took."
         if uncached := self._uncached():
             return f"{uncached}."
         if looked and self.is_warm:
@@ -312,8 +324,6 @@ class Judge:
         return ""
 
     def _nothing_asked(self) -> str:
-        if self._raised or (self._trace.exit_status and self._failed):
-            return ""
         failing = (name for name in self._states if self._trace.exit_status and self._fails_when_closed(name))
         return f"No cache was asked: {next(map(self._said_of, failing), 'no lookup was seen')}."
 
@@ -324,7 +334,9 @@ class Judge:
         uses = [use for use in trace.layers if use.was_used]
         if any(use.misses or use.stores for use in uses) or self._uncached():
             return False
-        if summary is None or summary.at_least or trace.unwatched or trace.exit_status or self._raised or not uses:
+        if summary is None or summary.at_least or trace.exit_status or not uses:
+            return None
+        if trace.unwatched or self._raised or self._cut:
             return None
         return None if any(use.hits is None or use.misses is None for use in uses) else True
 
@@ -332,6 +344,7 @@ class Judge:
         """Say that every lookup that was seen hit, and what was not seen."""
         said = f"{'E' if self._trace.exit_status else 'e'}very lookup that could be seen hit ({looked:,})"
         reasons = [f"{program['command']} could not be watched" for program in self._trace.unwatched]
+        reasons += [f"{program} did not end in order" for program in self._cut]
         if self._trace.summary is not None and self._trace.summary.at_least:
             reasons.append("a driver does not say whether it compiled")
         stored = [use.layer for use in self._trace.layers if use.stores]
@@ -340,8 +353,8 @@ class Judge:
 
     def _uncached(self) -> str:
         """Return what was compiled at a launch, or the work that a hit would save, for which no cache was asked."""
-        if self._later:
-            return f"Compiled at launch, for a new work-group size: {', '.join(self._later[:_FEW])}"
+        if late := [what for compiled in self.late.values() for what in compiled]:
+            return f"Compiled at launch, for a new work-group size: {', '.join(late[:_FEW])}"
         used = {use.layer for use in self._trace.layers if use.was_used} | self._states.keys()
         times = {"compile": sum(end - start for event in self._unknown for start, end in event["compiles"]) / 1e9}
         idle = [layer.part.saves for name, layer in self._layers.items() if name not in used]
@@ -419,120 +432,3 @@ def _loss(missed: Sequence[timeline.MissedKernel], slow: str, lost: str) -> str:
 def _keys(seen: Seen, then: ledger.Known) -> tuple[str, ...]:
     """Return the keys of the runs that built a kernel, this one's last."""
     return (*then.keys, seen.key) if seen.builds else then.keys
-
-
-# ---------------------------------------------------------------------- builds and their differences
-
-
-def _build(event: Event, text: str | None, process: Event) -> ledger.Build:
-    # PyOpenCL adds its own folder to the options of every build.
-    includes = distributions.pyopencl_includes([Path(path) for path in process.get("paths") or ()])
-    options = str(event.get("options") or "")
-    return ledger.Build(
-        str(event.get("source") or ""),
-        ledger.pack(text or ""),
-        options,
-        tuple(event.get("devices") or ()),
-        str(event.get("platform") or ""),
-        str(event.get("version") or ""),
-        includes or "",
-        tuple(_headers(text or "", options.split(), str(process.get("cwd") or ""))),
-    )
-
-
-def _headers(text: str, options: Sequence[str], folder: str) -> Iterator[tuple[str, str]]:
-    """Yield the files that a source includes, and those that they include, with digests, as far as they can be read."""
-    joined = [option[2:] for option in options if option.startswith("-I") and len(option) > len("-I")]
-    apart = [after for option, after in pairwise(options) if option == "-I"]
-    folders = [os.path.join(folder, named) for named in (*joined, *apart, "")]
-    waiting, known = [text], set[str]()
-    while waiting and len(known) < _MOST_HEADERS:
-        for name in _INCLUDE.findall(waiting.pop()):
-            paths = (os.path.normpath(f"{above}/{name}") for above in folders)
-            path = next(filter(os.path.isfile, paths), None)
-            if path is not None and path not in known:
-                known.add(path)
-                with suppress(OSError):
-                    data = plain.read_plain(path, most=_LARGEST_HEADER, follow=True)
-                    waiting.append(data.decode(errors="replace"))
-                    yield path, _digest(data)
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
-
-
-def nearest(seen: Seen, then: ledger.Known) -> tuple[ledger.Build | None, ledger.Build | None]:
-    """Return the build of a run, and the one of the last runs, that differ in least, among those that are new."""
-    new = [build for build in seen.builds if build not in then.builds] or seen.builds
-
-    def distance(pair: tuple[ledger.Build, ledger.Build]) -> int:
-        return sum(one != other for one, other in zip(*pair, strict=True))
-
-    # Of those that differ alike the newest.
-    pairs = [(now, before) for now in new for before in reversed(then.builds)]
-    return min(pairs, key=distance, default=(None, None))
-
-
-def _differences(now: ledger.Build, before: ledger.Build) -> Iterator[str]:
-    """Yield what differs between two builds, apart from the driver's version."""
-    if now.platform != before.platform:
-        yield f"the platform is {now.platform}, and was {before.platform}"
-    elif now.version == before.version and now.devices != before.devices:
-        yield f"the device is {', '.join(now.devices)}, and was {', '.join(before.devices)}"
-    if now.includes != before.includes:
-        yield f"PyOpenCL, whose folder is an option of each build, is {now.includes}, and was {before.includes}"
-    if now.options != before.options:
-        yield _changed_options(now.options.split(), before.options.split())
-    if now.source != before.source:
-        yield _changed_source(now.text, before.text)
-    elif changed := sorted({path for path, _ in {*now.headers} ^ {*before.headers}}):
-        yield f"the header {', '.join(changed[:_NAMED])} changed"
-
-
-def _changed_options(now: list[str], before: list[str]) -> str:
-    added = [word for word in now if word not in before]
-    gone = [word for word in before if word not in now]
-    if len(added) == len(gone) == 1:
-        return f"the option `{added[0]}` was `{gone[0]}` before"
-    if added and not gone:
-        return f"the option `{_cut(' '.join(added))}` is new"
-    if gone and not added:
-        return f"the option `{_cut(' '.join(gone))}` is gone"
-    return f"the options `{_cut(' '.join(added or now))}` were `{_cut(' '.join(gone or before))}` before"
-
-
-def _changed_source(now: str | None, before: str | None) -> str:
-    if now is None or before is None:
-        return "the source changed"
-    here, there = Counter(now.splitlines()), Counter(before.splitlines())
-    added, gone = [*(here - there).elements()], [*(there - here).elements()]
-    macros = [{match[1]: match[2] for line in lines if (match := _MACRO.fullmatch(line))} for lines in (added, gone)]
-    if len(macros[0]) == len(added) and len(macros[1]) == len(gone):
-        named = [
-            f"the macro `{name}` is {macros[0].get(name, 'gone')}, and was {macros[1].get(name, 'not there')}"
-            for name in {**macros[0], **macros[1]}
-        ]
-        return _cut(" and ".join(named[:_NAMED]))
-    return f"the source changed (in {plural(max(len(added), len(gone)), 'line')})"
-
-
-def _diff(kernel: str, seen: Seen, then: ledger.Known) -> str | None:
-    now, before = nearest(seen, then)
-    here, there = (None if one is None else one.text for one in (now, before))
-    if here is None or there is None or here == there or max(len(here), len(there)) > _LONGEST_DIFF:
-        return None
-    lines = difflib.unified_diff(
-        there.splitlines(), here.splitlines(), f"{kernel} (before)", f"{kernel} (this run)", lineterm=""
-    )
-    return "\n".join(lines)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONG else text[: _LONG - 1] + "…"
-
-
-def _short(version: str) -> str:
-    """Return the part of a platform's version that tells drivers apart to a reader."""
-    match = _VERSION.fullmatch(version)
-    return version if match is None else f"{match[1]}{match[2] or ''}"

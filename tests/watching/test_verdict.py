@@ -401,3 +401,50 @@ def test_a_damaged_entry_is_named_after_a_run_that_died(home: Home) -> None:
     assert "; cachectl purge --damaged pocl removes it." in document["verdict"]
     home.cachectl("purge --damaged pocl")
     assert trace(home, "shape.py", "8")["exit_status"] == 0
+
+
+@real
+def test_programs_that_did_not_end_in_order_leave_it_unknown_whether_a_run_was_warm(home: Home) -> None:
+    """A shell hides that its only program was killed after a hit."""
+    program = f"{sys.executable} {PROGRAMS}/shape.py 8"
+    trace(home, "shape.py", "8")
+    code = f"import os, runpy, sys; sys.path.insert(0, '{PROGRAMS}'); sys.argv = ['shape.py', '8']; "
+    killed = f"{code}runpy.run_path('{PROGRAMS}/shape.py', run_name='__main__'); os.abort()"
+    script = f'{sys.executable} -c "{killed}"; true'
+    document = trace(home, "sh", "-c", script, options=("--expect-warm",), check=False)
+    assert (document["exit_status"], document["warm"]) == (0, None)
+    assert document["verdict"].startswith("Unknown: every lookup that could be seen hit (")
+    assert document["verdict"].endswith("did not end in order.")
+    off = trace(home, "sh", "-c", f"{program}; POCL_KERNEL_CACHE=0 {program}", check=False)
+    assert reasons(off)["shape"].startswith("the cache of pocl is off (POCL_KERNEL_CACHE=0")
+
+
+#: Opens a dictionary; its only row is stored under the hash of another key.
+COLLIDING = """
+import sqlite3
+from pytools.persistent_dict import WriteOncePersistentDict
+rows = WriteOncePersistentDict("mine", safe_sync=False)
+"""
+FILL = """
+rows.store_if_not_present("one", 1)
+connection = sqlite3.connect(rows.filename)
+connection.execute("update dict set keyhash = ?", (rows.key_builder("two"),))
+connection.commit()
+"""
+READ = """
+try:
+    rows["two"]
+except KeyError:
+    print("missed")
+"""
+
+
+@real
+def test_a_warning_of_a_watched_call_names_the_line_that_it_names_without_a_trace(home: Home) -> None:
+    """Filters go by the module: a program may turn other warnings into errors."""
+    home.run(sys.executable, "-c", COLLIDING + FILL)
+    program = (sys.executable, "-c", COLLIDING + READ)
+    plain, traced = (home.run(*words, *program) for words in ((), (*CACHECTL, "trace", "--")))
+    warned = [line for line in plain.stderr.splitlines() if "CollisionWarning" in line]
+    assert warned == [line for line in traced.stderr.splitlines() if "CollisionWarning" in line] != []
+    assert (plain.stdout, traced.stdout) == ("missed\n", "missed\n")

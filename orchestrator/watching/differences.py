@@ -1,0 +1,147 @@
+"""What kernels were built from, and how two builds of one differ."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.text import plural
+from cachectl.layers.disk import distributions, plain
+from cachectl.watching import ledger
+from cachectl.watching.programs import Event
+
+_INCLUDE = regex(r'(?m)^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]')
+_MACRO = regex(r"[ \t]*#[ \t]*define[ \t]+(\w+)(?:\([^)]*\))?[ \t]*(.*)")
+_VERSION = regex(r"(?:OpenCL [\d.]+ )?(.*?)(?:  .*|,.*?)?( \([^()]*\))?")
+#: Headers that are read of one build, and bytes of one header.
+_MOST_HEADERS, _LARGEST_HEADER = 64, 4 << 20
+#: Characters of the longest source of which a difference is shown; to find it takes their square.
+_LONGEST_DIFF = 1 << 18
+#: Differences that are named of one kernel, and characters of each.
+NAMED, _LONG = 2, 80
+
+
+def read_build(event: Event, text: str | None, process: Event) -> ledger.Build:
+    """Return a build from its event, the source text if it is known, and the event by which its process started."""
+    # PyOpenCL adds its own folder to the options of every build.
+    includes = distributions.pyopencl_includes([Path(path) for path in process.get("paths") or ()])
+    options = str(event.get("options") or "")
+    return ledger.Build(
+        str(event.get("source") or ""),
+        ledger.pack(text or ""),
+        options,
+        tuple(event.get("devices") or ()),
+        str(event.get("platform") or ""),
+        str(event.get("version") or ""),
+        includes or "",
+        tuple(_headers(text or "", options.split(), str(process.get("cwd") or ""))),
+    )
+
+
+def _headers(text: str, options: Sequence[str], folder: str) -> Iterator[tuple[str, str]]:
+    """Yield the files that a source includes, and those that they include, with digests, as far as they can be read."""
+    joined = [option[2:] for option in options if option.startswith("-I") and len(option) > len("-I")]
+    apart = [after for option, after in pairwise(options) if option == "-I"]
+    folders = [os.path.join(folder, named) for named in (*joined, *apart, "")]
+    waiting, known = [text], set[str]()
+    while waiting and len(known) < _MOST_HEADERS:
+        for name in _INCLUDE.findall(waiting.pop()):
+            paths = (os.path.normpath(f"{above}/{name}") for above in folders)
+            path = next(filter(os.path.isfile, paths), None)
+            if path is not None and path not in known:
+                known.add(path)
+                with suppress(OSError):
+                    data = plain.read_plain(path, most=_LARGEST_HEADER, follow=True)
+                    waiting.append(data.decode(errors="replace"))
+                    yield path, digest(data)
+
+
+def digest(data: bytes) -> str:
+    """Return a short digest of something that is compared."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def nearest(
+    builds: Sequence[ledger.Build], earlier: Sequence[ledger.Build]
+) -> tuple[ledger.Build | None, ledger.Build | None]:
+    """Return the build of a run, and the one of the last runs, that differ in least, among those that are new."""
+    new = [build for build in builds if build not in earlier] or builds
+
+    def distance(pair: tuple[ledger.Build, ledger.Build]) -> int:
+        return sum(one != other for one, other in zip(*pair, strict=True))
+
+    # Of those that differ alike the newest.
+    pairs = [(now, before) for now in new for before in reversed(earlier)]
+    return min(pairs, key=distance, default=(None, None))
+
+
+def find_differences(now: ledger.Build, before: ledger.Build) -> Iterator[str]:
+    """Yield what differs between two builds, apart from the driver's version."""
+    if now.platform != before.platform:
+        yield f"the platform is {now.platform}, and was {before.platform}"
+    elif now.version == before.version and now.devices != before.devices:
+        yield f"the device is {', '.join(now.devices)}, and was {', '.join(before.devices)}"
+    if now.includes != before.includes:
+        yield f"PyOpenCL, whose folder is an option of each build, is {now.includes}, and was {before.includes}"
+    if now.options != before.options:
+        yield _changed_options(now.options.split(), before.options.split())
+    if now.source != before.source:
+        yield _changed_source(now.text, before.text)
+    elif changed := sorted({path for path, _ in {*now.headers} ^ {*before.headers}}):
+        yield f"the header {', '.join(changed[:NAMED])} changed"
+
+
+def _changed_options(now: list[str], before: list[str]) -> str:
+    added = [word for word in now if word not in before]
+    gone = [word for word in before if word not in now]
+    if len(added) == len(gone) == 1:
+        return f"the option `{added[0]}` was `{gone[0]}` before"
+    if added and not gone:
+        return f"the option `{_cut(' '.join(added))}` is new"
+    if gone and not added:
+        return f"the option `{_cut(' '.join(gone))}` is gone"
+    return f"the options `{_cut(' '.join(added or now))}` were `{_cut(' '.join(gone or before))}` before"
+
+
+def _changed_source(now: str | None, before: str | None) -> str:
+    if now is None or before is None:
+        return "the source changed"
+    here, there = Counter(now.splitlines()), Counter(before.splitlines())
+    added, gone = [*(here - there).elements()], [*(there - here).elements()]
+    macros = [{match[1]: match[2] for line in lines if (match := _MACRO.fullmatch(line))} for lines in (added, gone)]
+    if len(macros[0]) == len(added) and len(macros[1]) == len(gone):
+        named = [
+            f"the macro `{name}` is {macros[0].get(name, 'gone')}, and was {macros[1].get(name, 'not there')}"
+            for name in {**macros[0], **macros[1]}
+        ]
+        return _cut(" and ".join(named[:NAMED]))
+    return f"the source changed (in {plural(max(len(added), len(gone)), 'line')})"
+
+
+def diff(kernel: str, builds: Sequence[ledger.Build], earlier: Sequence[ledger.Build]) -> str | None:
+    """Return how the source of a kernel differs from the nearest earlier one, as a unified diff, if both are known."""
+    now, before = nearest(builds, earlier)
+    here, there = (None if one is None else one.text for one in (now, before))
+    if here is None or there is None or here == there or max(len(here), len(there)) > _LONGEST_DIFF:
+        return None
+    lines = difflib.unified_diff(
+        there.splitlines(), here.splitlines(), f"{kernel} (before)", f"{kernel} (this run)", lineterm=""
+    )
+    return "\n".join(lines)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONG else text[: _LONG - 1] + "…"
+
+
+def short_version(version: str) -> str:
+    """Return the part of a platform's version that tells drivers apart to a reader."""
+    match = _VERSION.fullmatch(version)
+    return version if match is None else f"{match[1]}{match[2] or ''}"
