@@ -194,7 +194,9 @@ def damage_finding(entry: Entry, damage: Damage) -> Finding:
     fix = f"cachectl purge --damaged {entry.layer}"
     place, severity = (entry.layer, entry.root), damage.severity
     if isinstance(damage, Doubt):
-        fix = f"cachectl purge {entry.layer} --key {entry.key}"
+        import shlex
+
+        fix = f"cachectl purge {entry.layer} --key {shlex.quote(entry.key)}"
         return DOUBTFUL.finding(*place, damage.message, fix, key=entry.key, severity=severity)
     return DAMAGED.finding(*place, damage.message, fix, key=entry.key, severity=severity, thing=entry)
 
