@@ -41,7 +41,7 @@ COLD = "cold"
 WARM = "warm"
 OFF = "off"
 _SWITCHED = "switched off"
-_UNSEEN = "no difference seen: some warm runs took as long"
+_UNSEEN = "no difference seen"
 #: Maximum number of runs that fill the caches. PyOpenCL's binary cache makes the driver store again in the second
 #: run; the third run finds that entry.
 _FILLS = 3

@@ -85,9 +85,14 @@ def test_a_file_of_another_entry_fails_the_library_and_is_damage(
     assert met.returncode or json.loads(met.stdout)["results"] != [0, 1]
     (finding,) = verified(layer)
     assert (finding.severity, words in finding.message) == (Severity.FAILS, True), finding
-    artifact, other = got(layer, str(finding.key)), str(finding.key)[:-2] + "AA"
-    with pytest.raises(Damaged):
+
+    def copy_entry() -> None:
+        """Of another class it cannot even be read."""
+        artifact, other = got(layer, str(finding.key)), str(finding.key)[:-2] + "AA"
         layer.put(other, artifact._replace(key=other))
+
+    with pytest.raises(Damaged):
+        copy_entry()
     assert clear_damaged(layer).removed == 1
     assert home.python("named.py", "bar", "foo", **variables)["results"] == [0, 1]
     assert verified(layer) == []
