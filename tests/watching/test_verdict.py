@@ -233,7 +233,7 @@ def test_a_diff_is_shown(seeded: Home) -> None:
     run(seeded)
     edit("stamp.cl", "a[0]", "a[1]")(seeded)
     said = run(seeded, "--explain")["said"].splitlines()
-    assert {"--- stamp (last run)", "+++ stamp (this run)"} <= set(said)
+    assert {"--- stamp (before)", "+++ stamp (this run)"} <= set(said)
     assert {line[:1] for line in said if "__kernel void stamp" in line} == {"-", "+"}
 
 
