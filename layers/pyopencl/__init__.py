@@ -123,7 +123,6 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
             modules=("pyopencl.cache",),
             imports=("pyopencl", "numpy"),
             mapped=("/pyopencl/_cl.",),
-            saves=(),
         ),
         # Whatever platform PyOpenCL builds for.
         finds_tags=True,

@@ -356,7 +356,10 @@ class Judge:
         if late := [what for compiled in self.late.values() for what in compiled]:
             return f"Compiled at launch, for a new work-group size: {', '.join(late[:_FEW])}"
         used = {use.layer for use in self._trace.layers if use.was_used} | self._states.keys()
-        times = {"compile": sum(end - start for event in self._unknown for start, end in event["compiles"]) / 1e9}
+        # Of a cache that is off the cost is said.
+        is_said = any("compile" in self._layers[name].part.saves for name in self._states)
+        unknown = () if is_said else self._unknown
+        times = {"compile": sum(end - start for event in unknown for start, end in event["compiles"]) / 1e9}
         idle = [layer.part.saves for name, layer in self._layers.items() if name not in used]
         for span, seconds in timeline.own_times(self._trace.spans):
             if span.stage != "compile" and any(span.stage in saves for saves in idle):
