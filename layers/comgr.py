@@ -10,10 +10,10 @@ import re
 import shlex
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.processes import TEMPORARY_FOLDERS
 from cachectl.layers.core.codes import CLOSED
 from cachectl.layers.core.declarations import HERE, EnvSwitch, Family, Places, Rule, at_load
 from cachectl.layers.core.finding import FAILS, RECOMPILES, RISKS, Finding, Hazard
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from cachectl.layers.formats import details
 
 LIBRARIES = ("libamd_comgr.so",)
-#: Temporary folders that most systems have.
-_FOLDERS = ("/tmp", "/var/tmp")  # noqa: S108 - the user is to name one
 TIMESTAMP = "llvmcache.timestamp"
 #: What LLVM takes for a network file system (``Support/Unix/Path.inc``, ``is_local``): NFS, SMB and CIFS.
 _NETWORK = frozenset({"nfs", "nfs4", "smbfs", "cifs", "smb3"})
@@ -191,7 +189,8 @@ class ComgrCache(drivers.DriverLayer):
         temporary, home = self.environment.named_temporary, self.environment.home_folder
         reason = why_closed(temporary, home) if temporary.is_dir() else f"{temporary} is not there"
         if reason is not None and self.is_here():
-            fix = next((f"export TMPDIR={folder}" for folder in _FOLDERS if not why_closed(Path(folder), home)), "")
+            open_folders = (folder for folder in TEMPORARY_FOLDERS if not why_closed(folder, home))
+            fix = next((f"export TMPDIR={folder}" for folder in open_folders), "")
             message = f"{reason}: AMD's compiler has no temporary folder, and compiles nothing"
             yield CLOSED.finding(self.name, temporary, message, fix or "name a folder by TMPDIR", severity=RISKS)
 

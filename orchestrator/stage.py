@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from cachectl.exchange import bundle, copying, place, push_pull
 from cachectl.exchange import trust as trusting
-from cachectl.exchange.node_root import Filling, Name, NodeRoot, full_reason
+from cachectl.exchange.node_root import Filling, Name, NodeRoot, full_reason, missing_words
 from cachectl.exchange.store import StoreCollection, place_of
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment
@@ -100,7 +100,7 @@ class Route(NamedTuple):
             return f"{name!r} is a layer, not a FILE; write ./NAME for a file"
         if source is not None and self.trust is None and not os.path.isdir(environment.expand(source)):
             is_there = place.is_url(source) or os.path.lexists(environment.expand(source))
-            return trusting.UNTRUSTED if is_there else f"{source} is not there; --out {source} makes it"
+            return trusting.UNTRUSTED if is_there else missing_words(source)
         try:
             if out is not None and not place.is_url(out) and not (folder := environment.expand(out).parent).is_dir():
                 return f"--out {out!r}: the folder {folder} does not exist"

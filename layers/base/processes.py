@@ -41,7 +41,7 @@ LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "f2fs", "
 #: Types that the own layer of a container has, and those of memory.
 _LAYERED, _IN_MEMORY = frozenset({"overlay", "aufs", "fuse.fuse-overlayfs"}), frozenset({"tmpfs", "ramfs"})
 #: What lies in these is not meant to stay.
-_TEMPORARY_FOLDERS = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - only compared
+TEMPORARY_FOLDERS = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - only compared
 
 
 def read(number: int | str, name: str, processes: Path = _PROC) -> bytes | None:
@@ -291,7 +291,7 @@ def network_file_system(environment: Environment, path: Path, types: frozenset[s
 def lost_with(environment: Environment, path: Path) -> str | None:
     """Return what a path is lost with, a container or the memory of the home; ``None`` if it stays or is temporary."""
     mount = mount_of(path, mounts=environment.mounts)
-    if any(map(path.is_relative_to, (environment.temporary, *_TEMPORARY_FOLDERS))):
+    if any(map(path.is_relative_to, (environment.temporary, *TEMPORARY_FOLDERS))):
         return None
     if mount.kind in _IN_MEMORY and path.is_relative_to(environment.home_folder):
         return f"the memory in which the home lies ({mount.kind})"

@@ -125,7 +125,7 @@ UNREADABLE = Code(
     "unreadable",
     (FAILS, RISKS, RECOMPILES, HARMLESS),
     "A root, a folder or a file could not be read; everything else was. Where a program is writing, try again later.",
-    "`chmod u+rwx`, or `sudo chown -R` what another user owns in your home.",
+    "`chmod u+rwX`, or `sudo chown -R` what another user owns in your home.",
     ("Permission denied",),
 )
 CAP = Code(

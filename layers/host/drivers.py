@@ -335,12 +335,14 @@ def read_linked(file: str, near: tuple[str, ...] = ()) -> tuple[list[str], Folde
 
 def find_missing(code: bytes, needed: Iterable[str], environment: Environment) -> list[str]:
     """Return the libraries needed by some code that are not here, each looked for once; none for another machine's."""
+    from cachectl.layers.formats.elf import machine_of
+
     answers = environment.answers
     for name in filter(str.isascii, needed):
         if (find_missing, name) not in answers:
             answers[find_missing, name] = find_library(name, environment)
     missing = [name for name in needed if answers.get((find_missing, name), name) is None]
-    return missing if missing and code[4:6] + code[18:20] == _kind(sys.executable) else []
+    return missing if missing and machine_of(code) == _kind(sys.executable) else []
 
 
 def _is_library(path: str) -> bool:

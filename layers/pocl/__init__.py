@@ -255,9 +255,9 @@ class PoclKernels(drivers.DriverLayer):
             read = {library: releases.read_release(library) or "unknown" for library in libraries}
             named = ", ".join(f"{library}: {release}" for library, release in read.items())
             compilers = {release.partition(" with ")[2] for release in read.values()}
-            tells = "only its LLVM says" if len(compilers) == len(read) else "nothing says of equal ones"
+            witness = "only its LLVM says" if len(compilers) == len(read) else "nothing says of equal ones"
             what = f"{len(libraries)} drivers of PoCL are registered ({named})"
-            message = f"{what}: {tells} which of them built an entry"
+            message = f"{what}: {witness} which of them built an entry"
             fix = "cachectl report --by driver"
             yield DRIVERS.finding(self.name, first_place(self), message, fix)
         yield from super().diagnose()

@@ -28,6 +28,12 @@ def full_reason(error: Exception) -> str:
     return str(error) if isinstance(error, CachectlError) else reason_of(error)
 
 
+def missing_words(source: str) -> str:
+    """Return that a source does not exist, and which option makes it."""
+    shown = printable(place.without_secrets(source))
+    return f"{shown} is not there; --out {shown} makes it"
+
+
 class Filling(NamedTuple):
     """What a node got from the source: placed entries, the reasons why it was trusted, and whether it could be used."""
 
@@ -84,8 +90,7 @@ class NodeRoot:
         try:
             pulled = push_pull.pull(stack, source, trust)
         except place.Missing:
-            shown = printable(place.without_secrets(source))
-            self.notes.append(f"starts cold: {shown} is not there; --out {shown} makes it")
+            self.notes.append(f"starts cold: {missing_words(source)}")
             return Filling()
         except FAILURES as error:
             self.notes.append(f"starts cold: {full_reason(error)}")

@@ -19,7 +19,7 @@ EXAMPLE = "cachectl trace --explain -- python simulation.py"
 OPTIONS = (
     verbs.UNEXPECTED,
     ("--explain", "also list builds and entries, and show how sources changed"),
-    ("--expect-warm", "end with 1 if a lookup missed, anything was compiled, or that cannot be told"),
+    ("--expect-warm", "end with 1 if a lookup missed, anything was compiled, or that is unknown"),
     (
         "--layer",
         "LAYER",
@@ -118,7 +118,7 @@ def _not_warm(traced: timeline.Trace, layers: Collection[str]) -> str | None:
         if not {*layers}.isdisjoint(program["layers"]):
             return f"{program['command']} could not be watched"
     unknown = [use.layer for use in uses if not use.hits or use.misses is None]
-    return f"no lookup of {', '.join(unknown)} was seen that could be told" if unknown else None
+    return f"no lookup of {', '.join(unknown)} was counted" if unknown else None
 
 
 def show(traced: timeline.Trace, *, explain: bool = False) -> Iterator[bytes | str | Table]:

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import NamedTuple
 
 from cachectl.layers.base.environment import Environment
@@ -122,7 +123,7 @@ class Evidence:
     def used_later(self) -> frozenset[str]:
         """Return the paths of entries that were there before the run, and that were used since it began."""
         before = self.before or {}
-        after = (self._list() or {}) if before and self.part.keeps_use else {}
+        after = (self.after or {}) if before and self.part.keeps_use else {}
         used = ((path, entry.used) for path, entry in after.items() if path in before)
         return frozenset(path for path, moment in used if moment is not None and moment >= self._began)
 
@@ -145,12 +146,17 @@ class Evidence:
             else:
                 continue
             self.doubts |= dict.fromkeys(sorted(history.doubts))
-        listed = {**(self.before or {}), **(self._list() or {})} if entries else {}
+        listed = {**(self.before or {}), **(self.after or {})} if entries else {}
         for use in sorted(entries, key=lambda use: use[2].uses[0]):
             entry = listed.get(f"{use[0].path}/{use[1]}")
             # Those of other layers that share the root are left out.
             if entry is None or not entry.is_foreign:
                 self.used.append(self._described(use, None if entry is None else entry.bytes))
+
+    @cached_property
+    def after(self) -> dict[str, Entry] | None:
+        """The entries after the run, as ``before`` has those before it; listed once."""
+        return self._list()
 
     def _list(self) -> dict[str, Entry] | None:
         if self._is_system or self.part.modules:
@@ -227,7 +233,7 @@ class Evidence:
         return LayerTrace(name, hits, len(written), stored, total, EXACT, why)
 
     def _by_comparison(self) -> LayerTrace:
-        before, after, part = self.before, self._list(), self.part
+        before, after, part = self.before, self.after, self.part
         if before is None or after is None:
             why = "it is only read, which leaves no trace" if self._is_system else "it cannot be listed"
             return LayerTrace(self.layer.name, why=why)
@@ -271,7 +277,7 @@ class Evidence:
             return None
         doubts = [*self.doubts]
         if self._shared:
-            after = self._list() or {}
+            after = self.after or {}
             new = [
                 entry.bytes for key, entry in after.items() if key not in (self.before or {}) and not entry.is_foreign
             ]

@@ -211,7 +211,7 @@ def note_removals(environment: Environment, verb: str, removed: Mapping[str, Ite
 
 
 def shorten(key: str) -> str:
-    """Return enough of a key to tell it from others: of its last part, as some layers put it in front of others."""
+    """Return the beginning of a key's last part, which identifies it well enough."""
     return key.rpartition("/")[2][:_SHORT]
 
 

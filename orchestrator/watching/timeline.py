@@ -129,7 +129,7 @@ class Trace:
     that did not end; ``started`` when the run did, in epoch seconds; ``processes`` those that were watched
     (:func:`read_processes`); and ``spans`` what their time went to. ``summary`` is ``None`` if there was none.
     ``late`` has by layer what was compiled into entries at a launch. ``warm`` says whether every lookup hit and nothing
-    was compiled or stored; ``None`` if that cannot be told.
+    was compiled or stored; ``None`` if that is unknown.
     ``verdict`` says in a sentence or two what the run lost to misses, and why; ``missed`` are the kernels that it lost
     it to, those that took most first.
     """

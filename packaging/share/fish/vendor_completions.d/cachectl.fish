@@ -173,7 +173,7 @@ complete -c cachectl -n '_shtab_cachectl_using env' -l shell -xka "sh fish csh p
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a trace -d 'Run a command and say what it lost to misses, and why.'
 complete -c cachectl -n '_shtab_cachectl_using trace' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using trace' -l explain -d 'also list builds and entries, and show how sources changed'
-complete -c cachectl -n '_shtab_cachectl_using trace' -l expect-warm -d 'end with 1 if a lookup missed, anything was compiled, or that cannot be told'
+complete -c cachectl -n '_shtab_cachectl_using trace' -l expect-warm -d 'end with 1 if a lookup missed, anything was compiled, or that is unknown'
 complete -c cachectl -n '_shtab_cachectl_using trace' -l layer -xka "(cachectl completion --words layers 2>/dev/null)" -d 'with --expect-warm: only lookups of this one; may be repeated'
 complete -c cachectl -n '_shtab_cachectl_using trace' -l no-ledger -d 'compare with no earlier run, and remember nothing of this one'
 complete -c cachectl -n '_shtab_cachectl_using trace' -l forget -d 'remove what earlier traces have remembered, and end'
