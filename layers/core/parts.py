@@ -143,6 +143,8 @@ class About(NamedTuple):
     }
     #: Whether the library needs its place while the cache is off, too.
     needs_place: bool = False
+    #: Whether the library opens its files while the cache is off, without a lookup.
+    opens_while_off: bool = False
     #: The states that only this product can be in.
     codes: tuple[Code, ...] = ()
     #: What ``verify`` does not look at.

@@ -272,6 +272,8 @@ class LoopyDictionaries(PytoolsDictionaries):
     title = "loopy code generation"
     about = PytoolsDictionaries.about._replace(
         reveals="source text of your kernels",
+        # A dictionary opens its file when it is made, which loopy does at its import.
+        opens_while_off=True,
         codes=(EDITABLE,),
         lookups=LOOKUPS._replace(
             opened=("/pdict-v5-loopy-",),
