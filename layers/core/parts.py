@@ -91,6 +91,9 @@ class Lookups(NamedTuple):
     modules: tuple[str, ...] = ()
     #: Packages whose import is part of a start.
     imports: tuple[str, ...] = ()
+    #: Packages whose version is part of keys, and variables whose value is.
+    packages: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
     #: OpenCL platforms with the file that listens to the driver of each: its class ``Listener`` hears whether a build
     #: was compiled, and notes a ``messages`` event.
     listeners: Mapping[str, Path] = {}

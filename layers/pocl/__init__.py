@@ -138,6 +138,7 @@ _LOOKUPS = Lookups(
     "PoCL's own messages",
     listeners=dict.fromkeys(_PLATFORMS, Path(__file__).parents[1] / "inside" / "pocl_messages.py"),
     mapped=("/libpocl",),
+    variables=("POCL_WORK_GROUP_METHOD", "POCL_EXTRA_BUILD_FLAGS"),
     keeps_use=True,
     weigh=_weigh,
     compilations=_compilations,

@@ -105,7 +105,9 @@ LOOKUPS = Lookups(
     saves=(),
 )
 #: The stages of loopy are timed, too.
-_STAGES = dict.fromkeys(("loopy", "loopy.target.pyopencl_execution"), _INSIDE / "loopy_stages.py")
+_STAGES = dict.fromkeys(
+    ("loopy", "loopy.target.pyopencl_execution", "loopy.target.c.c_execution"), _INSIDE / "loopy_stages.py"
+)
 
 
 class UserCacheLayer(Layer):
@@ -278,6 +280,8 @@ class LoopyDictionaries(PytoolsDictionaries):
         lookups=LOOKUPS._replace(
             opened=("/pdict-v5-loopy-",),
             imports=("loopy", "islpy", "pymbolic"),
+            # They are in the names of loopy's databases.
+            packages=("loopy", "islpy", "cgen"),
             watchers={**_WATCHERS, **_STAGES},
             saves=("preprocess", "schedule", "codegen"),
         ),

@@ -21,7 +21,7 @@ from cachectl.layers.core.entry import Artifact, Entry
 from cachectl.layers.core.json_form import as_json
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.parts import Lookups
-from cachectl.layers.core.root import ABSENT, BYPASSED, DISABLED, UNKNOWN, Scope, State
+from cachectl.layers.core.root import ABSENT, BYPASSED, DISABLED, UNKNOWN, Root, Scope, State
 from cachectl.layers.core.store import ENTRY, OWN
 from cachectl.layers.disk import place
 from cachectl.watching.events import Use, kind_of
@@ -112,6 +112,12 @@ class Evidence:
     def state_in(self, process: int) -> State:
         """Return the state of the layer in one process of the run."""
         return self._views.get(process, self.layer).state()
+
+    def root_in(self, process: int) -> Root | None:
+        """Return the first root of the layer in one process of the run, ``None`` if it is not known."""
+        with suppress(*FAILURES):
+            return next(iter(self._views.get(process, self.views[0]).roots()), None)
+        return None
 
     def state(self) -> State:
         """Return the state of the layer in the programs of the run; unknown if it is on in some and off in others."""
@@ -334,6 +340,24 @@ def complete_builds(events: Iterable[Event], entries: Iterable[EntryTrace]) -> N
             for build in [build for build in alike if _start_of(build) <= at + _LATE][-1:]:
                 compiled = bool(build.get("compiled") or entry.stores)
                 build.update(driver=build.get("driver") or entry.layer, compiled=compiled, by_files=True)
+
+
+def settle_builds(events: Iterable[Event], layers: Iterable[LayerTrace]) -> None:
+    """Say of builds in several threads whether they were compiled, where the driver's sums leave one answer.
+
+    A driver that reports does not say which thread a message is of.
+    """
+    for use in layers:
+        builds = [
+            event
+            for event in events
+            if event["event"] == "build" and event.get("driver") == use.layer and not event["failed"]
+        ]
+        unclear = [event for event in builds if event.get("compiled") is None]
+        if unclear and use.misses is not None and all(len(event.get("devices") or ()) == 1 for event in builds):
+            left = use.misses - sum(bool(event.get("compiled")) for event in builds)
+            for event in unclear if left in (0, len(unclear)) else ():
+                event["compiled"] = left > 0
 
 
 def _start_of(build: Event) -> float:

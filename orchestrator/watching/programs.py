@@ -44,6 +44,7 @@ _FIELDS: Mapping[str, Sequence[str]] = {
     "environment": ("variables",),
     "ended": (),
     "failed": ("library",),
+    "begun": ("kind",),
     **dict.fromkeys(("hit", "miss", "store"), ("layer", *_WHEN)),
     "build": ("layer", "seconds", "failed", "heard", "compiles", *_WHEN),
     "span": ("stage", "name", *_WHEN),
@@ -56,7 +57,8 @@ _FIELDS: Mapping[str, Sequence[str]] = {
 _FORMS: Mapping[str, object] = {
     **dict.fromkeys(("event", "error", "kind", "host", "library", "layer", "name", "stage", "dictionary", "file"), ""),
     **dict.fromkeys(
-        ("key", "source", "text", "options", "platform", "version", "driver", "binary", "python", "cwd"), ""
+        ("key", "source", "text", "options", "platform", "version", "driver", "binary", "python", "cwd", "cache_dir"),
+        "",
     ),
     **dict.fromkeys(("pid", "start", "end", "thread", "upto", "bytes", "rank", "lookups"), 0),
     **dict.fromkeys(("at", "seconds"), 0.0),

@@ -79,7 +79,8 @@ def tracing(
         if (watched := child.try_extra(f"{layer.name} is not traced", watch, notice)) is not None:
             layers[layer.name] = watched
     parts = {name: layer.part for name, layer in layers.items()}
-    names = {"HOME", *(name for layer in layers.values() for name in variables_of(layer.layer))}
+    names = {"HOME", *(name for part in parts.values() for name in part.variables)}
+    names |= {name for layer in layers.values() for name in variables_of(layer.layer)}
     texts = {file: text for layer in layers.values() for file, text in layer.watchers.items()}
     notes, variables = make_observer(folder, stack.environment, parts, names, texts)
     files = EntryEvents(seen.layer for seen in layers.values() if seen.part.files)
@@ -101,8 +102,8 @@ def tracing(
         if trace.processes:
             trace.spans = timeline.read_spans(events, began, trace.wall_seconds, parts)
             trace.summary = timeline.summarize(trace.spans, trace.wall_seconds)
-        judge = verdict.Judge(layers, trace, events)
-        trace.missed = judge.missed(known, explain=explain)
+        judge = verdict.Judge(layers, trace, events, known)
+        trace.missed = judge.missed(explain=explain)
         trace.late = judge.late
         trace.verdict, trace.warm = judge.verdict(trace.missed), judge.is_warm
         if known is not None:
@@ -170,6 +171,7 @@ def _count(
         layer.trace(events, [program for program, names in unwatched.items() if name in names], unread)
         for name, layer in layers.items()
     )
+    evidence.settle_builds(events, trace.layers)
     trace.kernels = tuple(_kernel(event) for event in events if event["event"] == "build")
     trace.unwatched = tuple(
         {"command": program, "layers": tuple(sorted(names))} for program, names in unwatched.items()
