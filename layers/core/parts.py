@@ -114,6 +114,10 @@ class Lookups(NamedTuple):
     #: Infers hits and misses from the number of openings of files with many entries, and of entries that appeared;
     #: ``None`` if they show neither.
     by_openings: Callable[[int, int, Environment], tuple[int, int] | None] = lambda *_: None
+    #: Whether the driver links programs again though it has stored them.
+    relinks: bool = False
+    #: The OpenCL platforms whose builds the cache serves; empty if any.
+    platforms: tuple[str, ...] = ()
     #: The stages of a start that a hit saves.
     saves: tuple[str, ...] = ("compile",)
     #: Returns the bytes of a file that a listener saw stored; ``None`` if it no longer exists.

@@ -108,7 +108,8 @@ def _watch_builds(module: Any, notes: Any) -> None:
             heard=heard,
             compiled=compiled,
             driver=driver.layer if driver else None,
-            compiles=_here.compiles,
+            # A link is all the driver's.
+            compiles=[[call.start, end]] if kind == "link" else _here.compiles,
             **_here.about,
         )
 

@@ -95,6 +95,8 @@ class Evidence:
         self.views: tuple[Layer, ...] = (layer,)
         self.used: list[EntryTrace] | None = None
         self.doubts: dict[str, None] = {}
+        #: Whether another program may have used the cache meanwhile.
+        self.is_shared = False
         self._events: Sequence[Event] = ()
         #: Files that hold many entries, with how often each was opened.
         self._shared: dict[str, int] = {}
@@ -184,6 +186,10 @@ class Evidence:
         events that could not be read.
         """
         self._events = events
+        built = {name for event in events if event["event"] == "build" for name in event.get("kernels") or ()}
+        if self.used is not None and self.is_shared and built:
+            # What another program used meanwhile, if it names no kernel of this run.
+            self.used = [entry for entry in self.used if not entry.kernels or built & {*entry.kernels}]
         counted = self._by_files() or self._by_programs()
         gaps = (
             f"could not {act} {', '.join(names)}" for act, names in (("watch", commands), ("read", unread)) if names
@@ -356,8 +362,15 @@ def settle_builds(events: Iterable[Event], layers: Iterable[LayerTrace]) -> None
         unclear = [event for event in builds if event.get("compiled") is None]
         if unclear and use.misses is not None and all(len(event.get("devices") or ()) == 1 for event in builds):
             left = use.misses - sum(bool(event.get("compiled")) for event in builds)
-            for event in unclear if left in (0, len(unclear)) else ():
-                event["compiled"] = left > 0
+            # Of threads that build the same at once the first compiles, and the others wait for it.
+            first = {
+                (event.get("source"), event.get("options")): event
+                for event in sorted(unclear, key=_start_of, reverse=True)
+            }
+            if left in (0, len(first), len(unclear)):
+                compiled = [*first.values()] if left == len(first) else unclear if left else []
+                for event in unclear:
+                    event["compiled"] = any(event is one for one in compiled)
 
 
 def _start_of(build: Event) -> float:

@@ -13,19 +13,18 @@ from cachectl.watching.programs import Event
 
 
 class Seen(NamedTuple):
-    """One kernel in a run: its builds, its Python and packages, and the layers that hit, missed or stored it.
+    """One kernel in a run: its builds, its Python and packages, and the layers that hit it.
 
     ``seconds`` are what misses took, by layer, and ``asked`` the keys of its lookups with the layers that missed.
     ``wrote`` are the paths that drivers stored, and ``read`` those that they hit; ``collided`` are the layers that had
     its hash for another key, and ``process`` is the first in which it missed, or else was built. ``folders`` are those
-    that a build named itself, by layer.
+    that a build named itself, by layer. ``is_linked`` says that it is of a program that was linked.
     """
 
     builds: tuple[ledger.Build, ...] = ()
     python: str = ""
     packages: Mapping[str, str] = {}
     hits: frozenset[str] = frozenset()
-    misses: tuple[str, ...] = ()
     seconds: Mapping[str, float] = {}
     lost: float = 0.0
     asked: Mapping[str, str | None] = {}
@@ -34,6 +33,12 @@ class Seen(NamedTuple):
     collided: frozenset[str] = frozenset()
     process: int = 0
     folders: Mapping[str, str] = {}
+    is_linked: bool = False
+
+    @property
+    def misses(self) -> tuple[str, ...]:
+        """Return the layers in which it missed."""
+        return tuple(self.seconds)
 
     @property
     def key(self) -> str:
@@ -52,6 +57,7 @@ class _Noted:
         self.wrote: dict[str, list[str]] = defaultdict(list)
         self.collided: dict[str, set[str]] = defaultdict(set)
         self.processes: dict[str, int] = {}
+        self.linked: set[str] = set()
         self._texts = {event["source"]: event["text"] for event in events if event["event"] == "source"}
         self._variables = {name for part in lookups.values() for name in part.variables}
         self._lookups = lookups
@@ -82,6 +88,8 @@ class _Noted:
         known = self._texts.get(event.get("source")), self.started.get(process, {}), self._states.get(process, {})
         self.builds[kernel][differences.read_build(event, *known, self._variables)] = None
         self.wrote[kernel] += self._stored.pop(process, ())
+        if event.get("kind") == "link":
+            self.linked.add(kernel)
         if event.get("cache_dir"):
             self.folders[kernel][event["layer"]] = event["cache_dir"]
 
@@ -107,7 +115,6 @@ def read_kernels(
             str(process.get("python") or ""),
             packages.of(process),
             frozenset(hits.get(kernel, ())),
-            tuple(work),
             {layer: sum(timeline.covered_by_thread(times)) for layer, times in work.items()},
             sum(timeline.covered_by_thread(one for times in work.values() for one in times)),
             noted.asked[kernel],
@@ -116,6 +123,7 @@ def read_kernels(
             frozenset(noted.collided[kernel]),
             first,
             noted.folders[kernel],
+            kernel in noted.linked,
         )
     return kernels
 
@@ -141,9 +149,14 @@ def _outcomes(
         if span.layer:
             misses[span.kernel or ""][span.layer].append(((span.process, span.thread), span.start, end))
     for kernel, entry in _entries(trace, kernels):
-        if entry.stores:
-            # What such a miss took does not show.
-            misses[kernel].setdefault(entry.layer, [])
+        if entry.stores and entry.layer not in misses[kernel]:
+            # A driver may compile at the launch; else what such a miss took does not show.
+            misses[kernel][entry.layer] = [
+                ((span.process, span.thread), span.start, span.end)
+                for span in trace.spans
+                if span.stage == "launch" and {*kernel.split()} & {*(span.kernel or "").split()}
+                if any(span.start <= at - trace.started <= span.end for at in entry.at)
+            ]
     return hits, misses
 
 

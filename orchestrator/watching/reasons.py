@@ -117,8 +117,9 @@ class Reasons:
         if removed := self._removed(seen, then, names):
             return removed
         for name in names:
-            if any(path in (self._layers[name].before or {}) for path in seen.wrote):
-                return causes.NOT_TAKEN.say(layer=name)
+            layer = self._layers[name]
+            if any(path in (layer.before or {}) for path in seen.wrote):
+                return (causes.RELINKED if seen.is_linked and layer.part.relinks else causes.NOT_TAKEN).say(layer=name)
         known, others = self._by_key(seen, then, names)
         if known:
             return causes.MISSING.say(layers=", ".join(sorted(known)))

@@ -164,6 +164,7 @@ def _count(
         if name in files.doubts and files.why_not is None:
             layer.take(files.uses_of(name), files.doubts[name])
         if others := ", ".join(sorted({one.command for one in processes.strangers.values() if name in one.uses})):
+            layer.is_shared = True
             layer.doubts[f"another program that may use the cache ran meanwhile: {others}"] = None
     trace.entries = tuple(entry for layer in layers.values() for entry in layer.used or ())
     evidence.complete_builds(events, trace.entries)

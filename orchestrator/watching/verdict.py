@@ -68,6 +68,7 @@ class Judge:
         #: Lookups that raised an exception, of which nothing else is known.
         self._raised = [event for event in events if event["event"] == "raised"]
         builds = [event for event in events if event["event"] == "build" and not event["failed"]]
+        self._platforms = {event.get("platform") for event in builds}
         #: Builds by a driver without a cache that is known, of which PyOpenCL's own cache was not asked either.
         self._unknown = [event for event in builds if (event.get("driver"), event.get("binary")) == (None, None)]
         #: The driver of each build that failed.
@@ -147,17 +148,25 @@ class Judge:
             count = plural(sum(use.misses or 0 for use in unseen), "lookup")
             return f"{count} missed in {names}; which kernels, and what each took, does not show{self._at_once()}."
         if missed:
-            slow = "Slow" if summary.missed >= _SLOW * trace.wall_seconds else "Nearly warm"
+            seconds = max(summary.missed, *(one.seconds for one in missed))
+            slow = "Slow" if seconds >= _SLOW * trace.wall_seconds else "Nearly warm"
             at_least = "at least " if summary.at_least or trace.unwatched else ""
-            lost = f"{at_least}{summary.missed:.2f} of {trace.wall_seconds:.2f} s"
-            return _loss(missed, slow, lost if summary.missed else "") + self._waited(summary)
+            lost = f"{at_least}{seconds:.2f} of {trace.wall_seconds:.2f} s"
+            late = f" {self._late()}." if self._late() else ""
+            return _loss(missed, slow, lost if seconds else "") + self._waited(summary) + late
         if uncached := self._uncached():
             return f"{uncached}."
-        if looked and self.is_warm:
+        if not looked:
+            return f"Not warm: {self._stored()}." if self._stored() else ""
+        if self.is_warm:
             return f"Warm: every lookup hit ({looked:,})."
-        if looked:
-            return f"{'' if trace.exit_status else 'Unknown: '}{self._seen_only(looked)}."
-        return f"Not warm: {self._stored()}." if self._stored() else ""
+        return self._hits(looked)
+
+    def _hits(self, looked: int) -> str:
+        """Say that every lookup that was seen hit, and why that is not warm."""
+        if any(self._cost(name) for name in self._states):
+            return f"Every other lookup hit ({looked:,})."
+        return f"{'' if self._trace.exit_status else 'Unknown: '}{self._seen_only(looked)}."
 
     def _at_once(self) -> str:
         """Say how many threads built at once, if several did."""
@@ -209,6 +218,8 @@ class Judge:
         """Whether nothing was compiled, missed or stored; ``None`` if not everything could be seen."""
         trace, summary = self._trace, self._trace.summary
         uses = [use for use in trace.layers if use.was_used]
+        if any(self._cost(name) for name in self._states):
+            return False
         if any(use.misses or use.stores for use in uses) or self._uncached() or self._failed or self._unseen_stores():
             return False
         if summary is None or summary.at_least or trace.exit_status or not uses:
@@ -231,14 +242,18 @@ class Judge:
 
     def _uncached(self) -> str:
         """Return what was compiled at a launch, or the work that a hit would save, for which no cache was asked."""
-        if late := [what for compiled in self.late.values() for what in compiled]:
-            return f"Compiled at launch: {', '.join(late[:_FEW])}"
+        if self._late():
+            return self._late()
         used = {use.layer for use in self._trace.layers if use.was_used} | self._states.keys()
         # Of a cache that is off the cost is said.
         is_said = any("compile" in self._layers[name].part.saves for name in self._states)
         unknown = () if is_said else self._unknown
         times = {"compile": sum(end - start for event in unknown for start, end in event["compiles"]) / 1e9}
-        idle = [layer.part.saves for name, layer in self._layers.items() if name not in used]
+        idle = [
+            layer.part.saves
+            for name, layer in self._layers.items()
+            if name not in used and (not layer.part.platforms or self._platforms & {*layer.part.platforms})
+        ]
         for span, seconds in timeline.own_times(self._trace.spans):
             if span.stage == "compile" and span.layer is None and span.name != timeline.DRIVER:
                 # As by loopy's target for C, which asks no cache.
@@ -251,6 +266,10 @@ class Judge:
         asked = ", ".join(f"{seconds} of {stage}" for stage, seconds in long.items())
         return f"No cache was asked for {asked}" if long else ""
 
+    def _late(self) -> str:
+        late = [what for compiled in self.late.values() for what in compiled]
+        return f"Compiled at launch: {', '.join(late[:_FEW])}" if late else ""
+
     def _fails_when_closed(self, name: str) -> bool:
         hazard = self._layers[name].layer.about.uses.get(place.Use.WRITE)
         return self._states[name].state == "closed" and hazard is not None and hazard.severity is FAILS
@@ -261,8 +280,11 @@ class Judge:
         if failed and self._states[name].state == "closed" and "compile" in self._layers[name].part.saves:
             return f"{plural(failed, 'build')} failed"
         times: dict[str, float] = {}
+        part = self._layers[name].part
+        if part.platforms and self._platforms.isdisjoint(part.platforms):
+            return ""
         for span, seconds in timeline.own_times(self._trace.spans):
-            if span.stage in self._layers[name].part.saves and span.layer in (None, name) and span.outcome != "hit":
+            if span.stage in part.saves and span.layer in (None, name) and span.outcome != "hit":
                 times[span.stage] = times.get(span.stage, 0.0) + seconds
         seconds = sum(times.values())
         return f"{seconds:.2f} s of {', '.join(times)}" if seconds >= _NOTHING else ""
