@@ -88,10 +88,8 @@ class Notes:
     def __init__(self, folder: str, site: str, table: dict[str, Any]) -> None:
         self.folder = folder
         self._site = site
-        self._listeners = table["listeners"]
+        self._table = table
         self._packages = frozenset(table["imports"])
-        self._ranks = table["ranks"]
-        self._names = table["variables"]
         #: The variables of the process, and its working folder, when they were noted last.
         self._state: tuple[dict[str, str], str | None] = ({}, None)
         #: Variables that were set or unset for C code only, as by ``os.putenv``.
@@ -117,7 +115,7 @@ class Notes:
 
     def listeners(self) -> dict[str, Any]:
         """Return new listeners to drivers, by the name of the OpenCL platform that each driver offers."""
-        return {name: self.load(file).Listener(self, layer) for name, (layer, file) in self._listeners.items()}
+        return {name: self.load(file).Listener(self, layer) for name, (layer, file) in self._table["listeners"].items()}
 
     def start(self) -> None:
         """Wrap the libraries that are loaded now, and others when they are loaded."""
@@ -275,7 +273,7 @@ class Notes:
         self._write(event)
 
     def _read(self) -> tuple[dict[str, str], str | None]:
-        values = ((name, self._set.get(name, os.environ.get(name))) for name in self._names)
+        values = ((name, self._set.get(name, os.environ.get(name))) for name in self._table["variables"])
         return {name: value for name, value in values if value is not None}, _quietly(os.getcwd)
 
     def _introduce(self) -> None:
@@ -286,7 +284,9 @@ class Notes:
             program = list(getattr(sys, "orig_argv", None) or sys.argv)
             host = os.uname().nodename if hasattr(os, "uname") else ""
             self._state = self._read()
-            rank = next((int(os.environ[name]) for name in self._ranks if os.environ.get(name, "").isdecimal()), None)
+            rank = next(
+                (int(os.environ[name]) for name in self._table["ranks"] if os.environ.get(name, "").isdecimal()), None
+            )
             known = {"program": program, "host": host, "rank": rank, "variables": self._state[0]}
             known["forked"] = self._pid != self._origin
             self._write({"event": "started", **known, **(_quietly(_python) or {})})

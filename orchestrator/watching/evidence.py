@@ -100,10 +100,13 @@ class Evidence:
         self._events: Sequence[Event] = ()
         #: Files that hold many entries, with how often each was opened.
         self._shared: dict[str, int] = {}
-        self._is_system = layer.about.scope is Scope.SYSTEM
         #: Entries before the run, by root and key; ``None`` if they cannot be listed, or the layer is watched.
         self.before = self._list()
         self._began = time.time()
+
+    @property
+    def _is_system(self) -> bool:
+        return self.layer.about.scope is Scope.SYSTEM
 
     def live_in(self, environments: Mapping[int, Environment]) -> None:
         """Take over in which environment each process of the run used caches; without any, the command's counts."""
