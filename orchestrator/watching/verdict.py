@@ -166,7 +166,8 @@ class Judge:
         """Say that every lookup that was seen hit, and why that is not warm."""
         if any(self._cost(name) for name in self._states):
             return f"Every other lookup hit ({looked:,})."
-        return f"{'' if self._trace.exit_status else 'Unknown: '}{self._seen_only(looked)}."
+        prefix = "Not warm: " if self.is_warm is False else "Unknown: "
+        return f"{'' if self._trace.exit_status else prefix}{self._seen_only(looked)}."
 
     def _at_once(self) -> str:
         """Say how many threads built at once, if several did."""
