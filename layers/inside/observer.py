@@ -131,9 +131,10 @@ class Notes:
                 self.wrap(os, name, self._changed)
 
     def _changed(self, call: Invocation) -> None:
-        self._set[os.fsdecode(call.get(0, "name"))] = (
-            os.fsdecode(call.get(1, "value")) if len(call.arguments) > 1 else None
-        )
+        """Note a variable that was set or unset, by ``os.environ`` or for C code only; all are read again then."""
+        value = os.fsdecode(call.get(1, "value")) if len(call.arguments) > 1 else None
+        self._set[os.fsdecode(call.get(0, "name"))] = value
+        self._state = ({}, "")
 
     def _end(self) -> None:
         """Note that the process ends in order; a fork that runs this is no process of its own start."""
@@ -265,8 +266,9 @@ class Notes:
         Before it comes what the program has made of the variables that layers read.
         """
         self._introduce()
-        if start is not None and (state := self._read()) != self._state:
-            self._state = state
+        # To read all of them takes longer than an event.
+        if start is not None and _quietly(os.getcwd) != self._state[1]:
+            state = self._state = self._read()
             self._write({"event": "environment", "variables": state[0], "cwd": state[1]})
         if start is not None:
             event = {"start": start, "end": self.now(), "thread": threading.get_native_id(), **event}

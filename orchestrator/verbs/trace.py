@@ -36,6 +36,8 @@ OPTIONS = (
     ),
     ("--force", "replace an existing FILE that is not JSON or a timeline of trace"),
 )
+#: What becomes of a command for which nothing can be made to watch it.
+_UNWATCHED = "the command is not watched"
 #: Kernels that missed that are listed, and the part of a run from which a stage is.
 _FEW, _SHARE = 12, 0.01
 USAGE = """\
@@ -56,14 +58,18 @@ def trace(
     :param explain: also how sources changed since the last traced run
     :param remembers: compare with the last traced run of each kernel, and keep this one for the next
     :param notice: gets a line for each library that could not be watched
+        A command that cannot be watched, as on a full disk, runs all the same.
     :raises CannotStart: if the command cannot be started
     """
     with ExitStack() as block:
         signals = block.enter_context(child.signals_held())
-        folder = block.enter_context(child.isolated_root(stack.environment, notice=notice))
-        with child.needed(folder):
+        scratch = child.isolated_root(stack.environment, notice=notice)
+        folder = child.try_extra(_UNWATCHED, partial(block.enter_context, scratch), notice)
+        watched: tuple[timeline.Trace, dict[str, str]] | None = None
+        if folder is not None:
             watching = tracing(stack, folder, notice, explain=explain, remembers=remembers)
-            traced, variables = block.enter_context(watching)
+            watched = child.try_extra(_UNWATCHED, partial(block.enter_context, watching), notice)
+        traced, variables = watched or (timeline.Trace(verdict="Unknown: the run was not watched."), {})
         traced.command = tuple(command)
         traced.exit_status = child.run(command, variables, stack.environment, signals)
     return traced
@@ -141,7 +147,8 @@ def show(traced: timeline.Trace, *, explain: bool = False) -> Iterator[bytes | s
         yield Table({"layer": str, **numbers, "stored": units.size, "evidence": str}, rows)
     yield from (f"{layer.layer}: {layer.state} ({layer.state_why})" for layer in stopped)
     others = len(traced.layers) - len({layer.layer for layer in (*shown, *stopped)})
-    yield f"{plural(others, 'more layer' if shown or stopped else 'layer')}: no use seen"
+    if traced.layers:
+        yield f"{plural(others, 'more layer' if shown or stopped else 'layer')}: no use seen"
     for program in traced.unwatched:
         yield f"not counted, could not be watched: {program['command']} (it used {', '.join(program['layers'])})"
     if not explain:

@@ -75,7 +75,8 @@ class _Noted:
             self._stored[process] = event["wrote"]
         if event.get("collision"):
             self.collided[kernel].add(evidence.layer_of(event, self._lookups))
-        if kernel:
+        # A wait for several kernels names them all.
+        if kernel and event["event"] in ("hit", "miss", "store", "build"):
             self.processes.setdefault(kernel, process)
             if key := event.get("key"):
                 layer = evidence.layer_of(event, self._lookups) if event["event"] == "miss" else None

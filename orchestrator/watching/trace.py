@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from importlib.util import cache_from_source
 from pathlib import Path
 
 from cachectl.layer_set import LayerSet
@@ -202,14 +203,15 @@ def make_observer(
     site.mkdir()
     notes.mkdir()
     copies = {file: f"cachectl_watch_{number}.py" for number, file in enumerate(sorted(texts))}
-    for file, copy in copies.items():
-        (site / copy).write_bytes(texts[file])
-    (site / "cachectl_observer.py").write_bytes(Path(observer.__file__).read_bytes())
-    (site / "sitecustomize.py").write_text(_SITE)
-    # Each process of the run would compile them.
-    for path in site.glob("*.py"):
+    own = Path(observer.__file__)
+    for file, name, text in [
+        (own, "cachectl_observer.py", own.read_bytes()),
+        *((f, copies[f], texts[f]) for f in texts),
+    ]:
+        (site / name).write_bytes(text)
         with suppress(OSError):
-            py_compile.compile(str(path), doraise=False)
+            _copy_compiled(file, site / name)
+    (site / "sitecustomize.py").write_text(_SITE)
     watchers: set[tuple[str, str]] = set()
     listeners: dict[str, tuple[str, str]] = {}
     for name, part in parts.items():
@@ -222,6 +224,19 @@ def make_observer(
     (site / observer.TABLE).write_bytes(encode_json(table))
     paths = os.pathsep.join(filter(None, [str(site), environment.get("PYTHONPATH")]))
     return notes, {_FOLDER: str(notes), "PYTHONPATH": paths}
+
+
+def _copy_compiled(file: Path, copy: Path) -> None:
+    """Give a copy of a module the compiled form of this Python, which each process of a run would make otherwise."""
+    compiled = Path(cache_from_source(str(file)))
+    if not compiled.exists():
+        py_compile.compile(str(copy), doraise=False)
+        return
+    # It is taken by the time and size of the source.
+    os.utime(copy, ns=(0, file.stat().st_mtime_ns))
+    target = Path(cache_from_source(str(copy)))
+    target.parent.mkdir(exist_ok=True)
+    target.write_bytes(compiled.read_bytes())
 
 
 def _kernel(event: programs.Event) -> timeline.KernelTrace:

@@ -263,9 +263,24 @@ class Judge:
                 times[span.stage] = times.get(span.stage, 0.0) + seconds
         long = {stage: f"{seconds:.2f} s" for stage, seconds in times.items() if seconds >= _NOTHING}
         if [*long] == ["compile"]:
-            return f"Compiled without a cache: {long['compile']}"
+            return (
+                f"{self._elsewhere()}: {long['compile']} of compile"
+                if self._elsewhere()
+                else f"Compiled without a cache: {long['compile']}"
+            )
         asked = ", ".join(f"{seconds} of {stage}" for stage, seconds in long.items())
         return f"No cache was asked for {asked}" if long else ""
+
+    def _elsewhere(self) -> str:
+        """Say that a driver's cache is another folder in a program than in the shell, so that it was not watched."""
+        for name, layer in self._layers.items():
+            platforms = {*layer.part.platforms, *layer.layer.about.platforms}
+            for view in layer.views if layer.part.files and platforms & self._platforms else ():
+                expected, root = (next(iter(one.roots()), None) for one in (layer.layer, view))
+                if expected is not None and root is not None and root.path != expected.path:
+                    place = f"{root.path} ({root.source})"
+                    return f"In the program the cache of {name} is {place}, which was not watched"
+        return ""
 
     def _late(self) -> str:
         late = [what for compiled in self.late.values() for what in compiled]

@@ -451,3 +451,14 @@ def test_each_of_two_pocls_in_one_process_is_heard(home: Home, debian_pocl: Driv
         assert document["printed"] == "2\n"
         seen = layer_of(document, "pocl")
         assert (numbers(document, "pocl"), seen["evidence"]) == (expected, "exact"), seen["why"]
+
+
+def test_a_command_runs_where_nothing_can_be_made_to_watch_it(home: Home) -> None:
+    done = home.cachectl("trace -- echo ran", TMPDIR="/proc", XDG_STATE_HOME="/proc")
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "the command is not watched: " in done.stderr
+    assert "Unknown: the run was not watched." in done.stderr
+    assert (
+        home.cachectl("trace --expect-warm -- echo ran", TMPDIR="/proc", XDG_STATE_HOME="/proc", check=False).returncode
+        == 1
+    )
