@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _BAR = 20
 #: The line of progress that stands on the terminal, if there is one.
 _PROGRESS: list[str] = []
-#: How many of a kind text names; JSON lists them all.
+#: How many reasons have a line each.
 _MANY = 3
 
 
@@ -145,12 +145,21 @@ def warnings_as_lines() -> Iterator[None]:
         yield
 
 
-def warn_notes(about: str, notes: Sequence[Note]) -> None:
-    """Warn of the first notes, and of how many more there are."""
-    for note in notes[:_MANY]:
-        warn(f"{about} {note.key}: {note.because}")
-    if len(notes) > _MANY:
-        warn(f"{about} {len(notes) - _MANY} more; --json lists them all")
+def warn_notes(about: str, notes: Sequence[Note], *, verbose: bool) -> None:
+    """Warn of notes; unless ``verbose`` those with one reason in one line, and those with many reasons as well."""
+    from cachectl.layers.core.entry import keys_by_reason
+    from cachectl.show.units import examples
+
+    reasons = keys_by_reason(notes)
+    if not verbose and len(reasons) > _MANY:
+        warn(f"{about} {len(notes):,}: {'; '.join(examples([f'{note.key}: {note.because}' for note in notes]))}")
+        return
+    for reason, keys in reasons.items():
+        if verbose or len(keys) == 1:
+            for key in keys:
+                warn(f"{about} {reason}" if key == "*" else f"{about} {key}: {reason}")
+        else:
+            warn(f"{about} {len(keys):,}: {reason}: {', '.join(examples(keys))}")
 
 
 # ---------------------------------------------------------------------- tables

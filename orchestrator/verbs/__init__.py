@@ -242,7 +242,8 @@ KEY = ("key", "KEY", "the entry's key, as cachectl ls -q prints it, or the short
 DRY_RUN = ("-n --dry-run", "list what would go, and touch nothing")
 #: Of verbs that remove entries.
 VERBOSE = ("-v --verbose", "list every layer, and with --dry-run every entry")
-VERBOSE_FINDINGS = ("-v --verbose", "also what no check can show")
+VERBOSE_FINDINGS = ("-v --verbose", "every finding, also harmless ones, and what no check can show")
+VERBOSE_MESSAGES = ("-v --verbose", "every message, also equal ones")
 FORCE = ("--force", "replace an existing FILE that cachectl did not write")
 FORCE_BUNDLE = ("--force", "replace an existing FILE that is not a bundle")
 JSON = ("--json", "print JSON")

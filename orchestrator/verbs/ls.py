@@ -26,6 +26,7 @@ OPTIONS = (
     ("--sort", None, "largest, oldest, or longest unused first", {"choices": tuple(_ORDERS)}),
     ("--limit", "N", "show no more than N lines", {"type": int}),
     ("-l --long", "an entry a line, with short keys"),
+    verbs.VERBOSE_MESSAGES,
     verbs.PYTHON,
     verbs.WAIT,
     verbs.PLACES,
@@ -83,9 +84,16 @@ def run(request: verbs.Request) -> listing.Listing | int:
     asked["by_kernel"] = not options.quiet and not options.long and request.form != "csv"
     with request.output.progress("listing"):
         listed = ls(request.stack, selected, **asked)
+    problems: dict[tuple[str, str], list[str]] = {}
     for trouble in listed.problems:
         where = "" if trouble.path is None else f"{trouble.path}: "
-        request.notice(f"{trouble.layer}: {where}{trouble.message}")
+        problems.setdefault((trouble.layer, trouble.code), []).append(f"{where}{trouble.message}")
+    for (layer, code), texts in problems.items():
+        if options.verbose or len(texts) == 1:
+            for text in texts:
+                request.notice(f"{layer}: {text}")
+        else:
+            request.notice(f"{layer}: {len(texts):,} times {code}: {'; '.join(units.examples(texts))}")
     if listed.unmatched is not None:
         request.notice(listed.unmatched)
     if options.quiet:

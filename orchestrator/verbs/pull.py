@@ -21,6 +21,7 @@ OPTIONS = (
     ("-n --dry-run", "list what would be placed, and touch nothing"),
     verbs.WAIT,
     verbs.SHARED,
+    verbs.VERBOSE_MESSAGES,
     verbs.FORM,
 )
 USAGE = """\

@@ -7,7 +7,6 @@ from functools import partial
 
 from cachectl import layer_set, listing, removal, verbs
 from cachectl.layers.base.text import plural
-from cachectl.layers.core.entry import keys_by_reason
 from cachectl.layers.core.plan import Outcome, Plan
 from cachectl.layers.core.selection import ALL, Selection
 from cachectl.show import units
@@ -138,7 +137,5 @@ def show(result: removal.RemovalPlan | removal.Removal, request: verbs.Request) 
     if hidden := len(cleared) - len(shown):
         yield f"{plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
     for layer in result.layers:
-        request.output.warn_notes(f"{layer.layer}: skipped", layer.skipped)
-        for reason, (first, *more) in keys_by_reason(layer.failed).items():
-            others = f" and {len(more)} more" if more else ""
-            request.notice(f"{layer.layer}: {'' if first == '*' else f'{first}{others}: '}{reason}")
+        request.output.warn_notes(f"{layer.layer}: skipped", layer.skipped, verbose=request.options.verbose)
+        request.output.warn_notes(f"{layer.layer}:", layer.failed, verbose=request.options.verbose)
