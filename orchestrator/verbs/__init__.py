@@ -135,12 +135,8 @@ class Request:
 
     def selection(self) -> Selection:
         """Return which entries were selected."""
-        return Selection(self.options.kernel, self.options.key, self.before, self.options.stale)
-
-    @property
-    def before(self) -> float | None:
-        """The moment of ``--older-than`` in epoch seconds; ``None`` without that option."""
-        return None if self.options.older_than is None else self.now - self.options.older_than
+        options = self.options
+        return Selection(options.kernel, options.key, options.older_than, options.stale, now=self.now)
 
     def trust(self) -> Trust | None:
         """Return why a store is trusted; ``None`` if no option says so."""
@@ -234,10 +230,10 @@ def _read_by(parse: Callable[[str], int | float]) -> Callable[[str], int | float
 
 
 age_of, size_of = _read_by(parse_age), _read_by(parse_size)
-LAYERS = ("layers", "LAYER", "a layer that cachectl layers lists (default: all)", MANY)
+LAYERS = ("layers", "LAYER", "a layer that cachectl layers lists, or several with commas (default: all)", MANY)
 CLEARABLE = ("layers", "LAYER", "a layer that cachectl layers lists (default: a user's, but no tuning results)", MANY)
 ONE_LAYER = ("layer", "LAYER", "the layer that keeps the entry")
-LAYER = ("--layer", "LAYER", "only this one; may be repeated", REPEATED | {"dest": "layers"})
+LAYER = ("--layer", "LAYER", "only this one; several with commas, or repeated", REPEATED | {"dest": "layers"})
 KEY = ("key", "KEY", "the entry's key, as cachectl ls -q prints it, or the short one of ls -l")
 DRY_RUN = ("-n --dry-run", "list what would go, and touch nothing")
 #: Of verbs that remove entries.

@@ -158,7 +158,7 @@ show, table, OF_USERS = purge.show, purge.table, purge.OF_USERS
 def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:
     """Carry out ``cachectl prune``."""
     options, stack = request.options, request.stack
-    limits = config.Limits(options.stale, request.before, options.max_size)
+    limits = config.Limits(options.stale, options.older_than, options.max_size, now=request.now)
     typed = None if limits.none else limits
     with request.output.progress("pruning"):
         return prune(stack, typed, layers=options.layers, dry_run=options.dry_run, notice=request.notice)

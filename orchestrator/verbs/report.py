@@ -16,6 +16,7 @@ from cachectl.layers.core.finding import Finding
 from cachectl.layers.core.json_form import as_json
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.root import DISABLED, UNKNOWN, Root, Scope, State
+from cachectl.layers.core.selection import moment_before
 from cachectl.layers.core.store import sum_usage
 from cachectl.layers.disk import plain, temporaries
 from cachectl.show import units
@@ -171,14 +172,14 @@ def report(
     *,
     neighbours: bool = False,
     by: str | None = None,
-    since: float | None = None,
+    since: str | float | None = None,
 ) -> Report:
     """Count the entries of layers, and say whether each is on. Writes nothing into a cache.
 
     :param layers: names; none means all
     :param neighbours: also measure other caches of compiled code, which belong to no layer
     :param by: also sum the entries of each ``"driver"``, ``"kernel"`` or ``"python"``
-    :param since: also sum the runs that were traced in the last so many seconds
+    :param since: also sum the runs that were traced since this age, such as ``"30d"``, or in so many seconds
     :raises BadRequest: for an unknown layer
     """
     names, here = tuple(layers), stack.environment
@@ -193,10 +194,10 @@ def report(
         from cachectl.layers.host.neighbours import neighbours as measured
 
         result = result._replace(neighbours=tuple(measured(here)))
-    if since is not None:
+    if (moment := moment_before(since, here.clock())) is not None:
         from cachectl.watching import ledger
 
-        result = result._replace(runs=ledger.readable(here).since(here.clock() - since))
+        result = result._replace(runs=ledger.readable(here).since(moment))
     if by is not None:
         from cachectl import grouping
 

@@ -58,7 +58,7 @@ def test_what_is_large_for_its_seconds_goes_first_once_a_run_measured_them(
     small, large = layer.entries()
     measured = {name: ledger.Known(now, seconds={"pocl": one}) for name, one in zip("CD", seconds, strict=False)}
     ledger.change(layer.environment, lambda known: known.kernels.update(measured))
-    (plan,) = plan_prune([layer], Limits(bytes=small.bytes + large.bytes - 1)).layers
+    (plan,) = plan_prune([layer], Limits(max_size=small.bytes + large.bytes - 1)).layers
     assert [entry.key for entry in plan.entries] == [(small, large)[first].key]
 
 

@@ -73,9 +73,9 @@ def test_without_a_command_the_help_is_printed(home: Home) -> None:
     done = home.cachectl(check=False)
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout == home.cachectl("--help").stdout
-    assert re.findall(r"^(?:(\w[\w ]*):$|  ([a-z]+) )", done.stdout, re.MULTILINE)[-5:-3] == [
-        ("set up", ""),
-        ("", "layers"),
+    assert re.findall(r"^(?:(\w[\w ]*):$|  ([a-z]+) )", done.stdout, re.MULTILINE)[-6:-4] == [
+        ("plumbing", ""),
+        ("", "get"),
     ]
     assert re.findall(r"^  ([a-z]+)  ?", done.stdout, re.MULTILINE) == list(VERBS)
 

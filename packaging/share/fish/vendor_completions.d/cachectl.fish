@@ -50,7 +50,7 @@ function _shtab_cachectl_using
   test "$_shtab_cachectl_cmdpath" = "$argv"
 end
 
-set -g _shtab_cachectl_commands report dir ls verify doctor purge prune run env trace bench push pull store stage get put layers config completion demo
+set -g _shtab_cachectl_commands report dir ls verify doctor purge prune run env trace bench push pull store stage demo get put layers config completion
 set -g _shtab_cachectl_opts_with_value --allowed-signers --base --by --digest --html --isolated --json --kernel --key --layer --limit --max-size --older-than --out --output --place --plot --python --root --rounds --shell --sign --since --sort --store --store-mode --store-wait --timeline --user --wait -n -o
 
 complete -c cachectl -e
@@ -72,11 +72,11 @@ complete -c cachectl -n '_shtab_cachectl_using report' -l user -x -d 'as root: t
 complete -c cachectl -n '_shtab_cachectl_using report' -l all-users -d 'as root: the caches of all users (UID_MIN to UID_MAX of login.defs)'
 complete -c cachectl -n '_shtab_cachectl_using report' -l json -d 'print JSON'
 complete -c cachectl -n '_shtab_cachectl_using report' -l csv -d 'print CSV: bytes and seconds as numbers'
-complete -c cachectl -n '_shtab_cachectl_using report; and test $_shtab_cachectl_npos -ge 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer that cachectl layers lists (default: all)'
+complete -c cachectl -n '_shtab_cachectl_using report; and test $_shtab_cachectl_npos -ge 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer that cachectl layers lists, or several with commas (default: all)'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a dir -d 'Print the places of caches, one a line.'
 complete -c cachectl -n '_shtab_cachectl_using dir' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using dir' -l root -xka "(__fish_complete_directories)" -d 'the layers in the isolated root DIR (run --isolated=DIR)'
-complete -c cachectl -n '_shtab_cachectl_using dir; and test $_shtab_cachectl_npos -ge 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer that cachectl layers lists (default: all)'
+complete -c cachectl -n '_shtab_cachectl_using dir; and test $_shtab_cachectl_npos -ge 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer that cachectl layers lists, or several with commas (default: all)'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a ls -d 'List kernels with what they have in all layers, or entries.'
 complete -c cachectl -n '_shtab_cachectl_using ls' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using ls' -l kernel -xka "(cachectl completion --words kernels 2>/dev/null)" -d 'entries of kernels whose name matches'
@@ -95,7 +95,7 @@ complete -c cachectl -n '_shtab_cachectl_using ls' -l all-users -d 'as root: the
 complete -c cachectl -n '_shtab_cachectl_using ls' -l json -d 'print JSON'
 complete -c cachectl -n '_shtab_cachectl_using ls' -l csv -d 'print CSV: bytes and seconds as numbers'
 complete -c cachectl -n '_shtab_cachectl_using ls' -s q -l quiet -d 'print nothing but keys'
-complete -c cachectl -n '_shtab_cachectl_using ls; and test $_shtab_cachectl_npos -ge 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer that cachectl layers lists (default: all)'
+complete -c cachectl -n '_shtab_cachectl_using ls; and test $_shtab_cachectl_npos -ge 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer that cachectl layers lists, or several with commas (default: all)'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a verify -d 'Look for damage, entry by entry.'
 complete -c cachectl -n '_shtab_cachectl_using verify' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using verify' -s v -l verbose -d 'every finding, also harmless ones, and what no check can show'
@@ -105,7 +105,7 @@ complete -c cachectl -n '_shtab_cachectl_using verify' -l all-users -d 'as root:
 complete -c cachectl -n '_shtab_cachectl_using verify' -l wait -x -d 'how long to wait for a lock of another process (default: 5)'
 complete -c cachectl -n '_shtab_cachectl_using verify' -l json -d 'print JSON'
 complete -c cachectl -n '_shtab_cachectl_using verify' -l csv -d 'print CSV: bytes and seconds as numbers'
-complete -c cachectl -n '_shtab_cachectl_using verify; and test $_shtab_cachectl_npos -ge 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer that cachectl layers lists (default: all)'
+complete -c cachectl -n '_shtab_cachectl_using verify; and test $_shtab_cachectl_npos -ge 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer that cachectl layers lists, or several with commas (default: all)'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a doctor -d 'Find problems of this set-up, each with the command that fixes it.'
 complete -c cachectl -n '_shtab_cachectl_using doctor' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using doctor' -l place -xka "(__fish_complete_directories)" -d 'judge a folder before the caches of a job are moved there'
@@ -115,7 +115,7 @@ complete -c cachectl -n '_shtab_cachectl_using doctor' -l user -x -d 'as root: t
 complete -c cachectl -n '_shtab_cachectl_using doctor' -l all-users -d 'as root: the caches of all users (UID_MIN to UID_MAX of login.defs)'
 complete -c cachectl -n '_shtab_cachectl_using doctor' -l json -d 'print JSON'
 complete -c cachectl -n '_shtab_cachectl_using doctor' -l csv -d 'print CSV: bytes and seconds as numbers'
-complete -c cachectl -n '_shtab_cachectl_using doctor; and test $_shtab_cachectl_npos -ge 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer that cachectl layers lists (default: all)'
+complete -c cachectl -n '_shtab_cachectl_using doctor; and test $_shtab_cachectl_npos -ge 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer that cachectl layers lists, or several with commas (default: all)'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a purge -d 'Remove entries; --all is every user layer but tuning results.'
 complete -c cachectl -n '_shtab_cachectl_using purge' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using purge' -l all -d 'every user layer that is not precious'
@@ -155,7 +155,7 @@ complete -c cachectl -n '_shtab_cachectl_using run' -s h -l help -d 'show this h
 complete -c cachectl -n '_shtab_cachectl_using run' -l no-cache -d 'every layer off'
 complete -c cachectl -n '_shtab_cachectl_using run' -l isolated -xka "(__fish_complete_directories)" -d 'every layer on, in an empty root or in DIR, which is kept'
 complete -c cachectl -n '_shtab_cachectl_using run' -l base -xka "(__fish_complete_directories)" -d 'every layer on and warm from DIR, which may be read-only; new entries go to a root of your own'
-complete -c cachectl -n '_shtab_cachectl_using run' -l layer -xka "(cachectl completion --words layers 2>/dev/null)" -d 'only this one; may be repeated'
+complete -c cachectl -n '_shtab_cachectl_using run' -l layer -xka "(cachectl completion --words layers 2>/dev/null)" -d 'only this one; several with commas, or repeated'
 complete -c cachectl -n '_shtab_cachectl_using run' -l prove -d 'attest that no real root was read or written; also without another option'
 complete -c cachectl -n '_shtab_cachectl_using run' -l store -x -d 'pull from this store before the command, and push what is new after it'
 complete -c cachectl -n '_shtab_cachectl_using run' -l store-mode -xka "rw ro" -d 'ro: only pull; rw: pull and push (default)'
@@ -169,7 +169,7 @@ complete -c cachectl -n '_shtab_cachectl_using env' -s h -l help -d 'show this h
 complete -c cachectl -n '_shtab_cachectl_using env' -l disable -d 'switch layers off'
 complete -c cachectl -n '_shtab_cachectl_using env' -l enable -d 'switch layers on'
 complete -c cachectl -n '_shtab_cachectl_using env' -l root -xka "(__fish_complete_directories)" -d 'keep every layer under one folder (moves XDG_CACHE_HOME, for every program)'
-complete -c cachectl -n '_shtab_cachectl_using env' -l layer -xka "(cachectl completion --words layers 2>/dev/null)" -d 'only this one; may be repeated'
+complete -c cachectl -n '_shtab_cachectl_using env' -l layer -xka "(cachectl completion --words layers 2>/dev/null)" -d 'only this one; several with commas, or repeated'
 complete -c cachectl -n '_shtab_cachectl_using env' -l shell -xka "sh fish csh powershell" -d 'whose commands to print (default: the login shell'"'"'s)'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a trace -d 'Run a command and say what it lost to misses, and why.'
 complete -c cachectl -n '_shtab_cachectl_using trace' -s h -l help -d 'show this help message and exit'
@@ -234,6 +234,8 @@ complete -c cachectl -n '_shtab_cachectl_using stage' -l trust -d 'trust it unch
 complete -c cachectl -n '_shtab_cachectl_using stage' -l out -x -d 'push what the nodes have at the end to this bundle or store'
 complete -c cachectl -n '_shtab_cachectl_using stage' -l sign -xka "(__fish_complete_path (commandline -ct))" -d 'sign what is added with a key of OpenSSH'
 complete -c cachectl -n '_shtab_cachectl_using stage' -l force -d 'replace an existing FILE that is not a bundle'
+complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a demo -d 'Demonstrate cachectl on PoCL, in an isolated root.'
+complete -c cachectl -n '_shtab_cachectl_using demo' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a get -d 'Write one entry to a file.'
 complete -c cachectl -n '_shtab_cachectl_using get' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using get' -s o -l output -xka "(__fish_complete_path (commandline -ct))" -d 'the file to write (default: standard output)'
@@ -254,7 +256,7 @@ complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -
 complete -c cachectl -n '_shtab_cachectl_using layers' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using layers' -l json -d 'print JSON'
 complete -c cachectl -n '_shtab_cachectl_using layers' -l csv -d 'print CSV: bytes and seconds as numbers'
-complete -c cachectl -n '_shtab_cachectl_using layers; and test $_shtab_cachectl_npos -ge 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer that cachectl layers lists (default: all)'
+complete -c cachectl -n '_shtab_cachectl_using layers; and test $_shtab_cachectl_npos -ge 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer that cachectl layers lists, or several with commas (default: all)'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a config -d 'Show what is set, and where.'
 complete -c cachectl -n '_shtab_cachectl_using config' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using config' -l json -d 'print JSON'
@@ -262,8 +264,6 @@ complete -c cachectl -n '_shtab_cachectl_using config' -l csv -d 'print CSV: byt
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a completion -d 'Print a script that completes commands, layers, keys and kernels in a shell.'
 complete -c cachectl -n '_shtab_cachectl_using completion' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using completion; and test $_shtab_cachectl_npos -eq 0' -ka "bash zsh fish" -d 'the shell to print a script for'
-complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a demo -d 'Demonstrate cachectl on PoCL, in an isolated root.'
-complete -c cachectl -n '_shtab_cachectl_using demo' -s h -l help -d 'show this help message and exit'
 
 function _cachectl_command
   set -l given (commandline -opc)
