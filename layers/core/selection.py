@@ -72,7 +72,8 @@ class Selection(_Conditions):
         """Make a selection. Raises :class:`TypeError` for a wrong keyword, which names the right one."""
         if wrong:
             refuse_keywords(cls, wrong)
-        return super().__new__(cls, kernel, key, moment_before(older_than, now), stale)
+        before = None if older_than is None else moment_before(older_than, now)
+        return super().__new__(cls, kernel, key, before, stale)
 
     @property
     def kernel_pattern(self) -> re.Pattern[str] | None:

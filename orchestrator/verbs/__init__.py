@@ -174,11 +174,17 @@ class Request:
 
 
 class OfUsers(NamedTuple):
-    """What ``--all-users`` shows of a verb: a list in its document, and the texts and numbers of the items in it."""
+    """What ``--all-users`` shows of a verb: a list in its document, and the texts and numbers of the items in it.
+
+    Items of a user that have the same texts are one line. Items without numbers are one line for all users that have
+    the ``same`` texts, with their number. Lines are in the ``order`` of a number, the largest or the oldest first.
+    """
 
     items: str
     texts: tuple[str, ...]
     numbers: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
+    order: str = "bytes"
 
 
 # ---------------------------------------------------------------------- options

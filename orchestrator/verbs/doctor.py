@@ -438,7 +438,7 @@ def run(request: verbs.Request) -> listing.Findings:
         return doctor(request.stack, request.options.layers, place=place)
 
 
-table, OF_USERS = verify.table, verify.OF_USERS
+table, of_users = verify.table, verify.of_users
 
 
 def show(result: listing.Findings, request: verbs.Request) -> Iterator[object]:

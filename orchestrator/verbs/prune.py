@@ -152,7 +152,7 @@ def _things(
             unread[layer].append(Note(str(root.path) if root else "*", reason_of(thing)))
 
 
-show, table, OF_USERS = purge.show, purge.table, purge.OF_USERS
+show, table, of_users = purge.show, purge.table, purge.of_users
 
 
 def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Iterator, Mapping
 
 from cachectl import layer_set, listing, verbs
@@ -56,7 +57,10 @@ def show(result: listing.Findings, request: verbs.Request) -> Iterator[object]:
         yield from not_checked_lines(result.not_checked)
 
 
-OF_USERS = verbs.OfUsers("findings", ("layer", "severity", "message", "fix"))
+def of_users(options: argparse.Namespace) -> verbs.OfUsers:
+    """Return findings, those of one layer, code and fix together without ``-v``."""
+    texts = ("layer", "severity", "message", "fix")
+    return verbs.OfUsers("findings", texts, same=texts if options.verbose else ("layer", "code", "fix"))
 
 
 def table(result: listing.Findings, _request: object) -> Table:

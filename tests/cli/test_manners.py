@@ -29,7 +29,8 @@ def test_equal_messages_are_one_line(cuda: Home) -> None:
     ]
     assert len(cuda.cachectl("verify cuda -v", check=False).stdout.splitlines()) >= 11
     (said,) = cuda.cachectl("ls cuda", check=False).stderr.splitlines()
-    assert (said.count(str(entries[0].parent.parent.parent)), said[-20:]) == (3, "6 more; -v shows all"), said
+    examples = said.count(str(entries[0].parents[2]))
+    assert (said[:18], examples, said[-20:]) == ("cachectl: cuda: 9:", 3, "6 more; -v shows all")
     assert len(cuda.cachectl("ls cuda -v", check=False).stderr.splitlines()) == 9
 
 
