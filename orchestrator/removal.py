@@ -131,6 +131,7 @@ def carry_out(
     # The plan of a layer names its failure. Stores are loaded where there is something.
     tuple(layer_set.in_each_root(layers, recover, existing_roots))
     removing = plan()
+    stack.environment.step(0, "removing", sum(len(each.entries) for each in removing.layers))
     result = removing.apply()
     from cachectl.layers.disk.temporaries import remove_abandoned
 

@@ -77,10 +77,10 @@ def run(request: verbs.Request) -> int:
         if options.get(name):
             request.misuse(f"--{name} is for the caches of one user")
     shown: verbs.OfUsers = import_module(f"cachectl.verbs.{request.options.verb}").of_users(request.options)
-    words, answers = list(_words(request.words)), []
+    words, answers = list(_words(request.words)), list[_Answer]()
     with request.output.progress() as show:
-        for user in _users(options["user"]):
-            show(f"reading the caches of {user.pw_name}")
+        for user in (accounts := _users(options["user"])):
+            show(len(answers), f"reading the caches of {user.pw_name}", len(accounts))
             answers.append(_ask(user, words, shown.items))
     documents = [document for document, _, _ in answers]
     failures = [document["error"] for document in documents]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cachectl.show import output_files
 
 
-#: Shows what is being done; of long work also how many runs are done, and how many there are in all if that is known.
+#: Counts what is done of long work: the number, and where something begins what it is, and how many there are in all.
 Progress = Callable[..., None]
 
 
@@ -75,7 +75,8 @@ class Request:
             here = here._replace(python_paths=named_pythons(here, pythons))
         waits = (options.get("wait"), self.config.get("wait"), here.lock_timeout)
         shared = bool(options.get("shared") or self.config.get("shared"))
-        return here._replace(lock_timeout=next(wait for wait in waits if wait is not None), shared=shared)
+        wait = next(wait for wait in waits if wait is not None)
+        return here._replace(lock_timeout=wait, shared=shared, step=self.output.step)
 
     @cached_property
     def stack(self) -> layer_set.LayerSet:

@@ -141,5 +141,4 @@ def show(result: removal.RemovalPlan | removal.Removal, request: verbs.Request) 
         yield f"{plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
     for layer in result.layers:
         for about, notes in ((" skipped", layer.skipped), ("", layer.failed)):
-            if notes:
-                request.output.warn_notes(f"{layer.layer}:{about}", notes, verbose=request.options.verbose)
+            request.output.warn_notes(f"{layer.layer}:{about}", notes, verbose=request.options.verbose)

@@ -1,6 +1,7 @@
 """What people see all day: equal messages, progress, and words that command line and Python share."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from homes import Home
 from cachectl.config import Limits
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.core.selection import Selection
+from cachectl.stack import Stack
 
 
 def cut(cuda: Home, number: int) -> list[Path]:
@@ -59,3 +61,29 @@ def test_keywords_are_the_names_of_options(cuda: Home) -> None:
 def test_help_is_a_word_too(home: Home) -> None:
     for words, meant in (("help", "--help"), ("help purge", "purge --help")):
         assert home.cachectl(words).stdout == home.cachectl(meant).stdout
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.0, ""), (0.9, "copying [#####...............] 1/4")])
+def test_progress_is_drawn_after_half_a_second_and_removed(home: Home, seconds: float, shown: str) -> None:
+    lines = f"with output.progress('reading') as step: step(0, 'copying', 4); step(); time.sleep({seconds})"
+    program = f"import time\nfrom cachectl.cli import output\n{lines}"
+    screen = home.terminal(sys.executable, "-c", program).stdout
+    assert screen == (f"\r\x1b[K{shown}\r\x1b[K" if shown else "")
+
+
+def test_what_is_looked_at_changed_and_copied_is_counted(cuda: Home, tmp_path: Path) -> None:
+    steps: list[tuple[object, ...]] = []
+
+    def took(*begun: object) -> int:
+        """Return how much was counted since the last phase of those names and totals began."""
+        at = max(place for place, step in enumerate(steps) if step[1:] == begun)
+        return round(sum(step[0] if step else 1 for step in steps[at:]))  # type: ignore[misc]
+
+    here = cuda.environment()
+    stack = Stack(here._replace(step=lambda *step: steps.append(step)))
+    held = len(list(stack.entries(layers=["cuda"])))
+    assert 0 < held <= sum(not step for step in steps)
+    stack.push(tmp_path / "store", layers=["cuda"])
+    assert [step[0] for step in steps if step[1:] == ("copying", held)] == [*range(1, held + 1)]
+    stack.purge(layers=["cuda"])
+    assert took("removing", held) == held
