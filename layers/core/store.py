@@ -303,4 +303,4 @@ def sum_usage(found: Iterable[Found]) -> Usage:
     # If something could not be counted, a number is a lower bound, and zero means nothing.
     nothing = None if any(problem.hides for problem in problems) else 0
     known = {name: number or nothing for name, number in sums.items()}
-    return Usage(**known, span=span, problems=tuple(problems), stale_because=reasons, fixed=False)
+    return Usage(**known, span=span, problems=tuple(problems), stale_because=reasons)

@@ -198,7 +198,7 @@ class _Bar:
         self.line = ""
         self._begin(what, None)
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._keep_drawing, daemon=True)
+        self._thread = threading.Thread(target=self.keep_drawing, daemon=True)
         with suppress(RuntimeError):
             self._thread.start()
 
@@ -211,7 +211,8 @@ class _Bar:
             self._begin(what, total)
         self._count += number
 
-    def _keep_drawing(self) -> None:
+    def keep_drawing(self) -> None:
+        """Draw until the end."""
         seconds = _PATIENCE
         while not self._ended.wait(seconds):
             seconds = _REDRAWN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -75,8 +76,9 @@ class Request:
             here = here._replace(python_paths=named_pythons(here, pythons))
         waits = (options.get("wait"), self.config.get("wait"), here.lock_timeout)
         shared = bool(options.get("shared") or self.config.get("shared"))
-        wait = next(wait for wait in waits if wait is not None)
-        return here._replace(lock_timeout=wait, shared=shared, step=self.output.step)
+        # Nobody counts where no progress is shown.
+        here = here._replace(step=self.output.step) if sys.stderr.isatty() else here
+        return here._replace(lock_timeout=next(wait for wait in waits if wait is not None), shared=shared)
 
     @cached_property
     def stack(self) -> layer_set.LayerSet:

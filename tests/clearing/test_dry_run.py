@@ -15,7 +15,7 @@ def keys(home: Home) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    "line", ["purge --all", *thorough("purge --all --kernel lk[12]"), "prune --max-size 300KiB", "prune --stale pocl"]
+    "line", ["purge --all", *thorough("purge --all --kernel lk[12]"), "prune --max-size 0B", "prune --stale pocl"]
 )
 def test_plan_apply_and_what_vanished_agree(warm: Home, line: str) -> None:
     for number in range(3):

@@ -10,6 +10,7 @@ from homes import Home
 from cachectl.config import Limits
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.core.selection import Selection
+from cachectl.show import units
 from cachectl.stack import Stack
 
 
@@ -56,6 +57,18 @@ def test_keywords_are_the_names_of_options(cuda: Home) -> None:
         Limits(bytes=1)  # type: ignore[arg-type]
     with pytest.raises(BadRequest, match="write a number and"):
         Limits(max_size="1")
+
+
+def test_a_limit_holds_in_the_currency_of_report(warm: Home) -> None:
+    """A purge frees at least what its plan says; what stays above a limit is said."""
+    held = warm.json("report")["total"]["bytes"]
+    assert warm.json(f"prune -n --max-size {held}B")["total"]["removed"] == 0
+    planned, done = (warm.json(f"prune --max-size {held - 1}B{dry_run}")["total"] for dry_run in (" -n", ""))
+    left = warm.json("report")["total"]["bytes"]
+    assert (left < held, planned["bytes_freed"] <= done["bytes_freed"] == held - left) == (True, True)
+    said = warm.cachectl("prune --max-size 0B").stderr
+    left = warm.json("report")["total"]["bytes"]
+    assert f"{units.size(left)} stay, more than 0 B: {units.size(left)} in files without entries" in said
 
 
 def test_help_is_a_word_too(home: Home) -> None:
