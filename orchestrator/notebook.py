@@ -95,11 +95,10 @@ def trace_html(result: timeline.Trace) -> str:
     from cachectl.verbs import trace
     from cachectl.watching import timeline
 
-    framed = [_framed(timeline.page(result), "timeline")] if result.processes else []
-    return "\n".join([html(trace.show(result)), *framed])
-
-
-def _framed(page: bytes, title: str) -> str:
-    """Return a page of :mod:`cachectl.pages` to be opened in place; its own policy holds in the frame."""
-    frame = f'<iframe srcdoc="{escape(page.decode())}" style="width: 100%; height: 40em; border: 0"></iframe>'
-    return f"<details><summary>{escape(title)}</summary>{frame}</details>"
+    shown = [html(trace.show(result))]
+    if result.processes:
+        # The policy of the page holds in the frame.
+        page = escape(timeline.page(result).decode())
+        frame = f'<iframe srcdoc="{page}" style="width: 100%; height: 40em; border: 0"></iframe>'
+        shown.append(f"<details><summary>timeline</summary>{frame}</details>")
+    return "\n".join(shown)

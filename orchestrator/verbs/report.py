@@ -296,7 +296,11 @@ def draw(result: Report, listed: listing.Listing, findings: Iterable[Finding]) -
 
     layers, total = [layer.layer for layer in result.layers], result.total
     head = {"generated": result.generated, "layers": layers, "complete": total.complete}
-    return page.draw({**head, "total": [total.entries, total.bytes]}, listed, findings)
+    filled = [layer.total for layer in result.layers if layer.total.entries]
+    is_known = all(one.stale_bytes is not None and not one.stale_unknown for one in filled)
+    return page.draw(
+        {**head, "total": [total.entries, total.bytes, total.stale_bytes or 0, is_known]}, listed, findings
+    )
 
 
 _NUMBERS = {"entries": units.count, "files": units.count, "size": units.size, "stale": units.size, "limit": units.size}
