@@ -78,15 +78,15 @@ def run(request: verbs.Request) -> int:
             request.misuse(f"--{name} is for the caches of one user")
     shown: verbs.OfUsers = import_module(f"cachectl.verbs.{request.options.verb}").of_users(request.options)
     words, answers = list(_words(request.words)), list[_Answer]()
-    with request.output.progress() as show:
+    with request.output.progress() as step:
         for user in (accounts := _users(options["user"])):
-            show(len(answers), f"reading the caches of {user.pw_name}", len(accounts))
+            step(len(answers), f"reading the caches of {user.pw_name}", len(accounts))
             answers.append(_ask(user, words, shown.items))
     documents = [document for document, _, _ in answers]
     failures = [document["error"] for document in documents]
     if answers and len(set(failures)) == 1 and all(status == 2 for _, status, _ in answers):  # noqa: PLR2004
         raise BadRequest(str(failures[0]))
-    _show(request, documents, shown)
+    show(request, documents, shown)
     for document, _, notes in answers:
         for line in (document["error"], *notes):
             if line:
@@ -128,14 +128,18 @@ def _sum(line: _Line, name: str) -> int | None:
     return sum(numbers) if numbers else None
 
 
-def _show(request: verbs.Request, documents: list[Mapping[str, Any]], shown: verbs.OfUsers) -> None:
+def show(request: verbs.Request, documents: list[Mapping[str, Any]], shown: verbs.OfUsers) -> None:
     """Print all answers in the form that was asked for."""
-    texts, numbers, lines = shown.texts, shown.numbers, _lines(documents, shown)
-    rows = []
-    for line in lines:
+    texts, numbers, rows, harmless = shown.texts, shown.numbers, [], 0
+    for line in _lines(documents, shown):
+        item = line[0][1]
+        is_harmless = item.get("severity") == "harmless" and item.get("code") not in ("damaged", "unknown")
+        if is_harmless and shown.same != texts:
+            harmless += len(line)
+            continue
         users = ", ".join(units.examples([*dict.fromkeys(user for user, _ in line)]))
         sums = [_sum(line, name) for name in numbers] if numbers else [len(line)]
-        rows.append([users, *(_text(line[0][1], name)[:_LONGEST] for name in texts), *sums])
+        rows.append([users, *(_text(item, name)[:_LONGEST] for name in texts), *sums])
     total = {name: sum(row[place] or 0 for row in rows) for place, name in enumerate(numbers, 1 + len(texts))}
     totals = [document.get("total") if document["error"] is None else {"complete": False} for document in documents]
     complete = all(not isinstance(sums, dict) or sums.get("complete", True) is True for sums in totals)
@@ -155,7 +159,7 @@ def _show(request: verbs.Request, documents: list[Mapping[str, Any]], shown: ver
     if request.form == "csv":
         request.output.show_csv(table)
     else:
-        request.output.say([table])
+        request.output.say([table, *([f"{plural(harmless, 'harmless finding')}: -v shows all"] if harmless else [])])
 
 
 def _words(typed: list[str]) -> Iterator[str]:

@@ -24,6 +24,7 @@ from cachectl.layers.core.store import ADDED, sum_usage
 from cachectl.layers.disk import plain, temporaries
 from cachectl.show import units
 from cachectl.show.table import Columns, Table
+from cachectl.watching import LEDGER
 
 if TYPE_CHECKING:
     from cachectl import grouping, listing
@@ -196,9 +197,9 @@ def report(
         from cachectl.layers.host.neighbours import neighbours as measured
 
         result = result._replace(neighbours=tuple(measured(here)))
-    from cachectl.watching import ledger
+    if since is not None or os.path.lexists(user_state_folder(here) / LEDGER):
+        from cachectl.watching import ledger
 
-    if since is not None or os.path.lexists(user_state_folder(here) / ledger.FILE):
         result = result._replace(runs=ledger.readable(here).since(moment_before(since, here.clock()) or 0))
     if by is not None:
         from cachectl import grouping

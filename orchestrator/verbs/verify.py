@@ -58,9 +58,9 @@ def show(result: listing.Findings, request: verbs.Request) -> Iterator[object]:
 
 
 def of_users(options: argparse.Namespace) -> verbs.OfUsers:
-    """Return findings, those of one layer, code and fix together without ``-v``."""
+    """Return findings, those of one layer, code and fix together on a screen without ``-v``."""
     texts = ("layer", "severity", "message", "fix")
-    return verbs.OfUsers("findings", texts, same=texts if options.verbose else ("layer", "code", "fix"))
+    return verbs.OfUsers("findings", texts, same=texts if options.verbose or options.csv else ("layer", "code", "fix"))
 
 
 def table(result: listing.Findings, _request: object) -> Table:

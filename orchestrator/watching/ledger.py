@@ -23,12 +23,11 @@ from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.base.errors import PARSE_ERRORS, CachectlError, reason_of
 from cachectl.layers.core.entry import Entry
 from cachectl.layers.disk import atomic, handles, plain, temporaries
+from cachectl.watching import LEDGER
 
 SCHEMA = "cachectl/ledger/1"
 FORGET = "cachectl trace --forget"
-_FILE = "ledger.json"
-#: Its path below the user's state folder.
-FILE = f"ledger/{_FILE}"
+_FILE = LEDGER.rpartition("/")[2]
 #: Bytes of the file; the kernels that were not built for longest are dropped.
 _LARGEST = 8 << 20
 #: Different builds that are kept of a name, runs of which their keys are kept, and keys of lookups.
