@@ -79,8 +79,8 @@ class Removal(NamedTuple):
 
     def plus(self, later: Removal) -> Removal:
         """Return what both have done, with what the later one has left."""
-        done = {outcome.layer: outcome._replace(skipped=(), failed=()) for outcome in self.layers}
-        return Removal(tuple(done.get(one.layer, Outcome(one.layer)).plus(one) for one in later.layers))
+        earlier = {outcome.layer: outcome._replace(skipped=(), failed=()) for outcome in self.layers}
+        return Removal(tuple(earlier[outcome.layer].plus(outcome) for outcome in later.layers))
 
     @property
     def failed(self) -> bool:

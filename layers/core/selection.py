@@ -125,7 +125,8 @@ def refuse_keywords(kind: type, wrong: Iterable[str]) -> None:
     for word in wrong:
         code = kind.__new__.__code__
         names = code.co_varnames[1 : code.co_argcount]
-        raise TypeError(f"{kind.__name__} has no {word!r}{did_you_mean(word, names)}; there are {', '.join(names)}")
+        advice = did_you_mean(word, names) or f"; there are {', '.join(names)}"
+        raise TypeError(f"{kind.__name__} has no keyword {word!r}{advice}")
 
 
 ALL = Selection()
