@@ -1,4 +1,4 @@
-"""The page about troubleshooting, written from the catalogue of codes: ``python docs/codes.py`` writes it again."""
+"""The pages about troubleshooting and verdicts, written from the code: ``python docs/codes.py`` writes them again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 from cachectl.layers.core import codes
 from cachectl.layers.core.finding import Code
 from cachectl.layers.registry import catalogue
+from cachectl.watching.causes import CAUSES
 
+VERDICTS = Path(__file__).with_name("verdicts.md")
 PAGE = Path(__file__).with_name("troubleshooting.md")
 _INTRODUCTION = """# Troubleshooting
 
@@ -18,6 +20,10 @@ command that fixes it, and in JSON a *code*. There `fix_tested` says whether a t
 sees the library work; other fixes are advice.
 
 ## Messages of the libraries
+"""
+_VERDICTS = """# Why a kernel missed
+
+[`trace`](cli/trace.md) names the first of these causes that what it saw supports, and up to two differences of a build.
 """
 _GROUPS = {
     "Places": codes.OF_PLACES,
@@ -30,6 +36,15 @@ _WIDTH = 118
 def page() -> str:
     """Return the text of the page."""
     return "\n".join((_INTRODUCTION, *_messages(), *_sections())).rstrip("\n") + "\n"
+
+
+def verdicts() -> str:
+    """Return the text of the page about the sentences of a verdict."""
+    lines = [_VERDICTS, "| the verdict says | evidence | certainty | what to do |", "|---|---|---|---|"]
+    for cause in CAUSES:
+        sentence = re.sub(r"\{(\w+)\}", lambda value: f"*{value[1]}*", cause.text.replace("`", ""))
+        lines.append(f"| {sentence} | {cause.evidence} | {cause.certainty} | {cause.cure} |")
+    return "\n".join(lines) + "\n"
 
 
 def _messages() -> Iterator[str]:
@@ -72,5 +87,6 @@ def _filled(text: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    VERDICTS.write_text(verdicts(), encoding="utf-8")
     advice = sum(bool(code.advice) for code in catalogue())
     print(f"{len(catalogue())} codes: tests run the fixes of {len(catalogue()) - advice}, {advice} are advice")

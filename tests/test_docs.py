@@ -106,6 +106,7 @@ def test_the_page_about_troubleshooting_is_that_of_the_catalogue() -> None:
     """After a change of a code, run docs/codes.py. A message that users paste leads to the code."""
     page = module_of_docs("codes").page()
     assert (DOCS / "troubleshooting.md").read_text() == page
+    assert (DOCS / "verdicts.md").read_text() == module_of_docs("codes").verdicts()
     messages = {"failed to map segment": "noexec", "Db lock has failed to lock": "lock", "locking protocol": "network"}
     messages |= {"attempt to write a readonly database": "closed", "no devices found": "closed"}
     messages |= {"Ill-formed record": "malformed", "waited more than one minute on the lock file": "lock"}

@@ -77,6 +77,17 @@ def children_of(number: int) -> set[int]:
     return children
 
 
+def seconds_run(pid: int) -> float | None:
+    """Return for how long the threads of a process have run; ``None`` if that is not shown."""
+    seconds: float | None = None
+    with suppress(OSError):
+        for task in os.listdir(_PROC / f"{pid}/task"):
+            # See proc(5): the nanoseconds that it has run come first.
+            if fields := (read(pid, f"task/{task}/schedstat") or b"").split():
+                seconds = (seconds or 0.0) + int(fields[0]) / 1e9
+    return seconds
+
+
 def using(libraries: tuple[str, ...], processes: Path = _PROC) -> tuple[int, ...] | None:
     """Return the ids of processes that map a library whose file name has one of these prefixes; ``None`` if unknown."""
     return _those(lambda process: has_loaded(libraries, read(process.name, "maps", processes)), processes)

@@ -91,6 +91,9 @@ class Lookups(NamedTuple):
     modules: tuple[str, ...] = ()
     #: Packages whose import is part of a start.
     imports: tuple[str, ...] = ()
+    #: Packages whose version is part of keys, and variables whose value is.
+    packages: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
     #: OpenCL platforms with the file that listens to the driver of each: its class ``Listener`` hears whether a build
     #: was compiled, and notes a ``messages`` event.
     listeners: Mapping[str, Path] = {}
@@ -111,6 +114,10 @@ class Lookups(NamedTuple):
     #: Infers hits and misses from the number of openings of files with many entries, and of entries that appeared;
     #: ``None`` if they show neither.
     by_openings: Callable[[int, int, Environment], tuple[int, int] | None] = lambda *_: None
+    #: Whether the driver links programs again though it has stored them.
+    relinks: bool = False
+    #: The OpenCL platforms whose builds the cache serves; empty if any.
+    platforms: tuple[str, ...] = ()
     #: The stages of a start that a hit saves.
     saves: tuple[str, ...] = ("compile",)
     #: Returns the bytes of a file that a listener saw stored; ``None`` if it no longer exists.
@@ -143,6 +150,8 @@ class About(NamedTuple):
     }
     #: Whether the library needs its place while the cache is off, too.
     needs_place: bool = False
+    #: Whether the library opens its files while the cache is off, without a lookup.
+    opens_while_off: bool = False
     #: The states that only this product can be in.
     codes: tuple[Code, ...] = ()
     #: What ``verify`` does not look at.

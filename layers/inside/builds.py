@@ -86,6 +86,8 @@ def _watch_builds(module: Any, notes: Any) -> None:
         _here.binary = None
         _here.compiles = []
         about = _here.about = notes.quietly(_about, notes, kind, call) or {}
+        # What kills the program in the build leaves this alone.
+        notes.add(event="begun", kind=kind, kernels=about.get("kernels"), platform=about.get("platform"))
         driver = listeners.get(about["platform"]) if "platform" in about else unknown
         return driver, notes.quietly(driver.listen) if driver else None
 
@@ -106,7 +108,8 @@ def _watch_builds(module: Any, notes: Any) -> None:
             heard=heard,
             compiled=compiled,
             driver=driver.layer if driver else None,
-            compiles=_here.compiles,
+            # A link is all the driver's.
+            compiles=[[call.start, end]] if kind == "link" else _here.compiles,
             **_here.about,
         )
 
@@ -161,13 +164,15 @@ def _about(notes: Any, kind: str, call: Any) -> dict[str, Any]:
     # The first argument of link_program is a context. A program that is made of binaries has no source.
     program = call.arguments[0]
     context = program if kind == "link" else program._context  # noqa: SLF001
-    source = getattr(program, "_source", "")
-    text = source.decode(errors="replace") if isinstance(source, bytes) else source
+    sources = [getattr(part, "_source", "") for part in (call.get(1, "programs") if kind == "link" else [program])]
+    text = "\n".join(part.decode(errors="replace") if isinstance(part, bytes) else part for part in sources)
     source, device = checksum(text), context.devices[0]
     if source not in _sources and len(text) <= _LONGEST:
         _sources.add(source)
         notes.add(event="source", source=source, text=text)
+    folder = call.get(3, "cache_dir") if kind == "build" else None
     return {
+        "cache_dir": "" if folder is False else os.path.abspath(folder) if folder else None,
         "kernels": _KERNEL.findall(text),
         "source": source,
         "options": _options(call.get(2 if kind == "link" else 1, "options", "")),

@@ -28,6 +28,9 @@ def watch(module: Any, notes: Any) -> None:
     """Time loopy's functions, and those of its executors."""
     if module.__name__ == "loopy":
         _watch_functions(module, notes)
+    elif module.__name__.startswith("loopy.target.c."):
+        # The compiler of loopy's target for C compiles in each run.
+        notes.put(module.CCompiler, "build", notes.timed(module.CCompiler.build, "compile"))
     else:
         _watch_executor(module.PyOpenCLExecutor, notes)
 

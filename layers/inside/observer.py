@@ -88,12 +88,12 @@ class Notes:
     def __init__(self, folder: str, site: str, table: dict[str, Any]) -> None:
         self.folder = folder
         self._site = site
-        self._listeners = table["listeners"]
+        self._table = table
         self._packages = frozenset(table["imports"])
-        self._ranks = table["ranks"]
-        self._names = table["variables"]
-        #: The variables of the process when they were noted last.
-        self._variables: dict[str, str] = {}
+        #: The variables of the process, and its working folder, when they were noted last.
+        self._state: tuple[dict[str, str], str | None] = ({}, None)
+        #: Variables that were set or unset for C code only, as by ``os.putenv``.
+        self._set: dict[str, str | None] = {}
         self._loaded: dict[str, Any] = {}
         self._replaced: list[tuple[Any, str, Any]] = []
         self._pid = 0
@@ -115,7 +115,7 @@ class Notes:
 
     def listeners(self) -> dict[str, Any]:
         """Return new listeners to drivers, by the name of the OpenCL platform that each driver offers."""
-        return {name: self.load(file).Listener(self, layer) for name, (layer, file) in self._listeners.items()}
+        return {name: self.load(file).Listener(self, layer) for name, (layer, file) in self._table["listeners"].items()}
 
     def start(self) -> None:
         """Wrap the libraries that are loaded now, and others when they are loaded."""
@@ -126,6 +126,14 @@ class Notes:
             if type(sys.modules.get(name)).__name__ == "module":
                 self._watch(name, sys.modules[name])
         sys.meta_path.insert(0, self)
+        for name in ("putenv", "unsetenv"):
+            if name in vars(os):
+                self.wrap(os, name, self._changed)
+
+    def _changed(self, call: Invocation) -> None:
+        self._set[os.fsdecode(call.get(0, "name"))] = (
+            os.fsdecode(call.get(1, "value")) if len(call.arguments) > 1 else None
+        )
 
     def _end(self) -> None:
         """Note that the process ends in order; a fork that runs this is no process of its own start."""
@@ -257,15 +265,16 @@ class Notes:
         Before it comes what the program has made of the variables that layers read.
         """
         self._introduce()
-        if start is not None and (variables := self._read()) != self._variables:
-            self._variables = variables
-            self._write({"event": "environment", "variables": variables, "cwd": _quietly(os.getcwd)})
+        if start is not None and (state := self._read()) != self._state:
+            self._state = state
+            self._write({"event": "environment", "variables": state[0], "cwd": state[1]})
         if start is not None:
             event = {"start": start, "end": self.now(), "thread": threading.get_native_id(), **event}
         self._write(event)
 
-    def _read(self) -> dict[str, str]:
-        return {name: os.environ[name] for name in self._names if name in os.environ}
+    def _read(self) -> tuple[dict[str, str], str | None]:
+        values = ((name, self._set.get(name, os.environ.get(name))) for name in self._table["variables"])
+        return {name: value for name, value in values if value is not None}, _quietly(os.getcwd)
 
     def _introduce(self) -> None:
         """Append the first event of a process, that it is watched, also if it was forked from another."""
@@ -274,9 +283,11 @@ class Notes:
             # sys.argv is not set yet when the observer is loaded.
             program = list(getattr(sys, "orig_argv", None) or sys.argv)
             host = os.uname().nodename if hasattr(os, "uname") else ""
-            self._variables = self._read()
-            rank = next((int(os.environ[name]) for name in self._ranks if os.environ.get(name, "").isdecimal()), None)
-            known = {"program": program, "host": host, "rank": rank, "variables": self._variables}
+            self._state = self._read()
+            rank = next(
+                (int(os.environ[name]) for name in self._table["ranks"] if os.environ.get(name, "").isdecimal()), None
+            )
+            known = {"program": program, "host": host, "rank": rank, "variables": self._state[0]}
             known["forked"] = self._pid != self._origin
             self._write({"event": "started", **known, **(_quietly(_python) or {})})
 
@@ -305,7 +316,8 @@ def observe(folder: str, site: str) -> Notes:
 
 def _python() -> dict[str, Any]:
     """Return what decides about keys that libraries in Python make, and about relative paths in options."""
-    return {"python": sys.version.split()[0], "paths": [os.path.abspath(path) for path in sys.path], "cwd": os.getcwd()}
+    python = sys.version.split()[0] + " with -O" * bool(sys.flags.optimize)
+    return {"python": python, "paths": [os.path.abspath(path) for path in sys.path], "cwd": os.getcwd()}
 
 
 def _append(path: str, line: str) -> None:

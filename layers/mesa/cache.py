@@ -91,6 +91,9 @@ class MesaShaderCache(drivers.DriverLayer):
         lookups=Lookups(
             mapped=OPENED,
             files=True,
+            platforms=("rusticl", "Clover"),
+            # Rusticl compiles a kernel when it is launched.
+            saves=("compile", "launch"),
             shared=_SHARED,
             otherwise="Mesa keeps it open, and no event says which of its entries are read",
         ),

@@ -116,15 +116,23 @@ def _compilations(path: str) -> tuple[Compilation, ...]:
 
 
 def _compiled_since(path: str, moment: float) -> tuple[str, ...]:
-    """Return the kernels that were compiled for a new size of their work-groups, which PoCL does at a launch."""
+    """Return the kernels that were compiled at a launch, each with the size of its work-groups.
+
+    A folder is named after that size, and after what else the code is for: ``16-1-1-goffs0-smallgrid``.
+    """
     with suppress(OSError):
         return tuple(
-            f"{native.parents[1].name} ({native.parent.name.partition('-goffs')[0].replace('-', 'x')})"
+            f"{native.parents[1].name} ({_shape(*native.parent.name.split('-'))})"
             for suffix in NATIVE
             for native in sorted(Path(path).glob(f"*/*/*{suffix}"))
             if native.stat().st_ctime >= moment
         )
     return ()
+
+
+def _shape(*parts: str) -> str:
+    offset = [] if "goffs0" in parts else ["with an offset"]
+    return ", ".join(["x".join(parts[:3]), *offset, *([] if "smallgrid" in parts else ["a large grid"])])
 
 
 def _other_output(heard: bytes) -> bytes:
@@ -138,7 +146,9 @@ _LOOKUPS = Lookups(
     "PoCL's own messages",
     listeners=dict.fromkeys(_PLATFORMS, Path(__file__).parents[1] / "inside" / "pocl_messages.py"),
     mapped=("/libpocl",),
+    variables=("POCL_WORK_GROUP_METHOD", "POCL_EXTRA_BUILD_FLAGS"),
     keeps_use=True,
+    relinks=True,
     weigh=_weigh,
     compilations=_compilations,
     compiled_since=_compiled_since,

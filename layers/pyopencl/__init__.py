@@ -122,6 +122,8 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
             watchers=dict.fromkeys(("pyopencl.cache", "pyopencl"), Path(__file__).parents[1] / "inside" / "builds.py"),
             modules=("pyopencl.cache",),
             imports=("pyopencl", "numpy"),
+            # PyOpenCL adds it to the options of each build.
+            variables=("PYOPENCL_BUILD_OPTIONS",),
             mapped=("/pyopencl/_cl.",),
         ),
         # Whatever platform PyOpenCL builds for.

@@ -105,7 +105,9 @@ LOOKUPS = Lookups(
     saves=(),
 )
 #: The stages of loopy are timed, too.
-_STAGES = dict.fromkeys(("loopy", "loopy.target.pyopencl_execution"), _INSIDE / "loopy_stages.py")
+_STAGES = dict.fromkeys(
+    ("loopy", "loopy.target.pyopencl_execution", "loopy.target.c.c_execution"), _INSIDE / "loopy_stages.py"
+)
 
 
 class UserCacheLayer(Layer):
@@ -272,10 +274,14 @@ class LoopyDictionaries(PytoolsDictionaries):
     title = "loopy code generation"
     about = PytoolsDictionaries.about._replace(
         reveals="source text of your kernels",
+        # A dictionary opens its file when it is made, which loopy does at its import.
+        opens_while_off=True,
         codes=(EDITABLE,),
         lookups=LOOKUPS._replace(
             opened=("/pdict-v5-loopy-",),
             imports=("loopy", "islpy", "pymbolic"),
+            # They are in the names of loopy's databases.
+            packages=("loopy", "islpy", "cgen"),
             watchers={**_WATCHERS, **_STAGES},
             saves=("preprocess", "schedule", "codegen"),
         ),

@@ -488,7 +488,22 @@ function showLegend() {
   );
 }
 
+/** Show why each kernel missed, and how its source differs, as on the terminal. */
+function showMissed() {
+  const kernels = data.missed.map(([kernel, seconds, layers, because]) => ({ kernel, seconds, layers, because }));
+  byId("missed-part").hidden = kernels.length === 0;
+  const columns = [
+    { title: "kernel", value: (one) => one.kernel || "–", kind: "name" },
+    timed,
+    { title: "in", value: (one) => one.layers },
+    { title: "because", value: (one) => one.because },
+  ];
+  new DataTable(byId("missed"), { columns, caption: "Kernels that missed" }).show(kernels);
+  byId("differences").replaceChildren(...data.missed.map(([, , , , diff]) => diff && element("pre", {}, diff)).filter(Boolean));
+}
+
 function showHead() {
+  byId("verdict").textContent = data.verdict;
   byId("command").textContent = data.command;
   byId("started").textContent = `Started ${formatMoment(data.started)}.`;
   showFacts(byId("facts"), [
@@ -504,6 +519,7 @@ onScheme(() => {
   draw();
 });
 showHead();
+showMissed();
 showLegend();
 showStages();
 showSlowest();

@@ -224,12 +224,14 @@ def merged(switches: Iterable[Switch]) -> dict[str, str | None]:
     return changes
 
 
-def variables_off(layers: Iterable[Layer], stack: layer_set.LayerSet, folder: Path) -> dict[str, str | None]:
+def variables_off(
+    layers: Iterable[Layer], stack: layer_set.LayerSet, folder: Path, *, proved: bool = False
+) -> dict[str, str | None]:
     """Return the variables for a child in which the given layers are off; ``None`` unsets one.
 
     Layers are both switched off and moved to a temporary folder: some libraries write although they are off, and
     pytools has no switch. Layers that share a variable with them are not moved. Raises :class:`Refused` if a layer can
-    then be neither switched nor moved.
+    then be neither switched nor moved, or if it is to be ``proved`` that it is left alone, and its files are opened.
     """
     chosen = tuple(layers)
     changes = merged(layer.disable() for layer in chosen if can_switch(layer))
@@ -240,6 +242,12 @@ def variables_off(layers: Iterable[Layer], stack: layer_set.LayerSet, folder: Pa
             changes.update(switch.set)
         elif stack[name].disable().patches:
             raise Refused(name, f"has no switch, and shares its folder with {', '.join(along)}; name these too")
+        elif proved and stack[name].about.opens_while_off:
+            rest = [layer.name for layer in chosen if not layer.about.opens_while_off]
+            without = f", or only --layer {','.join(rest)}" if rest else ""
+            listed = ",".join([*(layer.name for layer in chosen), *along])
+            why = f"cannot be proved: its files are opened while it is off, in a folder of {', '.join(along)} too"
+            raise Refused(name, f"{why}; write --layer {listed}{without}")
     return changes
 
 

@@ -89,7 +89,7 @@ def run_in_place(
     :raises CannotStart: if the command cannot be started
     """
     chosen, unchanged = stack.named(layers), nullcontext[Switched](({}, frozenset()))
-    return _run(stack, command, chosen, unchanged, _shared(store, stack, layers, notice), prove=prove)
+    return _run(stack, command, chosen, unchanged, _shared(store, stack, layers, notice), prove=prove, notice=notice)
 
 
 def run_without_cache(
@@ -106,7 +106,15 @@ def run_without_cache(
     :raises Refused: if a named layer of the user stays as it is
     """
     chosen = stack.named(layers)
-    return _run(stack, command, chosen, _off(stack, chosen, layers, notice), nullcontext(), prove=prove)
+    return _run(
+        stack,
+        command,
+        chosen,
+        _off(stack, chosen, layers, notice, prove=prove),
+        nullcontext(),
+        prove=prove,
+        notice=notice,
+    )
 
 
 def run_isolated(
@@ -129,7 +137,7 @@ def run_isolated(
     if store is not None:
         root, used = _kept_root(stack, root)
     moved = _isolated(stack, chosen, layers, root, notice)
-    return _run(stack, command, chosen, moved, _shared(store, used, layers, notice), prove=prove)
+    return _run(stack, command, chosen, moved, _shared(store, used, layers, notice), prove=prove, notice=notice)
 
 
 def run_from(
@@ -164,7 +172,9 @@ def run_from(
         root, used = _kept_root(stack, root)
     warm = partial(copying.start_from, here, place)
     moved = _isolated(stack, chosen, layers, root, notice, warm=warm)
-    return _run(stack, command, chosen, moved, _shared(store, used, layers, notice, besides), prove=prove)
+    return _run(
+        stack, command, chosen, moved, _shared(store, used, layers, notice, besides), prove=prove, notice=notice
+    )
 
 
 def _kept_root(stack: layer_set.LayerSet, root: Path | None) -> tuple[Path, layer_set.LayerSet]:
@@ -181,13 +191,18 @@ def _kept_root(stack: layer_set.LayerSet, root: Path | None) -> tuple[Path, laye
 
 @contextmanager
 def _off(
-    stack: layer_set.LayerSet, chosen: Sequence[Layer], named: Sequence[str], notice: Callable[[str], None]
+    stack: layer_set.LayerSet,
+    chosen: Sequence[Layer],
+    named: Sequence[str],
+    notice: Callable[[str], None],
+    *,
+    prove: bool,
 ) -> Iterator[Switched]:
     """Switch layers off."""
     staying = child.say_left_alone(chosen, named, notice, off=True)
     with child.isolated_root(stack.environment, None, notice) as folder:
         with child.needed(folder):
-            changes = child.variables_off(chosen, stack, folder)
+            changes = child.variables_off(chosen, stack, folder, proved=prove)
             child.link_cache_home(stack.environment, chosen, folder)
         yield changes, staying
 
@@ -248,6 +263,7 @@ def _run(
     shared: AbstractContextManager[Watch | None],
     *,
     prove: bool,
+    notice: Callable[[str], None],
 ) -> Result:
     """Run a command with caches switched, and with a proof, or else a verdict if a store is shared."""
     here = stack.environment
@@ -255,9 +271,10 @@ def _run(
         if prove:
             from cachectl.watching import proof as proving
 
-            given = here.with_variables(changes).variables
-            proof = proving.Proof(stack, chosen, given, left_out=staying)
-            return child.run(command, changes, here, signals), proof.end()
+            given = here.with_variables(changes)
+            with proving.proving(stack, chosen, given, left_out=staying, notice=notice) as (proof, variables):
+                status = child.run(command, {**changes, **variables}, here, signals)
+            return status, proof
         with verdict or nullcontext({}) as variables:
             return child.run(command, {**changes, **variables}, here, signals), None
 
@@ -318,21 +335,14 @@ def _lines(proof: proving.Proof) -> Iterator[str]:
     """Yield the proof of each layer, then the verdict."""
     from cachectl.watching import proof as proving
 
-    for attestation in proof.attestations:
-        files = f"{plural(attestation.compared, 'file')} compared"
-        if attestation.touches:
-            shown = [f"{path} {', '.join(what)}" for path, what in attestation.touches[:_FEW]]
-            more = len(attestation.touches) - len(shown)
-            attested = "; ".join([*shown, *([f"and {more:,} more"] if more else [])])
-        elif attestation.unknown:
-            attested = f"no write seen ({files}), but reads are unknown: {'; '.join(attestation.unknown)}"
-        else:
-            means = ", ".join([f"file events on {plural(attestation.folders, 'folder')}", *attestation.notes])
-            attested = f"not written ({files}), not read ({means})"
-        yield f"proof: {attestation.layer}: {attested}"
+    quiet = [seen for seen in proof.attestations if seen.unused and seen.verdict == proving.HOLDS]
+    yield from (f"proof: {seen.layer}: {_attested(seen)}" for seen in proof.attestations if seen not in quiet)
+    if quiet:
+        unused, files = ", ".join(seen.layer for seen in quiet), plural(sum(seen.compared for seen in quiet), "file")
+        yield f"proof: not used: {unused} ({files} compared; no process of the command loaded their libraries)"
     for name in proof.left_out:
         yield f"proof: {name}: stays in use, so nothing is proved of it"
-    if proof.of(proving.FAILS):
+    if any(seen.verdict == proving.FAILS and not seen.others for seen in proof.attestations):
         yield "proof: other programs that use these caches count too; if one may have run, try again without it"
     bad = [
         f"{verdict} for {', '.join(names)}"
@@ -341,3 +351,19 @@ def _lines(proof: proving.Proof) -> Iterator[str]:
     ]
     holds = "holds" if proof.holds else "cannot be given: no layer is left to prove it of"
     yield f"proof {'; '.join(bad) or holds}"
+
+
+def _attested(seen: proving.Attestation) -> str:
+    """Say what was observed of a layer."""
+    files = f"{plural(seen.compared, 'file')} compared"
+    if seen.is_others:
+        return f"not used: {seen.unused}; {seen.others} did"
+    if seen.touches:
+        shown = [f"{path} {', '.join(what)}" for path, what in seen.touches[:_FEW]]
+        more = len(seen.touches) - len(shown)
+        others = [f"{seen.others} used it too"] if seen.others else []
+        return "; ".join([*shown, *([f"and {more:,} more"] if more else []), *others])
+    if seen.unknown:
+        return f"no write seen ({files}), but reads are unknown: {'; '.join(seen.unknown)}"
+    means = ", ".join([f"file events on {plural(seen.folders, 'folder')}", *seen.notes])
+    return f"not written ({files}), not read ({means})"

@@ -129,6 +129,9 @@ def show(traced: timeline.Trace, *, explain: bool = False) -> Iterator[bytes | s
         yield from ("", _missed(traced.missed))
     if traced.summary is not None and traced.summary.stages:
         yield from ("", _stages(traced.summary, traced.wall_seconds))
+        threads = {(span.process, span.thread) for span in traced.spans}
+        if (seconds := sum(stage.seconds for stage in traced.summary.stages)) > traced.wall_seconds:
+            yield f"stages add up to {seconds:.2f} s in {len(threads)} threads, in a run of {traced.wall_seconds:.2f} s"
     shown = [layer for layer in traced.layers if layer.was_used]
     stopped = [layer for layer in traced.layers if layer.state is not None]
     yield ""

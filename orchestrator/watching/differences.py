@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -14,11 +14,12 @@ from pathlib import Path
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.text import plural
 from cachectl.layers.disk import distributions, plain
-from cachectl.watching import ledger
+from cachectl.watching import causes, ledger
 from cachectl.watching.programs import Event
 
 _INCLUDE = regex(r'(?m)^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]')
 _MACRO = regex(r"[ \t]*#[ \t]*define[ \t]+(\w+)(?:\([^)]*\))?[ \t]*(.*)")
+_WORD = regex(r"([A-Za-z_]\w*)")
 _VERSION = regex(r"(?:OpenCL [\d.]+ )?(.*?)(?:  .*|,.*?)?( \([^()]*\))?")
 #: Headers that are read of one build, and bytes of one header.
 _MOST_HEADERS, _LARGEST_HEADER = 64, 4 << 20
@@ -28,11 +29,15 @@ _LONGEST_DIFF = 1 << 18
 NAMED, _LONG = 2, 80
 
 
-def read_build(event: Event, text: str | None, process: Event) -> ledger.Build:
-    """Return a build from its event, the source text if it is known, and the event by which its process started."""
+def read_build(event: Event, text: str | None, process: Event, state: Event, names: Collection[str]) -> ledger.Build:
+    """Return a build from its event, and the source text if it is known.
+
+    ``process`` is the event by which its process started, and ``state`` that which noted its variables and working
+    folder last; ``names`` are variables that are part of keys.
+    """
     # PyOpenCL adds its own folder to the options of every build.
     includes = distributions.pyopencl_includes([Path(path) for path in process.get("paths") or ()])
-    options = str(event.get("options") or "")
+    options, variables = str(event.get("options") or ""), state.get("variables") or {}
     return ledger.Build(
         str(event.get("source") or ""),
         ledger.pack(text or ""),
@@ -41,8 +46,23 @@ def read_build(event: Event, text: str | None, process: Event) -> ledger.Build:
         str(event.get("platform") or ""),
         str(event.get("version") or ""),
         includes or "",
-        tuple(_headers(text or "", options.split(), str(process.get("cwd") or ""))),
+        tuple(_headers(text or "", options.split(), str(state.get("cwd") or ""))),
+        tuple((name, variables[name]) for name in sorted(names) if name in variables),
+        program_of(process),
     )
+
+
+def program_of(process: Event) -> str:
+    """Return what identifies a program in later runs: the path of its script, or its module, or its command."""
+    words, folder = [str(word) for word in process.get("program") or ()], str(process.get("cwd") or "")
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word == "-m":
+            return f"python -m {after}"
+        if word.startswith("-c"):
+            return "python -c"
+        if word.endswith(".py"):
+            return os.path.normpath(os.path.join(folder, word))
+    return os.path.normpath(os.path.join(folder, words[0])) if words else ""
 
 
 def _headers(text: str, options: Sequence[str], folder: str) -> Iterator[tuple[str, str]]:
@@ -85,44 +105,65 @@ def nearest(
 def find_differences(now: ledger.Build, before: ledger.Build) -> Iterator[str]:
     """Yield what differs between two builds, apart from the driver's version."""
     if now.platform != before.platform:
-        yield f"the platform is {now.platform}, and was {before.platform}"
+        yield causes.CHANGED.say(name="the platform", now=now.platform, before=before.platform)
     elif now.version == before.version and now.devices != before.devices:
-        yield f"the device is {', '.join(now.devices)}, and was {', '.join(before.devices)}"
+        yield causes.DEVICE.say(now=", ".join(now.devices), before=", ".join(before.devices))
+    here, there = dict(now.variables), dict(before.variables)
+    for name in sorted(here.keys() | there.keys()):
+        if here.get(name) != there.get(name):
+            yield causes.CHANGED.say(name=name, now=here.get(name, "not set"), before=there.get(name, "not set"))
     if now.includes != before.includes:
-        yield f"PyOpenCL, whose folder is an option of each build, is {now.includes}, and was {before.includes}"
+        yield causes.INCLUDES.say(now=now.includes, before=before.includes)
     if now.options != before.options:
         yield _changed_options(now.options.split(), before.options.split())
     if now.source != before.source:
         yield _changed_source(now.text, before.text)
-    elif changed := sorted({path for path, _ in {*now.headers} ^ {*before.headers}}):
-        yield f"the header {', '.join(changed[:NAMED])} changed"
+    # A copy of a header elsewhere is the same.
+    contents = [Counter((os.path.basename(path), content) for path, content in one.headers) for one in (now, before)]
+    changed = [path for path, content in now.headers if (os.path.basename(path), content) not in contents[1]]
+    if now.source == before.source and contents[0] != contents[1]:
+        yield causes.HEADER.say(names=", ".join(changed[:NAMED] or sorted(path for path, _ in before.headers)[:NAMED]))
 
 
 def _changed_options(now: list[str], before: list[str]) -> str:
     added = [word for word in now if word not in before]
     gone = [word for word in before if word not in now]
     if len(added) == len(gone) == 1:
-        return f"the option `{added[0]}` was `{gone[0]}` before"
+        return causes.OPTION.say(now=added[0], before=gone[0])
     if added and not gone:
-        return f"the option `{_cut(' '.join(added))}` is new"
+        return causes.OPTION_NEW.say(now=_cut(" ".join(added)))
     if gone and not added:
-        return f"the option `{_cut(' '.join(gone))}` is gone"
-    return f"the options `{_cut(' '.join(added or now))}` were `{_cut(' '.join(gone or before))}` before"
+        return causes.OPTION_GONE.say(before=_cut(" ".join(gone)))
+    return causes.OPTIONS.say(now=_cut(" ".join(added or now)), before=_cut(" ".join(gone or before)))
 
 
 def _changed_source(now: str | None, before: str | None) -> str:
     if now is None or before is None:
-        return "the source changed"
+        return causes.SOURCE.say(where="")
     here, there = Counter(now.splitlines()), Counter(before.splitlines())
     added, gone = [*(here - there).elements()], [*(there - here).elements()]
+    if not added and not gone:
+        return causes.ORDER.say() if now != before else causes.SOURCE.say(where="")
     macros = [{match[1]: match[2] for line in lines if (match := _MACRO.fullmatch(line))} for lines in (added, gone)]
     if len(macros[0]) == len(added) and len(macros[1]) == len(gone):
         named = [
-            f"the macro `{name}` is {macros[0].get(name, 'gone')}, and was {macros[1].get(name, 'not there')}"
+            causes.MACRO.say(name=name, now=macros[0].get(name, "gone"), before=macros[1].get(name, "not there"))
             for name in {**macros[0], **macros[1]}
         ]
         return _cut(" and ".join(named[:NAMED]))
-    return f"the source changed (in {plural(max(len(added), len(gone)), 'line')})"
+    if names := renamed(now, before):
+        return causes.NAMES.say(now=names[0], before=names[1])
+    return causes.SOURCE.say(where=f" (in {plural(max(len(added), len(gone)), 'line')})")
+
+
+def renamed(now: str, before: str) -> tuple[str, str] | None:
+    """Return the first name, and what it was, if two sources differ only in names, each always by the same other."""
+    here, there = _WORD.split(now), _WORD.split(before)
+    pairs = dict(zip(here[1::2], there[1::2], strict=False))
+    same = len(here) == len(there) and here[::2] == there[::2] and len({*pairs.values()}) == len(pairs)
+    if not same or [pairs[word] for word in here[1::2]] != there[1::2]:
+        return None
+    return next(((word, was) for word, was in pairs.items() if word != was), None)
 
 
 def diff(kernel: str, builds: Sequence[ledger.Build], earlier: Sequence[ledger.Build]) -> str | None:

@@ -21,7 +21,7 @@ from cachectl.layers.core.entry import Artifact, Entry
 from cachectl.layers.core.json_form import as_json
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.parts import Lookups
-from cachectl.layers.core.root import ABSENT, BYPASSED, DISABLED, UNKNOWN, Scope, State
+from cachectl.layers.core.root import ABSENT, BYPASSED, DISABLED, UNKNOWN, Root, Scope, State
 from cachectl.layers.core.store import ENTRY, OWN
 from cachectl.layers.disk import place
 from cachectl.watching.events import Use, kind_of
@@ -95,13 +95,18 @@ class Evidence:
         self.views: tuple[Layer, ...] = (layer,)
         self.used: list[EntryTrace] | None = None
         self.doubts: dict[str, None] = {}
+        #: Whether another program may have used the cache meanwhile.
+        self.is_shared = False
         self._events: Sequence[Event] = ()
         #: Files that hold many entries, with how often each was opened.
         self._shared: dict[str, int] = {}
-        self._is_system = layer.about.scope is Scope.SYSTEM
         #: Entries before the run, by root and key; ``None`` if they cannot be listed, or the layer is watched.
         self.before = self._list()
         self._began = time.time()
+
+    @property
+    def _is_system(self) -> bool:
+        return self.layer.about.scope is Scope.SYSTEM
 
     def live_in(self, environments: Mapping[int, Environment]) -> None:
         """Take over in which environment each process of the run used caches; without any, the command's counts."""
@@ -112,6 +117,12 @@ class Evidence:
     def state_in(self, process: int) -> State:
         """Return the state of the layer in one process of the run."""
         return self._views.get(process, self.layer).state()
+
+    def root_in(self, process: int) -> Root | None:
+        """Return the first root of the layer in one process of the run, ``None`` if it is not known."""
+        with suppress(*FAILURES):
+            return next(iter(self._views.get(process, self.views[0]).roots()), None)
+        return None
 
     def state(self) -> State:
         """Return the state of the layer in the programs of the run; unknown if it is on in some and off in others."""
@@ -178,6 +189,10 @@ class Evidence:
         events that could not be read.
         """
         self._events = events
+        built = {name for event in events if event["event"] == "build" for name in event.get("kernels") or ()}
+        if self.used is not None and self.is_shared and built:
+            # What another program used meanwhile, if it names no kernel of this run.
+            self.used = [entry for entry in self.used if not entry.kernels or built & {*entry.kernels}]
         counted = self._by_files() or self._by_programs()
         gaps = (
             f"could not {act} {', '.join(names)}" for act, names in (("watch", commands), ("read", unread)) if names
@@ -334,6 +349,31 @@ def complete_builds(events: Iterable[Event], entries: Iterable[EntryTrace]) -> N
             for build in [build for build in alike if _start_of(build) <= at + _LATE][-1:]:
                 compiled = bool(build.get("compiled") or entry.stores)
                 build.update(driver=build.get("driver") or entry.layer, compiled=compiled, by_files=True)
+
+
+def settle_builds(events: Iterable[Event], layers: Iterable[LayerTrace]) -> None:
+    """Say of builds in several threads whether they were compiled, where the driver's sums leave one answer.
+
+    A driver that reports does not say which thread a message is of.
+    """
+    for use in layers:
+        builds = [
+            event
+            for event in events
+            if event["event"] == "build" and event.get("driver") == use.layer and not event["failed"]
+        ]
+        unclear = [event for event in builds if event.get("compiled") is None]
+        if unclear and use.misses is not None and all(len(event.get("devices") or ()) == 1 for event in builds):
+            left = use.misses - sum(bool(event.get("compiled")) for event in builds)
+            # Of threads that build the same at once the first compiles, and the others wait for it.
+            first = {
+                (event.get("source"), event.get("options")): event
+                for event in sorted(unclear, key=_start_of, reverse=True)
+            }
+            if left in (0, len(first), len(unclear)):
+                compiled = [*first.values()] if left == len(first) else unclear if left else []
+                for event in unclear:
+                    event["compiled"] = any(event is one for one in compiled)
 
 
 def _start_of(build: Event) -> float:

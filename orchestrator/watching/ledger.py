@@ -46,7 +46,8 @@ class Build(NamedTuple):
     """What a program was built from, as far as it shows. ``headers`` are included files with their digests.
 
     ``source`` is a checksum, and ``packed`` the compressed text, empty if it was too long to be kept. ``includes`` is
-    the folder that PyOpenCL adds to the options.
+    the folder that PyOpenCL adds to the options, ``variables`` those that are part of keys, and ``program`` the script
+    or command that built it.
     """
 
     source: str = ""
@@ -57,6 +58,8 @@ class Build(NamedTuple):
     version: str = ""
     includes: str = ""
     headers: tuple[tuple[str, str], ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    program: str = ""
 
     @property
     def text(self) -> str | None:
@@ -74,7 +77,8 @@ class Known(NamedTuple):
     ``builds`` are those of the last runs, the newest last: programs may have kernels of one name. ``layers`` are those
     that hit or stored it, with the path of the first root of each. ``packages`` are versions by name. ``keys`` are
     digests of the builds of the last runs, and ``kinds`` what differed in each, the newest last. ``seconds`` are what a
-    miss took in each layer when it was last measured, and ``asked`` the keys of its last lookups, where they are seen.
+    miss took in each layer when it was last measured, ``asked`` the keys of its last lookups, where they are seen, and
+    ``paths`` those of its entries that drivers stored or hit, shortened.
     ``at`` is in epoch seconds.
     """
 
@@ -87,6 +91,7 @@ class Known(NamedTuple):
     seconds: Mapping[str, float] = {}
     asked: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
 
 
 class Run(NamedTuple):
@@ -260,15 +265,18 @@ def _number(value: Any) -> Any:  # noqa: ANN401 - JSON
 def _known(fields: Any) -> Known:  # noqa: ANN401 - JSON
     builds = tuple(_build(one) for one in fields["builds"])
     layers, packages = ({str(k): str(v) for k, v in fields[name].items()} for name in ("layers", "packages"))
-    keys, asked, kinds = (tuple(map(str, fields.get(name, ()))) for name in ("keys", "asked", "kinds"))
+    named = {name: tuple(map(str, fields.get(name, ()))) for name in ("keys", "asked", "kinds", "paths")}
     seconds = {str(layer): _number(number) for layer, number in fields["seconds"].items()}
-    return Known(_number(fields["at"]), builds, layers, str(fields["python"]), packages, keys, seconds, asked, kinds)
+    return Known(_number(fields["at"]), builds, layers, str(fields["python"]), packages, seconds=seconds, **named)
 
 
 def _build(fields: Any) -> Build:  # noqa: ANN401 - JSON
-    headers = tuple((str(path), str(digest)) for path, digest in fields["headers"])
-    texts = {name: str(fields[name]) for name in ("source", "packed", "options", "platform", "version", "includes")}
-    return Build(devices=tuple(map(str, fields["devices"])), headers=headers, **texts)
+    headers, variables = (
+        tuple((str(first), str(second)) for first, second in fields[name]) for name in ("headers", "variables")
+    )
+    names = ("source", "packed", "options", "platform", "version", "includes", "program")
+    texts = {name: str(fields[name]) for name in names}
+    return Build(devices=tuple(map(str, fields["devices"])), headers=headers, variables=variables, **texts)
 
 
 def _encode(ledger: Ledger) -> bytes:
@@ -280,6 +288,7 @@ def _encode(ledger: Ledger) -> bytes:
         last = {
             "keys": known.keys[-_MOST_KEYS:],
             "asked": known.asked[-_MOST_ASKED:],
+            "paths": known.paths[-_MOST_ASKED:],
             "kinds": known.kinds[-_MOST_KEYS:],
         }
         fields = {**known._asdict(), "builds": builds, **last}

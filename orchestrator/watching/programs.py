@@ -11,6 +11,7 @@ nothing either.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
@@ -18,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cachectl.layers.base import processes
 from cachectl.layers.base.documents import parse_json
@@ -43,6 +44,7 @@ _FIELDS: Mapping[str, Sequence[str]] = {
     "environment": ("variables",),
     "ended": (),
     "failed": ("library",),
+    "begun": ("kind",),
     **dict.fromkeys(("hit", "miss", "store"), ("layer", *_WHEN)),
     "build": ("layer", "seconds", "failed", "heard", "compiles", *_WHEN),
     "span": ("stage", "name", *_WHEN),
@@ -55,7 +57,8 @@ _FIELDS: Mapping[str, Sequence[str]] = {
 _FORMS: Mapping[str, object] = {
     **dict.fromkeys(("event", "error", "kind", "host", "library", "layer", "name", "stage", "dictionary", "file"), ""),
     **dict.fromkeys(
-        ("key", "source", "text", "options", "platform", "version", "driver", "binary", "python", "cwd"), ""
+        ("key", "source", "text", "options", "platform", "version", "driver", "binary", "python", "cwd", "cache_dir"),
+        "",
     ),
     **dict.fromkeys(("pid", "start", "end", "thread", "upto", "bytes", "rank", "lookups"), 0),
     **dict.fromkeys(("at", "seconds"), 0.0),
@@ -173,27 +176,55 @@ def _fits(value: Any, form: Any) -> bool:  # noqa: ANN401 - JSON
 # ---------------------------------------------------------------------- processes
 
 
+class Program(NamedTuple):
+    """A program that a process executed: its parent, command, and the variables that it was given.
+
+    ``uses`` grows: the layers whose files it has been seen to map or open.
+    """
+
+    parent: int
+    command: str
+    variables: Mapping[str, str]
+    uses: set[str]
+
+
 class Processes:
     """Processes that use caches: :meth:`look` records those that are alive.
 
-    ``folder`` is that of the run's events; ``lookups`` of layers say which files a process has mapped or opened if it
-    uses the cache. ``strangers`` maps layers to the commands of programs that are not of the run.
+    ``folder`` is that of the run's events, ``None`` if no observer runs. ``observed`` are the lookups of layers that
+    count in the process itself, by which programs of the run are known that used them unseen; ``by_files`` those that
+    are seen by their files, by any program. ``strangers`` has by process id programs that use these and are not of the
+    run; they are looked for in each look, or ``on_demand``, when :meth:`hurry` is called.
     """
 
-    def __init__(self, folder: Path, lookups: Mapping[str, Lookups]) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        observed: Mapping[str, Lookups],
+        by_files: Mapping[str, Lookups],
+        *,
+        on_demand: bool = False,
+    ) -> None:
         self._folder = folder
-        #: Lookups that count in the process itself, and those that are seen by their files, by any program.
-        self._observed = {name: part for name, part in lookups.items() if not part.files}
-        self._by_files = {name: part for name, part in lookups.items() if part.files}
-        #: The parent, the command and the used layers of each program of the run: by process id and the address where
-        #: its stack begins, because a process may execute another program, which gets another stack. A fork keeps it.
-        self._programs: dict[tuple[int, bytes], tuple[int, str, set[str]]] = {}
+        self._observed = observed
+        self._by_files = by_files
+        self._on_demand = on_demand
+        #: By process id and the address where its stack begins, because a process may execute another program, which
+        #: gets another stack. A fork keeps it.
+        self.programs: dict[tuple[int, bytes], Program] = {}
         #: The latest stack of each process.
         self._stacks: dict[int, bytes] = {}
         self._own_stack = processes.stat_fields(os.getpid())[_START_OF_STACK:][:1]
         #: Children that were started before the run are not of it.
         self._earlier = processes.children_of(os.getpid())
-        self.strangers: dict[str, set[str]] = {}
+        self.strangers: dict[int, Program] = {}
+        #: Processes of the run that did not show what they had mapped.
+        self.hidden: set[int] = set()
+        #: The longest time between looks in seconds; infinite if no thread could look.
+        self.longest = 0.0
+        self._hurry = threading.Event()
+        #: When the programs that are not of the run are looked at again, by the monotonic clock.
+        self._next = 0.0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -201,23 +232,40 @@ class Processes:
         ended = threading.Event()
         self.look()
         thread = threading.Thread(target=self._look_on, args=(ended,), name="cachectl-processes", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            self.longest = math.inf
         try:
             yield
         finally:
             ended.set()
-            thread.join()
+            self._hurry.set()
+            if self.longest < math.inf:
+                thread.join()
             self.look()
 
+    def hurry(self) -> None:
+        """Look now, because a file of a cache was used."""
+        self._hurry.set()
+
     def _look_on(self, ended: threading.Event) -> None:
-        took = 0.0
-        while not ended.wait(max(_SECONDS_BETWEEN, _TIMES * took)):
+        took, last = 0.0, time.monotonic()
+        while True:
+            self._hurry.wait(max(_SECONDS_BETWEEN, _TIMES * took))
+            if ended.is_set():
+                return
             begun = time.monotonic()
+            self.longest = max(self.longest, begun - last)
+            last = begun
             self.look()
             took = time.monotonic() - begun
 
     def look(self) -> None:
         """Record the processes that are alive now; one of the run that the observer watches is not examined."""
+        begun = time.monotonic()
+        looks_at_others = begun >= self._next and (self._hurry.is_set() or not self._on_demand)
+        self._hurry.clear()
         run = {os.getpid()}
         waiting = [os.getpid()]
         while waiting:
@@ -226,46 +274,54 @@ class Processes:
                 waiting.append(pid)
                 run.add(pid)
                 self._note(pid, parent)
-        with suppress(OSError):
-            for pid in {int(name) for name in os.listdir("/proc") if name.isdecimal()} - run:
-                uses = _uses(pid, self._by_files)
-                for layer in uses if uses and not self._is_of_run(pid) else ():
-                    self.strangers.setdefault(layer, set()).add(_command(pid))
+        for pid in {*numbers()} - run if looks_at_others else ():
+            uses = _uses(pid, self._by_files)
+            if uses and not self._is_of_run(pid):
+                program = Program(0, processes.process_names((pid,)), processes.first_variables(pid) or {}, set())
+                self.strangers.setdefault(pid, program).uses.update(uses)
+        if looks_at_others and self._on_demand:
+            self._next = time.monotonic() + _TIMES * (time.monotonic() - begun)
 
     def unwatched(self) -> dict[str, set[str]]:
         """Return the commands of the run that used caches and were not watched, each with the layers."""
         unwatched: dict[str, set[str]] = {}
-        for (pid, stack), (_, command, uses) in self._programs.items():
-            if uses and not self._is_watched(pid, stack):
-                unwatched.setdefault(command, set()).update(uses)
+        for (pid, stack), program in self.programs.items():
+            if program.uses and not self._is_watched(pid, stack):
+                unwatched.setdefault(program.command, set()).update(program.uses)
         return unwatched
 
     def _note(self, pid: int, parent: int) -> None:
         command, fields = _command(pid), processes.stat_fields(pid)
         # One that has ended, or is a zombie, uses nothing.
-        if command and fields[:1] not in ([], [b"Z"]):
-            stack = self._stacks[pid] = fields[_START_OF_STACK]
-            _, _, uses = self._programs.setdefault((pid, stack), (parent, command, set()))
-            if not self._is_watched(pid, stack):
-                uses |= _uses(pid, self._observed)
+        if not command or fields[:1] in ([], [b"Z"]):
+            return
+        stack = self._stacks[pid] = fields[_START_OF_STACK]
+        if (pid, stack) not in self.programs:
+            self.programs[pid, stack] = Program(parent, command, processes.first_variables(pid) or {}, set())
+        if not self._is_watched(pid, stack):
+            uses = _uses(pid, self._observed)
+            self.programs[pid, stack].uses.update(uses or ())
+            if uses is None and processes.stat_fields(pid)[:1] not in ([], [b"Z"]):
+                self.hidden.add(pid)
 
     def _has_noted(self, pid: int) -> bool:
-        return (self._folder / f"{pid}.events").exists()
+        return self._folder is not None and (self._folder / f"{pid}.events").exists()
 
     def _is_watched(self, pid: int, stack: bytes) -> bool:
         """Return whether the observer watches a process. A fork of a watched process, or of this one, is watched."""
-        parent = self._programs[pid, stack][0]
+        parent = self.programs[pid, stack].parent
         is_fork = [stack] == self._own_stack or (self._stacks.get(parent) == stack and self._is_watched(parent, stack))
         return is_fork or self._has_noted(pid)
 
     def _is_of_run(self, pid: int) -> bool:
         """Return whether a process, or one above it, was started with the trace's variable, or by this process."""
-        mark, is_of_run = os.fsencode(self._folder), self._has_noted(pid)
-        while pid > 1 and not is_of_run:
+        mark, is_of_run = str(self._folder), self._has_noted(pid)
+        while pid > 1 and not is_of_run and pid not in self._earlier:
             fields = processes.stat_fields(pid)
             # Some programs clear the variables of those that they start, and those of other users are not shown. One
             # that has ended shows no longer who started it.
-            is_of_run = pid == os.getpid() or mark in (processes.environment_of(pid) or b"") or not fields
+            marked = mark in (processes.first_variables(pid) or {}).values()
+            is_of_run = pid == os.getpid() or marked or not fields
             pid = int(fields[_PARENT]) if fields else 0
         return is_of_run
 
@@ -274,16 +330,27 @@ def _command(pid: int) -> str:
     return os.fsdecode((processes.read(pid, "cmdline") or b"").rstrip(b"\0").replace(b"\0", b" "))
 
 
-def _uses(pid: int, lookups: Mapping[str, Lookups]) -> set[str]:
-    """Return the layers whose files a process, which may end at any moment, has mapped or opened."""
-    mapped = os.fsdecode(processes.read(pid, "maps") or b"")
-    opened = ""
+def numbers() -> list[int]:
+    """Return the ids of the processes of this machine, as far as it shows them."""
+    with suppress(OSError):
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return []
+
+
+def _uses(pid: int, lookups: Mapping[str, Lookups]) -> set[str] | None:
+    """Return the layers whose files a process, which may end at any moment, has mapped or opened.
+
+    ``None`` if it does not show them.
+    """
+    maps = processes.read(pid, "maps")
+    mapped, opened = os.fsdecode(maps or b""), ""
     with suppress(OSError):
         for number in os.listdir(f"/proc/{pid}/fd") if any(part.opened for part in lookups.values()) else ():
             with suppress(OSError):
                 opened += os.readlink(f"/proc/{pid}/fd/{number}") + "\n"
-    return {
+    used = {
         name
         for name, part in lookups.items()
         if any(sign in mapped for sign in part.mapped) or any(sign in opened for sign in part.opened)
     }
+    return used or (None if maps is None else used)

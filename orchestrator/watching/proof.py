@@ -7,27 +7,34 @@ last change of any kind (``ctime``) cannot be set back, so nothing is hashed or 
 no read, because it gives nobody a kernel. Events come from every program and every user of this machine, and from no
 other machine.
 
-Neither shows which program it was. So a proof fails if another program uses the same roots meanwhile.
+Neither shows which program it was, so another program that uses the same roots meanwhile makes a proof fail. Only where
+the processes of the command were all looked at, none has loaded what uses the layer, and a program that ran before them
+has, with the same roots by its own variables, the layer is *not used*.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import stat
-import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from cachectl import layer_set
 from cachectl.layers.base import processes
-from cachectl.layers.core import spelling
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import FAILURES
 from cachectl.layers.core.layer import Layer
-from cachectl.watching import events
+from cachectl.layers.core.parts import Lookups
+from cachectl.switching import child
+from cachectl.watching import events, programs
+from cachectl.watching.trace import make_observer, variables_of
 
-#: Seconds between looks at the processes of the command.
-_SECONDS_BETWEEN = 0.02
+#: Seconds without a look at the processes of the command in which a program could have used a cache unseen.
+_LONGEST_PAUSE = 0.5
 _OPENED, _CHANGED, _APPEARED, _VANISHED, _MOVED = "was opened", "was changed", "appeared", "vanished", "was moved"
 #: The meaning of each event. Opening and reading a folder only lists it, and is left out.
 _WORDS: Mapping[int, str] = {
@@ -52,7 +59,7 @@ _Stamp = tuple[int, int, int, int, int]
 
 
 #: The verdict on a layer, or on all layers.
-HOLDS, UNKNOWN, FAILS = "holds", "cannot be given", "fails"
+HOLDS, UNUSED, UNKNOWN, FAILS = "holds", "not used", "cannot be given", "fails"
 
 
 class Attestation(NamedTuple):
@@ -60,7 +67,9 @@ class Attestation(NamedTuple):
 
     ``compared`` counts the files that were there before, ``folders`` those under watch; ``notes`` are limits of that;
     ``unknown`` lists why something could not be observed; ``touches`` lists what happened to a path, in words (``was
-    opened``, ``appeared``, ``vanished``).
+    opened``, ``appeared``, ``vanished``). ``unused`` says why no process of the command can have used the layer; it is
+    empty if one may have. ``others`` names other programs that used the same roots, and ``is_others`` says that they
+    alone can have.
     """
 
     layer: str
@@ -69,65 +78,136 @@ class Attestation(NamedTuple):
     notes: tuple[str, ...]
     unknown: tuple[str, ...]
     touches: tuple[tuple[Path, tuple[str, ...]], ...]
+    unused: str = ""
+    others: str = ""
+    is_others: bool = False
 
     @property
     def verdict(self) -> str:
         """Return the verdict: one touch fails, even if something else could not be observed."""
-        return FAILS if self.touches else UNKNOWN if self.unknown else HOLDS
+        if self.touches:
+            return UNUSED if self.is_others else FAILS
+        return UNKNOWN if self.unknown else HOLDS
 
 
 class _Commands:
-    """Looks repeatedly at the processes of the command, and keeps which of them have other variables than it was given.
+    """The processes of the command: what they have loaded, and which of them have other variables than it was given.
 
-    ``odd`` has by layer each such variable with its value, and the first process that has it. Only Linux shows
-    variables, those with which a process was started.
+    Variables are those with which a program was started, which only Linux shows, and of a Python that is observed those
+    that it had when it used a library.
     """
 
-    def __init__(self, layers: Iterable[Layer], given: Mapping[str, str]) -> None:
-        self._names = {layer.name: frozenset(spelling.read_by(layer)) for layer in layers}
+    def __init__(self, layers: Iterable[Layer], given: Mapping[str, str], notes: Path | None) -> None:
+        layers = tuple(layers)
+        self._names = {layer.name: frozenset(variables_of(layer)) for layer in layers}
         self._given = given
-        self._earlier = processes.children_of(os.getpid())
-        self._looked_at: set[tuple[int, bytes]] = set()
-        self.odd: dict[str, dict[str, int]] = {}
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, name="cachectl-commands", daemon=True)
-        #: Why nothing is known of them.
-        self.why_not = ""
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            self.why_not = f"the processes of the command were not looked at ({error})"
+        self._notes = notes
+        self._environment = layers[0].environment if layers else None
+        parts = ((layer.name, layer.about.lookups or Lookups()) for layer in layers)
+        self._lookups = {name: part for name, part in parts if part.mapped or part.opened}
+        self._processes = programs.Processes(None, self._lookups, self._lookups, on_demand=True)
+        self.hurry = self._processes.hurry
+        self.hurry()
+        self._present = frozenset(programs.numbers())
+        self._watching = ExitStack()
+        self._watching.enter_context(self._processes.watching())
+        #: For how long the other programs that use the layers had run before.
+        self._seconds = {pid: processes.seconds_run(pid) for pid in self._processes.strangers}
+        #: By layer each other variable with its value, and the first process that has it.
+        self._odd: dict[str, dict[str, int]] = {}
 
     def end(self) -> None:
-        """Stop looking."""
-        self._ended.set()
-        if not self.why_not:
-            self._thread.join()
-
-    def _look_on(self) -> None:
-        while not self._ended.wait(_SECONDS_BETWEEN):
-            waiting = [*(processes.children_of(os.getpid()) - self._earlier)]
-            while waiting:
-                pid = waiting.pop()
-                waiting += processes.children_of(pid)
-                block = processes.environment_of(pid) or b""
-                if (pid, block) not in self._looked_at:
-                    self._looked_at.add((pid, block))
-                    self._compare(
-                        pid, dict(item.split("=", 1) for item in os.fsdecode(block).split("\0") if "=" in item)
-                    )
+        """Stop looking, and compare what was seen."""
+        self._watching.close()
+        for (pid, _), program in self._processes.programs.items():
+            self._compare(pid, program.variables)
+        if self._notes is not None and self._environment is not None:
+            names = {name for names in self._names.values() for name in names}
+            seen, _ = programs.read_events(self._notes)
+            for pid, view in programs.environments(seen, self._environment, names).items():
+                self._compare(pid, view.variables)
 
     def _compare(self, pid: int, variables: Mapping[str, str]) -> None:
-        for layer, names in self._names.items() if variables else ():
+        for layer, names in self._names.items():
             for name in names:
                 if (value := variables.get(name)) is not None and value != self._given.get(name):
-                    self.odd.setdefault(layer, {}).setdefault(f"{name}={value}", pid)
+                    self._odd.setdefault(layer, {}).setdefault(f"{name}={value}", pid)
+
+    def doubts_of(self, layer: str) -> Iterator[str]:
+        """Yield why the layer's real roots may not be the caches that the command used."""
+        if self._processes.longest == math.inf:
+            yield "the processes of the command were not looked at"
+        yield from (f"PID {pid} has {setting}" for setting, pid in sorted(self._odd.get(layer, {}).items()))
+
+    def others_of(self, layer: Layer, paths: Iterable[Path]) -> tuple[int, ...]:
+        """Return the other programs that ran meanwhile and use a layer in one of these roots, by their variables."""
+        others = []
+        unset = dict.fromkeys(self._names[layer.name])
+        for pid, program in self._processes.strangers.items():
+            has_run = pid not in self._seconds or processes.seconds_run(pid) != self._seconds[pid]
+            if has_run and layer.name in program.uses:
+                with suppress(*FAILURES):
+                    view = type(layer)(layer.environment.with_variables({**unset, **program.variables}))
+                    if not {root.path for root in view.roots()}.isdisjoint(paths):
+                        others.append(pid)
+        return tuple(sorted(others))
+
+    def name(self, others: Iterable[int]) -> str:
+        """Name other programs, of which some may have ended; nothing if there are none."""
+        return ", ".join(self._processes.strangers[pid].command for pid in others)
+
+    def why_unused(self, layer: str) -> str:
+        """Say why no process of the command can have used a layer; nothing if one may have."""
+        looked, lookups = self._processes, self._lookups.get(layer)
+        used = any(layer in program.uses for program in looked.programs.values())
+        is_complete = not looked.hidden and looked.longest < _LONGEST_PAUSE
+        # A file that is opened for a moment can be missed, unlike a library.
+        if used or not is_complete or lookups is None or not lookups.mapped:
+            return ""
+        return f"no process of the command loaded {' or '.join(lookups.mapped)}"
+
+    def is_older(self, others: Iterable[int]) -> bool:
+        """Return whether other programs ran before the command."""
+        return self._present.issuperset(others)
+
+
+@contextmanager
+def proving(
+    stack: layer_set.LayerSet,
+    layers: Iterable[Layer],
+    given: Environment,
+    *,
+    left_out: frozenset[str],
+    notice: Callable[[str], None],
+) -> Iterator[tuple[Proof, Mapping[str, str]]]:
+    """Prove during the block, in which a command runs, that it leaves the real roots of some layers alone.
+
+    Yields the proof, which is complete after the block, and variables for the command besides those ``given``.
+    """
+    layers = tuple(layers)
+    with ExitStack() as block:
+        scratch = child.isolated_root(stack.environment, notice=notice)
+        unseen = "variables that programs set themselves are not seen"
+        folder = child.try_extra(unseen, partial(block.enter_context, scratch), notice)
+        notes, variables = None, dict[str, str]()
+        if folder is not None:
+            # A driver is not listened to: only the variables of programs count.
+            parts = {layer.name: (layer.about.lookups or Lookups())._replace(listeners={}) for layer in stack}
+            names = {name for layer in layers for name in variables_of(layer)}
+            texts = {file: file.read_bytes() for part in parts.values() for file in part.watchers.values()}
+            notes, variables = make_observer(folder, given, parts, names, texts)
+        proof = Proof(stack, layers, given.variables, notes=notes, left_out=left_out)
+        try:
+            yield proof, variables
+        finally:
+            proof.end()
 
 
 class Proof:
     """Watches the real roots of some layers, from its creation to :meth:`end`, and says then what was observed.
 
-    ``given`` are the variables that the command gets. ``left_out`` names the layers that were meant to stay in use.
+    ``given`` are the variables that the command gets, and ``notes`` the folder of events if its Pythons are observed.
+    ``left_out`` names the layers that were meant to stay in use.
     """
 
     def __init__(
@@ -136,6 +216,7 @@ class Proof:
         layers: Iterable[Layer],
         given: Mapping[str, str],
         *,
+        notes: Path | None = None,
         left_out: frozenset[str] = frozenset(),
     ) -> None:
         layers = tuple(layers)
@@ -145,12 +226,12 @@ class Proof:
         self._layers = tuple(name for name in named if name not in left_out)
         places, self._failed = events.places_of(stack)
         self._folders = [_Folder(place) for place in places if not place.layers.isdisjoint(self._layers)]
+        self._commands = _Commands((layer for layer in layers if layer.name in self._layers), given, notes)
         self._events = events.FileEvents(self._note)
         for folder in self._folders:
             if not os.path.isdir(folder.path):
                 self._expect(folder)
             folder.begin(self._events)
-        self._commands = _Commands((layer for layer in layers if layer.name in self._layers), given)
 
     def of(self, verdict: str) -> tuple[str, ...]:
         """Return the names of the layers with a verdict."""
@@ -159,7 +240,7 @@ class Proof:
     @property
     def holds(self) -> bool:
         """Return whether every layer is known to have been left alone; ``False`` if there is no layer."""
-        return 0 < len(self.attestations) == len(self.of(HOLDS))
+        return 0 < len(self.attestations) == len((*self.of(HOLDS), *self.of(UNUSED)))
 
     def end(self) -> Proof:
         """Stop watching, look at every root again, and return this proof."""
@@ -174,20 +255,31 @@ class Proof:
         folders = [folder for folder in self._folders if name in folder.layers]
         unknown = [self._failed[name]] if name in self._failed else []
         unknown += (why for folder in folders for why in folder.unknown_of(name))
-        unknown += [self._commands.why_not] if self._commands.why_not else []
-        unknown += (f"PID {pid} has {setting}" for setting, pid in sorted(self._commands.odd.get(name, {}).items()))
+        touches = [(path, what) for folder in folders for owners, path, what in folder.touches if name in owners]
+        unused = self._commands.why_unused(name)
+        # Other variables of what did not use it point at nothing.
+        unknown += self._commands.doubts_of(name) if not unused else ()
+        layer = (
+            next(layer for folder in folders for layer, _ in folder.claims if layer.name == name) if touches else None
+        )
+        roots = [root.path for folder in folders for owner, root in folder.claims if owner.name == name]
+        others = self._commands.others_of(layer, roots) if layer is not None else ()
         return Attestation(
             name,
             sum(folder.files_of(name) for folder in folders),
             sum(folder.watched for folder in folders),
             tuple(note for folder in folders for note in folder.notes()),
             tuple(dict.fromkeys(unknown)),
-            tuple((path, what) for folder in folders for owners, path, what in folder.touches if name in owners),
+            tuple(touches),
+            unused,
+            self._commands.name(others),
+            bool(unused and others) and self._commands.is_older(others),
         )
 
     def _note(self, path: Path, mask: int) -> None:
         said = mask & ~(events.OPEN | events.ACCESS) if mask & events.FOLDER else mask
         words = [word for bit, word in _WORDS.items() if said & bit]
+        self._commands.hurry()
         for folder in self._folders:
             folder.note(path, words)
             if mask & events.ARRIVED and folder.is_below(path):

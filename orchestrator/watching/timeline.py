@@ -408,6 +408,10 @@ def page(trace: Trace) -> bytes:
         spans.append([span.process, span.thread, *numbers, round(span.start, 9), round(span.seconds, 9), span.bytes])
     data = {
         "command": shlex.join(trace.command),
+        "verdict": trace.verdict,
+        "missed": [
+            [one.kernel, one.seconds, ", ".join(one.layers), one.because, one.diff or ""] for one in trace.missed
+        ],
         "started": trace.started,
         "wall": trace.wall_seconds,
         "stages": list(STAGES),

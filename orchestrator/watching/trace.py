@@ -18,6 +18,7 @@ from pathlib import Path
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.documents import encode_json
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.core import spelling
 from cachectl.layers.core.layer import Layer
@@ -72,21 +73,20 @@ def tracing(
     with the last ones, and kept, if the trace ``remembers``. ``off`` are layers that are off whatever their
     variables say, with the reasons.
     """
-    site, notes = folder / "site", folder / "events"
-    site.mkdir()
-    notes.mkdir()
     layers: dict[str, evidence.Evidence] = {}
     for layer in stack:
         watch = partial(evidence.Evidence, layer, off=off.get(layer.name))
         if (watched := child.try_extra(f"{layer.name} is not traced", watch, notice)) is not None:
             layers[layer.name] = watched
     parts = {name: layer.part for name, layer in layers.items()}
+    names = {"HOME", *(name for part in parts.values() for name in part.variables)}
+    names |= {name for layer in layers.values() for name in variables_of(layer.layer)}
+    texts = {file: text for layer in layers.values() for file, text in layer.watchers.items()}
+    notes, variables = make_observer(folder, stack.environment, parts, names, texts)
     files = EntryEvents(seen.layer for seen in layers.values() if seen.part.files)
-    processes = programs.Processes(notes, parts)
-    names = {"HOME", *(name for layer in layers.values() for name in _variables_of(layer.layer))}
-    _make_site(site, parts, names, {file: text for layer in layers.values() for file, text in layer.watchers.items()})
-    paths = os.pathsep.join(filter(None, [str(site), stack.environment.get("PYTHONPATH")]))
-    variables = {_FOLDER: str(notes), "PYTHONPATH": paths}
+    by_files = {name: part for name, part in parts.items() if part.files}
+    observed = {name: part for name, part in parts.items() if not part.files}
+    processes = programs.Processes(notes, observed, by_files)
     trace = timeline.Trace()
 
     def complete() -> None:
@@ -102,8 +102,8 @@ def tracing(
         if trace.processes:
             trace.spans = timeline.read_spans(events, began, trace.wall_seconds, parts)
             trace.summary = timeline.summarize(trace.spans, trace.wall_seconds)
-        judge = verdict.Judge(layers, trace, events)
-        trace.missed = judge.missed(known, explain=explain)
+        judge = verdict.Judge(layers, trace, events, known)
+        trace.missed = judge.missed(explain=explain)
         trace.late = judge.late
         trace.verdict, trace.warm = judge.verdict(trace.missed), judge.is_warm
         if known is not None:
@@ -163,7 +163,8 @@ def _count(
     for name, layer in layers.items():
         if name in files.doubts and files.why_not is None:
             layer.take(files.uses_of(name), files.doubts[name])
-        if others := ", ".join(sorted(processes.strangers.get(name, ()))):
+        if others := ", ".join(sorted({one.command for one in processes.strangers.values() if name in one.uses})):
+            layer.is_shared = True
             layer.doubts[f"another program that may use the cache ran meanwhile: {others}"] = None
     trace.entries = tuple(entry for layer in layers.values() for entry in layer.used or ())
     evidence.complete_builds(events, trace.entries)
@@ -171,6 +172,7 @@ def _count(
         layer.trace(events, [program for program, names in unwatched.items() if name in names], unread)
         for name, layer in layers.items()
     )
+    evidence.settle_builds(events, trace.layers)
     trace.kernels = tuple(_kernel(event) for event in events if event["event"] == "build")
     trace.unwatched = tuple(
         {"command": program, "layers": tuple(sorted(names))} for program, names in unwatched.items()
@@ -178,17 +180,30 @@ def _count(
     return events
 
 
-def _variables_of(layer: Layer) -> Iterator[str]:
+def variables_of(layer: Layer) -> Iterator[str]:
     """Yield the variables that decide about a layer's state and places."""
     yield from spelling.read_by(layer)
     yield from (rule.variable for rule in layer.places.rules(layer.environment.platform) if rule.variable)
 
 
-def _make_site(site: Path, parts: Mapping[str, Lookups], names: Iterable[str], files: Mapping[Path, bytes]) -> None:
-    """Make the folder of the modules that each Python of the run finds first, and the observer's table in it."""
-    copies = {file: f"cachectl_watch_{number}.py" for number, file in enumerate(sorted(files))}
+def make_observer(
+    folder: Path,
+    environment: Environment,
+    parts: Mapping[str, Lookups],
+    names: Iterable[str],
+    texts: Mapping[Path, bytes],
+) -> tuple[Path, dict[str, str]]:
+    """Make what each Python of a run loads first: the observer, its table, and copies of the layers' files.
+
+    ``parts`` are the lookups that are observed, ``names`` the variables that are noted, and ``texts`` the files with
+    their content. Returns the folder of events, and the variables that a command needs.
+    """
+    site, notes = folder / "site", folder / "events"
+    site.mkdir()
+    notes.mkdir()
+    copies = {file: f"cachectl_watch_{number}.py" for number, file in enumerate(sorted(texts))}
     for file, copy in copies.items():
-        (site / copy).write_bytes(files[file])
+        (site / copy).write_bytes(texts[file])
     (site / "cachectl_observer.py").write_bytes(Path(observer.__file__).read_bytes())
     (site / "sitecustomize.py").write_text(_SITE)
     # Each process of the run would compile them.
@@ -205,6 +220,8 @@ def _make_site(site: Path, parts: Mapping[str, Lookups], names: Iterable[str], f
     table = {"watchers": sorted(watchers), "imports": imports, "listeners": listeners, "ranks": ranks}
     table["variables"] = sorted(names)
     (site / observer.TABLE).write_bytes(encode_json(table))
+    paths = os.pathsep.join(filter(None, [str(site), environment.get("PYTHONPATH")]))
+    return notes, {_FOLDER: str(notes), "PYTHONPATH": paths}
 
 
 def _kernel(event: programs.Event) -> timeline.KernelTrace:

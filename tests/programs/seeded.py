@@ -1,5 +1,6 @@
 """Build the program ``stamp.cl`` of the working folder with the options given, and launch it; then a loopy kernel."""
 
+import contextlib
 import json
 import os
 import sys
@@ -15,7 +16,12 @@ if __name__ == "__main__":
     if "SET" in os.environ:
         name, _, value = os.environ["SET"].partition("=")
         os.environ[name] = value
+    if "PUTENV" in os.environ:
+        os.putenv(*os.environ["PUTENV"].split("="))
     context, queue = started()
+    if "BROKEN" in os.environ:
+        with contextlib.suppress(cl.RuntimeError):
+            cl.Program(context, "__kernel void broken(").build(cache_dir=False)
     with open("stamp.cl", encoding="utf-8") as source:
         program = cl.Program(context, source.read()).build(options=sys.argv[1:], cache_dir=False)
     number = number_from(queue, program, "stamp")

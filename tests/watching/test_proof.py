@@ -82,8 +82,11 @@ def test_a_cold_run_compiles_everything_leaves_everything_and_is_proved(rich: Ho
         assert done.stderr.count("Writing program.bc") == kernels + plain
         lines = done.stderr.splitlines()
         assert lines[-1] == HOLDS
-        for said in (said_of(layer, lines) for layer in FILES):
-            assert ("not written (" in said, "not read (file events on " in said) == (True, True)
+        unused = next(line for line in lines if "proof: not used: " in line)
+        for layer in FILES:
+            said = unused if f" {layer}," in unused or f" {layer} (" in unused else said_of(layer, lines)
+            assert said == unused or ("not written (" in said, "not read (file events on " in said) == (True, True)
+        assert {layer for layer in ("pocl", "loopy", "pyopencl") if f" {layer}," in unused} == set()
         assert snapshot(rich.path, times=True) == before
         assert [path.name for path in temporary.rglob("*")] == [f"cachectl-{os.getuid()}"]
 
@@ -291,3 +294,46 @@ def test_a_command_that_brings_its_own_variables_is_not_proved(home: Home, tmp_p
     )
     assert done.stderr.endswith("proof cannot be given for pocl\n")
     assert home.cachectl("run --no-cache --prove --layer pocl --", *program.split()).stderr.endswith("proof holds\n")
+
+
+@real
+def test_a_program_that_sets_variables_itself_is_not_proved(home: Home, tmp_path: Path) -> None:
+    code = (
+        "import os, runpy, sys; os.environ.update(POCL_KERNEL_CACHE='1', POCL_CACHE_DIR=sys.argv[1]);"
+        f"sys.path.insert(0, {str(PROGRAMS)!r}); sys.argv[1:] = ['1'];"
+        f"runpy.run_path({str(PROGRAMS / 'kernels.py')!r}, run_name='__main__')"
+    )
+    command = (sys.executable, "-c", code, str(tmp_path))
+    done = home.cachectl("run --no-cache --prove --layer pocl --", *command, check=False)
+    assert (done.returncode, f"has POCL_CACHE_DIR={tmp_path}; PID" in done.stderr) == (1, True)
+    assert done.stderr.endswith("proof cannot be given for pocl\n")
+
+
+@real
+def test_another_programs_use_of_what_the_command_did_not_load_is_told_from_its_own(home: Home) -> None:
+    fifo = home.path / "fifo"
+    os.mkfifo(fifo)
+    held = [sys.executable, f"{PROGRAMS}/holding.py", "1", "2"]
+    with (
+        subprocess.Popen(
+            ["sh", "-c", 'exec "$@" <> fifo', "sh", *held], env=home.variables, cwd=home.path, stdout=subprocess.PIPE
+        ) as other,
+    ):
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"built\n"
+        waits = f"echo > {fifo}; while kill -0 {other.pid} && ! grep -q Z /proc/{other.pid}/stat; do sleep 0.1; done"
+        done = home.cachectl("run --prove --layer pocl -- sh -c", waits, check=False)
+        output = other.stdout.read()
+    assert b"results" in output
+    unused = "not used: no process of the command loaded /libpocl"
+    assert f"{unused}; PID {other.pid} (" in done.stderr or f"proof: {unused}" in done.stderr, done.stderr
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, HOLDS)
+
+
+def test_a_choice_of_layers_that_cannot_be_proved_is_refused_at_the_start(home: Home) -> None:
+    done = home.cachectl("run --no-cache --prove --layer loopy --layer pocl -- echo ran", check=False)
+    assert (done.returncode, "ran" in done.stdout) == (1, False)
+    assert "loopy: cannot be proved: its files are opened while it is off" in done.stderr
+    layers = done.stderr.partition("write --layer ")[2].partition(",")[0]
+    assert layers == "loopy"
+    assert done.stderr.endswith("or only --layer pocl\n")

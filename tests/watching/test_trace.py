@@ -61,7 +61,9 @@ def test_cold_warm_and_after_a_purge(home: Home) -> None:
         (["lk0"], None),
         (["pk0"], None),
     ]
-    assert {one["because"] for one in cold["missed"] if one["kernel"]} == {"no traced run has built it before"}
+    assert {one["because"] for one in cold["missed"] if one["kernel"]} == {
+        "the ledger of traces has no run that built it"
+    }
     for layer, beginning in USED.items():
         hits, misses, stores = numbers(cold, layer)
         assert (hits, stores) == (0, misses)
@@ -80,7 +82,7 @@ def test_cold_warm_and_after_a_purge(home: Home) -> None:
     purged = trace(home, *TWO, options=("--explain",))
     assert numbers(purged, "pyopencl") == (0, 2, 2)
     (because,) = {one["because"] for one in purged["missed"] if "pyopencl" in one["layers"]}
-    assert because.startswith("its entry in pyopencl was removed by cachectl purge on 2")
+    assert because.startswith("its entry in pyopencl is missing: cachectl purge removed it on 2")
     assert (cold["warm"], warm["warm"], purged["warm"]) == (False, True, False)
 
 

@@ -237,7 +237,7 @@ def test_another_process_that_has_the_driver_loaded_is_doubtful(home: Home, sour
     read = json.loads((home.path / "trace.json").read_text())
     cuda = layer_of(read, "cuda")
     assert (cuda["evidence"], numbers(read, "cuda")) == ("inferred", (0, 40, 40))
-    assert f"another program that may use the cache ran meanwhile: {' '.join(maps)}" in cuda["why"]
+    assert "another program that may use the cache ran meanwhile: PID " in cuda["why"]
 
 
 @thorough_only

@@ -1,6 +1,7 @@
 """What a trace says first: whether a run was warm, what it lost, and what has changed since the last traced run."""
 
 import os
+import re
 import shutil
 import stat
 import sys
@@ -24,7 +25,7 @@ SOURCE = """#include "common.h"
 __kernel void stamp(__global int *a) { a[0] = FACTOR * SEED + common(); }
 """
 HEADER = "inline int common(void) { return 1; }\n"
-PURGED = "its entry in pocl was removed by cachectl purge on 2"
+PURGED = "its entry in pocl is missing: cachectl purge removed it on 2"
 
 
 @pytest.fixture
@@ -52,14 +53,15 @@ def test_cold_then_warm_then_one_option(seeded: Home) -> None:
     """A run is compared with the last traced one, and what changes in each run is said to."""
     cold = run(seeded)
     assert cold["verdict"].startswith("Cold: ")
-    assert cold["verdict"].endswith(" went into compiling 2 kernels, none of which a traced run has built before.")
+    assert cold["verdict"].endswith(" went into compiling 2 kernels, none of which the ledger of traces knows.")
     assert run(seeded)["verdict"].startswith("Warm: every lookup hit (")
     slow = run(seeded, seed="17")
     reason = "the option `-DSEED=17` was `-DSEED=1` before"
     assert (slow["said"].splitlines()[0], reasons(slow)) == (slow["verdict"], {"stamp": reason})
     assert slow["verdict"].endswith(f" s went into compiling `stamp`, because {reason}.")
     assert all(0 < one["seconds"] < slow["wall_seconds"] for one in slow["missed"])
-    again = run(seeded, seed="18")
+    run(seeded, seed="18")
+    again = run(seeded, seed="19")
     assert again["verdict"].endswith("it changed in each of its last 3 runs.")
     # A build of before the last run hits.
     assert reasons(run(seeded)) == {}
@@ -77,6 +79,12 @@ def edit(file: str, old: str, new: str) -> Callable[[Home], dict[str, str]]:
 
 def purged(home: Home) -> dict[str, str]:
     home.cachectl("purge --all --kernel stamp")
+    return {}
+
+
+def reorder(home: Home) -> dict[str, str]:
+    first, second, *rest = SOURCE.splitlines(keepends=True)
+    (home.path / "stamp.cl").write_text("".join((second, first, *rest)))
     return {}
 
 
@@ -105,6 +113,10 @@ CAUSES = (
     (edit("stamp.cl", "FACTOR 3", "FACTOR 4"), "stamp", "the macro `FACTOR` is 4, and was 3"),
     *thorough(
         (edit("stamp.cl", "a[0]", "a[1]"), "stamp", "the source changed (in 1 line)"),
+        (edit("stamp.cl", "*a) { a[0]", "*b) { b[0]"), "stamp", "the source differs in names only (`b` was `a`)"),
+        (reorder, "stamp", "the same lines of the source are in another order"),
+        (variables(POCL_EXTRA_BUILD_FLAGS="-DZ=1"), "stamp", "POCL_EXTRA_BUILD_FLAGS is -DZ=1, and was not set"),
+        (variables(PUTENV="POCL_KERNEL_CACHE=0"), "stamp", "the cache of pocl is off (POCL_KERNEL_CACHE=0"),
         (edit("common.h", "1", "2"), "stamp", "the header {home}/common.h changed"),
         (purged, "stamp", PURGED),
         (missing, "stamp", "its entry in pocl is missing"),
@@ -133,7 +145,49 @@ def test_a_kernel_that_is_compiled_for_a_new_size_at_its_launch_is_not_warm(home
         trace(home, "shape.py", size, options=("--expect-warm",), check=False) for size in ("8", "8", "16", "16")
     ]
     assert [(one["warm"], one["exit_status"]) for one in verdicts] == [(False, 0), (True, 0), (False, 0), (True, 0)]
-    assert verdicts[2]["verdict"] == "Compiled at launch, for a new work-group size: shape (16x1x1)."
+    assert verdicts[2]["verdict"] == "Compiled at launch: shape (16x1x1)."
+
+
+@real
+def test_a_build_that_fails_is_not_warm(seeded: Home) -> None:
+    """Its compiler runs in each start, though the program goes on."""
+    verdicts = [run(seeded, BROKEN="1") for _ in range(2)]
+    assert re.fullmatch(
+        r"1 build failed(, which took [\d.]+ s)?\. .*ry lookup that could be seen hit \(\d+\)\.", verdicts[1]["verdict"]
+    )
+    assert verdicts[1]["warm"] is False
+
+
+@real
+def test_another_program_with_a_kernel_of_the_same_name_is_new(seeded: Home) -> None:
+    run(seeded)
+    edit("stamp.cl", "FACTOR 3", "FACTOR 5")(seeded)
+    other = seeded.path / "other.py"
+    other.write_text(f"import sys; sys.path.insert(0, {str(PROGRAMS)!r})\n" + (PROGRAMS / "seeded.py").read_text())
+    because = reasons(trace(seeded, sys.executable, str(other), "-I.", "-DSEED=1"))["stamp"]
+    assert because == "the ledger has no run of other.py that built it; seeded.py built another kernel of this name"
+
+
+@real
+def test_a_run_that_is_killed_in_a_build_says_so(home: Home) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(PROGRAMS)!r}); import os, threading, binaries, pyopencl as cl;"
+        "context, queue = binaries.started(); threading.Timer(1.5, os.kill, (os.getpid(), 9)).start();"
+        "body = ''.join(f'a[{n}] = sin((float)a[{n + 1}]) * {n};' for n in range(9000));"
+        "cl.Program(context, '__kernel void long_one(__global int *a) {' + body + '}').build(cache_dir=False)"
+    )
+    verdict = trace(home, sys.executable, "-c", code, check=False)["verdict"]
+    assert verdict.startswith("The command ended with status 137. A build had begun, and did not end.")
+    assert "No cache was asked" not in verdict
+
+
+@real
+def test_a_database_that_stops_a_run_is_named(seeded: Home) -> None:
+    run(seeded)
+    for database in (seeded.path / ".cache/pytools").glob("pdict-v5-loopy-*.sqlite"):
+        database.write_bytes(b"\x37" * database.stat().st_size)
+    verdict = trace(seeded, "seeded.py", "-I.", "-DSEED=1", check=False)["verdict"]
+    assert verdict.startswith("The command ended with status 1. In loopy, pdict-v5-loopy-")
 
 
 @real
@@ -170,6 +224,13 @@ def test_another_driver_is_named(seeded: Home, debian_pocl: Driver, built_pocl: 
     changed = run(seeded, **built_pocl)
     assert reasons(changed)["stamp"].startswith("the driver is PoCL ")
     assert ", and was PoCL 3.1" in reasons(changed)["stamp"]
+
+
+@thorough_only
+@real
+def test_entries_on_disk_are_asked_where_no_run_is_known(seeded: Home, debian_pocl: Driver, built_pocl: Driver) -> None:
+    seeded.run(sys.executable, f"{PROGRAMS}/seeded.py", "-I.", "-DSEED=1", **debian_pocl)
+    assert reasons(run(seeded, **built_pocl))["stamp"].startswith("pocl has an entry of it for llvm 15.")
 
 
 @real
@@ -244,13 +305,13 @@ def test_a_diff_is_shown(seeded: Home) -> None:
 @real
 def test_the_ledger_is_private_and_can_be_left_and_removed(seeded: Home) -> None:
     """Without it nothing is compared and nothing is kept; what is remembered is nobody else's to read."""
-    assert run(seeded, "--no-ledger")["verdict"].startswith("Cold: ")
+    assert run(seeded, "--no-ledger")["verdict"].endswith("because earlier runs were not asked.")
     assert not ledger_of(seeded).exists()
     run(seeded)
     file = ledger_of(seeded)
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     kept = file.read_bytes()
-    assert run(seeded, "--no-ledger", seed="2")["verdict"].endswith("because no traced run has built it before.")
+    assert run(seeded, "--no-ledger", seed="2")["verdict"].endswith("because earlier runs were not asked.")
     assert file.read_bytes() == kept
     assert "is removed" in seeded.cachectl("trace --forget").stderr
     assert (file.exists(), "no ledger" in seeded.cachectl("trace --forget").stderr) == (False, True)

@@ -1,0 +1,245 @@
+"""Why a kernel missed: the first cause of :mod:`cachectl.watching.causes` that what was seen supports."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import product
+
+from cachectl.layers.base.errors import FAILURES
+from cachectl.layers.core.entry import Entry
+from cachectl.layers.core.root import DISABLED
+from cachectl.layers.disk import distributions
+from cachectl.show import units
+from cachectl.watching import causes, differences, evidence, ledger
+from cachectl.watching.kernels import Seen
+
+#: Runs with different keys after which a kernel is said to change every run.
+_ALWAYS = 3
+#: Entries of a cache that is read for those of a kernel.
+_MOST_READ = 2000
+#: Kernels of earlier runs with which one of a new name is compared.
+_MOST_COMPARED = 100
+
+
+class Reasons:
+    """Finds why kernels missed, by the evidence of the layers and a ledger, ``None`` if no earlier run is asked.
+
+    ``stopped`` are the layers that took no part in the run. ``kinds`` has what differs from the last run in the builds
+    of each kernel, in two words.
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[str, evidence.Evidence],
+        stopped: Mapping[str, evidence.LayerTrace],
+        book: ledger.Ledger | None,
+    ) -> None:
+        self._layers = layers
+        self._states = stopped
+        self._known = None if book is None else book.kernels
+        self._removals = () if book is None else tuple(book.removals)
+        self.kinds: dict[str, str] = {}
+
+    def of(self, kernel: str, seen: Seen) -> Iterator[str]:
+        """Yield why a kernel missed: the first cause that applies, or up to two differences."""
+        then = (self._known or {}).get(kernel)
+        closed = [words for name in seen.misses if (words := self._stopped(name, seen))]
+        if len(closed) == len(seen.misses):
+            yield from closed
+        elif seen.collided:
+            yield causes.COLLISION.say(layers=", ".join(sorted(seen.collided)))
+        elif not kernel:
+            yield "these lookups name no kernel"
+        elif self._known is None:
+            yield causes.UNCOMPARED.say()
+        elif then is None:
+            yield self._older(kernel, seen) or _of_another_name(seen, self._known) or causes.NEW.say()
+        elif other := _of_another_program(seen, then):
+            yield other
+        else:
+            reasons = [*self._moved(seen, then), *self._differences(seen, then)][: differences.NAMED]
+            reasons = reasons or [self._absent(seen, then)]
+            yield from (*reasons[:-1], reasons[-1] + self._repeated(kernel, seen, then, reasons[0]))
+
+    def _repeated(self, kernel: str, seen: Seen, then: ledger.Known, reason: str) -> str:
+        """Say in how many of the last runs something of this kind changed, if in several."""
+        changes: list[str] = []
+        for key in reversed(keys_of(seen, then)):
+            if key in changes:
+                break
+            changes.append(key)
+        kind = self.kinds[kernel] = " ".join(reason.split()[:2])
+        # The first of them differs from none.
+        count = len(changes) - 1
+        if count >= _ALWAYS and {kind} == {*then.kinds[-(count - 1) :]}:
+            return f"; it changed in each of its last {count} runs"
+        return ""
+
+    def _older(self, kernel: str, seen: Seen) -> str:
+        """Compare with entries that were there before the run, where no earlier run is known."""
+        for name in seen.misses:
+            layer = self._layers[name]
+            if not 0 < len(layer.before or ()) <= _MOST_READ:
+                continue
+            with suppress(*FAILURES):
+                entries = [
+                    entry
+                    for root in layer.layer.roots()
+                    for entry in layer.layer.store.scan(root)
+                    if isinstance(entry, Entry) and {*kernel.split()} & {*(entry.details.kernels or ())}
+                ]
+                new = [entry for entry in entries if f"{entry.root}/{entry.key}" not in (layer.before or {})]
+                old = [entry for entry in entries if entry not in new]
+                for now, before in product(new[:1], sorted(old, key=lambda entry: -(entry.modified or 0))[:1]):
+                    facts = [_facts(entry) for entry in (before, now)]
+                    if facts[0] != facts[1]:
+                        only = [
+                            ", ".join(f"{k} {v}" for k, v in one.items() if other.get(k) != v)
+                            for one, other in (facts, facts[::-1])
+                        ]
+                        return causes.OLDER.say(layer=name, before=only[0], now=only[1])
+        return ""
+
+    def _stopped(self, name: str, seen: Seen) -> str:
+        """Say why a layer took no part where a kernel missed; it may be on in other programs of the run."""
+        if name in self._states:
+            return self.said_of(name)
+        state = self._layers[name].state_in(seen.process)
+        return causes.OFF.say(layer=name, state="off", reason=state.why) if state.condition is DISABLED else ""
+
+    def _absent(self, seen: Seen, then: ledger.Known) -> str:
+        """Say why entries were not hit where nothing in their builds differs."""
+        names = [name for name in seen.misses if name not in self._states]
+        if new := [name for name in names if name not in then.layers]:
+            return causes.LEFT_NOTHING.say(layers=", ".join(new))
+        if removed := self._removed(seen, then, names):
+            return removed
+        for name in names:
+            layer = self._layers[name]
+            if any(path in (layer.before or {}) for path in seen.wrote):
+                return (causes.RELINKED if seen.is_linked and layer.part.relinks else causes.NOT_TAKEN).say(layer=name)
+        known, others = self._by_key(seen, then, names)
+        if known:
+            return causes.MISSING.say(layers=", ".join(sorted(known)))
+        if others:
+            although = ", though its source and options are the same" if seen.builds else ""
+            return causes.OTHER_KEY.say(layers=", ".join(sorted(others)), although=although)
+        empty = [name for name in names if self._layers[name].before == {}]
+        cause = causes.EMPTY if empty else causes.UNEXPLAINED
+        return cause.say(layers=", ".join(empty or names))
+
+    def _removed(self, seen: Seen, then: ledger.Known, names: Sequence[str]) -> str:
+        """Say by which verb entries with the keys of a kernel were removed since the last run, if by one."""
+        keys = {ledger.shorten(key) for key in (*seen.asked, *seen.wrote)}
+        removals = [
+            removal
+            for removal in self._removals
+            if removal.at > then.at and removal.layer in names and keys & {*removal.keys}
+        ]
+        layers = ", ".join(name for name in names if name in {removal.layer for removal in removals})
+        last = removals[-1] if removals else None
+        return (last and causes.REMOVED.say(layers=layers, verb=last.verb, moment=units.moment(last.at))) or ""
+
+    def _by_key(self, seen: Seen, then: ledger.Known, names: Sequence[str]) -> tuple[set[str], set[str]]:
+        """Return the layers in which a kernel missed with a key that an earlier run had, and with another one."""
+        known = {*map(ledger.shorten, then.asked), *then.paths}
+        keys = [(key, layer) for key, layer in seen.asked.items() if layer is not None and then.asked]
+        for path, name in product(seen.wrote if then.paths else (), names):
+            root = self._layers[name].root_in(seen.process)
+            if root is not None and path.startswith(f"{root.path}/"):
+                keys.append((path, name))
+        missing = {layer for key, layer in keys if ledger.shorten(key) in known}
+        return missing, {layer for key, layer in keys} - missing
+
+    def said_of(self, name: str) -> str:
+        """Say why a layer took no part in the run."""
+        use = self._states[name]
+        return causes.OFF.say(layer=name, state="off" if use.state == "disabled" else use.state, reason=use.state_why)
+
+    def place_of(self, name: str, seen: Seen) -> tuple[str, str] | None:
+        """Return where a layer keeps a kernel, and by what: the folder that the build named, or its root."""
+        if name in seen.folders:
+            return seen.folders[name], "cache_dir of the build"
+        root = self._layers[name].root_in(seen.process)
+        return None if root is None else (str(root.path), root.source)
+
+    def _moved(self, seen: Seen, then: ledger.Known) -> Iterator[str]:
+        """Yield the first layer whose place is another than in the last run."""
+        for name in seen.misses:
+            place, before = self.place_of(name, seen), then.layers.get(name)
+            if place is not None and before not in (None, place[0]):
+                yield causes.MOVED.say(layer=name, place=place[0], source=place[1], before=before)
+                return
+
+    def _differences(self, seen: Seen, then: ledger.Known) -> Iterator[str]:
+        """Yield what differs from the last run: first what decides about keys made in Python, then the build."""
+        parts = [self._layers[name].part for name in seen.misses]
+        named = {name for part in parts for name in map(distributions.normal, part.packages)}
+        here = {**({"Python": seen.python} if any(part.modules for part in parts) else {})}
+        here |= {name: version for name, version in seen.packages.items() if name in named}
+        there = {"Python": then.python, **then.packages}
+        for name, version in here.items():
+            if version and there.get(name) and version != there[name]:
+                yield causes.CHANGED.say(name=name, now=version, before=there[name])
+        earlier = [build for build in then.builds if build.program in {one.program for one in seen.builds}]
+        now, before = differences.nearest(seen.builds, earlier or then.builds)
+        if now is not None and before is not None:
+            if now.platform == before.platform and now.version != before.version:
+                words = [differences.short_version(build.version) for build in (now, before)]
+                words = words if words[0] != words[1] else [now.version, before.version]
+                yield causes.CHANGED.say(name="the driver", now=words[0], before=words[1]) + self._several()
+            yield from differences.find_differences(now, before)
+
+    def _several(self) -> str:
+        """Say which drivers are registered, if a layer finds several of one maker."""
+        for layer in self._layers.values():
+            with suppress(*FAILURES):
+                for finding in layer.layer.diagnose():
+                    if finding.code == "drivers":
+                        return f" ({finding.message.partition(' (')[0]})"
+        return ""
+
+
+def _of_another_program(seen: Seen, then: ledger.Known) -> str:
+    """Say that only another program is known to have built a kernel of this name, and that from something else."""
+    programs = {build.program for build in then.builds}
+    own = [build for build in seen.builds if build.program not in programs]
+    alike = {build._replace(program="") for build in then.builds}
+    if (
+        not then.builds
+        or not own
+        or len(own) < len(seen.builds)
+        or {build._replace(program="") for build in own} & alike
+    ):
+        return ""
+    names = (own[0].program, then.builds[-1].program)
+    short = [os.path.basename(name) for name in names]
+    program, other = names if short[0] == short[1] else short
+    return causes.OTHER_PROGRAM.say(program=program, other=other)
+
+
+def _facts(entry: Entry) -> dict[str, str]:
+    """Return what an entry says of the driver and device that it was built for."""
+    return {**entry.details.versions, **({"device": entry.details.device} if entry.details.device else {})}
+
+
+def _of_another_name(seen: Seen, known: Mapping[str, ledger.Known]) -> str:
+    """Say that a kernel is one that an earlier run built, but for its name; nothing if it is not."""
+    text = next((build.text for build in seen.builds if build.text), None)
+    newest = sorted(known.items(), key=lambda item: -item[1].at)[:_MOST_COMPARED] if text else ()
+    for name, then in newest:
+        before = next((build.text for build in reversed(then.builds) if build.text), None)
+        if (
+            before
+            and len(before.splitlines()) == len((text or "").splitlines())
+            and differences.renamed(text or "", before)
+        ):
+            return causes.RENAMED.say(before=name)
+    return ""
+
+
+def keys_of(seen: Seen, then: ledger.Known) -> tuple[str, ...]:
+    """Return the keys of the runs that built a kernel, this one's last."""
+    return (*then.keys, seen.key) if seen.builds else then.keys
