@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
@@ -34,6 +34,7 @@ DOCUMENTS = (
     "cachectl.verbs.store:StoreListing",
     "cachectl.verbs.store:Collection",
     "cachectl.verbs.store:StoreCheck",
+    "cachectl.cli.users:Answers",
 )
 
 #: What modules import for type checkers only.
@@ -115,12 +116,12 @@ class _Maker:
         origin, arguments = get_origin(hint), get_args(hint)
         if origin in (Union, types.UnionType):
             return {"anyOf": [self._of_hint(one) for one in arguments]}
-        if origin in (tuple, list):
+        if origin in (tuple, list, Sequence):
             return {"type": "array", "items": self._of_hint(arguments[0])}
         if origin is Mapping:
             return {"type": "object", "additionalProperties": self._of_hint(arguments[1])}
-        if hint in _PLAIN:
-            return {"type": _PLAIN[hint]}
+        if hint is object or hint in _PLAIN:
+            return {} if hint is object else {"type": _PLAIN[hint]}
         if issubclass(hint, Enum):
             return {"enum": [one.value for one in hint]}
         if not hasattr(hint, "__match_args__"):

@@ -65,7 +65,7 @@ _HOMES = {
 
 
 def load_ipython_extension(shell: object) -> None:
-    """Register the cell magics ``%%cold``, ``%%isolated`` and ``%%traced``: ``%load_ext cachectl``."""
+    """Register the cell magics ``%%disabled``, ``%%isolated`` and ``%%traced``: ``%load_ext cachectl``."""
     from importlib import import_module
 
     import_module("cachectl.notebook").load(shell)

@@ -6,28 +6,47 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from cachectl.layers.base.environment import CONFIG_VARIABLE, Environment, config_paths
 from cachectl.layers.base.errors import PARSE_ERRORS, BadRequest, CachectlError
 from cachectl.layers.base.text import printable
-from cachectl.layers.core.selection import parse_age, parse_size
+from cachectl.layers.core.selection import moment_before, parse_age, parse_size, refuse_keywords
 
 #: The longest wait for a lock in seconds: a day.
 _LONGEST = 86400
 
 
-class Limits(NamedTuple):
-    """What ``prune`` removes.
-
-    :param stale: stale entries
-    :param before: entries last used before this moment, in epoch seconds
-    :param bytes: the most that the pruned layers hold together; the longest unused entries go
-    """
-
+class _Limits(NamedTuple):
     stale: bool = False
     before: float | None = None
     bytes: int | None = None
+
+
+class Limits(_Limits):
+    """What ``prune`` removes.
+
+    :param stale: stale entries
+    :param older_than: an age such as ``"30d"``, or seconds: entries not used since; ``before`` is that moment
+    :param max_size: ``"2G"``, or the most bytes that the pruned layers hold together; the longest unused entries go
+    :param now: the time in epoch seconds, by default the present
+    :raises BadRequest: for what is no age or size
+    """
+
+    def __new__(  # noqa: PYI034 - Python 3.10 has no Self
+        cls,
+        stale: bool = False,  # noqa: FBT002 - like the options
+        older_than: str | float | None = None,
+        max_size: str | int | None = None,
+        *,
+        now: float | None = None,
+        **wrong: NoReturn,
+    ) -> Limits:
+        """Make limits. Raises :class:`TypeError` for a wrong keyword, which names the right one."""
+        if wrong:
+            refuse_keywords(cls, wrong)
+        most = parse_size(max_size) if isinstance(max_size, str) else max_size
+        return super().__new__(cls, stale, moment_before(older_than, now), most)
 
     @property
     def none(self) -> bool:
@@ -51,8 +70,8 @@ class Config(NamedTuple):
 
     def limits(self, now: float) -> Limits:
         """Return the limits of ``[prune]``; ``now`` is epoch seconds."""
-        age = self.get("prune.older-than")
-        return Limits(bool(self.get("prune.stale")), None if age is None else now - age, self.get("prune.max-size"))
+        stale, *limits = (self.get(f"prune.{name}") for name in ("stale", "older-than", "max-size"))
+        return Limits(bool(stale), *limits, now=now)
 
 
 def load(environment: Environment) -> Config:

@@ -89,9 +89,12 @@ class Findings(NamedTuple):
     @property
     def failed(self) -> bool:
         """Return whether anything is damaged, of an unknown format in the place of an entry, or worse than harmless."""
-        return any(
-            finding.thing or finding.severity is not HARMLESS or finding.code == "unknown" for finding in self.findings
-        )
+        return not all(map(is_harmless, self.findings))
+
+
+def is_harmless(finding: Finding) -> bool:
+    """Return whether a finding is neither damage, nor an unknown format in the place of an entry, nor a problem."""
+    return finding.severity is HARMLESS and finding.thing is None and finding.code != "unknown"
 
 
 def _warn_of_failures(trouble: Trouble) -> None:

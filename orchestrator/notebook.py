@@ -1,7 +1,8 @@
 """What a notebook shows: results as HTML, and the cell magics of ``%load_ext cachectl``.
 
-``%%cold`` runs a cell with every cache off, ``%%isolated`` with every cache on in an empty root, and ``%%traced`` shows
-what the cell lost to misses. A driver that has started cannot be moved: ``%%isolated`` then says what to do instead.
+``%%disabled`` runs a cell with every cache off, ``%%isolated`` with every cache on in an empty root, and ``%%traced``
+shows what the cell lost to misses. A driver that has started cannot be moved: ``%%isolated`` then says what to do
+instead.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def load(shell: Any) -> None:  # noqa: ANN401 - IPython's, which is not imported
     """Register the magics with IPython's shell."""
-    for magic in (cold, isolated, traced):
+    for magic in (disabled, isolated, traced):
         name, run = magic.__name__, _with_shell(shell, magic)
         shell.register_magic_function(run, "cell", name)
 
@@ -43,7 +44,7 @@ def show_results(shell: Any) -> None:  # noqa: ANN401 - as load
         formatter.for_type_by_name(module, name, shown)
 
 
-def cold() -> AbstractContextManager[object]:
+def disabled() -> AbstractContextManager[object]:
     """Run the cell with every cache off; where a driver has started, its builds are salted."""
     return cachectl.disabled(strict=False)
 
@@ -94,11 +95,10 @@ def trace_html(result: timeline.Trace) -> str:
     from cachectl.verbs import trace
     from cachectl.watching import timeline
 
-    framed = [_framed(timeline.page(result), "timeline")] if result.processes else []
-    return "\n".join([html(trace.show(result)), *framed])
-
-
-def _framed(page: bytes, title: str) -> str:
-    """Return a page of :mod:`cachectl.pages` to be opened in place; its own policy holds in the frame."""
-    frame = f'<iframe srcdoc="{escape(page.decode())}" style="width: 100%; height: 40em; border: 0"></iframe>'
-    return f"<details><summary>{escape(title)}</summary>{frame}</details>"
+    shown = [html(trace.show(result))]
+    if result.processes:
+        # The policy of the page holds in the frame.
+        page = escape(timeline.page(result).decode())
+        frame = f'<iframe srcdoc="{page}" style="width: 100%; height: 40em; border: 0"></iframe>'
+        shown.append(f"<details><summary>timeline</summary>{frame}</details>")
+    return "\n".join(shown)

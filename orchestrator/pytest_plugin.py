@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-_OPTION = "--no-kernel-caches"
+_OPTION = "--no-kernel-cache"
 #: The attribute of pytest's config in which a session with caches off keeps its state.
 _OFF = "_cachectl_off"
 
 
 @pytest.fixture
-def cold_caches(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Held]]:
+def disabled_caches(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Held]]:
     """Switch every kernel cache off for this test and its child processes, as ``cachectl.disabled()`` does.
 
     Yields the status of each layer. If a cache cannot be switched off, the test is an error that names it, and is not
@@ -72,7 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Switch off before any conftest can import a library or start a driver."""
-    _switch_off(early_config, asked=getattr(early_config.known_args_namespace, "no_kernel_caches", False))
+    _switch_off(early_config, asked=getattr(early_config.known_args_namespace, "no_kernel_cache", False))
 
 
 @pytest.hookimpl(tryfirst=True)

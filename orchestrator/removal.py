@@ -77,6 +77,11 @@ class Removal(NamedTuple):
         """Return the sums over all layers: ``removed`` counts entries."""
         return total(self)
 
+    def plus(self, later: Removal) -> Removal:
+        """Return what both have done, with what the later one has left."""
+        earlier = {outcome.layer: outcome._replace(skipped=(), failed=()) for outcome in self.layers}
+        return Removal(tuple(earlier[outcome.layer].plus(outcome) for outcome in later.layers))
+
     @property
     def failed(self) -> bool:
         """Return whether anything failed or was refused."""
@@ -113,6 +118,7 @@ def carry_out(
     *,
     dry_run: bool,
     note: Callable[[Mapping[str, Iterable[str]]], None],
+    repeats: bool = False,
 ) -> RemovalPlan | Removal:
     """Return the plan of a removal (``dry_run``), or apply it and remove what killed commands left.
 
@@ -130,11 +136,15 @@ def carry_out(
 
     # The plan of a layer names its failure. Stores are loaded where there is something.
     tuple(layer_set.in_each_root(layers, recover, existing_roots))
-    removing = plan()
-    result = removing.apply()
+    result, removed = Removal(()), 1
+    while removed and (repeats or not result.layers):
+        removing = plan()
+        stack.environment.step(0, "removing", sum(len(each.entries) for each in removing.layers))
+        more = removing.apply()
+        note({each.layer: (entry.key for entry in each.entries) for each in removing.layers})
+        result, removed = result.plus(more) if result.layers else more, more.total.removed
     from cachectl.layers.disk.temporaries import remove_abandoned
 
-    note({each.layer: (entry.key for entry in each.entries) for each in removing.layers})
     if left := remove_abandoned(stack.environment):
         notice(f"removed {plural(left, 'temporary folder')} of commands that were killed")
     return result

@@ -40,17 +40,17 @@ def session(
     return home.run(*command, check=check, **changes)
 
 
-def test_cold_caches_are_off_for_the_test_and_its_children(home: Home) -> None:
+def test_disabled_caches_are_off_for_the_test_and_its_children(home: Home) -> None:
     session(
         home,
         f"""
 import json, subprocess, sys
-def test_cold(cold_caches):
+def test_cold(disabled_caches):
     assert seen() == {OFF!r}
     child = "import json, os; print(json.dumps(dict(os.environ)))"
     found = json.loads(subprocess.run([sys.executable, "-c", child], capture_output=True, check=True).stdout)
     assert {OFF!r}.items() <= found.items()
-    assert {{"loopy", "pocl", "cuda"}} <= {{name for name, held in cold_caches.items() if held.status == "off"}}
+    assert {{"loopy", "pocl", "cuda"}} <= {{name for name, held in disabled_caches.items() if held.status == "off"}}
 def test_after():
     assert seen() == {{}}
 """,
@@ -92,7 +92,7 @@ def test_again(isolated_caches):
 
 @real
 @thorough_only
-def test_no_kernel_caches_is_the_whole_session(home: Home) -> None:
+def test_no_kernel_cache_is_the_whole_session(home: Home) -> None:
     done = session(
         home,
         f"""
@@ -101,12 +101,12 @@ def test_nothing_stored():
     assert seen() == {OFF!r}
     assert counted() == {EMPTY!r}
 """,
-        "--no-kernel-caches",
+        "--no-kernel-cache",
         # A conftest that starts the driver, as a session's context fixture would, is late enough.
         conftest="import pyopencl as cl\nassert any(p.get_devices() for p in cl.get_platforms())\n",
     )
     assert "2 passed" in done.stdout
-    assert "kernel caches (--no-kernel-caches): loopy off, pyopencl-invoker off, pytools off," in done.stdout
+    assert "kernel caches (--no-kernel-cache): loopy off, pyopencl-invoker off, pytools off," in done.stdout
 
 
 @thorough_only

@@ -15,7 +15,7 @@ def build():
     assert out[15] == 30
 
 
-def test_cold(benchmark, cold_caches):
+def test_cold(benchmark, disabled_caches):
     benchmark.pedantic(build, rounds=5)
 
 

@@ -37,6 +37,7 @@ class Surroundings(NamedTuple):
     prefix: Path | None = None
     installed: Callable[[str], str | None] = lambda _: None
     clock: Callable[[], float] = time.time
+    step: Callable[..., None] = lambda *_: None
     lock_timeout: float = LOCK_TIMEOUT
     processes: Path = Path("/proc")
     mounts: Path = MOUNTS
@@ -53,13 +54,14 @@ class Environment(Surroundings):
 
     ``home`` is the account's home folder in the password database, used if ``HOME`` is not set; ``python`` is the
     five-part version that pytools and PyOpenCL put into their names; ``site`` lists the folders of installed packages;
-    ``installed`` returns the version of a distribution there, or ``None``; ``prefix`` is the folder that Python is
-    installed in, or ``None`` if there is no Python; ``lock_timeout`` is how many seconds to wait for a lock that
-    another process holds; ``processes`` is where the system shows running programs, ``mounts`` where it lists mounted
-    file systems, and ``topology`` where AMD's driver lists processors, GPUs among them. ``superuser`` says whether the
-    user is one, and ``shared`` whether other users who can write to a cache are trusted. ``executable`` is the
-    interpreter of ``python``, ``python_paths`` are others that the user named, and ``searches_pythons`` says whether
-    there may be more.
+    ``installed`` returns the version of a distribution there, or ``None``; ``step`` is called for each entry that was
+    looked at or changed, with the number, and where long work begins with what it is and how many there are; ``prefix``
+    is the folder that Python is installed in, or ``None`` if there is no Python; ``lock_timeout`` is how many seconds
+    to wait for a lock that another process holds; ``processes`` is where the system shows running programs, ``mounts``
+    where it lists mounted file systems, and ``topology`` where AMD's driver lists processors, GPUs among them.
+    ``superuser`` says whether the user is one, and ``shared`` whether other users who can write to a cache are trusted.
+    ``executable`` is the interpreter of ``python``, ``python_paths`` are others that the user named, and
+    ``searches_pythons`` says whether there may be more.
     """
 
     @cached_property

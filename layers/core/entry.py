@@ -153,9 +153,7 @@ class Problem(NamedTuple):
         return self.code in ("unreadable", "busy", "sqlite", "pending", "foreign")
 
 
-@as_json(
-    hidden=("stale_entries", "stale_bytes", "stale_unknown", "span", "fixed"), also=("oldest", "newest", "complete")
-)
+@as_json(hidden=("stale_entries", "stale_bytes", "stale_unknown", "span"), also=("oldest", "newest", "complete"))
 class Usage(NamedTuple):
     """Numbers of one root, or of a part of it that a scan counts without listing it, such as an index.
 
@@ -178,8 +176,6 @@ class Usage(NamedTuple):
     span: tuple[float, float] | None = None
     problems: tuple[Problem, ...] = ()
     stale_because: Mapping[str, int] = {}
-    #: Whether the size is constant, and does not shrink when entries are removed.
-    fixed: bool = False
 
     @property
     def oldest(self) -> float | None:

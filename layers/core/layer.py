@@ -86,6 +86,11 @@ class Layer:
             return State(DISABLED, f"{variable}={value}")
         return State(ENABLED, f"on unless {variable}={self.switch.off_value}")
 
+    @property
+    def limit(self) -> int | None:
+        """The bytes above which the library drops entries; ``None`` if it has no limit, or that is unknown."""
+        return None
+
     def disable(self) -> Switch:
         """Return how to turn the layer off; changes nothing.
 
@@ -190,16 +195,17 @@ class Layer:
                 raise result
 
     @final
-    def plan_clear(self, selection: Selection = ALL, *, damaged: bool = False) -> Plan:
+    def plan_clear(self, selection: Selection = ALL, *, damaged: bool = False, contents: bool = False) -> Plan:
         """List exactly the entries that clearing the selection would remove. Changes nothing.
 
         :param damaged: only those that :meth:`Store.verify` finds damaged
+        :param contents: read entries also where the selection does not need that, for their kernels
         :raises Refused: if the layer must not be cleared
         """
         _require(self, Ability.CLEAR)
         if selection.kernel is not None and (reason := self.store.refusals.get(Ability.KERNELS)) is not None:
             return plan_of(self, skipped=(Note("*", f"cannot be selected by kernel: {reason}"),))
-        plan_root = _plan_damaged if damaged else _plan_root
+        plan_root = _plan_damaged if damaged else partial(_plan_root, contents=contents)
         plan, failed = plan_of(self), list[Note]()
         for root in every_root(self):
             with noted(failed, str(root.path)):
@@ -414,8 +420,8 @@ def _plan_damaged(layer: Layer, root: Root, selection: Selection) -> Plan:
     return plan._replace(failed=tuple(Note(finding.key or str(root.path), finding.message) for finding in unread))
 
 
-def _plan_root(layer: Layer, root: Root, selection: Selection) -> Plan:
-    things = list(layer.store.scan(root, contents=selection.needs_contents))
+def _plan_root(layer: Layer, root: Root, selection: Selection, *, contents: bool) -> Plan:
+    things = list(layer.store.scan(root, contents=contents or selection.needs_contents))
     problems = [thing for thing in things if isinstance(thing, Problem)]
     entries = [thing for thing in things if isinstance(thing, Entry)]
     matching = [entry for entry in entries if selection.matches(entry)]

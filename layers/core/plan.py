@@ -10,14 +10,17 @@ from cachectl.layers.base.text import short_repr
 from cachectl.layers.core.entry import Entry, Note
 from cachectl.layers.core.json_form import as_json
 
+#: Bytes of a page of sqlite: those of a row that do not fit into one fill pages of their own.
+_PAGE = 4096
+
 
 @as_json(hidden=("clear", "needs_room"), also=("removed", "bytes_freed", "orphans_removed", "roots"))
 class Plan(NamedTuple):
     """The exact entries that a removal from the layer of a name would remove, and what it would leave.
 
-    The stamp of each entry is compared again before it is removed. ``failed`` are places that could not be read or
-    must not be changed. The numbers are those of an :class:`Outcome` in which everything goes. ``needs_room`` says that
-    the removal needs free disk space.
+    The stamp of each entry is compared again before it is removed. ``failed`` are places that could not be read or must
+    not be changed. The numbers are those of an :class:`Outcome` in which everything goes, its bytes at least.
+    ``needs_room`` says that the removal needs free disk space.
     """
 
     layer: str
@@ -37,8 +40,8 @@ class Plan(NamedTuple):
 
     @property
     def bytes_freed(self) -> int:
-        """Return the sum of the bytes of entries and orphans."""
-        return sum(entry.bytes for entry in self.entries)
+        """Return the bytes that the file systems get back at least: a file of rows shrinks by whole pages."""
+        return sum(entry.bytes if entry.files else entry.bytes // _PAGE * _PAGE for entry in self.entries)
 
     @property
     def orphans_removed(self) -> int:
@@ -83,5 +86,5 @@ class Outcome(NamedTuple):
             self.skipped + other.skipped,
             self.failed + other.failed,
             self.orphans_removed + other.orphans_removed,
-            self.roots + other.roots,
+            tuple(dict.fromkeys(self.roots + other.roots)),
         )

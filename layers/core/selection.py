@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase, translate
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.text import did_you_mean
 from cachectl.layers.core.entry import Entry
 
 _MOST = 2.0**63
@@ -39,19 +41,39 @@ def names_key(given: str, key: str) -> bool:
     return given == key or (is_short_key(given) and given == short_key(key))
 
 
-class Selection(NamedTuple):
-    """A conjunction of conditions; the empty one selects everything.
-
-    :param kernel: a shell pattern on kernel names
-    :param key: whole, or in short
-    :param before: epoch seconds, compared with an entry's last use or change
-    :param stale: only what a driver made that was seen here and has gone
-    """
-
+class _Conditions(NamedTuple):
     kernel: str | None = None
     key: str | None = None
     before: float | None = None
     stale: bool = False
+
+
+class Selection(_Conditions):
+    """A conjunction of conditions; the empty one selects everything.
+
+    :param kernel: a shell pattern on kernel names
+    :param key: whole, or in short
+    :param older_than: an age such as ``"30d"``, or seconds: not changed or used since; ``before`` is that moment
+    :param stale: only what a driver made that was seen here and has gone
+    :param now: the time in epoch seconds, by default the present
+    :raises BadRequest: for what is no age
+    """
+
+    def __new__(  # noqa: PYI034 - Python 3.10 has no Self
+        cls,
+        kernel: str | None = None,
+        key: str | None = None,
+        older_than: str | float | None = None,
+        stale: bool = False,  # noqa: FBT002 - like the options
+        *,
+        now: float | None = None,
+        **wrong: NoReturn,
+    ) -> Selection:
+        """Make a selection. Raises :class:`TypeError` for a wrong keyword, which names the right one."""
+        if wrong:
+            refuse_keywords(cls, wrong)
+        before = None if older_than is None else moment_before(older_than, now)
+        return super().__new__(cls, kernel, key, before, stale)
 
     @property
     def kernel_pattern(self) -> re.Pattern[str] | None:
@@ -83,15 +105,31 @@ class Selection(NamedTuple):
         )
 
 
-ALL = Selection()
-
-
 def parse_age(text: str) -> float:
     """Read ``30d``, ``12h``, ``2w``, ``90m`` or ``45s`` as seconds.
 
     Raises :class:`BadRequest` for anything else.
     """
     return _parsed(text, text, _AGE_UNITS, "an age; write a number and s, m, h, d or w, such as 30d")
+
+
+def moment_before(age: str | float | None, now: float | None) -> float | None:
+    """Return the moment, in epoch seconds, an age before now, which is given as text or in seconds."""
+    if age is None:
+        return None
+    return (time.time() if now is None else now) - (parse_age(age) if isinstance(age, str) else age)
+
+
+def refuse_keywords(kind: type, wrong: Iterable[str]) -> None:
+    """Raise :class:`TypeError` for keywords that a class does not take; it names those that it takes."""
+    for word in wrong:
+        code = kind.__new__.__code__
+        names = code.co_varnames[1 : code.co_argcount]
+        advice = did_you_mean(word, names) or f"; there are {', '.join(names)}"
+        raise TypeError(f"{kind.__name__} has no keyword {word!r}{advice}")
+
+
+ALL = Selection()
 
 
 def parse_size(text: str) -> int:

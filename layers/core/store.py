@@ -253,7 +253,7 @@ def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[N
 
 #: The numbers of a root that parts of it add up to, and those that may be unknown although all could be counted.
 _COUNTED = ("entries", "files", "bytes", "orphan_files", "orphan_bytes", "unknown_files", "stale_unknown")
-_ADDED = (*_COUNTED, "stale_entries", "stale_bytes")
+ADDED = (*_COUNTED, "stale_entries", "stale_bytes")
 
 
 def usage_of(entry: Entry, number: int = 1) -> Usage:
@@ -293,7 +293,7 @@ def sum_usage(found: Iterable[Found]) -> Usage:
         if isinstance(thing, Entry) and thing.is_foreign:
             continue
         part = thing if isinstance(thing, Usage) else usage_of(thing)
-        for name in _ADDED:
+        for name in ADDED:
             if (number := getattr(part, name)) is not None:
                 sums[name] = sums.get(name, 0) + number
         if part.span is not None:
@@ -303,4 +303,4 @@ def sum_usage(found: Iterable[Found]) -> Usage:
     # If something could not be counted, a number is a lower bound, and zero means nothing.
     nothing = None if any(problem.hides for problem in problems) else 0
     known = {name: number or nothing for name, number in sums.items()}
-    return Usage(**known, span=span, problems=tuple(problems), stale_because=reasons, fixed=False)
+    return Usage(**known, span=span, problems=tuple(problems), stale_because=reasons)

@@ -453,12 +453,19 @@ class DriverLayer(Layer):
         elif condition is not None:
             yield condition, off(self, self.limit_variable)
 
-    def _nearly_full(self) -> Iterator[Finding]:
+    @property
+    def limit(self) -> int | None:
+        """The bytes of the variable, or the default."""
         value = self.environment.get(self.limit_variable)
         number = _LIMIT if value is None else _leading_number(value)
-        if number <= 0 or not (value is None or _PLAIN_NUMBER.fullmatch(value)):
+        if not self.limit_variable or number <= 0 or not (value is None or _PLAIN_NUMBER.fullmatch(value)):
+            return None
+        return min(number, self.limit_highest or number)
+
+    def _nearly_full(self) -> Iterator[Finding]:
+        most, held = self.limit, 0
+        if most is None:
             return
-        most, held = min(number, self.limit_highest or number), 0
         # Report names a root that cannot be read.
         with suppress(LayerError, OSError):
             listed = (found for root in self.roots() for found in self.store.scan(root, contents=False))
@@ -468,7 +475,7 @@ class DriverLayer(Layer):
         fix = f"export {self.limit_variable}={wanted}"
         if self.limit_highest is not None and wanted > self.limit_highest:
             fix = f"cachectl prune --max-size {most // 2}B {self.name}"
-        said = "the default" if value is None else self.limit_variable
+        said = self.limit_variable if self.limit_variable in self.environment.variables else "the default"
         message = f"holds {held:,} of at most {most:,} bytes ({said}): the driver drops entries to make room"
         yield from self.near_limit(held, most, message, fix, first_place(self))
 

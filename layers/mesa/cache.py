@@ -204,10 +204,15 @@ class MesaShaderCache(drivers.DriverLayer):
             fix = f"mkdir -p {shlex.quote(value)}"
             yield None, misread(self, variable, RECOMPILES, outcome, fix)
 
+    @property
+    def limit(self) -> int:
+        """The bytes of the variable, or the default."""
+        return read_limit(self._first(_SIZES)[1])[0]
+
     def diagnose(self) -> Iterator[Finding]:
         """Add a cache that is nearly full."""
         yield from super().diagnose()
-        limit = read_limit(self._first(_SIZES)[1])[0]
+        limit = self.limit
         for root in self.roots():
             counted = 0
             # That it cannot be read, the judge of places says.

@@ -35,14 +35,14 @@ _TEMPORARIES = trees.Shape(
 )
 #: Names of which Mesa has made none yet, where it would make them.
 _UNKNOWN = trees.resembling("[0-9a-f]{1,4}", r"[0-9a-f]{16,}(?:\.tmp)?")
-_OWN = trees.Shape((regex("index|marker"),), sums=True, fixed=True)
+_OWN = trees.Shape((regex("index|marker"),), sums=True)
 _NAME = regex(r"[^./][^/]*")
 _FLAT = trees.Shape((regex(r"mesa_cache\.(?:db|idx)"),), sums=True)
 _SHAPES: Mapping[str, tuple[trees.Shape, ...]] = {
     cache.MULTI_FILE: (_ENTRIES, _TEMPORARIES, _UNKNOWN, _OWN),
     cache.SINGLE_FILE: (
         trees.Shape((_NAME, _NAME, regex(r"foz_cache(?:_idx)?\.foz")), sums=True),
-        trees.Shape((_NAME, _NAME, *_OWN.levels), sums=True, fixed=True),
+        trees.Shape((_NAME, _NAME, *_OWN.levels), sums=True),
         trees.resembling(_NAME, _NAME, r"foz_cache[\w.-]*"),
     ),
     cache.DATABASE: (

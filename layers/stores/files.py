@@ -155,6 +155,7 @@ class Files(Store):
         """Yield entries with the problems of their files, leaked temporaries, and the files of the cache as a whole."""
         tree = self.tree_of(root)
         for leaf in self.leaves(root):
+            self.environment.step()
             if isinstance(leaf, Problem):
                 yield leaf
             elif not leaf.is_entry:
@@ -262,7 +263,8 @@ class Files(Store):
                 for name, guard, keys in self.guarded(root, planned):
                     with noted(failed, name):
                         things = [planned[key] for key in keys]
-                        outcome = outcome.plus(remove_things(tree, things, tidy=tidy, guard=guard))
+                        step = self.environment.step
+                        outcome = outcome.plus(remove_things(tree, things, tidy=tidy, guard=guard, step=step))
                 is_done = True
         except (LayerError, OSError) as error:
             if not is_done:
@@ -276,6 +278,7 @@ class Files(Store):
         """Check every entry, and the files of the cache as a whole."""
         complete, tree = True, self.tree_of(root)
         for leaf in self.leaves(root):
+            self.environment.step()
             for finding in examine(self, root, tree, leaf):
                 complete = complete and finding.code != "unreadable"
                 yield finding

@@ -177,6 +177,7 @@ class TableFormat(Bound, ABC):
             raise Damaged(self.name, f"has no table {self.schema.table}", opened.path)
         template = Entry(self.name, file, root.path, 0, 0)
         for row, values in opened.rows_with():
+            self.environment.step()
             entry, data = self.entry_of(template, row), None
             try:
                 data = self.schema.unpack(values)
@@ -280,6 +281,7 @@ class Rows(Store):
             try:
                 template = self.tables.with_name(template)
                 for thing in lister(root, file, template):
+                    self.environment.step()
                     payload += thing.bytes or 0 if not isinstance(thing, Problem) and thing.files == 0 else 0
                     yield thing
             except UnknownFormat as error:
@@ -352,6 +354,7 @@ class Rows(Store):
             for stamp in whole:
                 skipped[file] = opened.remove_damaged(stamp, partial(processes.open_elsewhere, self.environment))
             gone = opened.delete(planned) if planned else frozenset()
+            self.environment.step(len(targets))
             removed = len(gone)
             skipped.update((key, tree.CHANGED) for row, key in planned.items() if row not in gone)
         except LayerError as error:

@@ -80,8 +80,6 @@ class Shape(NamedTuple):
     private: bool = False
     sums: bool = False
     resembles: bool = False
-    #: Whether the size of such a file is constant, and does not shrink when entries are removed.
-    fixed: bool = False
     #: The mode of the files of an entry.
     mode: int = 0o600
 
@@ -159,7 +157,7 @@ class Shape(NamedTuple):
 
 OWN = Shape((OWN_TEMPORARY,), folders=True, because="left by an interrupted cachectl", idle_only=False)
 _STRAY = Shape((), because="a file of an entry that is not there")
-_ABOVE = Shape((), sums=True, fixed=True)
+_ABOVE = Shape((), sums=True)
 #: Names that systems and people give to files in any folder.
 SYSTEM_NAME = regex(r"\.nfs.*|\.DS_Store|CACHEDIR\.TAG|lost\+found|README.*", re.DOTALL)
 STRANGE_NAME = "has a name of another length, form or version than this cachectl knows; left alone"
@@ -200,7 +198,7 @@ class Leaf(NamedTuple):
         """Return what a scan yields of it."""
         entry = self.entry
         is_sum = self.shape.sums and not entry.is_unknown
-        return Usage(files=entry.files, bytes=entry.bytes, fixed=self.shape.fixed) if is_sum else entry
+        return Usage(files=entry.files, bytes=entry.bytes) if is_sum else entry
 
     def as_unknown(self, because: str | None) -> Leaf:
         """Return a thing that is none of a known format for a reason; as it is if there is none."""

@@ -23,15 +23,20 @@ _Moved = tuple[str, dict[str, int]]
 
 
 def remove_things(
-    tree: Tree, entries: Sequence[Entry], *, tidy: Tidy = lambda: False, guard: Guard = nullcontext
+    tree: Tree,
+    entries: Sequence[Entry],
+    *,
+    tidy: Tidy = lambda: False,
+    guard: Guard = nullcontext,
+    step: Callable[..., None] = lambda *_: None,
 ) -> Outcome:
     """Remove planned things whose stamp has not changed.
 
-    A folder is renamed into a trash folder of the same root before it is deleted, so that no reader sees half of
-    it. If overlayfs cannot rename it, it is deleted in place, the shape's ``first`` files before the others.
-    ``guard`` makes the context of the renames. If ``tidy`` returns true, empty folders are removed too: those above
-    the removed things, and planned ones. A program that is about to make an entry in such a folder would fail, so
-    it may return true only while no program uses the root.
+    A folder is renamed into a trash folder of the same root before it is deleted, so that no reader sees half of it. If
+    overlayfs cannot rename it, it is deleted in place, the shape's ``first`` files before the others. ``step`` is
+    called for each thing; ``guard`` makes the context of the renames. If ``tidy`` returns true, empty folders are
+    removed too: those above the removed things, and planned ones. A program that is about to make an entry in such a
+    folder would fail, so it may return true only while no program uses the root.
     """
     skipped: list[Note] = []
     failed: list[Note] = []
@@ -45,6 +50,8 @@ def remove_things(
             moved: list[_Moved] = []
             with guard(root):
                 for entry, parent in _with_parents(root, entries):
+                    # What is only moved is half done.
+                    step(1 / 2)
                     try:
                         reason = _remove_from(tree, parent, entry, trash, moved=moved, freed=freed, tidy=tidy)
                     except FileNotFoundError:
@@ -55,7 +62,9 @@ def remove_things(
                     if reason is not None:
                         skipped.append(Note(entry.key, reason))
                     removed += reason is None and not entry.is_orphan
+            step((len(entries) - len(moved)) / 2)
             for name, files in moved:
+                step(1 / 2)
                 # What is left goes with the trash folder.
                 with suppress(OSError):
                     atomic.delete_listed(trash() or root, name, files, freed)

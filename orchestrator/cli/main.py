@@ -44,15 +44,15 @@ VERBS: dict[str, str] = {
     "pull": "place the entries of a store or a root that are missing here, once trusted",
     "store": "list, clean up or check a store",
     "stage": "carry warm caches to every node of an MPI job, and back",
+    "demo": "demonstrate cachectl on PoCL, in an isolated root",
     "get": "write one entry to a file",
     "put": "place an entry that get wrote, so that the library hits it",
     "layers": "list layers, what each can do here, and why not",
     "config": "show what is set, and where",
     "completion": "print a script that completes commands, layers, keys and kernels in a shell",
-    "demo": "demonstrate cachectl on PoCL, in an isolated root",
 }
 #: The heading above a verb in the help.
-HEADINGS = {"report": "look", "purge": "clear", "run": "run", "push": "move", "layers": "set up"}
+HEADINGS = {"report": "look", "purge": "clear", "run": "run", "push": "move", "demo": "learn", "get": "plumbing"}
 #: Words that people type first, and the verb that they mean.
 MEANT = {
     **dict.fromkeys(("clean", "clear", "rm", "remove", "delete"), "purge"),
@@ -92,6 +92,8 @@ def main(
         if not words:
             build_parser(()).print_help()
             return 2
+        if words[0] == "help":
+            words = [*words[1:2], "--help"]
         request, verb = _parsed(words, environment)
         with output.warnings_as_lines():
             return _shown(verb.run(request), verb, request, show_json)
@@ -225,7 +227,7 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         prog="cachectl",
         allow_abbrev=False,
         description="See, clear, switch and prove every kernel cache of the OpenCL stack.",
-        epilog="LAYER is one of those that 'cachectl layers' lists.",
+        epilog="cachectl help COMMAND shows its options; 'cachectl layers' lists each LAYER.",
     )
     parser.add_argument("--version", action="version", version=f"cachectl {__version__}")
     typed = [name for name in VERBS if words is None or name in words]
@@ -278,7 +280,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     options, unknown = parser.parse_known_args(words)
     if isinstance(getattr(options, "layers", None), list) and not any(word.startswith("-") for word in unknown):
         # argparse takes the layers to be complete at the first option after FILE: push FILE --force LAYER.
-        options.layers = [*options.layers, *unknown]
+        options.layers = [name for word in (*options.layers, *unknown) for name in word.split(",")]
         unknown = []
     if unknown:
         # The verb's own parser names the verb's help.

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
 #: The width of a progress bar.
 _BAR = 20
-#: The line of progress that stands on the terminal, if there is one.
-_PROGRESS: list[str] = []
-#: How many of a kind text names; JSON lists them all.
+#: Seconds before a bar is drawn, and between two drawings.
+_PATIENCE, _REDRAWN = 0.5, 0.1
+#: The bar that is shown, if there is one.
+_BARS: list[_Bar] = []
+#: How many reasons have a line each.
 _MANY = 3
 
 
@@ -117,8 +119,8 @@ def say_on_stderr(parts: Iterable[Any]) -> None:
 
     with suppress(OSError):
         for part in parts:
-            if _PROGRESS:
-                _show_progress("")
+            for bar in _BARS:
+                bar.draw("")
             if isinstance(part, bytes):
                 sys.stderr.flush()
                 os.write(2, part)
@@ -145,12 +147,21 @@ def warnings_as_lines() -> Iterator[None]:
         yield
 
 
-def warn_notes(about: str, notes: Sequence[Note]) -> None:
-    """Warn of the first notes, and of how many more there are."""
-    for note in notes[:_MANY]:
-        warn(f"{about} {note.key}: {note.because}")
-    if len(notes) > _MANY:
-        warn(f"{about} {len(notes) - _MANY} more; --json lists them all")
+def warn_notes(about: str, notes: Sequence[Note], *, verbose: bool) -> None:
+    """Warn of notes; unless ``verbose`` those with one reason in one line, and those with many reasons as well."""
+    from cachectl.layers.core.entry import keys_by_reason
+    from cachectl.show.units import examples
+
+    reasons = keys_by_reason(notes) if notes else {}
+    if not verbose and len(reasons) > _MANY:
+        warn(f"{about} {len(notes):,}: {'; '.join(examples([f'{note.key}: {note.because}' for note in notes]))}")
+        return
+    for reason, keys in reasons.items():
+        if verbose or len(keys) == 1:
+            for key in keys:
+                warn(f"{about} {reason}" if key == "*" else f"{about} {key}: {reason}")
+        else:
+            warn(f"{about} {len(keys):,}: {reason}: {', '.join(examples(keys))}")
 
 
 # ---------------------------------------------------------------------- tables
@@ -178,28 +189,73 @@ def show_csv(table: Table) -> None:
 # ---------------------------------------------------------------------- progress
 
 
+class _Bar:
+    """The line of a terminal that says what is done. A thread draws it, from half a second on."""
+
+    def __init__(self, what: str) -> None:
+        import threading
+
+        self.line = ""
+        self._begin(what, None)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self.keep_drawing, daemon=True)
+        with suppress(RuntimeError):
+            self._thread.start()
+
+    def _begin(self, what: str, total: int | None) -> None:
+        self._what, self._count, self._total = what, 0.0, total
+
+    def step(self, number: float = 1, what: str | None = None, total: int | None = None) -> None:
+        """Count so many things; ``what`` begins to count anew, of so many in all if that is known."""
+        if what is not None:
+            self._begin(what, total)
+        self._count += number
+
+    def keep_drawing(self) -> None:
+        """Draw until the end."""
+        seconds = _PATIENCE
+        while not self._ended.wait(seconds):
+            seconds = _REDRAWN
+            what, count, total = self._what, int(self._count), self._total
+            if total:
+                full = _BAR * min(count, total) // total
+                self.draw(f"{what} [{'#' * full}{'.' * (_BAR - full)}] {count:,}/{total:,}")
+            else:
+                self.draw(f"{what} {count:,}" if count else what)
+
+    def draw(self, text: str) -> None:
+        """Replace the line; an empty text removes it."""
+        from cachectl.show.table import shorten
+
+        if printable(text) != self.line:
+            self.line = printable(text)
+            with suppress(OSError):
+                print(f"\r\x1b[K{shorten(self.line, width(sys.stderr) - 1)}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Remove the line."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.draw("")
+
+
+def step(number: float = 1, what: str | None = None, total: int | None = None) -> None:
+    """Count on the bar that is shown, if there is one, as :meth:`_Bar.step` does."""
+    for bar in _BARS:
+        bar.step(number, what, total)
+
+
 @contextmanager
 def progress(what: str = "") -> Iterator[verbs.Progress]:
-    """Show on a terminal what is done; yield a function to call with what is done next, with a bar for long work."""
+    """Show on a terminal what is done; yield :func:`step`, which environments of the command line have too."""
     if not sys.stderr.isatty() or process_variable("TERM") == "dumb":
-        yield lambda *_: None
+        yield step
         return
+    bar = _Bar(what)
+    _BARS.append(bar)
     try:
-        if what:
-            _show_progress(what)
-        yield _show_progress
+        yield step
     finally:
-        _show_progress("")
-
-
-def _show_progress(text: str, done: int | None = None, total: int | None = None) -> None:
-    """Replace the last line of a terminal."""
-    if done is not None:
-        full = _BAR * done // (total or 1)
-        text = f"{text} [{'#' * full}{'.' * (_BAR - full)}] {done}/{total}"
-    from cachectl.show.table import shorten
-
-    line = printable(text)
-    _PROGRESS[:] = [line] if line else []
-    with suppress(OSError):
-        print(f"\r\x1b[K{shorten(line, width(sys.stderr) - 1)}", end="", file=sys.stderr, flush=True)
+        _BARS.remove(bar)
+        bar.end()

@@ -14,16 +14,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachectl import verbs
 from cachectl.layers.base.documents import parse_json
 from cachectl.layers.base.errors import PARSE_ERRORS, BadRequest, CachectlError
 from cachectl.layers.base.text import plural, printable
+from cachectl.layers.core.json_form import as_json
 from cachectl.show import units
 from cachectl.show.table import Table
 
@@ -48,15 +49,19 @@ _Answer = tuple[Mapping[str, Any], int, list[str]]
 
 
 def _number(item: Mapping[str, Any], name: str) -> int | None:
-    """Return a number, or the length of a list; ``None`` for anything else."""
+    """Return a number, as an integer, or the length of a list; ``None`` for anything else."""
     value = item.get(name)
     number = len(value) if isinstance(value, list) else value
-    return number if type(number) is int and 0 <= number < 1 << 62 else None
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        return None
+    return int(number) if 0 <= number < 1 << 62 else None
 
 
 def _text(item: Mapping[str, Any], name: str) -> str:
-    """Return a text, or the texts of a list; a dash for nothing."""
+    """Return a text, or the texts of a list or an object; a dash for nothing."""
     value = item.get(name)
+    if isinstance(value, Mapping):
+        value = [f"{key} {text}" for key, text in value.items()]
     return " ".join(map(str, value)) if isinstance(value, list) and value else str(value or units.DASH)
 
 
@@ -71,16 +76,17 @@ def run(request: verbs.Request) -> int:
     for name in ("html", "quiet"):
         if options.get(name):
             request.misuse(f"--{name} is for the caches of one user")
-    words, answers, shown = list(_words(request.words)), [], _shown(request)
-    with request.output.progress() as show:
-        for user in _users(options["user"]):
-            show(f"reading the caches of {user.pw_name}")
+    shown: verbs.OfUsers = import_module(f"cachectl.verbs.{request.options.verb}").of_users(request.options)
+    words, answers = list(_words(request.words)), list[_Answer]()
+    with request.output.progress() as step:
+        for user in (accounts := _users(options["user"])):
+            step(len(answers), f"reading the caches of {user.pw_name}", len(accounts))
             answers.append(_ask(user, words, shown.items))
     documents = [document for document, _, _ in answers]
     failures = [document["error"] for document in documents]
     if answers and len(set(failures)) == 1 and all(status == 2 for _, status, _ in answers):  # noqa: PLR2004
         raise BadRequest(str(failures[0]))
-    _show(request, documents, shown)
+    show(request, documents, shown)
     for document, _, notes in answers:
         for line in (document["error"], *notes):
             if line:
@@ -88,45 +94,72 @@ def run(request: verbs.Request) -> int:
     return int(any(failures) or any(status for _, status, _ in answers))
 
 
-def _shown(request: verbs.Request) -> verbs.OfUsers:
-    """Return what the file of the verb declares for the answers of several users."""
-    verb = import_module(f"cachectl.verbs.{request.options.verb}")
-    shown: verbs.OfUsers = verb.OF_USERS
-    # Those of ls -l and of CSV are entries.
-    if hasattr(verb, "ENTRIES") and (request.options.long or request.form == "csv"):
-        shown = verb.ENTRIES
-    return shown
+@as_json("cachectl/users/1")
+class Answers(NamedTuple):
+    """The documents of a verb, each with its ``user`` and an ``error`` or ``None``; sums are bounds if incomplete."""
+
+    users: Sequence[Mapping[str, object]]
+    total: Mapping[str, int]
+    complete: bool
 
 
-def _show(request: verbs.Request, documents: list[Mapping[str, Any]], shown: verbs.OfUsers) -> None:
-    """Print all answers in the form that was asked for."""
-    items, texts, numbers = shown
-    rows: list[tuple[Any, ...]] = []
+#: The items of one line of the table, each with its user.
+_Line = list[tuple[str, Mapping[str, object]]]
+
+
+def _lines(documents: list[Mapping[str, Any]], shown: verbs.OfUsers) -> list[_Line]:
+    """Return the items of each line, in order; layers without anything are left out."""
+    lines: dict[tuple[str, ...], _Line] = {}
     for document in documents:
-        for item in document.get(items, ()):
-            amounts = [_number(item, name) for name in numbers]
-            # Layers without anything are left out.
-            if any(amounts) or items != "layers":
-                named = [_text(item, name)[:_LONGEST] for name in texts]
-                rows.append((document["user"], *named, *amounts))
+        user = document["user"]
+        for item in document.get(shown.items, ()):
+            if shown.items != "layers" or any(_number(item, name) for name in shown.numbers):
+                texts = [_text(item, name) for name in shown.same or shown.texts]
+                lines.setdefault((user if shown.numbers else "", *texts), []).append((user, item))
+    if shown.order in shown.numbers:
+        return sorted(lines.values(), key=lambda line: -(_sum(line, shown.order) or 0))
+    # The oldest first; lines without a time come last, as do all that have no order.
+    return sorted(lines.values(), key=lambda line: _number(line[0][1], shown.order) or sys.maxsize)
+
+
+def _sum(line: _Line, name: str) -> int | None:
+    """Return the sum of a number, ``None`` if it is unknown of all items."""
+    numbers = [number for _, item in line if (number := _number(item, name)) is not None]
+    return sum(numbers) if numbers else None
+
+
+def show(request: verbs.Request, documents: list[Mapping[str, Any]], shown: verbs.OfUsers) -> None:
+    """Print all answers in the form that was asked for."""
+    texts, numbers, rows, harmless = shown.texts, shown.numbers, [], 0
+    for line in _lines(documents, shown):
+        item = line[0][1]
+        is_harmless = item.get("severity") == "harmless" and item.get("code") not in ("damaged", "unknown")
+        if is_harmless and shown.same != texts:
+            harmless += len(line)
+            continue
+        users = ", ".join(units.examples([*dict.fromkeys(user for user, _ in line)]))
+        sums = [_sum(line, name) for name in numbers] if numbers else [len(line)]
+        rows.append([users, *(_text(item, name)[:_LONGEST] for name in texts), *sums])
     total = {name: sum(row[place] or 0 for row in rows) for place, name in enumerate(numbers, 1 + len(texts))}
     totals = [document.get("total") if document["error"] is None else {"complete": False} for document in documents]
     complete = all(not isinstance(sums, dict) or sums.get("complete", True) is True for sums in totals)
     if request.form == "json":
-        request.output.show_json({"users": documents, "total": total, "complete": complete})
+        request.output.show_json(Answers(documents, total, complete))
         return
     columns: dict[str, Callable[[Any], str]] = dict.fromkeys(("user", *texts), str)
-    sums: list[str] = []
-    for name, number in total.items():
+    last: list[str] = []
+    for name in numbers:
         unit = units.size if "bytes" in name else units.count
         # A dry run has removed nothing.
         columns["would go" if name == "removed" and request.options.dry_run else name] = unit
-        sums.append(unit(number) + ("" if complete else "+"))
-    table = Table(columns, rows, ("total", *("" for _ in texts), *sums))
+        last.append(unit(total[name]) + ("" if complete else "+"))
+    if not numbers:
+        columns["times"] = units.count
+    table = Table(columns, rows, ("total", *("" for _ in texts), *last) if numbers else ())
     if request.form == "csv":
         request.output.show_csv(table)
     else:
-        request.output.say([table])
+        request.output.say([table, *([f"{plural(harmless, 'harmless finding')}: -v shows all"] if harmless else [])])
 
 
 def _words(typed: list[str]) -> Iterator[str]:

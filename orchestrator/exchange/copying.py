@@ -9,6 +9,7 @@ that.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -84,6 +85,15 @@ def missing(
 
 def copy(source: AnyCollection, target: AnyCollection, plan: CopyPlan, result: transfer.Transfer) -> None:
     """Carry out a plan, or in a dry run list what it would place."""
+    layers = [layer for one in (source, target) if isinstance(one, LayerCollection) for layer in one.layers.values()]
+    step: Callable[..., None] = layers[0].environment.step if layers else lambda *_: None
+    total, numbers = sum(len(entries) for _, entries in plan), itertools.count(1)
+
+    def counted(contents: Contents) -> Contents:
+        for content in contents:
+            step(next(numbers), "copying", total)
+            yield content
+
     for key, entries in plan:
         done = result.layer(key.layer)
         if result.dry_run and isinstance(target, LayerCollection):
@@ -92,7 +102,7 @@ def copy(source: AnyCollection, target: AnyCollection, plan: CopyPlan, result: t
             done.placed += len(entries)
             done.bytes += sum(entry.bytes for entry in entries)
         else:
-            target.write(key, source.read(key, entries, done), done)
+            target.write(key, counted(source.read(key, entries, done)), done)
 
 
 def batches(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
@@ -188,6 +198,7 @@ def _described(layer: Layer, entries: Sequence[Entry], done: transfer.Moved) -> 
 
     What cannot be read is noted, and entries that were not listed because of that are left out.
     """
+    layer.environment.step(0, "reading", len(entries))
     troubles: list[listing.Trouble] = []
     described: dict[tuple[Path, str], Entry] = {}
     wanted = {(entry.root, entry.key): entry for entry in entries}

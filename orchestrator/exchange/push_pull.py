@@ -237,7 +237,7 @@ class _Pull(NamedTuple):
     def _require_trusted(self, path: Path, folders: Iterable[Path] = ()) -> None:
         if self.trust is None:
             copying.require_own(path, (folder for folder in folders if folder.is_relative_to(path)))
-        elif not self.trust.blindly:
+        elif not self.trust.trust:
             message = f"{printable(path)} is not a store, so it has neither signature nor digest; --trust takes it"
             raise BadRequest(message)
 
@@ -267,8 +267,8 @@ class _Pull(NamedTuple):
                 plan, result = store.settled(partial(self._downloaded, store, trust, file), attempts=_PULLS)
             copying.copy(store, copying.LayerCollection(self.chosen), plan, result)
         if not self.dry_run:
-            store.memory.save(store.files, store.trusted, afresh=trust.sha256 is not None)
-        said = _SAID if trust.sha256 is None else "its digest is the given one"
+            store.memory.save(store.files, store.trusted, afresh=trust.digest is not None)
+        said = _SAID if trust.digest is None else "its digest is the given one"
         signers = {said if signer is None else f"signed by {signer}" for signer in store.trusted.values()}
         result.trusted, result.moved = tuple(sorted(signers)), store.fetched
         result.left_out = tuple(Note(name, why) for name, why in store.left_out.items())
@@ -280,10 +280,10 @@ class _Pull(NamedTuple):
         """Return what to place from a store, downloaded unless this is a dry run, and the result to be added to."""
         store.require_store()
         shown, digest = store.place.shown, store.digest
-        if trust.sha256 is None:
+        if trust.digest is None:
             self._require_new(store)
-        elif digest != trust.sha256.lower():
-            message = f"its digest is {digest}, not {trust.sha256.lower()[:16]}…; somebody has pushed, or changed it"
+        elif digest != trust.digest.lower():
+            message = f"its digest is {digest}, not {trust.digest.lower()[:16]}…; somebody has pushed, or changed it"
             raise trusting.OtherDigest(f"{shown}: {message}")
         result = Transfer(shown, digest, dry_run=self.dry_run)
         keys, here = self._keys(store, result), copying.LayerCollection(self.chosen)

@@ -39,20 +39,20 @@ class Trust:
     """The reason to trust a store: exactly one of three.
 
     :param allowed_signers: a file of signers, in the format of ssh-keygen(1)
-    :param sha256: the digest of a bundle's file, or of the index of another store
-    :param blindly: the user's word
+    :param digest: the digest of a bundle's file, or of the index of another store
+    :param trust: the user's word
     :raises BadRequest: for none or several, and for a digest that is none
     """
 
     allowed_signers: str | None = None
-    sha256: str | None = None
-    blindly: bool = False
+    digest: str | None = None
+    trust: bool = False
 
     def __post_init__(self) -> None:
-        if (self.allowed_signers is not None) + (self.sha256 is not None) + self.blindly != 1:
+        if (self.allowed_signers is not None) + (self.digest is not None) + self.trust != 1:
             raise BadRequest(UNTRUSTED)
-        if self.sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", self.sha256):
-            message = f"{printable(self.sha256)[:80]!r} is not a SHA-256 of 64 hexadecimal digits"
+        if self.digest is not None and not re.fullmatch("[0-9a-fA-F]{64}", self.digest):
+            message = f"{printable(self.digest)[:80]!r} is not a SHA-256 of 64 hexadecimal digits"
             raise BadRequest(message)
 
 

@@ -403,14 +403,14 @@ search.addEventListener("input", onNextFrame(find));
 
 function showHead() {
   const more = data.complete ? "" : "+";
-  const [count, bytes] = data.total;
+  const [count, bytes, stale, isStaleKnown] = data.total;
   byId("generated").textContent = `Read ${formatMoment(data.generated)}.`;
   showFacts(byId("facts"), [
+    ["findings", [data.findings.length || "none", ...new Set(data.findings.map((row) => row[1]))].join(" · ")],
     ["size", formatBytes(bytes) + more],
     // The map and the ages sum these; the size has the files and folders around them too.
     ["entries", `${formatCount(count)}${more} · ${formatBytes(tree.bytes)}`],
-    ["stale", formatBytes(tree.staleBytes)],
-    ["findings", formatCount(data.findings.length)],
+    ["stale", isStaleKnown ? formatBytes(stale) : stale ? `${formatBytes(stale)}+` : DASH],
   ]);
   byId("missing").hidden = !data.missing.length;
   byId("missing-list").replaceChildren(...data.missing.map((line) => element("li", {}, line)));

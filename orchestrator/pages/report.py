@@ -19,7 +19,7 @@ def draw(head: Mapping[str, object], listed: Listing, findings: Iterable[Finding
     """Return the page.
 
     ``head`` says of the report when it was ``generated`` (epoch seconds), the names of its ``layers``, the ``total`` of
-    entries and of bytes, and whether that is ``complete``.
+    entries, of bytes and of stale bytes, with whether the last is known, and whether it is ``complete``.
     """
     words = pages.numbered()
     # Entries that only share a folder are in no total.

@@ -212,7 +212,8 @@ class DataTable {
   }
 
   row(row) {
-    return element("tr", {}, ...this.columns.map(({ value, cell = value, kind }) => element("td", { className: kind }, cell(row))));
+    const cells = this.columns.map(({ title, value, cell = value, kind }) => [title, kind, cell(row)]);
+    return element("tr", {}, ...cells.map(([title, kind, text]) => element("td", { className: kind, "data-title": title }, text)));
   }
 }
 

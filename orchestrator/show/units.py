@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 #: Stands for what is unknown.
 DASH = "-"
+#: How many of equal messages are shown without ``-v``.
+_EXAMPLES = 3
+
+
+def examples(texts: Sequence[str], *, verbose: bool = False) -> list[str]:
+    """Return the first of some texts, or with ``verbose`` all, and a last text that says how many more there are."""
+    shown = len(texts) if verbose else _EXAMPLES
+    return [*texts[:shown], *([f"{more:,} more; -v shows all"] if (more := len(texts) - shown) > 0 else [])]
+
+
+def merged(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield each text once, after all names that have it."""
+    names: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        names.setdefault(text, []).append(name)
+    yield from ((", ".join(equal), text) for text, equal in names.items())
 
 
 def short_path(place: Path | str, home: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from cachectl.show import output_files
 
 
-#: Shows what is being done; of long work also how many runs are done, and how many there are in all if that is known.
+#: Counts what is done of long work: the number, and where something begins what it is, and how many there are in all.
 Progress = Callable[..., None]
 
 
@@ -75,6 +76,8 @@ class Request:
             here = here._replace(python_paths=named_pythons(here, pythons))
         waits = (options.get("wait"), self.config.get("wait"), here.lock_timeout)
         shared = bool(options.get("shared") or self.config.get("shared"))
+        # Nobody counts where no progress is shown.
+        here = here._replace(step=self.output.step) if sys.stderr.isatty() else here
         return here._replace(lock_timeout=next(wait for wait in waits if wait is not None), shared=shared)
 
     @cached_property
@@ -135,12 +138,8 @@ class Request:
 
     def selection(self) -> Selection:
         """Return which entries were selected."""
-        return Selection(self.options.kernel, self.options.key, self.before, self.options.stale)
-
-    @property
-    def before(self) -> float | None:
-        """The moment of ``--older-than`` in epoch seconds; ``None`` without that option."""
-        return None if self.options.older_than is None else self.now - self.options.older_than
+        options = self.options
+        return Selection(options.kernel, options.key, options.older_than, options.stale, now=self.now)
 
     def trust(self) -> Trust | None:
         """Return why a store is trusted; ``None`` if no option says so."""
@@ -178,11 +177,17 @@ class Request:
 
 
 class OfUsers(NamedTuple):
-    """What ``--all-users`` shows of a verb: a list in its document, and the texts and numbers of the items in it."""
+    """What ``--all-users`` shows of a verb: a list in its document, and the texts and numbers of the items in it.
+
+    Items of a user that have the same texts are one line. Items without numbers are one line for all users that have
+    the ``same`` texts, with their number. Lines are in the ``order`` of a number, the largest or the oldest first.
+    """
 
     items: str
     texts: tuple[str, ...]
     numbers: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
+    order: str = "bytes"
 
 
 # ---------------------------------------------------------------------- options
@@ -234,15 +239,16 @@ def _read_by(parse: Callable[[str], int | float]) -> Callable[[str], int | float
 
 
 age_of, size_of = _read_by(parse_age), _read_by(parse_size)
-LAYERS = ("layers", "LAYER", "a layer that cachectl layers lists (default: all)", MANY)
+LAYERS = ("layers", "LAYER", "a layer that cachectl layers lists, or several with commas (default: all)", MANY)
 CLEARABLE = ("layers", "LAYER", "a layer that cachectl layers lists (default: a user's, but no tuning results)", MANY)
 ONE_LAYER = ("layer", "LAYER", "the layer that keeps the entry")
-LAYER = ("--layer", "LAYER", "only this one; may be repeated", REPEATED | {"dest": "layers"})
+LAYER = ("--layer", "LAYER", "only this one; several with commas, or repeated", REPEATED | {"dest": "layers"})
 KEY = ("key", "KEY", "the entry's key, as cachectl ls -q prints it, or the short one of ls -l")
 DRY_RUN = ("-n --dry-run", "list what would go, and touch nothing")
 #: Of verbs that remove entries.
 VERBOSE = ("-v --verbose", "list every layer, and with --dry-run every entry")
-VERBOSE_FINDINGS = ("-v --verbose", "also what no check can show")
+VERBOSE_FINDINGS = ("-v --verbose", "every finding, also harmless ones, and what no check can show")
+VERBOSE_MESSAGES = ("-v --verbose", "every message, also equal ones")
 FORCE = ("--force", "replace an existing FILE that cachectl did not write")
 FORCE_BUNDLE = ("--force", "replace an existing FILE that is not a bundle")
 JSON = ("--json", "print JSON")

@@ -176,7 +176,7 @@ def bench(
 
         changes, entries = child.variables_isolated(layers, full), dict[str, int]()
         for number in range(_FILLS):
-            show("filling the caches", number)
+            show(number, "filling the caches")
             measure("first", full, changes)
             before, entries = entries, _entries(layers, environment, full)
             if entries == before:
@@ -187,7 +187,7 @@ def bench(
         for number in range(rounds * len(settings)):
             # Each round begins with another setting, so that none is always first.
             setting = settings[(number // len(settings) + number) % len(settings)]
-            show(setting.setting, number, rounds * len(settings))
+            show(number, setting.setting, rounds * len(settings))
             # A root of its own keeps a run from affecting the next.
             with child.isolated_root(environment, notice=notice) as root:
                 if setting.setting not in (COLD, OFF):

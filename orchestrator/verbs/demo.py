@@ -59,7 +59,7 @@ def run(request: verbs.Request) -> int:
     request.output.say([Table({**numbers, "run": str}, rows), "", cleared])
     # A purge leaves, and names, what another program may use whose root is unknown.
     for outcome in purged.layers:
-        request.output.warn_notes(f"{outcome.layer}: skipped", outcome.skipped[:_FEW])
+        request.output.warn_notes(f"{outcome.layer}: skipped", outcome.skipped[:_FEW], verbose=False)
     if 0 < cold == warm == without == again and 0 <= cold - removed <= skipped:
         return 0
     request.notice(f"the demo failed: {cold} entries cold, {warm} warm, {without} off, {removed} purged, {again} again")

@@ -438,15 +438,16 @@ def run(request: verbs.Request) -> listing.Findings:
         return doctor(request.stack, request.options.layers, place=place)
 
 
-table, OF_USERS = verify.table, verify.OF_USERS
+table, of_users = verify.table, verify.of_users
 
 
 def show(result: listing.Findings, request: verbs.Request) -> Iterator[object]:
     """Yield each finding, and what was not checked."""
     folder = request.options.place
     nothing = "nothing was found in this set-up that is wrong; cachectl verify checks the entries"
-    yield from verify.findings_lines(result, nothing if folder is None else f"{folder} serves the layers")
-    if result.findings and folder is None:
+    nothing = nothing if folder is None else f"{folder} serves the layers"
+    yield from verify.findings_lines(result, nothing, verbose=request.options.verbose)
+    if result.failed and folder is None:
         yield "cachectl verify checks the entries"
     yield from verify.not_checked_lines(result.not_checked)
     if request.options.verbose:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -11,10 +12,10 @@ from typing import Any, TypeVar
 from cachectl import layer_set, listing, verbs
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.text import printable
-from cachectl.layers.core.entry import Entry
+from cachectl.layers.core.entry import Entry, Note
 from cachectl.layers.core.selection import ALL, Selection, short_key
 from cachectl.show import units
-from cachectl.show.table import Table
+from cachectl.show.table import Columns, Table
 
 _Row = TypeVar("_Row", Entry, listing.Kernel)
 #: What each order sorts by.
@@ -26,6 +27,7 @@ OPTIONS = (
     ("--sort", None, "largest, oldest, or longest unused first", {"choices": tuple(_ORDERS)}),
     ("--limit", "N", "show no more than N lines", {"type": int}),
     ("-l --long", "an entry a line, with short keys"),
+    verbs.VERBOSE_MESSAGES,
     verbs.PYTHON,
     verbs.WAIT,
     verbs.PLACES,
@@ -83,9 +85,11 @@ def run(request: verbs.Request) -> listing.Listing | int:
     asked["by_kernel"] = not options.quiet and not options.long and request.form != "csv"
     with request.output.progress("listing"):
         listed = ls(request.stack, selected, **asked)
+    problems: dict[str, list[Note]] = {}
     for trouble in listed.problems:
-        where = "" if trouble.path is None else f"{trouble.path}: "
-        request.notice(f"{trouble.layer}: {where}{trouble.message}")
+        problems.setdefault(trouble.layer, []).append(Note(str(trouble.path or "*"), trouble.message))
+    for layer, notes in problems.items():
+        request.output.warn_notes(f"{layer}:", notes, verbose=options.verbose)
     if listed.unmatched is not None:
         request.notice(listed.unmatched)
     if options.quiet:
@@ -107,8 +111,12 @@ def show(listed: listing.Listing, request: verbs.Request) -> Iterator[object]:
         yield kernels_table(listed.kernels, request.now)
 
 
-OF_USERS = verbs.OfUsers("kernels", ("kernels", "layers"), ("bytes", "entries"))
-ENTRIES = verbs.OfUsers("entries", ("layer", "key"), ("bytes",))
+def of_users(options: argparse.Namespace) -> verbs.OfUsers:
+    """Return kernels, or entries for ``-l`` and for CSV."""
+    order = _ORDERS[options.sort or "size"]
+    if options.long or options.csv:
+        return verbs.OfUsers("entries", ("layer", "key"), ("bytes",), order=order)
+    return verbs.OfUsers("kernels", ("kernels", "layers"), ("bytes", "entries"), order=order)
 
 
 def kernels_table(kernels: Sequence[listing.Kernel], now: float) -> Table:
@@ -129,15 +137,12 @@ def entries_table(entries: Iterable[Entry], now: float, stale: str) -> Table:
 
     Without that title the table is for people: keys are short, and never cut.
     """
-
-    def mark(is_stale: bool | None) -> str:
-        return "stale" if is_stale else ""
-
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for entry in entries:
         kernels = " ".join(entry.details.kernels or (units.DASH,))
         moment = entry.modified if entry.used is None else entry.used
         key = entry.key if stale else short_key(entry.key)
-        rows.append((entry.layer, kernels, entry.bytes, units.since(moment, now), entry.stale, key))
-    numbers = {"size": units.size, "age": units.age, stale: mark}
+        is_stale = entry.stale if stale else "" if entry.state == "live" else entry.state
+        rows.append((entry.layer, kernels, entry.bytes, units.since(moment, now), is_stale, key))
+    numbers: Columns = {"size": units.size, "age": units.age, stale: str}
     return Table({"layer": str, "kernels": str, **numbers, "key": str if stale else printable}, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -56,9 +57,19 @@ def prune(
     # A command that runs every day by a config file would say it every day.
     is_said = limits is not configured
     chosen = stack.chosen(layers)
-    plan = partial(plan_prune, chosen, limits, notice if is_said else lambda _: None)
+    lines: list[str] = []
+
+    def plan() -> removal.RemovalPlan:
+        # What the last plan says of the rest counts.
+        lines.clear()
+        return plan_prune(chosen, limits, lines.append)
+
     note = partial(ledger.note_removals, stack.environment, "prune")
-    return removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run, note=note)
+    is_limit = limits.bytes is not None
+    result = removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run, note=note, repeats=is_limit)
+    for line in lines if is_said else ():
+        notice(line)
+    return result
 
 
 def plan_prune(
@@ -80,12 +91,11 @@ def plan_prune(
         environment = next(iter(going)).environment
         known, now = ledger.readable(environment), environment.clock()
     aged: list[tuple[float, Layer, Entry]] = []
-    total, uncertain = 0, [0, 0]
+    total, uncertain, overhead = 0, [0, 0], dict.fromkeys(going, 0)
     only_stale = limits == config.Limits(stale=True)
     for layer, thing in _things(unread, unknown, contents=limits.stale or bool(known.kernels)):
         if isinstance(thing, Usage):
-            # A file of fixed length does not shrink, so it must not make prune remove entries.
-            total += 0 if thing.fixed else thing.bytes or 0
+            overhead[layer] += thing.bytes or 0
             continue
         latest = thing.latest
         is_old = limits.before is not None and latest is not None and latest < limits.before
@@ -102,8 +112,7 @@ def plan_prune(
         held = f"{plural(uncertain[0], 'entry', 'entries')} ({units.size(uncertain[1])})"
         advice = "--older-than 30d or --max-size 1G frees space"
         notice(f"no entry is known to be stale, of {held} that is unknown: {advice}")
-    excess = 0 if limits.bytes is None else total - limits.bytes
-    for layer, entry in _longest_unused(aged, known, now, excess):
+    for layer, entry in _longest_unused(aged, known, now, limits.bytes, (total, overhead), notice=notice):
         going[layer].append(entry)
 
     def plan(layer: Layer) -> Plan:
@@ -116,9 +125,27 @@ def plan_prune(
 
 
 def _longest_unused(
-    aged: Sequence[tuple[float, Layer, Entry]], known: ledger.Ledger, now: float, excess: int
+    aged: Sequence[tuple[float, Layer, Entry]],
+    known: ledger.Ledger,
+    now: float,
+    limit: int | None,
+    held: tuple[int, Mapping[Layer, int]],
+    *,
+    notice: Callable[[str], None],
 ) -> Iterator[tuple[Layer, Entry]]:
-    """Yield what goes first, until it holds ``excess`` bytes; each entry is given with the time of its last use."""
+    """Yield what goes first, until the rest fits; each entry is given with the time of its last use.
+
+    ``held`` are the bytes of all entries, and by layer those of other files, of which a share goes with each entry.
+    """
+    if limit is None:
+        return
+    of_entries, overhead = held
+    total, numbers = of_entries + sum(overhead.values()), Counter(layer for _, layer, _ in aged)
+    excess: float = total - limit
+    if excess > 0 and not aged:
+        ageless = f", {units.size(of_entries)} in entries of unknown age" if of_entries else ""
+        files = f"{units.size(total - of_entries)} in files without entries, such as empty dictionaries and indexes"
+        notice(f"{units.size(total)} stay, more than {units.size(limit)}: {files}{ageless}")
     worth = known.worth([entry for _, _, entry in aged])
     ranks: list[float] = [latest for latest, _, _ in aged]
     if worth:
@@ -129,7 +156,7 @@ def _longest_unused(
         if excess <= 0:
             return
         yield layer, entry
-        excess -= entry.bytes
+        excess -= entry.bytes + overhead[layer] / numbers[layer]
 
 
 def _things(
@@ -152,13 +179,13 @@ def _things(
             unread[layer].append(Note(str(root.path) if root else "*", reason_of(thing)))
 
 
-show, table, OF_USERS = purge.show, purge.table, purge.OF_USERS
+show, table, of_users = purge.show, purge.table, purge.of_users
 
 
 def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:
     """Carry out ``cachectl prune``."""
     options, stack = request.options, request.stack
-    limits = config.Limits(options.stale, request.before, options.max_size)
+    limits = config.Limits(options.stale, options.older_than, options.max_size, now=request.now)
     typed = None if limits.none else limits
     with request.output.progress("pruning"):
         return prune(stack, typed, layers=options.layers, dry_run=options.dry_run, notice=request.notice)

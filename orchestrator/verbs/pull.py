@@ -21,6 +21,7 @@ OPTIONS = (
     ("-n --dry-run", "list what would be placed, and touch nothing"),
     verbs.WAIT,
     verbs.SHARED,
+    verbs.VERBOSE_MESSAGES,
     verbs.FORM,
 )
 USAGE = """\
@@ -36,9 +37,10 @@ def run(request: verbs.Request) -> transfer.Transfer:
     from cachectl.exchange.push_pull import pull
 
     options = request.options
-    sources = [word for word in options.sources if word not in request.stack]
     # argparse takes all words before the first option for sources.
-    options.layers = [*(word for word in options.sources if word in request.stack), *options.layers]
+    lists = {word: word.split(",") for word in options.sources}
+    sources = [word for word, names in lists.items() if not all(name in request.stack for name in names)]
+    options.layers = [*(name for word in lists.keys() - set(sources) for name in lists[word]), *options.layers]
     if not sources:
         request.misuse("name a SOURCE before the layers; ./NAME is a folder that has the name of a layer")
     selected = request.selection()

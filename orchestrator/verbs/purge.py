@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from cachectl import layer_set, listing, removal, verbs
 from cachectl.layers.base.text import plural
-from cachectl.layers.core.entry import keys_by_reason
 from cachectl.layers.core.plan import Outcome, Plan
 from cachectl.layers.core.selection import ALL, Selection
 from cachectl.show import units
-from cachectl.show.table import Columns, Table
+from cachectl.show.table import Table
+from cachectl.verbs.ls import entries_table
 from cachectl.watching import ledger
 
 EXAMPLE = "cachectl purge pocl --older-than 30d"
@@ -31,15 +32,18 @@ def plan_purge(
     *,
     layers: Iterable[str] = (),
     damaged: bool = False,
+    contents: bool = False,
 ) -> removal.RemovalPlan:
     """Plan a purge; touches nothing. The plan's ``apply()`` carries it out.
 
     :param layers: names; none means every clearable one
     :param damaged: only damaged entries of the selection
+    :param contents: read entries also where the selection does not need that, for their kernels
     :returns: what of each layer goes, what is left and why; a layer that refuses is ``failed``
     :raises BadRequest: for an unknown layer
     """
-    return removal.planned(stack.chosen(layers), lambda layer: layer.plan_clear(selection, damaged=damaged))
+    chosen = stack.chosen(layers)
+    return removal.planned(chosen, lambda layer: layer.plan_clear(selection, damaged=damaged, contents=contents))
 
 
 def purge(
@@ -49,19 +53,20 @@ def purge(
     layers: Iterable[str] = (),
     damaged: bool = False,
     dry_run: bool = False,
+    contents: bool = False,
     notice: Callable[[str], None] = layer_set.warn_user,
 ) -> removal.RemovalPlan | removal.Removal:
     """Remove the selected entries, and what killed commands left.
 
     :param layers: names; none means every clearable one
     :param damaged: only damaged entries of the selection
-    :param dry_run: return the plan
+    :param dry_run: return the plan, with ``contents`` as :func:`plan_purge` does
     :param notice: gets a line for each thing that a caller should know
     :returns: what of each layer goes, what is left and why; a layer that refuses is ``failed``
     :raises BadRequest: for an unknown layer
     """
     names = tuple(layers)
-    plan = partial(plan_purge, stack, selection, layers=names, damaged=damaged)
+    plan = partial(plan_purge, stack, selection, layers=names, damaged=damaged, contents=contents and dry_run)
     note = partial(ledger.note_removals, stack.environment, "purge")
     return removal.carry_out(stack, stack.chosen(names), plan, notice, dry_run=dry_run, note=note)
 
@@ -72,10 +77,9 @@ def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:
     if options.all == bool(options.layers):
         request.misuse("name the layers to purge, or use --all" if not options.all else "--all needs no LAYER")
     stack, layers, selection = request.stack, options.layers, request.selection()
+    asked = {"layers": layers, "damaged": options.damaged, "dry_run": options.dry_run, "contents": options.verbose}
     with request.output.progress("purging"):
-        result = purge(
-            stack, selection, layers=layers, damaged=options.damaged, dry_run=options.dry_run, notice=request.notice
-        )
+        result = purge(stack, selection, **asked, notice=request.notice)
     total = result.total
     if not options.all:
         request.warn_of_dead({layer.layer for layer in result.layers if layer.removed})
@@ -87,7 +91,11 @@ def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:
 
 # ---------------------------------------------------------------------- what purge and prune show
 
-OF_USERS = verbs.OfUsers("layers", ("layer",), ("removed", "orphans_removed", "bytes_freed", "skipped", "failed"))
+
+def of_users(_options: argparse.Namespace) -> verbs.OfUsers:
+    """Return a line for each layer of a user."""
+    numbers = ("removed", "orphans_removed", "bytes_freed", "skipped", "failed")
+    return verbs.OfUsers("layers", ("layer",), numbers, order="bytes_freed")
 
 
 def layers_table(
@@ -113,13 +121,7 @@ def table(result: removal.RemovalPlan | removal.Removal, request: verbs.Request)
     """Return what was removed from each layer, or the entries of a plan."""
     if isinstance(result, removal.Removal):
         return layers_table(result, result.layers, str(request.environment.home_folder), sums=False)
-    rows = []
-    for plan in result.layers:
-        for entry in plan.entries:
-            age = units.since(entry.modified, request.now)
-            rows.append((plan.layer, entry.state, entry.bytes, age, entry.key))
-    columns: Columns = {"layer": str, "state": str, "size": units.size, "age": units.age, "key": str}
-    return Table(columns, rows)
+    return entries_table((entry for plan in result.layers for entry in plan.entries), request.now, "stale")
 
 
 def show(result: removal.RemovalPlan | removal.Removal, request: verbs.Request) -> Iterator[object]:
@@ -128,9 +130,9 @@ def show(result: removal.RemovalPlan | removal.Removal, request: verbs.Request) 
     Without ``-v`` or a named layer, layers without anything to remove are one line.
     """
     whole = request.options.verbose or request.options.layers
-    if request.options.verbose and result.dry_run and (entries := table(result, request)).rows:
-        yield entries
-        yield ""
+    if request.options.verbose and isinstance(result, removal.RemovalPlan):
+        listed = (entry for plan in result.layers for entry in plan.entries)
+        yield from (entries_table(listed, request.now, ""), "")
     cleared = [layer for layer in result.layers if not layer.failed or layer.removed]
     shown = [layer for layer in cleared if whole or not is_empty(layer)]
     if shown:
@@ -138,7 +140,5 @@ def show(result: removal.RemovalPlan | removal.Removal, request: verbs.Request) 
     if hidden := len(cleared) - len(shown):
         yield f"{plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
     for layer in result.layers:
-        request.output.warn_notes(f"{layer.layer}: skipped", layer.skipped)
-        for reason, (first, *more) in keys_by_reason(layer.failed).items():
-            others = f" and {len(more)} more" if more else ""
-            request.notice(f"{layer.layer}: {'' if first == '*' else f'{first}{others}: '}{reason}")
+        for about, notes in ((" skipped", layer.skipped), ("", layer.failed)):
+            request.output.warn_notes(f"{layer.layer}:{about}", notes, verbose=request.options.verbose)

@@ -19,6 +19,7 @@ OPTIONS = (
     verbs.SIGN,
     ("--allowed-signers", "LIST", "with --sign, what a signer of this list has pushed counts as present too"),
     verbs.FORCE_BUNDLE,
+    verbs.VERBOSE_MESSAGES,
     verbs.FORM,
 )
 
@@ -87,13 +88,14 @@ def show(done: transfer.Transfer, request: verbs.Request) -> Iterator[object]:
         yield [f"digest {done.digest}"]
     for why in done.trusted:
         yield [f"trusted: {why}"]
+    verbose = request.options.verbose
     for layer in done.layers:
         for seen in layer.foreseen:
             yield [f"{layer.layer}: {units.count(seen.entries)} {seen.words}"]
-        if layer.sensitive is not None:
-            request.notice(f"{layer.layer}: it now holds {layer.sensitive}")
         for what, notes in (("skipped", layer.skipped), ("kept", layer.kept), ("failed", layer.failed)):
-            request.output.warn_notes(f"{layer.layer}: {what}:", notes)
+            request.output.warn_notes(f"{layer.layer}: {what}", notes, verbose=verbose)
+    for layers, revealed in units.merged({layer.layer: layer.sensitive for layer in done.layers if layer.sensitive}):
+        request.notice(f"{layers}: it now holds {revealed}")
     for note in done.unread:
         yield [f"{note.key}: {note.because}"]
-    request.output.warn_notes("not trusted:", done.left_out)
+    request.output.warn_notes("not trusted:", done.left_out, verbose=verbose)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl import layer_set, verbs
-from cachectl.layers.base.environment import python_release
+from cachectl.layers.base.environment import python_release, user_state_folder
 from cachectl.layers.base.errors import FAILURES, reason_of
 from cachectl.layers.base.text import plural
 from cachectl.layers.core.entry import UNCOUNTED, Entry, Problem, Usage, orphan, unknown_words
@@ -16,23 +19,26 @@ from cachectl.layers.core.finding import Finding
 from cachectl.layers.core.json_form import as_json
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.root import DISABLED, UNKNOWN, Root, Scope, State
-from cachectl.layers.core.store import sum_usage
+from cachectl.layers.core.selection import moment_before
+from cachectl.layers.core.store import ADDED, sum_usage
 from cachectl.layers.disk import plain, temporaries
 from cachectl.show import units
 from cachectl.show.table import Columns, Table
+from cachectl.watching import LEDGER
 
 if TYPE_CHECKING:
     from cachectl import grouping, listing
     from cachectl.layers.host.neighbours import Neighbour
     from cachectl.watching import ledger
 
-_BY = ("driver", "kernel", "python")
+_BY = ("driver", "kernel", "python", "user")
 EXAMPLE = "cachectl report --by kernel"
 OPTIONS = (
     verbs.LAYERS,
     ("-v --verbose", "also every layer, every place, and the reason of every state"),
     ("--by", None, "also the sums of each kernel, or of each driver or Python that wrote entries", {"choices": _BY}),
-    ("--since", "AGE", "also the hits of traced runs since, and what they saved", {"type": verbs.age_of}),
+    ("--sort", None, "layers, or users: largest, or most entries first", {"choices": ("size", "entries")}),
+    ("--since", "AGE", "sum the traced runs since (default: all that are remembered)", {"type": verbs.age_of}),
     ("--neighbours", "also other caches of compiled code (Triton, CuPy …), read only"),
     ("--html", "FILE", "also draw it with every entry and finding, as one HTML page"),
     verbs.FORCE,
@@ -42,7 +48,6 @@ OPTIONS = (
 )
 #: Kernels that the table lists, the largest.
 _FEW_KERNELS = 20
-OF_USERS = verbs.OfUsers("layers", ("layer",), ("entries", "files", "bytes", "stale_bytes"))
 EPILOG = "A LAYER that is named is shown as with -v."
 
 
@@ -78,24 +83,19 @@ def total_of(roots: Sequence[RootReport], *, complete: bool = True) -> Total:
     usages = [root.usage for root in roots]
     complete = complete and all(usage.complete for usage in usages)
 
-    def known(*names: str) -> list[int]:
-        values = [getattr(usage, name) for usage in usages for name in names]
-        return [value for value in values if value is not None]
-
-    def least(*names: str) -> int | None:
-        return sum(known(*names)) or (0 if complete else None)
-
-    stale, stale_bytes = known("stale_entries"), known("stale_bytes")
+    nothing = 0 if complete else None
+    numbers = {name: [number for usage in usages if (number := getattr(usage, name)) is not None] for name in ADDED}
+    sums = {name: sum(of_roots) for name, of_roots in numbers.items()}
     return Total(
-        least("entries"),
-        least("files", "orphan_files"),
-        least("bytes", "orphan_bytes"),
+        sums["entries"] or nothing,
+        sums["files"] + sums["orphan_files"] or nothing,
+        sums["bytes"] + sums["orphan_bytes"] or nothing,
         complete,
-        sum(stale) if stale else None,
-        sum(stale_bytes) if stale_bytes else None,
-        least("orphan_bytes"),
-        sum(known("stale_unknown")),
-        least("unknown_files"),
+        sums["stale_entries"] if numbers["stale_entries"] else None,
+        sums["stale_bytes"] if numbers["stale_bytes"] else None,
+        sums["orphan_bytes"] or nothing,
+        sums["stale_unknown"],
+        sums["unknown_files"] or nothing,
     )
 
 
@@ -104,6 +104,8 @@ class LayerReport(NamedTuple):
     """One layer: its state, its roots and their sums; ``failures`` are the errors met while reading them.
 
     ``stale_seconds`` is about what it took to compile its stale entries, ``None`` if no trace has measured that.
+    ``limit`` are the bytes above which the library of a layer that holds something drops entries, ``None`` if there is
+    no limit or it is unknown. ``place`` is the root that holds most, else the one that the library writes to.
     """
 
     layer: str
@@ -115,6 +117,8 @@ class LayerReport(NamedTuple):
     failures: tuple[str, ...]
     total: Total
     stale_seconds: float | None = None
+    limit: int | None = None
+    place: Path | None = None
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -133,8 +137,8 @@ class Report(NamedTuple):
     """The whole stack at one moment (epoch seconds).
 
     ``leftovers`` are temporary folders that killed commands left outside the roots. ``neighbours`` are the caches of no
-    layer, ``pythons`` the sums by Python, ``drivers`` those by driver, ``kernels`` those by kernel, and ``runs`` those
-    of traced runs; ``None`` if not requested.
+    layer, ``pythons`` the sums by Python, ``drivers`` those by driver, ``kernels`` those by kernel; ``None`` if not
+    requested. ``runs`` are those of traced runs, ``None`` if none is remembered.
     """
 
     generated: float
@@ -171,14 +175,14 @@ def report(
     *,
     neighbours: bool = False,
     by: str | None = None,
-    since: float | None = None,
+    since: str | float | None = None,
 ) -> Report:
     """Count the entries of layers, and say whether each is on. Writes nothing into a cache.
 
     :param layers: names; none means all
     :param neighbours: also measure other caches of compiled code, which belong to no layer
     :param by: also sum the entries of each ``"driver"``, ``"kernel"`` or ``"python"``
-    :param since: also sum the runs that were traced in the last so many seconds
+    :param since: sum only the runs that were traced since this age, such as ``"30d"``, or in so many seconds
     :raises BadRequest: for an unknown layer
     """
     names, here = tuple(layers), stack.environment
@@ -193,10 +197,10 @@ def report(
         from cachectl.layers.host.neighbours import neighbours as measured
 
         result = result._replace(neighbours=tuple(measured(here)))
-    if since is not None:
+    if since is not None or os.path.lexists(user_state_folder(here) / LEDGER):
         from cachectl.watching import ledger
 
-        result = result._replace(runs=ledger.readable(here).since(here.clock() - since))
+        result = result._replace(runs=ledger.readable(here).since(moment_before(since, here.clock()) or 0))
     if by is not None:
         from cachectl import grouping
 
@@ -237,7 +241,9 @@ def _layer_report(layer: Layer) -> LayerReport:
         failures[reason_of(error)] = None
     total = total_of(roots, complete=not failures)
     known = (layer.name, layer.title, state, about.scope, about.precious)
-    return LayerReport(*known, tuple(roots), tuple(failures), total, _stale_seconds(layer, total))
+    limit = layer.limit if total.bytes else None
+    place = max(roots, key=lambda root: root.usage.bytes or 0).root.path if roots else None
+    return LayerReport(*known, tuple(roots), tuple(failures), total, _stale_seconds(layer, total), limit, place)
 
 
 def _stale_seconds(layer: Layer, total: Total) -> float | None:
@@ -291,11 +297,28 @@ def draw(result: Report, listed: listing.Listing, findings: Iterable[Finding]) -
 
     layers, total = [layer.layer for layer in result.layers], result.total
     head = {"generated": result.generated, "layers": layers, "complete": total.complete}
-    return page.draw({**head, "total": [total.entries, total.bytes]}, listed, findings)
+    filled = [layer.total for layer in result.layers if layer.total.entries]
+    is_known = all(one.stale_bytes is not None and not one.stale_unknown for one in filled)
+    return page.draw(
+        {**head, "total": [total.entries, total.bytes, total.stale_bytes or 0, is_known]}, listed, findings
+    )
 
 
-_NUMBERS = {"entries": units.count, "files": units.count, "size": units.size, "stale": units.size}
-_COLUMNS: Columns = {"layer": str, "state": str, **_NUMBERS}
+_NUMBERS = {"entries": units.count, "files": units.count, "size": units.size, "stale": units.size, "limit": units.size}
+_COLUMNS: Columns = {"layer": str, "state": str, **_NUMBERS, "place": str}
+_NUMBERS_OF_USERS = ("entries", "files", "bytes", "stale_bytes")
+#: What ``--all-users`` shows with ``--by``.
+_SHARES = {
+    "driver": verbs.OfUsers("drivers", ("layer", "versions", "device"), ("entries", "bytes")),
+    "kernel": verbs.OfUsers("kernels", ("kernels", "layers"), ("entries", "bytes")),
+    "python": verbs.OfUsers("pythons", ("python", "packages"), ("entries", "bytes")),
+}
+
+
+def of_users(options: argparse.Namespace) -> verbs.OfUsers:
+    """Return a line a user, or with ``-v`` a layer, or what ``--by`` names."""
+    layers = verbs.OfUsers("layers", ("layer",) if options.verbose else (), _NUMBERS_OF_USERS)
+    return _SHARES.get(options.by, layers)._replace(order="entries" if options.sort == "entries" else "bytes")
 
 
 def table(result: Report, _request: verbs.Request) -> Table:
@@ -303,15 +326,20 @@ def table(result: Report, _request: verbs.Request) -> Table:
     rows = []
     for layer in result.layers:
         total = layer.total
-        numbers = (total.entries, total.files, total.bytes, total.stale_bytes)
-        rows.append((layer.layer, layer.state.condition.value, *numbers))
+        numbers = (total.entries, total.files, total.bytes, total.stale_bytes, layer.limit)
+        rows.append((layer.layer, layer.state.condition.value, *numbers, str(layer.place or units.DASH)))
     return Table(_COLUMNS, rows)
 
 
 def show(result: Report, request: verbs.Request) -> Iterator[object]:
     """Yield the sums, a table of layers, and problems; with ``-v`` also reasons and places."""
+    if request.options.sort is not None:
+        order = attrgetter("total.entries" if request.options.sort == "entries" else "total.bytes")
+        result = result._replace(layers=tuple(sorted(result.layers, key=lambda layer: -(order(layer) or 0))))
     verbose = bool(request.options.verbose or request.options.layers)
-    return lines(result, str(request.environment.home_folder), verbose=verbose)
+    yield from lines(result, str(request.environment.home_folder), verbose=verbose)
+    if (most := request.config.get("prune.max-size")) is not None:
+        yield f"cachectl prune leaves {units.size(most)} (prune.max-size)"
 
 
 def lines(result: Report, home: str, *, verbose: bool = False) -> Iterator[object]:
@@ -321,8 +349,17 @@ def lines(result: Report, home: str, *, verbose: bool = False) -> Iterator[objec
     for layer in shown:
         yield from _outdated(layer)
     if shown:
-        rows = [(layer.layer, layer.state.condition.value, *_cells(layer.total)) for layer in shown]
-        yield from ("", Table(_COLUMNS, rows, ("total", "", *_cells(total)[:3], "")))
+        rows = [
+            (
+                layer.layer,
+                layer.state.condition.value,
+                *_cells(layer.total),
+                layer.limit,
+                units.short_path(layer.place or units.DASH, home),
+            )
+            for layer in shown
+        ]
+        yield from ("", Table(_COLUMNS, rows, ("total", "", *_cells(total)[:3], "", "", "")))
     if hidden := len(result.layers) - len(shown):
         yield f"{plural(hidden, 'more layer' if shown else 'layer')}: nothing here; -v shows all"
     if not total.complete:
@@ -369,8 +406,11 @@ def _others(result: Report, home: str) -> Iterator[object]:
     if result.kernels is not None:
         yield from _kernels(result.kernels, result)
     if (runs := result.runs) is not None:
-        sums = f"{plural(runs.hits, 'hit')} saved at least {runs.saved:.1f} s, misses took {runs.missed:.1f} s"
-        yield from ("", f"{plural(runs.runs, 'traced run')} of {runs.seconds:.1f} s: {sums}")
+        hits, since = plural(runs.hits, "hit"), "" if runs.first is None else f" since {units.moment(runs.first)}"
+        if runs.misses is not None and (lookups := runs.hits + runs.misses):
+            hits = f"{hits} of {plural(lookups, 'lookup')} ({100 * runs.hits // lookups} %)"
+        sums = f"{hits} saved at least {runs.saved:.1f} s, misses took {runs.missed:.1f} s"
+        yield from ("", f"{plural(runs.runs, 'traced run')} of {runs.seconds:.1f} s{since}: {sums}")
     if result.neighbours is not None:
         columns: Columns = {"neighbours": str, "files": units.count, "size": units.size, "place": str}
         caches = [

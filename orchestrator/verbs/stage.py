@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -62,7 +62,7 @@ def run(request: verbs.Request) -> int:
     world = job.ranks.world
     with signals_held() as signals:
         try:
-            return _run(request.command, job, signals)
+            return _run(request, job, signals)
         except BadRequest:
             if world.rank == 0:
                 raise
@@ -74,21 +74,23 @@ def run(request: verbs.Request) -> int:
             raise
 
 
-def _run(command: Sequence[str], job: Job, signals: child.Signals) -> int:
+def _run(request: verbs.Request, job: Job, signals: child.Signals) -> int:
     from cachectl import stage
     from cachectl.switching import child
 
     world = job.ranks.world
-    staged = stage.stage_in(job)
+    with request.output.progress("staging"):
+        staged = stage.stage_in(job)
     try:
         with _watched(job, staged) as variables:
-            status = child.run(command, {**staged.variables, **variables}, job.environment, signals)
+            status = child.run(request.command, {**staged.variables, **variables}, job.environment, signals)
     except child.CannotStart as error:
         job.notice(f"rank {world.rank}: {error}")
         status = error.status
     if status > 128:  # noqa: PLR2004 - what a shell gives for a signal
         job.notice(f"rank {world.rank}: the command was ended by signal {status - 128}")
-    stage.stage_out(job, staged)
+    with request.output.progress("gathering new entries"):
+        stage.stage_out(job, staged)
     stage.wait_for_all(world)
     highest = int(world.allreduce(status, op=max))
     staged.remove()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl import verbs
+from cachectl.config import Limits
 from cachectl.exchange import place, trust, wire
 from cachectl.exchange.store import StoreCollection, place_of
 from cachectl.layers.base.errors import BadRequest, CachectlError
@@ -164,26 +165,29 @@ class SharedStore:
         newest = None if self._place.is_bundle else wire.made_of(names[-1])
         return ListedKey(group, key.layer, len(sizes), sum(sizes), len(parts), unsigned, newest, dict(key.facts))
 
-    def gc(self, *, older_than: float | None = None, max_size: int | None = None, dry_run: bool = False) -> Collection:
+    def gc(
+        self, *, older_than: str | float | None = None, max_size: str | int | None = None, dry_run: bool = False
+    ) -> Collection:
         """Remove old index parts, and packs that nothing lists.
 
         Unlisted packs stay for a day: a push may be about to list them. A bundle has one writer, so that they are
         removed at once.
 
-        :param older_than: seconds since a part was pushed; a bundle has no times
-        :param max_size: bytes of packs that stay; the oldest parts go first
+        :param older_than: since a part was pushed, in seconds or as ``"30d"``; a bundle has no times
+        :param max_size: bytes of packs that stay, or ``"2G"``; the oldest parts go first
         :param dry_run: remove nothing
         :raises BadStore: if an index part is damaged: nothing is removed, because what it lists is unknown
         """
         if self._place.is_bundle and older_than is not None:
             raise BadRequest("a bundle has no times; give --max-size, or gc without a limit")
+        limits = Limits(older_than=older_than, max_size=max_size, now=self._environment.clock())
         try:
-            return self._collect(older_than, max_size, dry_run=dry_run)
+            return self._collect(limits, dry_run=dry_run)
         except place.Gone:
             # Another gc has removed a part after it was listed.
-            return self._collect(older_than, max_size, dry_run=dry_run)
+            return self._collect(limits, dry_run=dry_run)
 
-    def _collect(self, older_than: float | None, max_size: int | None, *, dry_run: bool) -> Collection:
+    def _collect(self, limits: Limits, *, dry_run: bool) -> Collection:
         store, now = self._place, self._environment.clock()
         # Before the index: what is listed by then is not taken for unlisted.
         contents = {name: written for folder in place.FOLDERS for name, written in store.names(folder).items()}
@@ -195,10 +199,10 @@ class SharedStore:
         old: list[str] = []
         # The oldest first.
         for name, part in parts.items():
-            is_old = older_than is not None and wire.made_of(name) < now - older_than
+            is_old = limits.before is not None and wire.made_of(name) < limits.before
             # Readers remember the parts of the newest second together.
             is_same = bool(old) and wire.made_of(old[-1]) == wire.made_of(name)
-            if is_old or is_same or (max_size is not None and kept > max_size):
+            if is_old or is_same or (limits.bytes is not None and kept > limits.bytes):
                 old.append(name)
                 uses.subtract(list(part.packs))
                 kept -= sum(sizes.get(pack, 0) for pack in part.packs if not uses[pack])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Iterator, Mapping
 
 from cachectl import layer_set, listing, verbs
+from cachectl.layers.base.text import plural
 from cachectl.layers.core.codes import UNREADABLE
 from cachectl.layers.core.finding import Finding
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.root import Root
+from cachectl.show import units
 from cachectl.show.table import Table
 
 EXAMPLE = "cachectl verify pocl"
@@ -48,13 +51,16 @@ def run(request: verbs.Request) -> listing.Findings:
 
 
 def show(result: listing.Findings, request: verbs.Request) -> Iterator[object]:
-    """Yield each finding; with ``-v`` also what no check of an entry can show."""
-    yield from findings_lines(result, "no damage found")
+    """Yield the findings; with ``-v`` also harmless ones, and what no check of an entry can show."""
+    yield from findings_lines(result, "no damage found", verbose=request.options.verbose)
     if request.options.verbose:
         yield from not_checked_lines(result.not_checked)
 
 
-OF_USERS = verbs.OfUsers("findings", ("layer", "severity", "message", "fix"))
+def of_users(options: argparse.Namespace) -> verbs.OfUsers:
+    """Return findings, those of one layer, code and fix together on a screen without ``-v``."""
+    texts = ("layer", "severity", "message", "fix")
+    return verbs.OfUsers("findings", texts, same=texts if options.verbose or options.csv else ("layer", "code", "fix"))
 
 
 def table(result: listing.Findings, _request: object) -> Table:
@@ -67,20 +73,34 @@ def table(result: listing.Findings, _request: object) -> Table:
     return Table(dict.fromkeys(titles, str), rows)
 
 
-def findings_lines(result: listing.Findings, nothing: str) -> Iterator[object]:
-    """Yield each finding with its effect, and its fix on a line of its own to copy; or ``nothing`` if there is none."""
+def findings_lines(result: listing.Findings, nothing: str, *, verbose: bool) -> Iterator[object]:
+    """Yield findings with their effect, those of one code and fix together, and the fix on a line of its own to copy.
+
+    Those without harm are counted unless ``verbose``; if there are no others, ``nothing`` is yielded.
+    """
+    groups: dict[tuple[str, str, str, str], list[str]] = {}
+    harmless = 0
     for finding in result.findings:
+        if not verbose and listing.is_harmless(finding):
+            harmless += 1
+            continue
         where = finding.key if finding.key is not None else str(finding.root)
-        yield f"{', '.join(finding.layers or (finding.layer,))}: {where}: {finding.message} ({finding.severity.value})"
-        yield [f"  fix: {finding.fix}"]
-    if not result.findings:
+        layers = ", ".join(finding.layers or (finding.layer,))
+        state = (layers, finding.code, finding.severity.value, finding.fix)
+        groups.setdefault(state, []).append(f"{where}: {finding.message}")
+    for (layers, code, effect, fix), texts in groups.items():
+        if len(texts) == 1:
+            yield f"{layers}: {texts[0]} ({effect})"
+        else:
+            yield f"{layers}: {len(texts):,} times {code} ({effect})"
+            yield from (f"  {text}" for text in units.examples(texts, verbose=verbose))
+        yield [f"  fix: {fix}"]
+    if not groups:
         yield nothing
+    if harmless:
+        yield f"{plural(harmless, 'harmless finding')}: -v shows all"
 
 
 def not_checked_lines(not_checked: Mapping[str, str] | None) -> Iterator[object]:
     """Yield what was not checked by layer, each reason once."""
-    layers_by_reason: dict[str, list[str]] = {}
-    for layer, reason in (not_checked or {}).items():
-        layers_by_reason.setdefault(reason, []).append(layer)
-    for reason, layers in layers_by_reason.items():
-        yield f"{', '.join(layers)}: not checked: {reason}"
+    yield from (f"{layers}: not checked: {reason}" for layers, reason in units.merged(not_checked or {}))

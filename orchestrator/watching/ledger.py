@@ -23,10 +23,11 @@ from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.base.errors import PARSE_ERRORS, CachectlError, reason_of
 from cachectl.layers.core.entry import Entry
 from cachectl.layers.disk import atomic, handles, plain, temporaries
+from cachectl.watching import LEDGER
 
 SCHEMA = "cachectl/ledger/1"
 FORGET = "cachectl trace --forget"
-_FILE = "ledger.json"
+_FILE = LEDGER.rpartition("/")[2]
 #: Bytes of the file; the kernels that were not built for longest are dropped.
 _LARGEST = 8 << 20
 #: Different builds that are kept of a name, runs of which their keys are kept, and keys of lookups.
@@ -101,13 +102,19 @@ class Run(NamedTuple):
     seconds: float
     missed: float
     saved: float
+    misses: int | None = None
 
 
 class Sums(NamedTuple):
-    """The sums of several traced runs: how many, hits, and seconds that they took, lost by misses, saved by hits."""
+    """The sums of several traced runs: how many, hits, and seconds that they took, lost by misses, saved by hits.
+
+    ``first`` is when the first began (epoch seconds), and ``misses`` their number; ``None`` if that is unknown.
+    """
 
     runs: int
     hits: int
+    misses: int | None
+    first: float | None
     seconds: float
     missed: float
     saved: float
@@ -132,8 +139,10 @@ class Ledger(NamedTuple):
     def since(self, moment: float) -> Sums:
         """Return the sums of the runs since a moment in epoch seconds."""
         runs = [run for run in self.runs if run.at >= moment]
-        hits, *seconds = (sum(column) for column in zip(*(run[1:] for run in runs), strict=True)) if runs else (0,) * 4
-        return Sums(len(runs), int(hits), *map(float, seconds))
+        hits, *seconds = (sum(column) for column in zip(*(run[1:5] for run in runs), strict=True)) if runs else (0,) * 4
+        misses = [run.misses for run in runs if run.misses is not None]
+        known = sum(misses) if len(misses) == len(runs) else None
+        return Sums(len(runs), int(hits), known, runs[0].at if runs else None, *map(float, seconds))
 
     def worth(self, entries: Sequence[Entry]) -> list[float]:
         """Return the seconds that each entry saves: those of its kernel in its layer, shared by the entries of both.
@@ -287,6 +296,6 @@ def _encode(ledger: Ledger) -> bytes:
         if left < 0:
             break
         kernels[name] = fields
-    runs = [list(run) for run in ledger.runs[-_MOST_RUNS:]]
+    runs = [[value for value in run if value is not None] for run in ledger.runs[-_MOST_RUNS:]]
     removals = [list(removal) for removal in ledger.removals[-_MOST_REMOVALS:]]
     return encode_json({"schema": SCHEMA, "kernels": kernels, "runs": runs, "removals": removals})

@@ -334,8 +334,8 @@ class Judge:
             )
         summary = trace.summary
         if summary is not None:
-            hits = sum(use.hits or 0 for use in trace.layers)
-            book.runs.append(ledger.Run(trace.started, hits, trace.wall_seconds, summary.missed, saved))
+            hits, misses = (sum(getattr(use, name) or 0 for use in trace.layers) for name in ("hits", "misses"))
+            book.runs.append(ledger.Run(trace.started, hits, trace.wall_seconds, summary.missed, saved, misses))
 
 
 def _loss(missed: Sequence[timeline.MissedKernel], slow: str, lost: str) -> str:

@@ -165,7 +165,10 @@ def test_a_value_of_any_bytes_reaches_the_shell(home: Home) -> None:
     [
         # A terminal need not obey what a key holds, and a warning stands on a line without the progress.
         ("output.show_raw(['a\\x1b[31mb'])", "a\\x1b[31mb\n"),
-        ("with output.progress() as show: show('purging'); output.warn('w')", "purging\r\x1b[Kcachectl: w\n"),
+        (
+            "import time\nwith output.progress('purging') as step: step(9); time.sleep(0.9); output.warn('w')",
+            "purging 9\r\x1b[Kcachectl: w\n",
+        ),
     ],
 )
 def test_a_terminal_shows_texts_as_they_are(home: Home, lines: str, shown: str) -> None:

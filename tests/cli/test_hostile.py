@@ -170,7 +170,7 @@ def test_every_variable_in_turn_costs_nobody_anything(world: World, platform: st
         stack.plan_clear(layers=hostile.user_layers(stack)),
         stack.plan_clear(),
         plan_prune(stack.clearable(), Limits(stale=True), lambda _: None),
-        plan_prune(stack.clearable(), Limits(bytes=0)),
+        plan_prune(stack.clearable(), Limits(max_size=0)),
     ):
         assert hostile.applied(planned) == 0
     assert changed(before, hash_tree(world.home, world.outside, world.empty)) == set()

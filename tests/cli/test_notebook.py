@@ -45,7 +45,7 @@ def test_facts_and_magics_in_a_notebook(home: Home) -> None:
         "import cachectl\nstack = cachectl.Stack()\nstack.report()",
         "%load_ext cachectl",
         build,
-        f"%%cold\n{build}\nprint('built')",
+        f"%%disabled\n{build}\nprint('built')",
         f"%%traced\n{build.replace('nb', 'other')}",
         f"%%traced\n{build}",
         "stack.plan_clear(layers=['pocl'])",

@@ -230,7 +230,7 @@ def test_a_bundle_travels_through_a_registry(small: Path, home: Home, real_regis
     assert done.digest == hashlib.sha256(small.read_bytes()).hexdigest()
     assert stack.push(url).moved == 0
     stack.purge()
-    assert stack.pull(url, trust.Trust(sha256=done.digest)).total.placed == 3
+    assert stack.pull(url, trust.Trust(digest=done.digest)).total.placed == 3
     add_kernels(home, [20])
     assert stack.push(url).total.placed == 1
     assert stack.store(url).verify().entries == 4
@@ -258,7 +258,7 @@ def test_a_signer_is_named_as_far_as_the_list_says_who_it_is(
             trust.signer(*allowed, b"text", b"")
     with pytest.raises(errors.BadRequest, match="ssh-keygen -t ed25519 -f"):
         trust.sign(b"text", f"{tmp_path}/none")
-    for wrong in ({}, {"sha256": "0" * 64, "blindly": True}, {"sha256": "12"}):
+    for wrong in ({}, {"digest": "0" * 64, "trust": True}, {"digest": "12"}):
         with pytest.raises(errors.BadRequest):
             trust.Trust(**wrong)
 

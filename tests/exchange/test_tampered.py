@@ -117,7 +117,7 @@ def test_random_changes_of_any_file_are_refused(
         if name == "store":
             refused(home, store, draw.choice([signed, TRUSTED]))
             continue
-        refused(home, store, trust.Trust(sha256=hashlib.sha256(whole).hexdigest()))
+        refused(home, store, trust.Trust(digest=hashlib.sha256(whole).hexdigest()))
         with suppress(place.BadStore, trust.Untrusted, place.Missing):
             # Some bytes of a zip say nothing that is used.
             assert (how, home.stack.pull(str(store), TRUSTED).total.placed) == ("flip", 9)
@@ -139,7 +139,7 @@ def test_signatures_and_digests_decide_before_anything_is_parsed(
         assert "no part of its index" in refused(
             home, store, trust.Trust(allowed_signers=str(eve.with_name("allowed")))
         )
-        assert "its digest is" in refused(home, store, trust.Trust(sha256="0" * 64))
+        assert "its digest is" in refused(home, store, trust.Trust(digest="0" * 64))
         with pytest.raises(AssertionError, match="it was parsed"):
             stack.pull(store, TRUSTED)
     # A part of somebody else is left out and named; one that was changed needs a new signature.
@@ -152,7 +152,7 @@ def test_signatures_and_digests_decide_before_anything_is_parsed(
     assert [note.because for note in done.left_out] == [f"signed by nobody in {key.with_name('allowed')}"]
     done = stack.pull(store, signed)
     assert (done.total.placed, done.total.there, done.trusted) == (2, 7, ("signed by ann@example.org",))
-    assert stack.pull(store, trust.Trust(sha256=digest)).total.there == 9
+    assert stack.pull(store, trust.Trust(digest=digest)).total.there == 9
 
 
 @as_root
@@ -274,7 +274,7 @@ def test_an_older_state_is_refused_where_the_newer_one_was_read(
     shutil.rmtree(store)
     shutil.copytree(good / "older", store)
     digest = stack.store(store).ls().digest
-    assert stack.pull(store, trust.Trust(sha256=digest)).total.placed == 7
+    assert stack.pull(store, trust.Trust(digest=digest)).total.placed == 7
     assert stack.pull(store, signed).total.there == 7
 
 

@@ -200,7 +200,7 @@ def test_no_command_in_a_namespace_of_processes_removes_a_lock(home: Home, locke
     """A container may share the home with programs that it does not see; as soon as they are seen, the lock goes."""
     _, lock = locked
     alone = ("unshare", "-p", "-f", "--mount-proc")
-    done = home.run(*alone, *CACHECTL, "doctor", "pyopencl", check=False)
+    done = home.run(*alone, *CACHECTL, "doctor", "-v", "pyopencl", check=False)
     assert "whose holder is unknown (not all programs of this machine" in done.stdout
     for verb in ("prune --stale pyopencl", "purge pyopencl"):
         home.run(*alone, *CACHECTL, *verb.split())

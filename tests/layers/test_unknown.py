@@ -86,7 +86,7 @@ def test_another_width_version_or_name_is_counted_not_damaged_and_stays(name: st
             assert all(clear(layer, key=key).failed for key in unknown), said
             assert unknown <= {note.key for note in clear(layer).skipped}, said
             put_many(layer, list(filter(None, artifacts)))
-            plan_prune([layer], Limits(bytes=0), lambda _: None).apply()
+            plan_prune([layer], Limits(max_size=0), lambda _: None).apply()
         assert {file: (root / file).read_bytes() for file in before} == before, said
         shutil.rmtree(home)
 

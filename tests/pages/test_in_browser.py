@@ -104,6 +104,14 @@ def test_the_map_has_areas_of_the_bytes_and_is_walked_by_keys_and_by_mouse(brows
     assert browser.messages == []
 
 
+def test_a_small_screen_shows_whole_cells(browser: Browser, file: Path) -> None:
+    browser.open(draw(*make_report()), file, width=400)
+    cells = "[...document.querySelectorAll('td')]"
+    assert browser.evaluate(f"{cells}.filter((cell) => cell.getBoundingClientRect().right > innerWidth).length") == 0
+    assert len(browser.evaluate(f"{cells}.map((cell) => cell.textContent)")) > 0
+    assert browser.find("facts").text.startswith("findings")
+
+
 def test_entries_are_searched_sorted_and_filtered(browser: Browser, file: Path) -> None:
     report, listing, findings = make_report()
     browser.open(draw(report, listing, findings), file)

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.miopen_kernels import store, stored_whole, user_file
 
-TRUSTED = Trust(blindly=True)
+TRUSTED = Trust(trust=True)
 #: How many numbers each writer has.
 SPAN = 1_000_000
 

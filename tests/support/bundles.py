@@ -14,7 +14,7 @@ from cachectl.exchange.bundle import BundlePlace
 from cachectl.exchange.store import StoreCollection
 from cachectl.layers.host.here import this_environment
 
-TRUSTED = trust.Trust(blindly=True)
+TRUSTED = trust.Trust(trust=True)
 
 
 def keys(home: Home) -> set[tuple[str, str]]:

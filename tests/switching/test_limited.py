@@ -105,7 +105,7 @@ def test_blocks_of_a_program_leave_them_out_and_say_so(limited: Home) -> None:
 @thorough_only
 def test_a_session_of_pytest_runs_without_them(limited: Home) -> None:
     (limited.path / "test_it.py").write_text(
-        "def test_cold(cold_caches): assert cold_caches['readonly'].status == 'on'\n"
+        "def test_cold(disabled_caches): assert disabled_caches['readonly'].status == 'on'\n"
         "def test_isolated(isolated_caches): pass\n"
     )
     (limited.path / "pytest.ini").write_text("[pytest]\n")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from documents import validated
 from homes import PROGRAMS, Home
 from support.accounts import account, install_for_all
 from support.hostile import PYTHON, database, hash_tree, link
@@ -225,7 +226,7 @@ def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) ->
     assert totals[0]["entries"] > 20
     before = hash_tree(outside, people.bob.home / ".cache")
 
-    document = people.json("report --all-users")
+    document = validated(people.json("report --all-users"))
     reported = [(user["user"], user["total"]) for user in document["users"]]
     assert reported == [(person.name, total) for person, total in zip(everybody, totals, strict=True)]
     for number in ("entries", "files", "bytes"):
@@ -233,7 +234,12 @@ def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) ->
     assert document["complete"] == all(total["complete"] for total in totals)
 
     ann, bob = people.ann.name, people.bob.name
-    table = people.cachectl(f"report --user {ann} --user {bob}").stdout.splitlines()
+    _, *lines, _ = (line.split() for line in people.cachectl("report --all-users").stdout.splitlines())
+    sizes = {person.name: total["bytes"] or 0 for person, total in zip(everybody, totals, strict=True)}
+    assert [line[0] for line in lines] == sorted(sizes, key=lambda name: -sizes[name])
+    kernels = people.cachectl(f"report --user {ann} --user {bob} --by kernel").stdout.splitlines()
+    assert (kernels[0].split()[:2], {line.split()[0] for line in kernels[1:-1]}) == (["user", "kernels"], {ann, bob})
+    table = people.cachectl(f"report -v --user {ann} --user {bob}").stdout.splitlines()
     assert table[0].split() == ["user", "layer", "entries", "files", "bytes", "stale_bytes"]
     assert {line.split()[0] for line in table[1:]} == {ann, bob, "total"}
     listed = people.cachectl(f"ls --user {ann} --limit=2 --csv").stdout.splitlines()

@@ -96,7 +96,7 @@ def test_a_purge_of_a_database_leaves_every_other_byte(widths: tuple[int, ...], 
 @pytest.mark.parametrize("store", ["multi-file", DATABASE])
 def test_a_prune_removes_what_it_counts(store: str, widths: tuple[int, ...], tmp_path: Path) -> None:
     layer, _, entries = filled(tmp_path, store, widths)
-    (plan,) = plan_prune([layer], Limits(bytes=0)).layers
+    (plan,) = plan_prune([layer], Limits(max_size=0)).layers
     # What is another program's is no failure.
     assert (len(plan.entries), plan.failed) == (4 * len(widths), ())
     assert layer.clear(plan).removed == 4 * len(widths)
@@ -249,7 +249,7 @@ def require_refused(layer: MesaShaderCache, folder: Path, new: str) -> None:
     for outcome in (clear(layer), clear_damaged(layer), *(clear(layer, key=name) for name in known)):
         assert outcome.removed == 0
     assert {note.because for note in (*clear(layer).failed, *clear(layer).skipped)} == {findings[0].message}
-    for limits, reasons in ((Limits(bytes=0), [findings[0].message]), (Limits(stale=True), [])):
+    for limits, reasons in ((Limits(max_size=0), [findings[0].message]), (Limits(stale=True), [])):
         (plan,) = plan_prune([layer], limits, lambda _: None).layers
         assert [note.because for note in plan.skipped] == reasons
     assert snapshot(folder) == before
