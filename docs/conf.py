@@ -16,8 +16,10 @@ release: str = __version__
 
 extensions: list[str] = [
     *("myst_parser", "sphinx.ext.autodoc", "sphinx.ext.intersphinx", "sphinxarg.ext"),
-    *("tables", "schemas"),
+    *("tables", "schemas", "sphinx_copybutton"),
 ]
+# The button copies commands without their prompts and outputs.
+copybutton_prompt_text = "$ "
 # The inventories hold the few names that these pages refer to: a build needs no network and gives the same pages.
 intersphinx_mapping: dict[str, tuple[str, str]] = {
     "python": ("https://docs.python.org/3", "inventories/python.inv"),

@@ -7,14 +7,35 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from argparse_manpage.manpage import Manpage
 
 from cachectl import __version__
 from cachectl.cli.completion import script
-from cachectl.cli.main import build_parser
+from cachectl.cli.main import VERBS, build_parser, verb_module
 
+#: What the grammar does not say, by the names that manual pages use.
+SECTIONS = {
+    "EXIT STATUS": (
+        ("0", "done; what was skipped is printed"),
+        ("1", "something failed, was refused, is missing or damaged, or a proof does not hold"),
+        ("2", "misuse: an option, layer, age or size that does not exist"),
+        ("126, 127", "run, trace, bench and stage: the command could not be started, or was not found"),
+        ("128+n", "run, trace, bench and stage: signal n ended the command; else its own status"),
+    ),
+    "FILES": (
+        ("$XDG_CONFIG_HOME/cachectl/config.toml", "settings, see cachectl config"),
+        ("$XDG_STATE_HOME/cachectl/", "the ledger of traces, drivers seen on this host, temporary folders; private"),
+    ),
+    "ENVIRONMENT": (
+        ("CACHECTL_CONFIG", "the file of settings"),
+        ("CACHECTL_NODE", "the name of this node for stage, if not that of the host"),
+        ("NO_COLOR", "no colours"),
+        ("TMPDIR, XDG_*", "where temporary folders, settings and state are"),
+    ),
+}
 SHARE = Path(__file__).parent / "share"
 #: Where each shell looks for completions below a prefix.
 PLACES = {
@@ -35,9 +56,22 @@ def files() -> dict[str, str]:
         "description": "see, clear, switch and prove every kernel cache of the OpenCL stack",
     }
     manual = str(Manpage(build_parser(), format="single-commands-section", _data=page))
+    examples = ((verb_module(name).EXAMPLE, "") for name in VERBS)
+    sections = {**SECTIONS, "EXAMPLES": tuple(examples)}
+    more = "".join(_section(title, rows) for title, rows in sections.items())
+    manual = manual.replace(".SH COMMENTS", f"{more}.SH COMMENTS")
     # The day when it was made would make it another file each day.
     manual = re.sub(r'^(\.TH CACHECTL "1") "[^"]*"', r'\1 ""', manual)
     return {"man/man1/cachectl.1": manual, **{place: f"{script(shell)}\n" for shell, place in PLACES.items()}}
+
+
+def _section(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    """Return a section of the manual: terms with their meaning, in the roff language."""
+    lines = [f".SH {title}"]
+    for term, meaning in rows:
+        bold, plain = (text.replace("\\", "\\\\").replace("-", "\\-") for text in (term, meaning))
+        lines += [".TP", f"\\fB{bold}\\fR", *([plain] if plain else [])]
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:

@@ -112,7 +112,7 @@ PLUGIN = Code(
 STALE = Code(
     "stale",
     (WASTES,),
-    "Entries of a driver that was [seen here and has gone](cli/stale.md).",
+    "Entries of a driver that was [seen here and has gone](cli/common.md#stale).",
     "`cachectl prune --stale LAYER`.",
 )
 LEAKED = Code(
