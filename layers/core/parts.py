@@ -124,8 +124,9 @@ class Lookups(NamedTuple):
     weigh: Callable[[str], int | None] = lambda _: None
     #: Returns what was compiled into a program that a listener saw stored, and when; nothing if that is unknown.
     compilations: Callable[[str], tuple[Compilation, ...]] = lambda _: ()
-    #: Returns what was compiled into an entry of this path since a moment (epoch seconds), in words.
-    compiled_since: Callable[[str, float], tuple[str, ...]] = lambda *_: ()
+    #: Returns what was compiled into an entry of this path since a moment: the kernel and its launch, in words, and
+    #: when. Moments are in epoch seconds.
+    compiled_since: Callable[[str, float], tuple[tuple[str, str, float], ...]] = lambda *_: ()
     #: Returns the part of a driver's error stream that is not the driver's.
     other_output: Callable[[bytes], bytes] = lambda heard: heard
 

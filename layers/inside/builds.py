@@ -136,9 +136,13 @@ def _watch_launches(module: Any, notes: Any) -> None:
     driver = module._cl  # noqa: SLF001
 
     def launched(call: Any) -> None:
-        kernel = call.get(1, "kernel")
-        if not getattr(kernel, "_cachectl_launched", False):
-            kernel._cachectl_launched = True  # noqa: SLF001
+        kernel, grid, size = call.get(1, "kernel"), call.get(2, "global_work_size"), call.get(3, "local_work_size")
+        # A driver may compile for another size of the work-groups, an offset, or a large grid.
+        sizes = grid if hasattr(grid, "__iter__") else (grid,)
+        variant = (str(size), str(call.get(4, "global_work_offset")), [int(one).bit_length() for one in sizes])
+        variants = getattr(kernel, "_cachectl_launched", ())
+        if variant not in variants:
+            kernel._cachectl_launched = (*variants, variant)  # noqa: SLF001
             name = str(kernel.function_name)
             notes.here.launched = getattr(notes.here, "launched", 0) + 1
             vars(notes.here).setdefault("running", []).append(name)

@@ -115,14 +115,14 @@ def _compilations(path: str) -> tuple[Compilation, ...]:
     return tuple(found)
 
 
-def _compiled_since(path: str, moment: float) -> tuple[str, ...]:
-    """Return the kernels that were compiled at a launch, each with the size of its work-groups.
+def _compiled_since(path: str, moment: float) -> tuple[tuple[str, str, float], ...]:
+    """Return the kernels that were compiled at a launch, each with the size of its work-groups, and when.
 
     A folder is named after that size, and after what else the code is for: ``16-1-1-goffs0-smallgrid``.
     """
     with suppress(OSError):
         return tuple(
-            f"{native.parents[1].name} ({_shape(*native.parent.name.split('-'))})"
+            (native.parents[1].name, _shape(*native.parent.name.split("-")), native.stat().st_ctime)
             for suffix in NATIVE
             for native in sorted(Path(path).glob(f"*/*/*{suffix}"))
             if native.stat().st_ctime >= moment

@@ -131,6 +131,11 @@ class Evidence:
             return states[0]
         return State(UNKNOWN, "it is on in some programs of the run only")
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a file that holds many entries was opened, of which no event says what is read."""
+        return bool(self._shared)
+
     def used_later(self) -> frozenset[str]:
         """Return the paths of entries that were there before the run, and that were used since it began."""
         before = self.before or {}
@@ -138,8 +143,11 @@ class Evidence:
         used = ((path, entry.used) for path, entry in after.items() if path in before)
         return frozenset(path for path, moment in used if moment is not None and moment >= self._began)
 
-    def compiled_later(self) -> Iterator[str]:
-        """Yield what was compiled in the run into entries that were there before it, and that it used."""
+    def compiled_later(self) -> Iterator[tuple[str, str, float]]:
+        """Yield what was compiled in the run into entries that were there before it, and that it used.
+
+        That is the kernel, and its launch, and when, in epoch seconds.
+        """
         for path in sorted(self.used_later()):
             yield from self.part.compiled_since(path, self._began)
 

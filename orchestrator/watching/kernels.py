@@ -150,9 +150,9 @@ def _outcomes(
         if span.layer:
             misses[span.kernel or ""][span.layer].append(((span.process, span.thread), span.start, end))
     for kernel, entry in _entries(trace, kernels):
-        if entry.stores and entry.layer not in misses[kernel]:
+        if entry.stores:
             # A driver may compile at the launch; else what such a miss took does not show.
-            misses[kernel][entry.layer] = [
+            misses[kernel][entry.layer] += [
                 ((span.process, span.thread), span.start, span.end)
                 for span in trace.spans
                 if span.stage == "launch" and {*kernel.split()} & {*(span.kernel or "").split()}

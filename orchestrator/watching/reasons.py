@@ -203,16 +203,10 @@ class Reasons:
 
 
 def _of_another_program(seen: Seen, then: ledger.Known) -> str:
-    """Say that only another program is known to have built a kernel of this name, and that from something else."""
-    programs = {build.program for build in then.builds}
-    own = [build for build in seen.builds if build.program not in programs]
-    alike = {build._replace(program="") for build in then.builds}
-    if (
-        not then.builds
-        or not own
-        or len(own) < len(seen.builds)
-        or {build._replace(program="") for build in own} & alike
-    ):
+    """Say that only another program is known to have built a kernel of this name, and that from another source."""
+    programs, sources = ({getattr(build, name) for build in then.builds} for name in ("program", "source"))
+    own = [build for build in seen.builds if build.program not in programs and build.source not in sources]
+    if not then.builds or not own or len(own) < len(seen.builds):
         return ""
     names = (own[0].program, then.builds[-1].program)
     short = [os.path.basename(name) for name in names]

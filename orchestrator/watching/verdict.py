@@ -26,6 +26,8 @@ _NOTHING = 0.01
 _ALWAYS = 3
 #: Entries of a cache that is verified after a command has failed.
 _MOST_VERIFIED = 2000
+#: Seconds by which the time of a file may be off that of the launch that made it.
+_LATE = 0.05
 #: How a process pool of Python starts its workers.
 _WORKER = "multiprocessing.spawn"
 #: Kernels of earlier runs with which one of a new name is compared.
@@ -52,7 +54,7 @@ class Judge:
         self.kernels = read_kernels(layers, trace, events)
         self._reasons = Reasons(layers, self._states, book)
         self._known = {} if book is None else book.kernels
-        self.late = {name: late for name, layer in layers.items() if (late := tuple(layer.compiled_later()))}
+        self.late = {name: late for name, layer in layers.items() if (late := tuple(self._launched(layer)))}
         started = {event["pid"]: event for event in events if event["event"] == "started" and not event.get("forked")}
         ended = {event["pid"] for event in events if event["event"] == "ended"} | {os.getpid()}
         # Builds that had begun in each process, and have not ended.
@@ -246,6 +248,7 @@ class Judge:
         if self._late():
             return self._late()
         used = {use.layer for use in self._trace.layers if use.was_used} | self._states.keys()
+        used |= {name for name, layer in self._layers.items() if layer.is_open}
         # Of a cache that is off the cost is said.
         is_said = any("compile" in self._layers[name].part.saves for name in self._states)
         unknown = () if is_said else self._unknown
@@ -281,6 +284,17 @@ class Judge:
                     place = f"{root.path} ({root.source})"
                     return f"In the program the cache of {name} is {place}, which was not watched"
         return ""
+
+    def _launched(self, layer: evidence.Evidence) -> Iterator[str]:
+        """Yield what a driver compiled at launches of this run; another program may have done so meanwhile, too."""
+        trace = self._trace
+        for kernel, shape, moment in layer.compiled_later():
+            at = moment - trace.started
+            launches = (
+                span for span in trace.spans if span.stage == "launch" and kernel in (span.kernel or "").split()
+            )
+            if trace.unwatched or any(span.start - _LATE <= at <= span.end + _LATE for span in launches):
+                yield f"{kernel} ({shape})"
 
     def _late(self) -> str:
         late = [what for compiled in self.late.values() for what in compiled]
