@@ -83,6 +83,7 @@ _PORTABILITY = Portability(
         "python": "PyOpenCL's folder bears the version of Python",
         distributions.PYOPENCL_INCLUDES: "PyOpenCL names its folder in the build options, which its keys are made from",
     },
+    bound=distributions.PYOPENCL_INCLUDES,
     needed=("OpenCL drivers",),
 )
 

@@ -142,6 +142,11 @@ class Request:
         """The moment of ``--older-than`` in epoch seconds; ``None`` without that option."""
         return None if self.options.older_than is None else self.now - self.options.older_than
 
+    @property
+    def portable(self) -> bool:
+        """Whether builds are to be portable, by the option or the settings."""
+        return bool(self.options.portable or self.config.get("portable"))
+
     def trust(self) -> Trust | None:
         """Return why a store is trusted; ``None`` if no option says so."""
         from cachectl.exchange.trust import Trust
@@ -243,6 +248,7 @@ DRY_RUN = ("-n --dry-run", "list what would go, and touch nothing")
 #: Of verbs that remove entries.
 VERBOSE = ("-v --verbose", "list every layer, and with --dry-run every entry")
 VERBOSE_FINDINGS = ("-v --verbose", "also what no check can show")
+PORTABLE = ("--portable", "leave PyOpenCL's folder out of builds that do not need it: their entries hit at any path")
 FORCE = ("--force", "replace an existing FILE that cachectl did not write")
 FORCE_BUNDLE = ("--force", "replace an existing FILE that is not a bundle")
 JSON = ("--json", "print JSON")

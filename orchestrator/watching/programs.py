@@ -50,6 +50,7 @@ _FIELDS: Mapping[str, Sequence[str]] = {
     "span": ("stage", "name", *_WHEN),
     "messages": ("layer", "wrote", "upto"),
     "source": ("source", "text"),
+    "portable": ("kernels", "kept", *_WHEN),
     "raised": ("layer", "dictionary", "key", "file", "error", *_WHEN),
 }
 #: The fields that are used, each with a value of its form: a list or an object holds values of one form, a tuple one
@@ -57,7 +58,7 @@ _FIELDS: Mapping[str, Sequence[str]] = {
 _FORMS: Mapping[str, object] = {
     **dict.fromkeys(("event", "error", "kind", "host", "library", "layer", "name", "stage", "dictionary", "file"), ""),
     **dict.fromkeys(
-        ("key", "source", "text", "options", "platform", "version", "driver", "binary", "python", "cwd", "cache_dir"),
+        ("kept", "key", "source", "text", "options", "platform", "version", "driver", "binary", "python", "cwd", "cache_dir"),
         "",
     ),
     **dict.fromkeys(("pid", "start", "end", "thread", "upto", "bytes", "rank", "lookups"), 0),

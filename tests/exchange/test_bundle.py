@@ -99,10 +99,12 @@ def test_another_driver_decides_and_an_unknown_one_does_not(home: Home) -> None:
     there = portability.portability_key(cuda, environment)
     assert there["NVIDIA driver"] == "535.104.05"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\n")
-    assert "NVIDIA driver 535.104.05" in str(portability.why_not(portability.differences(cuda, there, environment)))
+    assert "NVIDIA driver 535.104.05" in str(
+        portability.why_not(cuda, portability.differences(cuda, there, environment))
+    )
     version.unlink()
     differing = portability.differences(cuda, there, environment)
-    assert portability.why_not(differing) is None
+    assert portability.why_not(cuda, differing) is None
     assert portability.outlook(cuda, {"driver": "535.104.05"}, there, environment, differing).hits is None
 
 
