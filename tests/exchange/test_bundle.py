@@ -2,13 +2,10 @@
 
 import errno
 import hashlib
-import importlib.util
 import json
 import os
-import shutil
 import struct
 import subprocess
-import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -17,6 +14,7 @@ from pathlib import Path
 import pytest
 from homes import CACHECTL, Home, make_home
 from support.bundles import TRUSTED, count, listed, programs, refused
+from support.environments import another_venv
 from support.miopen_kernels import add_kernels
 from tiers import real, thorough, thorough_only
 
@@ -56,18 +54,6 @@ def test_entries_that_cannot_be_hit_are_foreseen_and_left_out(packed: Path, home
     assert layers["loopy"].placed == 0
     assert all("3.9.1.final.0" in one.words for one in layers["loopy"].foreseen)
     assert layers["pocl"].placed > layers["pocl"].cannot_hit == 0
-
-
-def another_venv(path: Path) -> str:
-    """Make a virtual environment with a PyOpenCL of its own, the rest being that of this one; return its Python."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(path)], check=True)
-    site = next(path.glob("lib/python*/site-packages"))
-    here = Path(str(importlib.util.find_spec("pyopencl").origin)).parents[1]  # type: ignore[union-attr]
-    # PyOpenCL looks for PoCL beside itself.
-    for folder in (here / "pyopencl", *here.glob("pyopencl-*.dist-info"), *here.glob("pocl*")):
-        shutil.copytree(folder, site / folder.name)
-    (site / "others.pth").write_text("\n".join(entry for entry in sys.path if entry.startswith("/")) + "\n")
-    return f"{path}/bin/python"
 
 
 @pytest.mark.thorough
