@@ -39,11 +39,13 @@ def building(stack: LayerSet, notice: Callable[[str], None], *, portable: bool =
                 here.with_variables(site.make(folder, "portable", here, {file: file.read_bytes()}, table))
             )
 
+        # An extra: the command runs in any case.
         made = child.try_extra("no build is portable", prepare, notice) if portable else None
-        yield made or stack
-        if made is not None:
-            lines = child.try_extra("portable builds are not remembered", partial(remember, made.environment), notice)
-            for line in lines or ():
+        try:
+            yield made or stack
+        finally:
+            step = partial(remember, (made or stack).environment)
+            for line in child.try_extra("portable builds are not remembered", step, notice) or ():
                 notice(line)
 
 
@@ -55,15 +57,17 @@ def portable() -> Iterator[None]:
     entry hits wherever PyOpenCL lies. Every other build is done as without the block, and is a warning at its end.
     """
     lines: list[str] = []
-    with building(LayerSet(), lines.append) as stack, ExitStack() as block:
-        if events := stack.environment.get(_EVENTS):
-            variables = {name: stack.environment.get(name) for name in (_EVENTS, "PYTHONPATH")}
-            block.enter_context(overlay.applied(overlay.variables(variables)))
-            block.callback(observer.observe(events, str(Path(events).with_name("site"))).stop)
-        yield
-    for line in lines:
-        # The line of the user's block is behind its context manager.
-        warnings.warn(line, RuntimeWarning, stacklevel=3)
+    try:
+        with building(LayerSet(), lines.append) as stack, ExitStack() as block:
+            if events := stack.environment.get(_EVENTS):
+                variables = {name: stack.environment.get(name) for name in (_EVENTS, "PYTHONPATH")}
+                block.enter_context(overlay.applied(overlay.variables(variables)))
+                block.callback(observer.observe(events, str(Path(events).with_name("site"))).stop)
+            yield
+    finally:
+        for line in lines:
+            # The line of the user's block is behind its context manager.
+            warnings.warn(line, RuntimeWarning, stacklevel=3)
 
 
 def remember(environment: Environment) -> list[str]:
