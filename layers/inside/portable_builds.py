@@ -74,9 +74,9 @@ def watch(module: ModuleType, notes: Notes) -> None:
         def process_without(*arguments: object, **named: object) -> tuple[bytes, list[str]]:
             options, folders = process(*arguments, **named)
             # It comes after the program's own.
-            first, is_there, last = (b" %b " % options).rpartition(b" %b " % own)
+            first, separator, last = (b" %b " % options).rpartition(b" %b " % own)
             kept = [path for path in folders if path != added[1].strip('"')]
-            return ((first + b" " + last).strip() if is_there else options), kept
+            return ((first + b" " + last).strip() if separator else options), kept
 
         mine["_process_build_options"] = process_without
         return mine, source, [], ""
@@ -95,7 +95,7 @@ class Headers:
 
     def __init__(self, folder: str, folders: Iterable[str], encoding: str = "utf-8") -> None:
         self._folder = folder
-        self._others = [path for path in folders if path not in (folder, ".")]
+        self._before = [path for path in folders if path not in (folder, ".")]
         self._encoding = encoding
         #: Those that are to be included once, and were.
         self._once: set[str] = set()
@@ -137,7 +137,7 @@ class Headers:
     def find(self, match: re.Match[str], above: str) -> str | None:
         """Return the path below the folder of what is included; ``None`` if it is not there."""
         name = match[1] or match[2]
-        if any(os.path.exists(os.path.join(other, name)) for other in self._others):
+        if any(os.path.exists(os.path.join(folder, name)) for folder in self._before):
             raise Needed(f"{name}, which a folder of the options has too")
         choices = (name,) if match[1] else (os.path.normpath(os.path.join(above, name)), name)
         return next((path for path in choices if os.path.isfile(os.path.join(self._folder, path))), None)

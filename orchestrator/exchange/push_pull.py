@@ -29,7 +29,6 @@ from cachectl.layers.disk import atomic
 from cachectl.layers.stores import database
 from cachectl.transfer import Transfer
 from cachectl.watching import ledger
-from cachectl.watching.portable import remember
 
 #: How often a push starts again because another command has written the bundle meanwhile.
 _PUSHES = 100
@@ -113,15 +112,15 @@ def push_layers(
         elif named:
             done.failed.append(Note("*", f"cannot get: {reason}"))
     plan = copying.missing(source, store, keys, result, selection, besides=besides)
-    known = ledger.Ledger({}, [])
+    remembered = ledger.Ledger({}, [])
     with contextlib.suppress(CachectlError):
-        known = ledger.read(stack.environment)
+        remembered = ledger.read(stack.environment)
     for key, entries in plan[:]:
         about = source.layers[key.layer].about.portability
         if about is None or (place_there := key.facts.get(about.bound)) is None:
             continue
         # Those of portable builds have a key of their own.
-        portable = [entry for entry in entries if known.portable and known.is_of_portable(entry)]
+        portable = [entry for entry in entries if remembered.portable and remembered.is_of_portable(entry)]
         entries[:] = [entry for entry in entries if entry not in portable]
         if portable:
             anywhere = wire.StoreKey(key.layer, {name: key.facts[name] for name in key.facts if name != about.bound})
@@ -130,9 +129,9 @@ def push_layers(
             result.layer(key.layer).there += len(portable) - len(plan[-1][1])
         if entries:
             only = f"hit only where the {about.bound} is {place_there}, as far as is known"
-            said = f"{plural(len(entries), 'entry', 'entries')} {only}; those of {portability.COMMAND} hit at any"
-            needs = [f"not portable: {kernel} needs {need}" for kernel, need in [*known.kept.items()][-_FEW:]]
-            result.unread += tuple(Note(key.layer, line) for line in (said, *needs))
+            bound = f"{plural(len(entries), 'entry', 'entries')} {only}; those of {portability.COMMAND} hit at any"
+            needs = [f"not portable: {kernel} needs {need}" for kernel, need in [*remembered.kept.items()][-_FEW:]]
+            result.unread += tuple(Note(key.layer, line) for line in (bound, *needs))
     copying.copy(source, store, plan, result)
     for done in result.layers:
         done.sensitive = source.layers[done.layer].about.reveals if done.placed else None
@@ -438,8 +437,10 @@ def shared_around(
     failed = "nothing is pulled or pushed" if writes else "nothing was pulled"
     usable = say(partial(pull, stack, url, trust), "pulled", failed)
     yield
-    with contextlib.suppress(CachectlError):
-        remember(stack.environment)
     if usable and writes:
+        from cachectl.watching.portable import remember
+
+        with contextlib.suppress(CachectlError):
+            remember(stack.environment)
         pushing = partial(push, stack, url, sign=sign, allowed_signers=trust.allowed_signers)
         say(pushing, "pushed", "nothing was pushed")

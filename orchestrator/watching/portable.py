@@ -14,9 +14,11 @@ from pathlib import Path
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment
+from cachectl.layers.core.parts import Lookups
 from cachectl.layers.inside import observer, portable_builds
-from cachectl.switching import child, overlay, site
+from cachectl.switching import child, overlay
 from cachectl.watching import ledger, programs
+from cachectl.watching.trace import make_observer
 
 _EVENTS = "CACHECTL_PORTABLE"
 
@@ -31,13 +33,11 @@ def building(stack: LayerSet, notice: Callable[[str], None], *, portable: bool =
     with ExitStack() as block:
 
         def prepare() -> LayerSet:
-            here = stack.environment
+            here, file = stack.environment, Path(portable_builds.__file__)
             folder = block.enter_context(child.isolated_root(here, notice=notice))
-            file = Path(portable_builds.__file__)
-            table = {"watchers": [("pyopencl", site.copy_of(file))]}
-            return type(stack)(
-                here.with_variables(site.make(folder, "portable", here, {file: file.read_bytes()}, table))
-            )
+            parts, texts = {"portable": Lookups(watchers={"pyopencl": file})}, {file: file.read_bytes()}
+            _, variables = make_observer(folder, here, parts, (), texts, kind="portable")
+            return type(stack)(here.with_variables(variables))
 
         # An extra: the command runs in any case.
         made = child.try_extra("no build is portable", prepare, notice) if portable else None
@@ -84,9 +84,9 @@ def remember(environment: Environment) -> list[str]:
         (event["at"] - (event["end"] - event["start"]) / 1e9, event["at"]) for event in builds if not event["kept"]
     }
 
-    def update(known: ledger.Ledger) -> None:
-        known.portable.extend(spans.difference(known.portable))
-        known.kept.update(kept)
+    def update(remembered: ledger.Ledger) -> None:
+        remembered.portable.extend(spans.difference(remembered.portable))
+        remembered.kept.update(kept)
 
     if builds:
         ledger.change(environment, update)

@@ -58,9 +58,10 @@ _FIELDS: Mapping[str, Sequence[str]] = {
 _FORMS: Mapping[str, object] = {
     **dict.fromkeys(("event", "error", "kind", "host", "library", "layer", "name", "stage", "dictionary", "file"), ""),
     **dict.fromkeys(
-        ("kept", "key", "source", "text", "options", "platform", "version", "driver", "binary", "python", "cwd", "cache_dir"),
+        ("key", "source", "text", "options", "platform", "version", "driver", "binary", "python", "cwd", "cache_dir"),
         "",
     ),
+    "kept": "",
     **dict.fromkeys(("pid", "start", "end", "thread", "upto", "bytes", "rank", "lookups"), 0),
     **dict.fromkeys(("at", "seconds"), 0.0),
     **dict.fromkeys(("failed", "heard", "compiled", "collision", "forked"), False),
