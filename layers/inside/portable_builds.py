@@ -11,6 +11,7 @@ the ``Notes`` of :mod:`cachectl.layers.inside.observer`.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from typing import TYPE_CHECKING
@@ -90,6 +91,20 @@ def watch(module: ModuleType, notes: Notes) -> None:
     notes.wrap(module.Program, "build", after, before)
 
 
+@functools.lru_cache(maxsize=64)
+def _quieted(text: str) -> str:
+    """Return a text without comments and strings, with the same lines.
+
+    Raises :class:`Needed` if an include may be written in another way than others.
+    """
+    if _STRANGE.search(text):
+        raise Needed("unusual characters")
+    quiet = _QUIET.sub(lambda match: " " + "\n" * match[0].count("\n"), text)
+    if len(_INCLUDES.findall(_SPLICE.sub("", quiet))) != len(_INCLUDES.findall(quiet)):
+        raise Needed("an include in several lines")
+    return quiet
+
+
 class Headers:
     """PyOpenCL's folder of headers, and what else is searched for them."""
 
@@ -106,21 +121,20 @@ class Headers:
         Raises :class:`Needed` where another include remains, or one of the other folders may have the header too.
         """
         plain = _SPLICE.sub("", text) if "\\" in text else text
-        return self._inlined(text, None) if "??/" in text or _INCLUDES.search(plain) else text
+        # To look for a word takes much less time than to match a pattern.
+        is_plain = not any(word in plain for word in ("include", "import", "??/"))
+        return text if is_plain else self._inlined(text, None)
 
     def _inlined(self, text: str, above: str | None) -> str:
         """Return a text with headers in it; ``above`` is the folder of a header, ``None`` for the program."""
-        if _STRANGE.search(text):
-            raise Needed("unusual characters")
-        quiet = _QUIET.sub(lambda match: " " + "\n" * match[0].count("\n"), text)
-        if len(_INCLUDES.findall(_SPLICE.sub("", quiet))) != len(_INCLUDES.findall(quiet)):
-            raise Needed("an include in several lines")
+        quiet = _quieted(text)
         lines, result, depth = text.split("\n"), [], 0
         for number, (line, code) in enumerate(zip(lines, quiet.split("\n"))):  # noqa: B905 - not in Python 3.8
-            directive = _DIRECTIVE.match(code)
-            word = directive[1] if directive else ""
-            depth += (word in ("if", "ifdef", "ifndef")) - (word == "endif")
-            if not _INCLUDES.search(code):
+            if "#" in code or "%:" in code:
+                directive = _DIRECTIVE.match(code)
+                word = directive[1] if directive else ""
+                depth += (word in ("if", "ifdef", "ifndef")) - (word == "endif")
+            if not ("clude" in code or "import" in code) or not _INCLUDES.search(code):
                 result.append(line)
                 continue
             match = (_OWN if above is None else _ANY).fullmatch(line)
@@ -152,7 +166,7 @@ class Headers:
             return ""
         with open(os.path.join(self._folder, path), encoding=self._encoding, newline="") as file:
             text = file.read()
-        if _ONCE.search(text):
+        if "pragma" in text and _ONCE.search(text):
             if depth:
                 raise Needed(f"{path}, in an #if")
             self._once.add(path)
