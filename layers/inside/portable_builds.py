@@ -2,8 +2,9 @@
 
 PyOpenCL adds ``-I …/site-packages/pyopencl/cl`` to every build (``_DEFAULT_INCLUDE_OPTIONS`` in ``__init__.py``), and
 every driver hashes options, so a program hits only where PyOpenCL lies at the same path. A program without an
-``include`` does not need the folder. A literal ``#include <pyopencl-….h>`` outside any ``#if`` is replaced by the text
-of the header. Every other build is left as it is, and noted with the include.
+``include`` does not need the folder, and neither does ``#include <NAME>`` of a name that is not there. A literal
+``#include <pyopencl-….h>`` outside any ``#if`` is replaced by the text of the header. Every other build is left as it
+is, and noted with the include.
 
 A run copies this file next to its observer: it imports only the standard library, and runs on Python 3.8. ``notes`` is
 the ``Notes`` of :mod:`cachectl.layers.inside.observer`.
@@ -17,7 +18,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
     from types import ModuleType
 
     from cachectl.layers.inside.observer import Invocation, Notes
@@ -31,11 +32,11 @@ _SPLICE = re.compile(r"\\[ \t]*\r?\n")
 _STRANGE = re.compile(r'\?\?[=/]|R"|[/*]\\[ \t]*\r?\n[/*]|\r(?!\n)')
 _INCLUDES = re.compile(r"\binclude(?:_next)?\b|__has_include|(?:#|%:)\s*import\b")
 _DIRECTIVE = re.compile(r"[ \t]*(?:#|%:)[ \t]*(\w+)")
-_OWN = re.compile(r"[ \t]*#[ \t]*include[ \t]*<(pyopencl-[\w./-]+)>[ \t]*\r?")
-#: In a header, where no comment follows on the line.
-_ANY = re.compile(r'[ \t]*#[ \t]*include[ \t]*(?:<([\w./-]+)>|"([\w./-]+)")[ \t]*\r?')
+#: An include that names a file, where nothing follows on the line.
+_LITERAL = re.compile(r'[ \t]*#[ \t]*include[ \t]*(?:<([\w./-]+)>|"([\w./-]+)")[ \t]*\r?')
 _ONCE = re.compile(r"(?m)^[ \t]*#[ \t]*pragma[ \t]+once[ \t]*\r?$")
-_IN_OPTIONS = re.compile(rb"include|-imacros")
+#: Options that include a file, or name further folders.
+_IN_OPTIONS = re.compile(rb"(?:^|\s)-i\w*|include")
 _FOLDER = re.compile(rb"[-/]I ?(?:\"[^\"]*\"|\S+)")
 _KERNEL = re.compile(r"\b(?:__)?kernel\b.*?\bvoid\s+(\w+)", re.DOTALL)
 #: The mark of a program whose source the driver has got with headers in it.
@@ -62,7 +63,7 @@ def watch(module: ModuleType, notes: Notes) -> None:
         options, folders = process(mine["_context"], call.get(1, "options"))
         try:
             if named := _IN_OPTIONS.search(_FOLDER.sub(b"", options)):
-                raise Needed(f"an option with {named[0].decode()}")
+                raise Needed(f"an option with {named[0].strip().decode()}")
             full = Headers(added[1].strip('"'), folders, encoding).put_into(text)
             if full != text:
                 if mine.get("_prg") is not None and _GIVEN not in mine:
@@ -108,9 +109,10 @@ def _quieted(text: str) -> str:
 class Headers:
     """PyOpenCL's folder of headers, and what else is searched for them."""
 
-    def __init__(self, folder: str, folders: Iterable[str], encoding: str = "utf-8") -> None:
+    def __init__(self, folder: str, folders: Sequence[str], encoding: str = "utf-8") -> None:
         self._folder = folder
-        self._before = [path for path in folders if path not in (folder, ".")]
+        # PyOpenCL puts the working folder before those of options.
+        self._before = [path for path in folders[1:] if path != folder]
         self._encoding = encoding
         #: Those that are to be included once, and were.
         self._once: set[str] = set()
@@ -137,14 +139,14 @@ class Headers:
             if not ("clude" in code or "import" in code) or not _INCLUDES.search(code):
                 result.append(line)
                 continue
-            match = (_OWN if above is None else _ANY).fullmatch(line)
-            is_plain = above is not None or (code == line and not depth)
-            if match is None or not is_plain or (number and lines[number - 1].rstrip().endswith("\\")):
+            match, is_own = _LITERAL.fullmatch(line), above is not None
+            # A name in quotes is none in the code, and may be that of a file next to the source.
+            if match is None or (not is_own and code != line) or (number and lines[number - 1].rstrip().endswith("\\")):
                 raise Needed(line.strip())
             path = self.find(match, above or "")
-            if path is None and above is None:
+            if path is not None and depth and not is_own:
                 raise Needed(line.strip())
-            # What a header includes that is not in the folder is found, or not, without it.
+            # What is not in the folder is found, or not, without it.
             result.append(line if path is None else self.marked(path, number + 2, depth))
         return "\n".join(result)
 
@@ -152,7 +154,7 @@ class Headers:
         """Return the path below the folder of what is included; ``None`` if it is not there."""
         name = match[1] or match[2]
         if any(os.path.exists(os.path.join(folder, name)) for folder in self._before):
-            raise Needed(f"{name}, which a folder of the options has too")
+            raise Needed(f"{name}, which a folder of the options has")
         choices = (name,) if match[1] else (os.path.normpath(os.path.join(above, name)), name)
         return next((path for path in choices if os.path.isfile(os.path.join(self._folder, path))), None)
 
