@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cachectl.layers.core.selection import Selection
     from cachectl.stack import Stack
     from cachectl.switching.disabled import StillOn, disabled, isolated
+    from cachectl.watching.portable import portable
     from cachectl.watching.trace import traced
 
 __version__ = "0.1.0"
@@ -44,6 +45,7 @@ __all__ = [
     "__version__",
     "disabled",
     "isolated",
+    "portable",
     "traced",
 ]
 
@@ -60,6 +62,7 @@ _HOMES = {
     "Untrusted": "exchange.trust",
     "disabled": "switching.disabled",
     "isolated": "switching.disabled",
+    "portable": "watching.portable",
     "traced": "watching.trace",
 }
 

@@ -1,4 +1,7 @@
-"""Settings: ``wait``, ``python``, ``shared`` and the limits of ``prune``. The user's file counts, then a site's."""
+"""Settings: ``wait``, ``python``, ``shared``, ``portable``, and the limits of ``prune``.
+
+The user's file counts, then a site's.
+"""
 
 from __future__ import annotations
 
@@ -168,6 +171,7 @@ _KEYS: Mapping[str, Callable[[Any], Any]] = {
     "wait": _seconds,
     "python": _paths,
     "shared": _flag,
+    "portable": _flag,
     "prune.max-size": lambda value: parse_size(str(value)),
     "prune.older-than": lambda value: parse_age(str(value)),
     "prune.stale": _flag,

@@ -1,4 +1,4 @@
-"""A pytest plug-in: tests that compile cold, and sessions without caches.
+"""A pytest plug-in: tests that compile cold, and sessions without caches or with portable builds.
 
 It is installed with cachectl and loaded into every pytest session of that Python, so it imports no layer until it is
 used.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-_OPTION = "--no-kernel-cache"
+_OPTION, _PORTABLE = "--no-kernel-cache", "--portable-builds"
 #: The attribute of pytest's config in which a session with caches off keeps its state.
 _OFF = "_cachectl_off"
 
@@ -67,6 +67,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=False,
         help="switch every kernel cache (loopy, PyOpenCL, PoCL, CUDA, MIOpen) off for the whole session",
     )
+    group.addoption(
+        _PORTABLE,
+        action="store_true",
+        default=False,
+        help="leave PyOpenCL's folder out of builds that do not need it: their entries hit at any path",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -77,8 +83,12 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Switch off if the plug-in was loaded too late for the hook before."""
+    """Switch off if the plug-in was loaded too late for the hook before, and have builds be portable."""
     _switch_off(config, asked=config.getoption(_OPTION, default=False))
+    if config.getoption(_PORTABLE, default=False):
+        block = ExitStack()
+        block.enter_context(cachectl.portable())
+        config.add_cleanup(block.close)
 
 
 def _switch_off(config: pytest.Config, *, asked: bool) -> None:

@@ -22,7 +22,7 @@ ALLOWED = {
     "listing": {"layer_set", "watching"},
     "grouping": {"listing"},
     "pages": {"listing", "pages.__init__"},
-    "exchange": {"layer_set", "listing", "switching", "transfer"},
+    "exchange": {"layer_set", "listing", "switching", "transfer", "watching"},
     "stage": {"exchange", "layer_set", "switching"},
     "verbs.__init__": {"config", "exchange", "layer_set", "show", "switching"},
     "verbs": {

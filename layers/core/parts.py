@@ -67,6 +67,8 @@ class Portability(NamedTuple):
     outlook: Callable[[Mapping[str, str], Facts, Environment], Outlook | None] = lambda *_: None
     #: Keeps of facts of several drivers those of the one that built an entry, by the versions of the entry.
     of_entry: Callable[[Mapping[str, str], Facts], Facts] = lambda _, there: there
+    #: The deciding fact that keys of portable builds do not depend on.
+    bound: str = ""
 
 
 #: A driver's compilation: the kernel, ``None`` for a whole program as it is built; when it began in epoch seconds,

@@ -95,7 +95,7 @@ class Notes:
         #: Variables that were set or unset for C code only, as by ``os.putenv``.
         self._set: dict[str, str | None] = {}
         self._loaded: dict[str, Any] = {}
-        self._replaced: list[tuple[Any, str, Any]] = []
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
         self._pid = 0
         self._origin = os.getpid()
         #: Of each thread: the stages and imports that are open, and the kernels that it has launched first.
@@ -157,7 +157,10 @@ class Notes:
         if not timed and name not in self._watchers:
             return None
         begun = self.now()
-        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        # Those behind this one: another observer before it would ask this one again.
+        finders = list(sys.meta_path)
+        behind = finders[finders.index(self) + 1 :] if self in finders else finders
+        others = (finder for finder in behind if hasattr(finder, "find_spec"))
         spec: Any = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
 
         def before(_: Invocation) -> None:
@@ -195,7 +198,7 @@ class Notes:
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         """Replace an attribute until :meth:`stop`."""
-        self._replaced.append((owner, name, vars(owner)[name]))
+        self._replaced.append((owner, name, vars(owner)[name], value))
         setattr(owner, name, value)
 
     def wrap(self, owner: Any, name: str, after: Callable[..., Any], before: Callable[..., Any] | None = None) -> None:
@@ -258,7 +261,10 @@ class Notes:
 
     def _restore(self, left: int) -> None:
         while len(self._replaced) > left:
-            setattr(*self._replaced.pop())
+            owner, name, original, value = self._replaced.pop()
+            # Another replacement around ours stays, and ours does nothing any more.
+            if vars(owner).get(name) is value:
+                setattr(owner, name, original)
 
     def add(self, start: int | None = None, **event: object) -> None:
         """Append an event; one of work has a ``start``, and an ``end`` if that is not now, in monotonic nanoseconds.

@@ -84,6 +84,7 @@ _PORTABILITY = Portability(
         "processor features": "the code is another processor's, which some builds of PoCL would run all the same",
         distributions.PYOPENCL_INCLUDES: "PyOpenCL names its folder in the build options, a part of every key",
     },
+    bound=distributions.PYOPENCL_INCLUDES,
     needed=("PoCL library", "processor features"),
     informing=("pyopencl",),
     of_entry=_of_entry,

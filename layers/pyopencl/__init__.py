@@ -6,12 +6,13 @@ Sources: ``pyopencl/cache.py`` (places, locks), ``pyopencl/__init__.py`` (when t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cachectl.layers import pytools
 from cachectl.layers.base.environment import Environment, release_of
-from cachectl.layers.core.finding import FAILS, RISKS, Hazard
+from cachectl.layers.core.finding import FAILS, RISKS, WASTES, Code, Finding, Hazard
 from cachectl.layers.core.parts import About, Facts, Lookups, Portability
 from cachectl.layers.core.root import ABSENT, BYPASSED, ENABLED, UNKNOWN, State
 from cachectl.layers.core.store import Store
@@ -83,7 +84,17 @@ _PORTABILITY = Portability(
         "python": "PyOpenCL's folder bears the version of Python",
         distributions.PYOPENCL_INCLUDES: "PyOpenCL names its folder in the build options, which its keys are made from",
     },
+    bound=distributions.PYOPENCL_INCLUDES,
     needed=("OpenCL drivers",),
+)
+
+
+PATHS = Code(
+    "paths",
+    (WASTES,),
+    "PyOpenCL lies at several paths, and adds its own to each build: entries of one cannot hit in another.",
+    "`cachectl run --portable -- COMMAND`.",
+    advice="the command is the user's",
 )
 
 
@@ -128,6 +139,7 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
         ),
         # Whatever platform PyOpenCL builds for.
         finds_tags=True,
+        codes=(PATHS,),
     )
     # A context's own ``cache_dir`` cannot be known.
     library = application = "pyopencl"
@@ -156,6 +168,17 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
         why = f"on for {' and '.join(used)}" + (f", but not {' and '.join(bypassed)}" if bypassed else "")
         files = dict.fromkeys(file for maker, _, file in found if maker in used)
         return State(ENABLED, why, tuple(files))
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield problems with variables, and that several known Pythons have a PyOpenCL."""
+        from cachectl.layers.host.pythons import pythons_of
+
+        yield from super().diagnose()
+        pythons = pythons_of(self.environment)
+        places = (distributions.pyopencl_includes([Path(path) for path in python.folders]) for python in pythons)
+        if len(paths := list(dict.fromkeys(filter(None, places)))) > 1:
+            message = f"an include path of each build is {' or '.join(paths[:3])}: entries of one cannot hit in another"
+            yield PATHS.finding(self.name, self.roots()[0].path, message, "cachectl run --portable -- COMMAND")
 
     def disable(self) -> Switch:
         """Return the switch that PyOpenCL reads at every build."""

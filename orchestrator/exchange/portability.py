@@ -17,6 +17,8 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.parts import OR, UNFORESEEN, Facts, Outlook, Portability
 
 _EVERYWHERE = ("platform", "machine")
+#: Makes entries that hit at any path of what makes others hit at one.
+COMMAND = "cachectl run --portable -- COMMAND"
 
 #: A fact that differs here: its name, its value there and here, and whether that keeps every entry of the layer from
 #: being hit.
@@ -49,10 +51,12 @@ def differences(portability: Portability | None, there: Facts, environment: Envi
     return tuple(differing)
 
 
-def why_not(differing: Iterable[Difference]) -> Outlook | None:
-    """Return that no entry can be hit here, with the reason; ``None`` if some may be."""
-    deciding = [f"{name} {there}, here {here}" for name, there, here, decides in differing if decides]
-    return Outlook(False, ", ".join(deciding)) if deciding else None  # noqa: FBT003
+def why_not(portability: Portability | None, differing: Iterable[Difference]) -> Outlook | None:
+    """Return that no entry can be hit here, with the reason, and what would; ``None`` if some may be."""
+    deciding = {name: f"{name} {there}, here {here}" for name, there, here, decides in differing if decides}
+    if portability is not None and [*deciding] == [portability.bound]:
+        deciding[""] = f"entries of {COMMAND} hit at any"
+    return Outlook(False, ", ".join(deciding.values())) if deciding else None  # noqa: FBT003
 
 
 def outlook(
@@ -73,7 +77,7 @@ def outlook(
         return own
     its = portability.of_entry(versions, there)
     differing = differing if its == there else differences(portability, its, environment)
-    if (denied := why_not(differing)) is not None:
+    if (denied := why_not(portability, differing)) is not None:
         return denied
     for name, value, here, _ in differing:
         informs = name in portability.informing or name in versions

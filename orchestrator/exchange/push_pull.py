@@ -28,11 +28,14 @@ from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import atomic
 from cachectl.layers.stores import database
 from cachectl.transfer import Transfer
+from cachectl.watching import ledger
 
 #: How often a push starts again because another command has written the bundle meanwhile.
 _PUSHES = 100
 #: How often a pull starts again because ``gc`` removed what it was about to read: each time it downloads all of it.
 _PULLS = 5
+#: How many kernels are named that are not portable.
+_FEW = 3
 #: Why something is trusted that nothing else shows to be.
 _SAID = "you said so"
 
@@ -108,7 +111,28 @@ def push_layers(
             keys.append(wire.StoreKey(layer.name, facts))
         elif named:
             done.failed.append(Note("*", f"cannot get: {reason}"))
-    copying.copy(source, store, copying.missing(source, store, keys, result, selection, besides=besides), result)
+    plan = copying.missing(source, store, keys, result, selection, besides=besides)
+    remembered = ledger.Ledger({}, [])
+    with contextlib.suppress(CachectlError):
+        remembered = ledger.read(stack.environment)
+    for key, entries in plan[:]:
+        about = source.layers[key.layer].about.portability
+        if about is None or (place_there := key.facts.get(about.bound)) is None:
+            continue
+        # Those of portable builds have a key of their own.
+        portable = [entry for entry in entries if remembered.portable and remembered.is_of_portable(entry)]
+        entries[:] = [entry for entry in entries if entry not in portable]
+        if portable:
+            anywhere = wire.StoreKey(key.layer, {name: key.facts[name] for name in key.facts if name != about.bound})
+            stored = store.known(anywhere)
+            plan.append((anywhere, [entry for entry in portable if entry.key not in stored]))
+            result.layer(key.layer).there += len(portable) - len(plan[-1][1])
+        if entries:
+            only = f"hit only where the {about.bound} is {place_there}, as far as is known"
+            bound = f"{plural(len(entries), 'entry', 'entries')} {only}; those of {portability.COMMAND} hit at any"
+            needs = [f"not portable: {kernel} needs {need}" for kernel, need in [*remembered.kept.items()][-_FEW:]]
+            result.unread += tuple(Note(key.layer, line) for line in (bound, *needs))
+    copying.copy(source, store, plan, result)
     for done in result.layers:
         done.sensitive = source.layers[done.layer].about.reveals if done.placed else None
     return result
@@ -319,7 +343,7 @@ class _Pull(NamedTuple):
         chosen = {layer.name: layer for layer in self.chosen}
         for key in store.portability_keys():
             if (layer := chosen.get(key.layer)) is not None:
-                denied = portability.why_not(self._differing(key))
+                denied = portability.why_not(layer.about.portability, self._differing(key))
                 reason = layer.abilities()[Ability.PUT] if denied is None else denied.words
             elif key.layer in self.stack:
                 reason = "this layer is pulled only if it is named"
@@ -414,5 +438,9 @@ def shared_around(
     usable = say(partial(pull, stack, url, trust), "pulled", failed)
     yield
     if usable and writes:
+        from cachectl.watching.portable import remember
+
+        with contextlib.suppress(CachectlError):
+            remember(stack.environment)
         pushing = partial(push, stack, url, sign=sign, allowed_signers=trust.allowed_signers)
         say(pushing, "pushed", "nothing was pushed")

@@ -141,6 +141,11 @@ class Request:
         options = self.options
         return Selection(options.kernel, options.key, options.older_than, options.stale, now=self.now)
 
+    @property
+    def portable(self) -> bool:
+        """Whether builds are to be portable, by the option or the settings."""
+        return bool(self.options.portable or self.config.get("portable"))
+
     def trust(self) -> Trust | None:
         """Return why a store is trusted; ``None`` if no option says so."""
         from cachectl.exchange.trust import Trust
@@ -249,6 +254,7 @@ DRY_RUN = ("-n --dry-run", "list what would go, and touch nothing")
 VERBOSE = ("-v --verbose", "list every layer, and with --dry-run every entry")
 VERBOSE_FINDINGS = ("-v --verbose", "every finding, also harmless ones, and what no check can show")
 VERBOSE_MESSAGES = ("-v --verbose", "every message, also equal ones")
+PORTABLE = ("--portable", "leave PyOpenCL's folder out of builds that do not need it: their entries hit at any path")
 FORCE = ("--force", "replace an existing FILE that cachectl did not write")
 FORCE_BUNDLE = ("--force", "replace an existing FILE that is not a bundle")
 JSON = ("--json", "print JSON")

@@ -47,6 +47,7 @@ OPTIONS = (
     verbs.LAYER,
     verbs.UNEXPECTED,
     ("--prove", "attest that no real root was read or written; also without another option"),
+    verbs.PORTABLE,
     ("--store", "SOURCE", "pull from this store before the command, and push what is new after it"),
     ("--store-mode", None, "ro: only pull; rw: pull and push (default)", {"choices": ("rw", "ro"), "default": "rw"}),
     ("--store-wait", "SECONDS", "how long the pull, and the push, may take (default: 30)", {"type": verbs.seconds}),
@@ -58,8 +59,8 @@ OPTIONS = (
     ("--sign", "KEY", "sign what is pushed with a key of OpenSSH"),
 )
 USAGE = """\
-cachectl run (--no-cache | --base DIR | --isolated[=DIR] | --prove | --store SOURCE)
-       [--layer LAYER]... [--prove] -- COMMAND..."""
+cachectl run (--no-cache | --base DIR | --isolated[=DIR] | --portable | --prove | --store SOURCE)
+       [--layer LAYER]... [--portable] [--prove] -- COMMAND..."""
 
 
 #: The variables of a child in which layers are off or moved, and the names of the layers that stay as they are.
@@ -281,13 +282,17 @@ def _run(
 
 def run(request: verbs.Request) -> int:
     """Carry out ``cachectl run``."""
+    from cachectl.watching.portable import building
+
     options = request.options
     isolated, base = options.isolated, options.base
-    if not (options.no_cache or options.prove or options.store or isolated is not None or base is not None):
+    own = (options.no_cache, options.prove, options.store, request.portable, isolated is not None, base is not None)
+    if not any(own):
         words = request.command or options.unexpected
         line = f", such as: {shlex.join(['cachectl', 'run', '--isolated', '--', *words])}" if words else ""
         request.misuse(
-            f"choose --no-cache, --base, --isolated, --prove or --store, then write -- and the command{line}"
+            "choose --no-cache, --base, --isolated, --portable, --prove or --store, "
+            f"then write -- and the command{line}"
         )
     if options.no_cache and base is not None:
         request.misuse("--no-cache switches off what --base would start warm; choose one of them")
@@ -302,7 +307,8 @@ def run(request: verbs.Request) -> int:
     elif isolated is not None:
         how = partial(run_isolated, root=root, store=store)
     shared = {"layers": options.layers, "prove": options.prove, "notice": request.notice}
-    status, proof = how(request.stack, request.command, **shared)
+    with building(request.stack, request.notice, portable=request.portable) as stack:
+        status, proof = how(stack, request.command, **shared)
     if proof is None:
         return status
     for line in _lines(proof):

@@ -29,11 +29,12 @@ OPTIONS = (
     ("--out", "TARGET", "push what the nodes have at the end to this bundle or store"),
     verbs.SIGN,
     verbs.FORCE_BUNDLE,
+    verbs.PORTABLE,
 )
 USAGE = """\
 mpiexec -n N cachectl stage
        [SOURCE (--allowed-signers LIST | --digest HEX | --trust)]
-       [--out TARGET [--sign KEY] [--force]] -- COMMAND..."""
+       [--out TARGET [--sign KEY] [--force]] [--portable] -- COMMAND..."""
 
 
 def run(request: verbs.Request) -> int:
@@ -45,6 +46,7 @@ def run(request: verbs.Request) -> int:
     """
     from cachectl import stage
     from cachectl.switching.child import signals_held
+    from cachectl.watching.portable import building
 
     options = request.options
     request.demand_command()
@@ -62,7 +64,11 @@ def run(request: verbs.Request) -> int:
     world = job.ranks.world
     with signals_held() as signals:
         try:
-            return _run(request, job, signals)
+            # The lines of one rank are enough.
+            with building(
+                request.stack, notice if world.rank == 0 else lambda _: None, portable=request.portable
+            ) as stack:
+                return _run(request, job._replace(environment=stack.environment), signals)
         except BadRequest:
             if world.rank == 0:
                 raise
@@ -77,6 +83,7 @@ def run(request: verbs.Request) -> int:
 def _run(request: verbs.Request, job: Job, signals: child.Signals) -> int:
     from cachectl import stage
     from cachectl.switching import child
+    from cachectl.watching.portable import remember
 
     world = job.ranks.world
     with request.output.progress("staging"):
@@ -89,6 +96,8 @@ def _run(request: verbs.Request, job: Job, signals: child.Signals) -> int:
         status = error.status
     if status > 128:  # noqa: PLR2004 - what a shell gives for a signal
         job.notice(f"rank {world.rank}: the command was ended by signal {status - 128}")
+    # Before the leader of the node pushes.
+    child.try_extra("portable builds are not remembered", partial(remember, job.environment), job.notice)
     with request.output.progress("gathering new entries"):
         stage.stage_out(job, staged)
     stage.wait_for_all(world)

@@ -13,6 +13,7 @@ from cachectl.show import output_files, units
 from cachectl.show.table import Table
 from cachectl.switching import child
 from cachectl.watching import evidence, ledger, timeline
+from cachectl.watching.portable import building
 from cachectl.watching.trace import tracing
 
 EXAMPLE = "cachectl trace --explain -- python simulation.py"
@@ -26,6 +27,7 @@ OPTIONS = (
         "with --expect-warm: only lookups of this one; may be repeated",
         verbs.REPEATED | {"dest": "layers"},
     ),
+    verbs.PORTABLE,
     ("--no-ledger", "compare with no earlier run, and remember nothing of this one"),
     ("--forget", "remove what earlier traces have remembered, and end"),
     ("--json", "FILE", "write JSON to a file, - for standard output"),
@@ -42,7 +44,7 @@ _UNWATCHED = "the command is not watched"
 _FEW, _SHARE = 12, 0.01
 USAGE = """\
 cachectl trace [--explain] [--expect-warm [--layer LAYER]] [--json FILE] [--timeline FILE.json|FILE.html] [--force]
-       [--no-ledger] -- COMMAND..."""
+       [--no-ledger] [--portable] -- COMMAND..."""
 
 
 def trace(
@@ -89,7 +91,8 @@ def run(request: verbs.Request) -> int:
     kind = output_files.json_kind("cachectl/trace")
     document, drawn = request.outputs((options.json, kind), (options.timeline, timeline.TIMELINE))
     chosen = {"explain": options.explain, "remembers": not options.no_ledger}
-    traced = trace(request.stack, request.command, notice=request.notice, **chosen)
+    with building(request.stack, request.notice, portable=options.portable) as stack:
+        traced = trace(stack, request.command, notice=request.notice, **chosen)
     # Standard output belongs to the command.
     say = partial(request.output.say_on_stderr, show(traced, explain=options.explain))
 

@@ -7,10 +7,12 @@ damaged, or of a newer cachectl, is never written to.
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 import zlib
 from base64 import b85decode, b85encode
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -36,6 +38,8 @@ _MOST_BUILDS, _MOST_KEYS, _MOST_ASKED = 16, 8, 64
 _MOST_RUNS = 2000
 #: Removals that are kept, keys of one of them, and characters of a key.
 _MOST_REMOVALS, _MOST_REMOVED, _SHORT = 40, 5000, 12
+#: Portable builds, and kernels of others, that are kept; and those that one moment may be part of.
+_MOST_PORTABLE, _MOST_KEPT, _AT_ONCE = 20_000, 200, 64
 #: Seconds to wait for another trace that writes the file.
 _WAIT = 2.0
 #: No time, count or seconds are larger.
@@ -130,11 +134,23 @@ class Removed(NamedTuple):
 
 
 class Ledger(NamedTuple):
-    """All that is kept: kernels by their names, and the sums of runs and what was removed, the oldest first."""
+    """All that is kept: kernels by their names, and the sums of runs and what was removed, the oldest first.
+
+    ``portable`` says when portable builds began and ended, in epoch seconds, and ``kept`` what other kernels of such
+    runs need a folder for.
+    """
 
     kernels: dict[str, Known]
     runs: list[Run]
     removals: list[Removed] = []  # noqa: RUF012 - every ledger is given its own
+    portable: list[tuple[float, float]] = []  # noqa: RUF012
+    kept: dict[str, str] = {}  # noqa: RUF012
+
+    def is_of_portable(self, entry: Entry) -> bool:
+        """Return whether an entry was last used, or stored, during a portable build."""
+        moment = entry.latest or 0.0
+        begun = bisect(self.portable, (moment, math.inf))
+        return any(end >= moment for _, end in self.portable[max(0, begun - _AT_ONCE) : begun])
 
     def since(self, moment: float) -> Sums:
         """Return the sums of the runs since a moment in epoch seconds."""
@@ -171,7 +187,7 @@ def read(environment: Environment) -> Ledger:
     """Return the ledger, an empty one if there is none. Raises :class:`CachectlError` if it cannot be used."""
     path = _file(environment)
     if not os.path.lexists(path):
-        return Ledger({}, [], [])
+        return Ledger({}, [], [], [], {})
     try:
         document = parse_json(plain.read_plain(path, most=2 * _LARGEST))
         if document["schema"] != SCHEMA:
@@ -181,7 +197,9 @@ def read(environment: Environment) -> Ledger:
             Removed(_number(at), str(verb), str(layer), tuple(map(str, keys)))
             for at, verb, layer, keys in document.get("removals", ())
         ]
-        return Ledger(kernels, [Run(*map(_number, run)) for run in document["runs"]], removals)
+        portable = [(_number(begin), _number(end)) for begin, end in document.get("portable", ())]
+        kept = {str(kernel): str(need) for kernel, need in document.get("kept", {}).items()}
+        return Ledger(kernels, [Run(*map(_number, run)) for run in document["runs"]], removals, portable, kept)
     except OSError as error:
         raise CachectlError(f"{path}: {reason_of(error)}; nothing is remembered of runs") from error
     except PARSE_ERRORS as error:
@@ -195,7 +213,7 @@ def readable(environment: Environment) -> Ledger:
     except CachectlError as error:
         # With the line of this module it is given once, however often a verb reads the ledger.
         warnings.warn(str(error), RuntimeWarning, stacklevel=1)
-        return Ledger({}, [], [])
+        return Ledger({}, [], [], [], {})
 
 
 def change(environment: Environment, update: Callable[[Ledger], None]) -> None:
@@ -298,4 +316,6 @@ def _encode(ledger: Ledger) -> bytes:
         kernels[name] = fields
     runs = [[value for value in run if value is not None] for run in ledger.runs[-_MOST_RUNS:]]
     removals = [list(removal) for removal in ledger.removals[-_MOST_REMOVALS:]]
-    return encode_json({"schema": SCHEMA, "kernels": kernels, "runs": runs, "removals": removals})
+    kept = dict([*ledger.kept.items()][-_MOST_KEPT:])
+    document = {"kernels": kernels, "runs": runs, "removals": removals, "kept": kept}
+    return encode_json({"schema": SCHEMA, **document, "portable": sorted(ledger.portable)[-_MOST_PORTABLE:]})

@@ -50,6 +50,7 @@ _FIELDS: Mapping[str, Sequence[str]] = {
     "span": ("stage", "name", *_WHEN),
     "messages": ("layer", "wrote", "upto"),
     "source": ("source", "text"),
+    "portable": ("kernels", "kept", *_WHEN),
     "raised": ("layer", "dictionary", "key", "file", "error", *_WHEN),
 }
 #: The fields that are used, each with a value of its form: a list or an object holds values of one form, a tuple one
@@ -60,6 +61,7 @@ _FORMS: Mapping[str, object] = {
         ("key", "source", "text", "options", "platform", "version", "driver", "binary", "python", "cwd", "cache_dir"),
         "",
     ),
+    "kept": "",
     **dict.fromkeys(("pid", "start", "end", "thread", "upto", "bytes", "rank", "lookups"), 0),
     **dict.fromkeys(("at", "seconds"), 0.0),
     **dict.fromkeys(("failed", "heard", "compiled", "collision", "forked"), False),

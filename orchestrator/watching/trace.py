@@ -37,21 +37,23 @@ import os, sys
 
 def observe():
     try:
-        import cachectl_observer
-        cachectl_observer.observe(os.environ["CACHECTL_TRACE"], os.path.dirname(cachectl_observer.__file__))
+        import {module}
+        {module}.observe(os.environ["{variable}"], os.path.dirname({module}.__file__))
     except Exception:
         pass
 
 def run_what_this_stands_before():
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
-    rest = [p for p in sys.path if not os.path.exists(os.path.join(p, "cachectl_observer.py"))]
+    here = os.path.dirname(__file__)
+    behind = sys.path[sys.path.index(here) + 1 :] if here in sys.path else sys.path
+    rest = [p for p in behind if not os.path.exists(os.path.join(p, "{module}.py"))]
     spec = PathFinder.find_spec("sitecustomize", rest)
     if spec is not None and spec.loader is not None:
         sys.modules["sitecustomize"] = module = module_from_spec(spec)
         spec.loader.exec_module(module)
 
-if os.environ.get("CACHECTL_TRACE"):
+if os.environ.get("{variable}"):
     observe()
 run_what_this_stands_before()
 """
@@ -193,25 +195,28 @@ def make_observer(
     parts: Mapping[str, Lookups],
     names: Iterable[str],
     texts: Mapping[Path, bytes],
+    *,
+    kind: str = "trace",
 ) -> tuple[Path, dict[str, str]]:
     """Make what each Python of a run loads first: the observer, its table, and copies of the layers' files.
 
     ``parts`` are the lookups that are observed, ``names`` the variables that are noted, and ``texts`` the files with
-    their content. Returns the folder of events, and the variables that a command needs.
+    their content. Of two of one ``kind`` on a path only the first is used. Returns the folder of events, and the
+    variables that a command needs.
     """
     site, notes = folder / "site", folder / "events"
     site.mkdir()
     notes.mkdir()
     copies = {file: f"cachectl_watch_{number}.py" for number, file in enumerate(sorted(texts))}
-    own = Path(observer.__file__)
+    own, module, variable = Path(observer.__file__), f"cachectl_{kind}_observer", f"CACHECTL_{kind.upper()}"
     for file, name, text in [
-        (own, "cachectl_observer.py", own.read_bytes()),
+        (own, f"{module}.py", own.read_bytes()),
         *((f, copies[f], texts[f]) for f in texts),
     ]:
         (site / name).write_bytes(text)
         with suppress(OSError):
             _copy_compiled(file, site / name)
-    (site / "sitecustomize.py").write_text(_SITE)
+    (site / "sitecustomize.py").write_text(_SITE.format(module=module, variable=variable))
     watchers: set[tuple[str, str]] = set()
     listeners: dict[str, tuple[str, str]] = {}
     for name, part in parts.items():
@@ -223,7 +228,7 @@ def make_observer(
     table["variables"] = sorted(names)
     (site / observer.TABLE).write_bytes(encode_json(table))
     paths = os.pathsep.join(filter(None, [str(site), environment.get("PYTHONPATH")]))
-    return notes, {_FOLDER: str(notes), "PYTHONPATH": paths}
+    return notes, {variable: str(notes), "PYTHONPATH": paths}
 
 
 def _copy_compiled(file: Path, copy: Path) -> None:

@@ -2,13 +2,10 @@
 
 import errno
 import hashlib
-import importlib.util
 import json
 import os
-import shutil
 import struct
 import subprocess
-import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -17,6 +14,7 @@ from pathlib import Path
 import pytest
 from homes import CACHECTL, Home, make_home
 from support.bundles import TRUSTED, count, listed, programs, refused
+from support.environments import another_venv
 from support.miopen_kernels import add_kernels
 from tiers import real, thorough, thorough_only
 
@@ -58,18 +56,6 @@ def test_entries_that_cannot_be_hit_are_foreseen_and_left_out(packed: Path, home
     assert layers["pocl"].placed > layers["pocl"].cannot_hit == 0
 
 
-def another_venv(path: Path) -> str:
-    """Make a virtual environment with a PyOpenCL of its own, the rest being that of this one; return its Python."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(path)], check=True)
-    site = next(path.glob("lib/python*/site-packages"))
-    here = Path(str(importlib.util.find_spec("pyopencl").origin)).parents[1]  # type: ignore[union-attr]
-    # PyOpenCL looks for PoCL beside itself.
-    for folder in (here / "pyopencl", *here.glob("pyopencl-*.dist-info"), *here.glob("pocl*")):
-        shutil.copytree(folder, site / folder.name)
-    (site / "others.pth").write_text("\n".join(entry for entry in sys.path if entry.startswith("/")) + "\n")
-    return f"{path}/bin/python"
-
-
 @pytest.mark.thorough
 @real
 def test_misses_in_another_virtual_environment_are_those_foreseen(packed: Path, home: Home, tmp_path: Path) -> None:
@@ -99,10 +85,12 @@ def test_another_driver_decides_and_an_unknown_one_does_not(home: Home) -> None:
     there = portability.portability_key(cuda, environment)
     assert there["NVIDIA driver"] == "535.104.05"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\n")
-    assert "NVIDIA driver 535.104.05" in str(portability.why_not(portability.differences(cuda, there, environment)))
+    assert "NVIDIA driver 535.104.05" in str(
+        portability.why_not(cuda, portability.differences(cuda, there, environment))
+    )
     version.unlink()
     differing = portability.differences(cuda, there, environment)
-    assert portability.why_not(differing) is None
+    assert portability.why_not(cuda, differing) is None
     assert portability.outlook(cuda, {"driver": "535.104.05"}, there, environment, differing).hits is None
 
 
