@@ -173,4 +173,5 @@ class Headers:
                 raise Needed(f"{path}, in an #if")
             self._once.add(path)
             text = _ONCE.sub("", text)
-        return f'# 1 "{path}" 1\n{self._inlined(text, os.path.dirname(path))}\n# {line} "" 2'
+        # NVIDIA's front end takes only the second form.
+        return f'# 1 "{path}" 1\n{self._inlined(text, os.path.dirname(path))}\n# {line - 1} "" 2\n#line {line}'

@@ -20,6 +20,11 @@ from cachectl.watching.programs import Event
 _INCLUDE = regex(r'(?m)^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]')
 _MACRO = regex(r"[ \t]*#[ \t]*define[ \t]+(\w+)(?:\([^)]*\))?[ \t]*(.*)")
 _WORD = regex(r"([A-Za-z_]\w*)")
+_CALL = regex(r"\b([A-Za-z_]\w*)\s*\(")
+_KERNEL = regex(r"kernel\s+void\s+(\w+)")
+_TYPE = regex(
+    r"u?(?:char|short|int|long)\d*|(?:float|double|half)\d*|bool|void|size_t|_*(?:global|local|constant|private)"
+)
 _VERSION = regex(r"(?:OpenCL [\d.]+ )?(.*?)(?:  .*|,.*?)?( \([^()]*\))?")
 #: Headers that are read of one build, and bytes of one header.
 _MOST_HEADERS, _LARGEST_HEADER = 64, 4 << 20
@@ -157,13 +162,20 @@ def _changed_source(now: str | None, before: str | None) -> str:
 
 
 def renamed(now: str, before: str) -> tuple[str, str] | None:
-    """Return the first name, and what it was, if two sources differ only in names, each always by the same other."""
+    """Return the first name, and what it was, if two sources differ only in names, each always by the same other.
+
+    A function that is called, and a type, are no mere names.
+    """
     here, there = _WORD.split(now), _WORD.split(before)
     pairs = dict(zip(here[1::2], there[1::2], strict=False))
     same = len(here) == len(there) and here[::2] == there[::2] and len({*pairs.values()}) == len(pairs)
     if not same or [pairs[word] for word in here[1::2]] != there[1::2]:
         return None
-    return next(((word, was) for word, was in pairs.items() if word != was), None)
+    changed = [(word, was) for word, was in pairs.items() if word != was]
+    kernels = {*_KERNEL.findall(now), *_KERNEL.findall(before)}
+    words = {word for pair in changed for word in pair} - kernels
+    called = {match[1] for text in (now, before) for match in _CALL.finditer(text)}
+    return changed[0] if changed and not words & called and not any(map(_TYPE.fullmatch, words)) else None
 
 
 def diff(kernel: str, builds: Sequence[ledger.Build], earlier: Sequence[ledger.Build]) -> str | None:

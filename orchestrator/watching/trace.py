@@ -87,7 +87,8 @@ def tracing(
     texts = {file: text for layer in layers.values() for file, text in layer.watchers.items()}
     notes, variables = make_observer(folder, stack.environment, parts, names, texts)
     files = EntryEvents(seen.layer for seen in layers.values() if seen.part.files)
-    by_files = {name: part for name, part in parts.items() if part.files}
+    # Those that are listened to in programs of the run are used by others, too.
+    by_files = {name: part for name, part in parts.items() if part.files or part.listeners}
     observed = {name: part for name, part in parts.items() if not part.files}
     processes = programs.Processes(notes, observed, by_files)
     trace = timeline.Trace()

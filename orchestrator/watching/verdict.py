@@ -69,10 +69,7 @@ class Judge:
         self._is_killed_in_build = bool(open_builds)
         #: Lookups that raised an exception, of which nothing else is known.
         self._raised = [event for event in events if event["event"] == "raised"]
-        builds = [event for event in events if event["event"] == "build" and not event["failed"]]
-        self._platforms = {event.get("platform") for event in builds}
-        #: Builds by a driver without a cache that is known, of which PyOpenCL's own cache was not asked either.
-        self._unknown = [event for event in builds if (event.get("driver"), event.get("binary")) == (None, None)]
+        self._builds = [event for event in events if event["event"] == "build" and not event["failed"]]
         #: The driver of each build that failed.
         self._failed = [event for event in events if event["event"] == "build" and event["failed"]]
 
@@ -202,14 +199,19 @@ class Judge:
         return "; ".join(stored)
 
     def _unseen_stores(self) -> dict[str, int]:
-        """Return by layer how many entries appeared in the run beyond those that were counted as stored."""
+        """Return by layer how many entries appeared in the run that no watched build explains.
+
+        Nothing is known of a cache that another program used meanwhile. A program that is made of a binary is unpacked.
+        """
         counted = {use.layer: use.stores or 0 for use in self._trace.layers}
+        unpacked = Counter(event.get("driver") for event in self._builds if not event.get("kernels"))
         unseen = {}
         for name, layer in self._layers.items():
-            if layer.part.listeners and layer.before is not None and layer.after is not None:
+            if layer.part.listeners and not layer.is_shared and layer.before is not None and layer.after is not None:
                 new = [path for path in layer.after.keys() - layer.before.keys() if not layer.after[path].is_foreign]
-                if len(new) > counted.get(name, 0):
-                    unseen[name] = len(new) - counted.get(name, 0)
+                count = len(new) - counted.get(name, 0) - unpacked[name]
+                if count > 0:
+                    unseen[name] = count
         return unseen
 
     def _nothing_asked(self) -> str:
@@ -251,7 +253,10 @@ class Judge:
         used |= {name for name, layer in self._layers.items() if layer.is_open}
         # Of a cache that is off the cost is said.
         is_said = any("compile" in self._layers[name].part.saves for name in self._states)
-        unknown = () if is_said else self._unknown
+        # By a driver without a cache that is known, of which PyOpenCL's own cache was not asked either.
+        unknown = (
+            [] if is_said else [one for one in self._builds if (one.get("driver"), one.get("binary")) == (None, None)]
+        )
         times = {"compile": sum(end - start for event in unknown for start, end in event["compiles"]) / 1e9}
         idle = [
             layer.part.saves
@@ -284,6 +289,11 @@ class Judge:
                     place = f"{root.path} ({root.source})"
                     return f"In the program the cache of {name} is {place}, which was not watched"
         return ""
+
+    @property
+    def _platforms(self) -> set[str | None]:
+        """The OpenCL platforms for which the run built."""
+        return {event.get("platform") for event in self._builds}
 
     def _launched(self, layer: evidence.Evidence) -> Iterator[str]:
         """Yield what a driver compiled at launches of this run; another program may have done so meanwhile, too."""
