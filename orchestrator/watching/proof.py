@@ -171,6 +171,17 @@ class _Commands:
         return self._present.issuperset(others)
 
 
+def _observed(
+    stack: layer_set.LayerSet, layers: Iterable[Layer], given: Environment, folder: Path
+) -> tuple[Path, dict[str, str]]:
+    """Make what lets the Pythons of a command note their variables; the folder of their events, and what to set."""
+    # A driver is not listened to: only the variables of programs count.
+    parts = {layer.name: (layer.about.lookups or Lookups())._replace(listeners={}) for layer in stack}
+    names = {name for layer in layers for name in variables_of(layer)}
+    texts = {file: file.read_bytes() for part in parts.values() for file in part.watchers.values()}
+    return make_observer(folder, given, parts, names, texts)
+
+
 @contextmanager
 def proving(
     stack: layer_set.LayerSet,
@@ -189,13 +200,11 @@ def proving(
         scratch = child.isolated_root(stack.environment, notice=notice)
         unseen = "variables that programs set themselves are not seen"
         folder = child.try_extra(unseen, partial(block.enter_context, scratch), notice)
-        notes, variables = None, dict[str, str]()
+        notes: Path | None = None
+        variables: dict[str, str] = {}
         if folder is not None:
-            # A driver is not listened to: only the variables of programs count.
-            parts = {layer.name: (layer.about.lookups or Lookups())._replace(listeners={}) for layer in stack}
-            names = {name for layer in layers for name in variables_of(layer)}
-            texts = {file: file.read_bytes() for part in parts.values() for file in part.watchers.values()}
-            notes, variables = make_observer(folder, given, parts, names, texts)
+            observe = partial(_observed, stack, layers, given, folder)
+            notes, variables = child.try_extra(unseen, observe, notice) or (None, {})
         proof = Proof(stack, layers, given.variables, notes=notes, left_out=left_out)
         try:
             yield proof, variables

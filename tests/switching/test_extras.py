@@ -53,7 +53,7 @@ def test_a_command_runs_without_what_needs_a_temporary_folder(without_temporarie
     assert ANOTHER in done.stderr
 
 
-@pytest.mark.parametrize("line", ["run --isolated", "trace", *thorough("run --no-cache", "trace --no-ledger", "bench")])
+@pytest.mark.parametrize("line", ["run --isolated", *thorough("run --no-cache", "bench")])
 def test_a_command_is_not_started_without_the_folder_that_was_asked_for(without_temporaries: Home, line: str) -> None:
     done = without_temporaries.cachectl(line, "--", *SAYS_SEVEN, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)

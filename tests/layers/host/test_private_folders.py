@@ -76,7 +76,7 @@ def test_without_any_place_one_line_says_so(home: Home, shared: Path) -> None:
     environment = home.environment(XDG_STATE_HOME=str(shared))._replace(temporary=shared)
     with pytest.raises(CachectlError, match="no place for temporary folders"), temporary_folder(environment):
         pass
-    done = home.cachectl("trace -- true", check=False, TMPDIR=str(shared), XDG_STATE_HOME=str(shared))
+    done = home.cachectl("run --isolated -- true", check=False, TMPDIR=str(shared), XDG_STATE_HOME=str(shared))
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
 
 
