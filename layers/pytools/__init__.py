@@ -280,8 +280,8 @@ class LoopyDictionaries(PytoolsDictionaries):
         lookups=LOOKUPS._replace(
             opened=("/pdict-v5-loopy-",),
             imports=("loopy", "islpy", "pymbolic"),
-            # They are in the names of loopy's databases.
-            packages=("loopy", "islpy", "cgen"),
+            # They are in the names of loopy's databases, or (pytools) make the keys.
+            packages=("loopy", "islpy", "cgen", "pytools"),
             watchers={**_WATCHERS, **_STAGES},
             saves=("preprocess", "schedule", "codegen"),
         ),

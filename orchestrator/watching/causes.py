@@ -134,7 +134,7 @@ OTHER_KEY = Cause(
     "look for an option that leaves the source as it is, or a key that differs in each process",
 )
 REMOVED = Cause(
-    "its entry in {layers} is missing: cachectl {verb} removed it on {moment}, if no run without trace built it since",
+    "its entry in {layers} is missing: cachectl {verb} removed it on {moment}, if it was not built since",
     "what `purge` and `prune` noted",
     "certain that it was removed then",
     "nothing: the purge has a date",

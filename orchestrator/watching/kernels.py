@@ -97,8 +97,11 @@ class _Noted:
 
 def read_kernels(
     layers: Mapping[str, evidence.Evidence], trace: timeline.Trace, events: Sequence[Event]
-) -> dict[str, Seen]:
-    """Return what is known of each kernel of a run; lookups that name none have the name ""."""
+) -> tuple[dict[str, Seen], float]:
+    """Return what is known of each kernel of a run, and the seconds that misses took in the thread that lost most.
+
+    Lookups that name no kernel have the name "".
+    """
     lookups = {name: layer.part for name, layer in layers.items()}
     noted = _Noted(events, lookups)
     packages = _Packages(name for part in lookups.values() for name in part.packages)
@@ -108,16 +111,16 @@ def read_kernels(
         (noted.wrote if entry.stores else read)[kernel].append(f"{entry.root}/{entry.key}")
     kernels = {}
     for kernel in {**noted.processes, **hits, **misses}:
-        work = misses.get(kernel, {})
-        first = next((thread[0] for times in work.values() for thread, _, _ in times), noted.processes.get(kernel, 0))
+        lost = misses.get(kernel, {})
+        first = next((thread[0] for times in lost.values() for thread, _, _ in times), noted.processes.get(kernel, 0))
         process = noted.started.get(first, {})
         kernels[kernel] = Seen(
             tuple(noted.builds[kernel]),
             str(process.get("python") or ""),
             packages.of(process),
             frozenset(hits.get(kernel, ())),
-            {layer: sum(timeline.covered_by_thread(times)) for layer, times in work.items()},
-            sum(timeline.covered_by_thread(one for times in work.values() for one in times)),
+            {layer: sum(timeline.covered_by_thread(times)) for layer, times in lost.items()},
+            sum(timeline.covered_by_thread(one for times in lost.values() for one in times)),
             noted.asked[kernel],
             tuple(noted.wrote[kernel]),
             tuple(read[kernel]),
@@ -126,7 +129,8 @@ def read_kernels(
             noted.folders[kernel],
             kernel in noted.linked,
         )
-    return kernels
+    work = [interval for times in misses.values() for intervals in times.values() for interval in intervals]
+    return kernels, max(timeline.covered_by_thread(work), default=0.0)
 
 
 def _entries(trace: timeline.Trace, kernels: Iterable[str]) -> Iterator[tuple[str, evidence.EntryTrace]]:

@@ -51,7 +51,7 @@ class Judge:
         self._layers = layers
         self._trace = trace
         self._states = {use.layer: use for use in trace.layers if use.state in ("disabled", "closed")}
-        self.kernels = read_kernels(layers, trace, events)
+        self.kernels, self._lost = read_kernels(layers, trace, events)
         self._reasons = Reasons(layers, self._states, book)
         self._known = {} if book is None else book.kernels
         self.late = {name: late for name, layer in layers.items() if (late := tuple(self._launched(layer)))}
@@ -147,7 +147,7 @@ class Judge:
             count = plural(sum(use.misses or 0 for use in unseen), "lookup")
             return f"{count} missed in {names}; which kernels, and what each took, does not show{self._at_once()}."
         if missed:
-            seconds = max(summary.missed, *(one.seconds for one in missed))
+            seconds = max(summary.missed, self._lost)
             slow = "Slow" if seconds >= _SLOW * trace.wall_seconds else "Nearly warm"
             at_least = "at least " if summary.at_least or trace.unwatched else ""
             lost = f"{at_least}{seconds:.2f} of {trace.wall_seconds:.2f} s"

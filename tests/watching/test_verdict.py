@@ -19,6 +19,7 @@ from tiers import real, thorough, thorough_only
 
 from cachectl.layers.base.errors import CachectlError
 from cachectl.watching import ledger
+from cachectl.watching.differences import renamed
 
 SOURCE = """#include "common.h"
 #define FACTOR 3
@@ -509,3 +510,19 @@ def test_a_warning_of_a_watched_call_names_the_line_that_it_names_without_a_trac
     warned = [line for line in plain.stderr.splitlines() if "CollisionWarning" in line]
     assert warned == [line for line in traced.stderr.splitlines() if "CollisionWarning" in line] != []
     assert (plain.stdout, traced.stdout) == ("missed\n", "missed\n")
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "names"),
+    [
+        ("kernel void a1(global int *x) { x[0] = 1; }", "kernel void a2(global int *x) { x[0] = 1; }", ("a1", "a2")),
+        ("kernel void k(global int *y) { y[0] = 1; }", "kernel void k(global int *x) { x[0] = 1; }", ("y", "x")),
+        ("kernel void k(global int *x) { x[0] = sin(1); }", "kernel void k(global int *x) { x[0] = cos(1); }", None),
+        ("kernel void k(global int *x) { x[0] = 1; }", "kernel void k(global long *x) { x[0] = 1; }", None),
+        ("kernel void k(int a, int b) { a = b; }", "kernel void k(int a, int b) { a = a; }", None),
+    ],
+)
+def test_sources_differ_in_names_only_where_nothing_else_does(
+    now: str, before: str, names: tuple[str, str] | None
+) -> None:
+    assert renamed(now, before) == names
