@@ -232,7 +232,7 @@ def _say_staged(inform: Callable[[str], None], fillings: Sequence[Filling]) -> N
     if reasons := dict.fromkeys(reason for filling in fillings for reason in filling.trusted):
         numbers = [filling.placed for filling in fillings if filling.placed]
         nodes = f"{len(numbers)} of {plural(len(fillings), 'node')}"
-        inform(f"staged {sum(numbers):,} entries on {nodes}; trusted: {', '.join(reasons)}")
+        inform(f"staged {sum(numbers):,} entries on {nodes}; accepted: {', '.join(reasons)}")
 
 
 def _say_notes(notice: Callable[[str], None], gathered: Iterable[tuple[str, list[str]]]) -> None:

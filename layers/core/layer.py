@@ -322,7 +322,7 @@ def require_known(layer: Layer, key: str) -> None:
 
 
 def get_many(layer: Layer, keys: Sequence[str]) -> dict[str, Artifact | Exception]:
-    """Return the artifact of each key, or the reading error; a key that no root has is left out.
+    """Return the artifact of each key, or the reading error; a key that no root has is excluded.
 
     Raises :class:`Refused` if the layer cannot.
     """

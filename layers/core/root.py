@@ -20,7 +20,7 @@ class Scope(Enum):
 
 
 class Condition(Enum):
-    """Whether a layer takes part in a run started from this environment."""
+    """Whether a layer participates in a run started from this environment."""
 
     ENABLED = "enabled"
     DISABLED = "disabled"

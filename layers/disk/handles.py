@@ -122,7 +122,7 @@ def gather(handle: int, name: str, files: Statuses, folders: Statuses, above: st
     """Add what is in a folder to ``files``, links, pipes and so on included, and to ``folders``, the folder itself too.
 
     Each by its path in it; those of folders end with a slash, and that of the folder itself is empty. Links are not
-    followed, and what vanishes meanwhile is left out.
+    followed, and what vanishes meanwhile is excluded.
     """
     require_shallow(name, above.count("/"))
     folder = open_folder(name, handle)

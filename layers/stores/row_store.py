@@ -391,7 +391,7 @@ class Rows(Store):
         return {**_each_file(groups, partial(self._read_rows, root)), **self.rest.read(root, [*others])}
 
     def _read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | EntryError]:
-        """Return rows of one database, or the error of each; missing rows are left out."""
+        """Return rows of one database, or the error of each; missing rows are excluded."""
         try:
             if not self.tables.is_usable(root, file):
                 return {}

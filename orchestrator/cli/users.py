@@ -108,7 +108,7 @@ _Line = list[tuple[str, Mapping[str, object]]]
 
 
 def _lines(documents: list[Mapping[str, Any]], shown: verbs.OfUsers) -> list[_Line]:
-    """Return the items of each line, in order; layers without anything are left out."""
+    """Return the items of each line, in order; layers without anything are excluded."""
     lines: dict[tuple[str, ...], _Line] = {}
     for document in documents:
         user = document["user"]

@@ -128,7 +128,7 @@ def batches(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T
 
 
 def keys_of(layer: Layer) -> frozenset[str]:
-    """Return the keys of all entries of a layer; what cannot be listed is left out."""
+    """Return the keys of all entries of a layer; what cannot be listed is excluded."""
     return frozenset(
         entry.key for entry in listing.listed((layer,), ALL, lambda _: None, contents=False, roots=roots_of)
     )
@@ -196,7 +196,7 @@ class LayerCollection:
 def _described(layer: Layer, entries: Sequence[Entry], done: transfer.Moved) -> list[Entry]:
     """Return entries with what their bytes say: kernels, and for some layers the device and versions.
 
-    What cannot be read is noted, and entries that were not listed because of that are left out.
+    What cannot be read is noted, and entries that were not listed because of that are excluded.
     """
     layer.environment.step(0, "reading", len(entries))
     troubles: list[listing.Trouble] = []

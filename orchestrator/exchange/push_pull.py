@@ -37,7 +37,7 @@ _PULLS = 5
 #: How many kernels are named that are not portable.
 _FEW = 3
 #: Why something is trusted that nothing else shows to be.
-_SAID = "you said so"
+_SAID = "because of --trust"
 
 
 # ---------------------------------------------------------------------- push
@@ -61,7 +61,7 @@ def push(
     both, if any part does.
 
     :param layers: names; none means every clearable one
-    :param besides: keys that are left out, by layer
+    :param besides: keys that are excluded, by layer
     :param sign: an OpenSSH key
     :param allowed_signers: a file in the format of ssh-keygen(1)
     :param force: replace a file that is not a bundle
@@ -207,7 +207,7 @@ def pull(
     :param sources: stores, isolated roots, or database files of a product
     :param trust: why stores are trusted; a root or file of this user that no other user can write needs no reason
     :param layers: names; none means every clearable one
-    :param besides: keys that are left out, by layer
+    :param besides: keys that are excluded, by layer
     :param dry_run: only say what would be placed
     :param deadline: a moment of :func:`time.monotonic`; entries that are not placed by then are failures
     :raises Untrusted: if nothing new can be trusted

@@ -193,7 +193,7 @@ class StoreCollection:
         self.memory = StoreMemory(environment, None if place.is_bundle else place.shown)
         #: Bytes of packs that were read, and of all files that were written.
         self.fetched = self.written = 0
-        #: Index parts that were removed before: they are left out if they come back.
+        #: Index parts that were removed before: they are excluded if they come back.
         self.gone: Sequence[str] = ()
         self._allowed = allowed
         self._key = key

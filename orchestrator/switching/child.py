@@ -65,7 +65,7 @@ def try_extra(what: str, step: Callable[[], T], notice: Callable[[str], None]) -
         return step()
     except KeyboardInterrupt:
         raise
-    # As for plug-ins, whose layers take part in these steps.
+    # As for plug-ins, whose layers participate in these steps.
     except BaseException as error:  # noqa: BLE001
         notice(f"{what}: {_reason(error)}")
         return None
@@ -137,7 +137,7 @@ def isolated_root(
 
 
 def copy_isolated_root(source: Path, target: Path) -> None:
-    """Copy the content of one isolated root into another; links stay links, pipes and sockets are left out."""
+    """Copy the content of one isolated root into another; links stay links, pipes and sockets are excluded."""
     shutil.copytree(source, target, symlinks=True, ignore=_special, dirs_exist_ok=True)
 
 

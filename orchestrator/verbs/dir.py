@@ -9,7 +9,7 @@ from cachectl.layers.core.root import Root
 
 EXAMPLE = "cachectl dir pocl"
 OPTIONS = (verbs.LAYERS, verbs.ROOT)
-EPILOG = "Without LAYER, places that do not exist are left out."
+EPILOG = "Without LAYER, places that do not exist are excluded."
 
 
 def run(request: verbs.Request) -> int:

@@ -83,11 +83,11 @@ def show(done: transfer.Transfer, request: verbs.Request) -> Iterator[object]:
         verb = request.options.verb
         request.notice(f"no entry to {verb} in {', '.join(layer.layer for layer in done.layers) or 'the layers here'}")
     yield ""
-    yield [f"{done.url}: {units.size(done.moved)} moved"]
+    yield [f"{done.url}: copied {units.size(done.moved)}"]
     if done.digest is not None:
         yield [f"digest {done.digest}"]
     for why in done.trusted:
-        yield [f"trusted: {why}"]
+        yield [f"accepted: {why}"]
     verbose = request.options.verbose
     for layer in done.layers:
         for seen in layer.foreseen:

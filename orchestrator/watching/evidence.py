@@ -38,8 +38,8 @@ _NO_PYTHON = "no Python of the run could be watched (it had none, was started wi
 class LayerTrace(NamedTuple):
     """What one layer did in a run; ``None`` is unknown. ``evidence`` is exact, inferred or none, ``why`` says how.
 
-    ``state`` is ``disabled``, ``bypassed`` or ``closed`` (it cannot be written) if the layer took no part for that
-    reason, by the variables of the programs that used caches, else of the command; ``state_why`` is the reason.
+    ``state`` is ``disabled``, ``bypassed`` or ``closed`` (it cannot be written) if that kept the layer from
+    participating, by the variables of the programs that used caches, else of the command; ``state_why`` is the reason.
     """
 
     layer: str
@@ -168,7 +168,7 @@ class Evidence:
         listed = {**(self.before or {}), **(self.after or {})} if entries else {}
         for use in sorted(entries, key=lambda use: use[2].uses[0]):
             entry = listed.get(f"{use[0].path}/{use[1]}")
-            # Those of other layers that share the root are left out.
+            # Those of other layers that share the root are excluded.
             if entry is None or not entry.is_foreign:
                 self.used.append(self._described(use, None if entry is None else entry.bytes))
 
@@ -209,7 +209,7 @@ class Evidence:
             counted = counted._replace(evidence=INFERRED, why=f"{counted.why}; a lower bound: {reasons}")
         if self._off and not (counted.hits or counted.stores):
             return counted._replace(state=DISABLED.value, state_why=self._off)
-        # Why it took no part; what was counted counts more, because a program may switch a layer itself.
+        # Why it did not participate; what was counted counts more, because a program may switch a layer itself.
         with suppress(*FAILURES):
             state = self.state()
             if state.condition in (DISABLED, BYPASSED):

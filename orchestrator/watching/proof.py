@@ -36,7 +36,7 @@ from cachectl.watching.trace import make_observer, variables_of
 #: Seconds without a look at the processes of the command in which a program could have used a cache unseen.
 _LONGEST_PAUSE = 0.5
 _OPENED, _CHANGED, _APPEARED, _VANISHED, _MOVED = "was opened", "was changed", "appeared", "vanished", "was moved"
-#: The meaning of each event. Opening and reading a folder only lists it, and is left out.
+#: The meaning of each event. Opening and reading a folder only lists it, and is excluded.
 _WORDS: Mapping[int, str] = {
     events.OPEN: _OPENED,
     events.ACCESS: _OPENED,

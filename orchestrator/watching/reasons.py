@@ -26,8 +26,8 @@ _MOST_COMPARED = 100
 class Reasons:
     """Finds why kernels missed, by the evidence of the layers and a ledger, ``None`` if no earlier run is asked.
 
-    ``stopped`` are the layers that took no part in the run. ``kinds`` has what differs from the last run in the builds
-    of each kernel, in two words.
+    ``stopped`` are the layers that did not participate in the run. ``kinds`` has what differs from the last run in the
+    builds of each kernel, in two words.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Reasons:
         return ""
 
     def _stopped(self, name: str, seen: Seen) -> str:
-        """Say why a layer took no part where a kernel missed; it may be on in other programs of the run."""
+        """Say why a layer did not participate where a kernel missed; it may be on in other programs of the run."""
         if name in self._states:
             return self.said_of(name)
         state = self._layers[name].state_in(seen.process)
@@ -154,7 +154,7 @@ class Reasons:
         return missing, {layer for key, layer in keys} - missing
 
     def said_of(self, name: str) -> str:
-        """Say why a layer took no part in the run."""
+        """Say why a layer did not participate in the run."""
         use = self._states[name]
         return causes.OFF.say(layer=name, state="off" if use.state == "disabled" else use.state, reason=use.state_why)
 

@@ -1,7 +1,7 @@
 """What a run did, and where its time went: spans of its processes on one clock, their sums, and files of them.
 
 Times are seconds since the trace began. They come from the monotonic clock, which all processes of a machine share.
-Those of drivers come from the time of day. Spans of processes on other machines are left out.
+Those of drivers come from the time of day. Spans of processes on other machines are excluded.
 
 Files are in the Chrome trace format, which Perfetto and ``about:tracing`` open, or one HTML page. Source: "Trace Event
 Format" (Google, 2016): complete events (``ph`` ``X``, with ``ts`` and ``dur`` in microseconds) and metadata events
@@ -84,7 +84,7 @@ class Summary(NamedTuple):
     ``own`` are the seconds in which no thread was in any stage: the program's own. ``missed`` are those that misses
     took, from a lookup to the end of its store, in the thread in which they took
     most: processes and threads of a run wait for each other. ``at_least`` is true if neither a driver nor its cache
-    showed whether it compiled, so that this is left out.
+    showed whether it compiled, so that this is excluded.
     """
 
     stages: tuple[StageTime, ...]

@@ -121,7 +121,7 @@ class Judge:
     def _damaged(self) -> Iterator[Finding]:
         """Yield entries with which a library fails, of layers whose files show no use all, else those that were read.
 
-        Caches that are too large for that are left out.
+        Caches that are too large for that are excluded.
         """
         used = {event["pid"] for event in self._failed}
         for layer in self._layers.values():

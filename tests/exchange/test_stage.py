@@ -125,7 +125,7 @@ def test_a_job_starts_with_what_is_vouched_for(jobs: Jobs, keygen: Callable[[str
     home.cachectl("run --isolated=root --", sys.executable, f"{home.programs}/thirteen.py", "2", "1")
     for options, said in (
         (f"warm.zip --trust {out}", "entries on 2 of 2 nodes"),
-        (f"signed.zip {signers} {out}", "trusted: signed by ann@example.org"),
+        (f"signed.zip {signers} {out}", "accepted: signed by ann@example.org"),
         (f"warm.zip {signers}", "not signed"),
         ("no-root --trust", "starts cold"),
         ("none.zip --trust", "none.zip is not there; --out none.zip makes it"),
