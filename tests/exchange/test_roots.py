@@ -95,7 +95,7 @@ def test_only_roots_that_no_other_user_can_write_are_trusted(home: Home, open_fo
         with pytest.raises(Untrusted, match=words):
             stack.pull(root)
         pulled = stack.pull(root, TRUSTED)
-        assert (pulled.total.there, pulled.trusted) == (2, ("you said so",))
+        assert (pulled.total.there, pulled.trusted) == (2, ("because of --trust",))
         path.chmod(before)
 
 
