@@ -135,7 +135,7 @@ def peak(command: Sequence[str], environment: Mapping[str, str]) -> Used:
 
 def output(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """Run a command and return what it printed."""
-    done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Failed(f"{' '.join(command)[:_SAID]} ended with status {done.returncode}: {done.stderr[-_SAID:]}")
-    return done.stdout
+    outcome = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False)
+    if outcome.returncode:
+        raise Failed(f"{' '.join(command)[:_SAID]} ended with status {outcome.returncode}: {outcome.stderr[-_SAID:]}")
+    return outcome.stdout

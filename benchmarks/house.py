@@ -326,8 +326,8 @@ def measure_commands() -> dict[str, int]:
         trees.pocl(home, 3)
         for verb, *options in (("report",), ("push", f"{folder}/bundle.zip"), ("purge", "--all")):
             command = (sys.executable, "-c", _PROBE, verb, *options)
-            done = subprocess.run(command, env=variables(home), capture_output=True, text=True, check=True)
-            figures[f"functions_of_{verb}"], figures["frames_of_purge"] = map(int, done.stdout.split())
+            outcome = subprocess.run(command, env=variables(home), capture_output=True, text=True, check=True)
+            figures[f"functions_of_{verb}"], figures["frames_of_purge"] = map(int, outcome.stdout.split())
     return figures
 
 

@@ -31,11 +31,11 @@ def job(folder: Path, nodes: int, ranks: int, *options: str) -> tuple[float, lis
         words += ["--", sys.executable, str(PROGRAM), "8", "0"]
     variables = commands.variables(folder, TMPDIR=str(folder))
     started = time.perf_counter()
-    done = subprocess.run(words, env=variables, cwd=folder, capture_output=True, text=True, check=True)
+    outcome = subprocess.run(words, env=variables, cwd=folder, capture_output=True, text=True, check=True)
     seconds = time.perf_counter() - started
     # Lines of ranks that write at once may come as one.
-    each = [json.loads(line) for line in re.findall(r'{"seconds": {[^}]*}[^}]*}', done.stdout)]
-    return seconds, [{"first": one["seconds"]["lk0"], "all": one["total"]} for one in each], done.stderr.strip()
+    each = [json.loads(line) for line in re.findall(r'{"seconds": {[^}]*}[^}]*}', outcome.stdout)]
+    return seconds, [{"first": one["seconds"]["lk0"], "all": one["total"]} for one in each], outcome.stderr.strip()
 
 
 def main() -> None:

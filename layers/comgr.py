@@ -163,8 +163,10 @@ class ComgrCache(drivers.DriverLayer):
         for root in self.roots() if state.condition is ENABLED else ():
             kind = processes.network_file_system(self.environment, root.path, _NETWORK)
             if kind is not None and root.source != self.places.variable:
-                why = f"the default place is on a network file system ({kind}): the newest releases keep no cache there"
-                return State(UNKNOWN, why, state.drivers)
+                reason = (
+                    f"the default place is on a network file system ({kind}): the newest releases keep no cache there"
+                )
+                return State(UNKNOWN, reason, state.drivers)
         return state
 
     def faults(self) -> Iterator[Fault]:

@@ -73,8 +73,8 @@ class LayerSet:
             return self._made[name]
         if name in self._plugged[0]:
             return self._plugged[0][name]
-        if why := "; ".join(plugin["why"] for plugin in self.broken if plugin["name"] == name):
-            raise BadRequest(f"the plug-in {name} was left out: {why}")
+        if reason := "; ".join(plugin["why"] for plugin in self.broken if plugin["name"] == name):
+            raise BadRequest(f"the plug-in {name} was left out: {reason}")
         names = [*registry.BUILT_IN, *self._plugged[0]]
         advice = did_you_mean(name, names) or f"; there are {', '.join(names)}"
         raise BadRequest(f"unknown layer {name!r}{advice}")

@@ -342,8 +342,8 @@ def put_many(layer: Layer, artifacts: Sequence[Artifact], *, replace: bool = Fal
     _require(layer, Ability.PUT)
     root = next(iter(layer.roots()), None)
     if root is None:
-        why = layer.state().why
-        raise Refused(layer.name, f"cannot put: no place to keep entries in this environment ({why})")
+        reason = layer.state().why
+        raise Refused(layer.name, f"cannot put: no place to keep entries in this environment ({reason})")
     require_changeable(layer, root)
     unfit = [attempt(partial(_require_fit, layer, root, artifact)) for artifact in artifacts]
     fit = [artifact for artifact, error in zip(artifacts, unfit, strict=True) if error is None]
@@ -411,8 +411,8 @@ def _plan_damaged(layer: Layer, root: Root, selection: Selection) -> Plan:
     findings = list(layer.store.verify(root))
     damaged = [(finding, finding.thing) for finding in findings if finding.thing is not None]
     if layer.about.precious:
-        why = "results of tuning are never removed as damaged"
-        notes = (Note(finding.key or "*", f"{why}; {finding.message}") for finding, _ in damaged)
+        reason = "results of tuning are never removed as damaged"
+        notes = (Note(finding.key or "*", f"{reason}; {finding.message}") for finding, _ in damaged)
         return plan_of(layer, skipped=tuple(notes))
     plan = plan_removal(layer, (thing for _, thing in damaged if selection.matches(thing)))
     # Whether these are damaged is unknown.

@@ -181,11 +181,11 @@ def private_folder(place: Path, *, make: bool = False) -> Path:
     made.
     """
     try:
-        folder, why = _own_place(place, make=make)
+        folder, reason = _own_place(place, make=make)
     except OSError as error:
-        folder, why = Path(error.filename or place), error.strerror
-    if why is not None:
-        raise CachectlError(f"{printable(folder)}: {why}")
+        folder, reason = Path(error.filename or place), error.strerror
+    if reason is not None:
+        raise CachectlError(f"{printable(folder)}: {reason}")
     return folder
 
 

@@ -213,8 +213,10 @@ class Pair(TableFile):
     def _listed(self) -> Index:
         """Read the index, and the frame of each entry. Raises :class:`LayerError` if Mesa would not use the files."""
         form, placed = self.form, self.form.placed
-        if (why := form.complaint(*(os.pread(handle, form.head, 0) for handle in (self.data, self.index)))) is not None:
-            raise (UnknownFormat if why == entries.FOREIGN else Damaged)(self.layer, why, self.path)
+        if (
+            reason := form.complaint(*(os.pread(handle, form.head, 0) for handle in (self.data, self.index)))
+        ) is not None:
+            raise (UnknownFormat if reason == entries.FOREIGN else Damaged)(self.layer, reason, self.path)
         _, size = self._sizes()
         if size > LARGEST_INDEX:
             raise Unreachable(self.layer, f"the index {too_large(size, LARGEST_INDEX)}", self.path)

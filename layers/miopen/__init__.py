@@ -111,10 +111,10 @@ def _user_roots(variable: str, home_folder: str, profile_folder: str, environmen
         return (Root(Path(home, profile_folder), Scope.USER, "default (USERPROFILE)"),)
     temporary = environment.named_temporary
     home = environment.get("HOME") or "/"
-    why = "HOME is not set, empty or /" if home == "/" else "where the home is on a network file system"
+    reason = "HOME is not set, empty or /" if home == "/" else "where the home is on a network file system"
     fallbacks = (
-        Root(temporary / home_folder, Scope.USER, f"MIOpen 3.5's fallback ({why})", TEMPORARY),
-        TemporaryFolder(temporary, Scope.USER, f"the fallback of MIOpen up to 3.3 ({why})", TEMPORARY),
+        Root(temporary / home_folder, Scope.USER, f"MIOpen 3.5's fallback ({reason})", TEMPORARY),
+        TemporaryFolder(temporary, Scope.USER, f"the fallback of MIOpen up to 3.3 ({reason})", TEMPORARY),
     )
     if home == "/":
         return fallbacks
@@ -240,12 +240,12 @@ class MIOpenLayer(Layer):
         )
         if not libraries(self.environment) and not any(used):
             return State(ABSENT, "no libMIOpen is found here, and none has left a file")
-        why = [f"on unless {self.switch.variable} is true"]
+        reason = [f"on unless {self.switch.variable} is true"]
         if self.about.scope is Scope.SYSTEM:
             from cachectl.layers.miopen.by_library import find_lookups
 
-            why += [lookup.words for lookup in find_lookups(self)]
-        return State(ENABLED, "; ".join(why))
+            reason += [lookup.words for lookup in find_lookups(self)]
+        return State(ENABLED, "; ".join(reason))
 
     def diagnose(self) -> Iterator[Finding]:
         """Yield problems with the switch, and with the folder that a variable names."""
@@ -389,13 +389,13 @@ class MIOpenTuning(MIOpenLayer):
     def state(self) -> State:
         """Read the switches. The perf-db, which only newer releases can do without, may stay on."""
         state = super().state()
-        why, variables = [state.why], (self.switch.variable, *self.switch.also)
+        reason, variables = [state.why], (self.switch.variable, *self.switch.also)
         off = [variable for variable in variables if self.switch.is_off(self.environment.get(variable))]
         if off:
-            why.append("the perf-db stays on" + " before MIOpen 3.6.1" * (off[-1] in self.switch.also))
+            reason.append("the perf-db stays on" + " before MIOpen 3.6.1" * (off[-1] in self.switch.also))
         if self._enforced() == "5":
-            why.append(f"{_ENFORCE}={self.environment.get(_ENFORCE)} erases the user's results: unset it")
-        return State(state.condition, "; ".join(why))
+            reason.append(f"{_ENFORCE}={self.environment.get(_ENFORCE)} erases the user's results: unset it")
+        return State(state.condition, "; ".join(reason))
 
     def _enforced(self) -> str:
         value = (self.environment.get(_ENFORCE) or "1").strip()

@@ -271,8 +271,8 @@ class MIOpenTables(row_store.TableFormat):
             return None
         version = file.parent.name if has_version else self.newest(root)
         if version is None:
-            why = "name the version of MIOpen by the file's folder, such as 3.3.0.a85ca8a54"
-            raise BadRequest(f"{printable(file)}: no MIOpen has kept kernels here; {why}")
+            reason = "name the version of MIOpen by the file's folder, such as 3.3.0.a85ca8a54"
+            raise BadRequest(f"{printable(file)}: no MIOpen has kept kernels here; {reason}")
         return Path(version, f"{installed.removesuffix('kdb')}ukdb")
 
     def with_name(self, entry: Entry) -> Entry:

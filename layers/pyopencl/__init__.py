@@ -165,9 +165,9 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
             return State(UNKNOWN, "no OpenCL driver is registered here")
         if not used:
             return State(BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache")
-        why = f"on for {' and '.join(used)}" + (f", but not {' and '.join(bypassed)}" if bypassed else "")
+        reason = f"on for {' and '.join(used)}" + (f", but not {' and '.join(bypassed)}" if bypassed else "")
         files = dict.fromkeys(file for maker, _, file in found if maker in used)
-        return State(ENABLED, why, tuple(files))
+        return State(ENABLED, reason, tuple(files))
 
     def diagnose(self) -> Iterator[Finding]:
         """Yield problems with variables, and that several known Pythons have a PyOpenCL."""

@@ -235,16 +235,16 @@ class PytoolsDictionaries(UserCacheLayer):
         library, root = self.library, self.roots()[0]
         if (off := self.off_state()) is not None:
             return off
-        why = f"not switched off by {' or '.join(self.variables)}" if self.variables else "pytools has no switch"
+        reason = f"not switched off by {' or '.join(self.variables)}" if self.variables else "pytools has no switch"
         if not self.variables and self.environment.get("SUMPY_NO_CACHE") is not None:
-            why = "off for sumpy only (SUMPY_NO_CACHE is set, its value is not read)"
+            reason = "off for sumpy only (SUMPY_NO_CACHE is set, its value is not read)"
         elif self.environment.installed(library) is None and not (
             # The store of a missing root is not loaded.
             root.exists and self.store.tables.has_any(root)
         ):
-            why = f"{library} is not installed here and has left no dictionary"
-            return State(ABSENT, why)
-        return State(ENABLED, why)
+            reason = f"{library} is not installed here and has left no dictionary"
+            return State(ABSENT, reason)
+        return State(ENABLED, reason)
 
     def diagnose(self) -> Iterator[Finding]:
         """Add problems with the variables of sumpy."""

@@ -161,8 +161,8 @@ class Files(Store):
             elif not leaf.is_entry:
                 yield leaf.found
             elif _is_no_entry(self, leaf.members):
-                why = "a build that failed" if leaf.members else "an empty program folder"
-                yield orphan(leaf.entry, why)
+                reason = "a build that failed" if leaf.members else "an empty program folder"
+                yield orphan(leaf.entry, reason)
             else:
                 yield from self.described(tree, leaf, selection, contents=contents)
 

@@ -474,6 +474,6 @@ def _each_file(
     """Return the results of an act on the things of each file; an error of a file is that of each of its things."""
     results: dict[str, R | EntryError] = {}
     for file, group in groups.items():
-        done = attempt(partial(act, file, [*group.values()]))
-        results.update(dict.fromkeys(group, done) if isinstance(done, EntryError) else done)
+        outcome = attempt(partial(act, file, [*group.values()]))
+        results.update(dict.fromkeys(group, outcome) if isinstance(outcome, EntryError) else outcome)
     return results

@@ -237,8 +237,8 @@ class RowFile(TableFile):
                 except sqlite3.OperationalError as error:
                     self._empty(connection, error, lambda rows: not rows)
         except (Busy, NoRoom) as error:
-            why = "it is too busy" if isinstance(error, Busy) else "there is no room"
-            return f"its rows are gone, but {why} to make the file smaller now"
+            reason = "it is too busy" if isinstance(error, Busy) else "there is no room"
+            return f"its rows are gone, but {reason} to make the file smaller now"
         return None
 
     def _empty(

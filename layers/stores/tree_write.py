@@ -30,21 +30,21 @@ def write_entries(
     context of the renames.
     """
     standing = {key: _standing(tree, key, files, replace, wanted) for key, files in entries.items()}
-    done: Placed = {key: placed for key, placed in standing.items() if placed is not None}
-    free = {key: files for key, files in entries.items() if key not in done}
+    outcome: Placed = {key: placed for key, placed in standing.items() if placed is not None}
+    free = {key: files for key, files in entries.items() if key not in outcome}
     try:
         if free:
-            _place(tree, free, done, guard, replace=replace)
+            _place(tree, free, outcome, guard, replace=replace)
     except OSError as error:
         message = f"placed, but not synced, or not cleaned up: {error.strerror or error}"
         for key in free:
-            if done.setdefault(key, _failure(tree, key, error)) is True:
-                done[key] = Unsettled(tree.layer, message, tree.root / key)
+            if outcome.setdefault(key, _failure(tree, key, error)) is True:
+                outcome[key] = Unsettled(tree.layer, message, tree.root / key)
     for key, files in free.items():
         # Another process may just have placed the same.
-        if isinstance(done[key], EntryExists) and _standing(tree, key, files, replace, wanted) is False:
-            done[key] = False
-    return done
+        if isinstance(outcome[key], EntryExists) and _standing(tree, key, files, replace, wanted) is False:
+            outcome[key] = False
+    return outcome
 
 
 def _standing(
@@ -64,7 +64,7 @@ def _standing(
     return None if standing is None or replace else EntryExists(tree.layer, tree.root / key)
 
 
-def _place(tree: Tree, entries: Mapping[str, Members], done: Placed, guard: Guard, *, replace: bool) -> None:
+def _place(tree: Tree, entries: Mapping[str, Members], outcome: Placed, guard: Guard, *, replace: bool) -> None:
     """Stage entries in one folder, move each into its place, and sync them; add the result of each to ``done``."""
     tree.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tree.opened() as root, ExitStack() as stack:
@@ -72,7 +72,7 @@ def _place(tree: Tree, entries: Mapping[str, Members], done: Placed, guard: Guar
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(tree.root))
         stage = stack.enter_context(atomic.own_folder(root, plain.STAGE))
         names = {key: str(number) for number, key in enumerate(entries)}
-        staged = [key for key in entries if _fill(tree, stage, names[key], key, entries[key], failed=done)]
+        staged = [key for key in entries if _fill(tree, stage, names[key], key, entries[key], failed=outcome)]
         parents = sorted({tuple(key.split("/")[:-1]) for key in staged})
         # A guard may lock a file in one of these.
         for parts in parents:
@@ -80,7 +80,7 @@ def _place(tree: Tree, entries: Mapping[str, Members], done: Placed, guard: Guar
                 pass
         with guard(root):
             for key in staged:
-                done[key] = _move_in(tree, root, stage, names[key], key, replace=replace) or True
+                outcome[key] = _move_in(tree, root, stage, names[key], key, replace=replace) or True
         for parts in parents:
             with handles.below(root, parts) as parent:
                 if parent is not None:

@@ -70,13 +70,13 @@ def missing(
     """
     plan: CopyPlan = []
     for key in keys:
-        done, known = result.layer(key.layer), target.known(key)
+        outcome, known = result.layer(key.layer), target.known(key)
         present = known.union((besides or {}).get(key.layer, ()))
         found: dict[str, Any] = {}
-        for entry in source.entries(key, selection, done):
+        for entry in source.entries(key, selection, outcome):
             found.setdefault(entry.key, entry)
         new = [found[name] for name in sorted(found.keys() - present)]
-        done.there += len(found) - len(new)
+        outcome.there += len(found) - len(new)
         # Another portability key of the layer may have them too.
         known.update(found)
         plan.append((key, new))
@@ -95,14 +95,14 @@ def copy(source: AnyCollection, target: AnyCollection, plan: CopyPlan, result: t
             yield content
 
     for key, entries in plan:
-        done = result.layer(key.layer)
+        outcome = result.layer(key.layer)
         if result.dry_run and isinstance(target, LayerCollection):
             root = target.layers[key.layer].roots()[0].path
-            done.entries = [*(done.entries or ()), *(entry._replace(root=root) for entry in entries)]
-            done.placed += len(entries)
-            done.bytes += sum(entry.bytes for entry in entries)
+            outcome.entries = [*(outcome.entries or ()), *(entry._replace(root=root) for entry in entries)]
+            outcome.placed += len(entries)
+            outcome.bytes += sum(entry.bytes for entry in entries)
         else:
-            target.write(key, counted(source.read(key, entries, done)), done)
+            target.write(key, counted(source.read(key, entries, outcome)), outcome)
 
 
 def batches(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
@@ -150,11 +150,11 @@ class LayerCollection:
         self._describes = describes
         self._known: dict[str, set[str]] = {}
 
-    def entries(self, key: wire.StoreKey, selection: Selection, done: transfer.Moved) -> Iterator[Entry]:
+    def entries(self, key: wire.StoreKey, selection: Selection, outcome: transfer.Moved) -> Iterator[Entry]:
         """Yield the selected entries of a layer, without those of other programs unless the selection names one."""
 
         def note(trouble: listing.Trouble) -> None:
-            notes = done.failed if trouble.failed else done.skipped
+            notes = outcome.failed if trouble.failed else outcome.skipped
             notes.append(Note("*" if trouble.path is None else str(trouble.path), trouble.message))
 
         layers, contents = (self.layers[key.layer],), selection.needs_contents
@@ -170,11 +170,11 @@ class LayerCollection:
             self._known[key.layer] = set(keys_of(self.layers[key.layer]))
         return self._known[key.layer]
 
-    def read(self, key: wire.StoreKey, entries: Sequence[Entry], done: transfer.Moved) -> Contents:
+    def read(self, key: wire.StoreKey, entries: Sequence[Entry], outcome: transfer.Moved) -> Contents:
         """Yield entries with their artifacts; those that cannot be read are noted."""
         layer = self.layers[key.layer]
         if entries and self._describes:
-            entries = _described(layer, entries, done)
+            entries = _described(layer, entries, outcome)
         for batch in batches(entries, lambda entry: entry.bytes):
             read = _got(layer, [entry.key for entry in batch])
             for entry in batch:
@@ -182,18 +182,18 @@ class LayerCollection:
                 if isinstance(artifact, Artifact):
                     yield entry, artifact
                 elif artifact is None:
-                    done.skipped.append(Note(entry.key, "vanished meanwhile"))
+                    outcome.skipped.append(Note(entry.key, "vanished meanwhile"))
                 else:
-                    done.failed.append(Note(entry.key, reason_of(artifact)))
+                    outcome.failed.append(Note(entry.key, reason_of(artifact)))
 
-    def write(self, key: wire.StoreKey, contents: Contents, done: transfer.Moved) -> None:
+    def write(self, key: wire.StoreKey, contents: Contents, outcome: transfer.Moved) -> None:
         """Place artifacts, and count the results."""
         for batch in batches(contents, lambda content: len(content[1].data)):
             # Nothing here keeps the bytes while the next batch is read.
-            _place(self.layers[key.layer], [artifact for _, artifact in batch], done)
+            _place(self.layers[key.layer], [artifact for _, artifact in batch], outcome)
 
 
-def _described(layer: Layer, entries: Sequence[Entry], done: transfer.Moved) -> list[Entry]:
+def _described(layer: Layer, entries: Sequence[Entry], outcome: transfer.Moved) -> list[Entry]:
     """Return entries with what their bytes say: kernels, and for some layers the device and versions.
 
     What cannot be read is noted, and entries that were not listed because of that are excluded.
@@ -206,7 +206,7 @@ def _described(layer: Layer, entries: Sequence[Entry], done: transfer.Moved) -> 
         if (place := (entry.root, entry.key)) in wanted:
             described[place] = entry
     failed = dict.fromkeys(Note(str(trouble.path), trouble.message) for trouble in troubles if trouble.failed)
-    done.failed += [note for note in failed if note not in done.failed]
+    outcome.failed += [note for note in failed if note not in outcome.failed]
     return [described[place] for place in wanted if place in described] if failed else [*(wanted | described).values()]
 
 
@@ -218,7 +218,7 @@ def _got(layer: Layer, keys: Sequence[str]) -> Mapping[str, Artifact | Exception
         return dict.fromkeys(keys, error)
 
 
-def _place(layer: Layer, artifacts: Sequence[Artifact], done: transfer.Moved) -> None:
+def _place(layer: Layer, artifacts: Sequence[Artifact], outcome: transfer.Moved) -> None:
     results: Sequence[bool | Exception]
     try:
         results = put_many(layer, artifacts)
@@ -232,16 +232,16 @@ def _place(layer: Layer, artifacts: Sequence[Artifact], done: transfer.Moved) ->
     held = _got(layer, doubtful) if doubtful else {}
     for artifact, result in pairs:
         if isinstance(result, EntryExists):
-            done.kept.append(Note(artifact.key, "a different or damaged entry is here, and stays"))
+            outcome.kept.append(Note(artifact.key, "a different or damaged entry is here, and stays"))
             continue
         is_here = isinstance(result, certain) or getattr(held.get(artifact.key), "data", None) == artifact.data
         if not isinstance(result, bool) and (isinstance(result, Unsettled) or not is_here):
-            done.failed.append(Note(artifact.key, reason_of(result)))
+            outcome.failed.append(Note(artifact.key, reason_of(result)))
         if result is False:
-            done.there += 1
+            outcome.there += 1
         elif is_here:
-            done.placed += 1
-            done.bytes += len(artifact.data)
+            outcome.placed += 1
+            outcome.bytes += len(artifact.data)
 
 
 # ---------------------------------------------------------------------- roots and files as layers
@@ -380,12 +380,12 @@ def start_from(
     needs = {Ability.RELOCATE, Ability.PUT}
     able = (layer for layer in own.named(layers) if not any(map(layer.abilities().get, needs)))
     copy(whole, part, missing(whole, part, [wire.StoreKey(layer.name) for layer in able], result), result)
-    for done in result.layers:
-        said = {"copied": done.placed, "there before": done.there}
+    for outcome in result.layers:
+        said = {"copied": outcome.placed, "there before": outcome.there}
         if words := ", ".join(f"{number:,} {word}" for word, number in said.items() if number):
-            notice(f"base: {done.layer}: {words}")
-        say_failed(f"base: {done.layer}", "left", done.failed, notice)
-    if not any(done.placed or done.there or done.failed for done in result.layers):
+            notice(f"base: {outcome.layer}: {words}")
+        say_failed(f"base: {outcome.layer}", "left", outcome.failed, notice)
+    if not any(outcome.placed or outcome.there or outcome.failed for outcome in result.layers):
         notice(f"base: {base} has no entry of any layer; cachectl run --isolated={base} -- COMMAND makes some")
 
 

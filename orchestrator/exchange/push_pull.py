@@ -105,12 +105,12 @@ def push_layers(
     source = copying.LayerCollection(in_order, describes=not selection.needs_contents)
     keys = []
     for layer in in_order:
-        done = result.layer(layer.name)
+        outcome = result.layer(layer.name)
         if (reason := layer.abilities()[Ability.GET]) is None:
             facts = portability.portability_key(layer.about.portability, stack.environment)
             keys.append(wire.StoreKey(layer.name, facts))
         elif named:
-            done.failed.append(Note("*", f"cannot get: {reason}"))
+            outcome.failed.append(Note("*", f"cannot get: {reason}"))
     plan = copying.missing(source, store, keys, result, selection, besides=besides)
     remembered = ledger.Ledger({}, [])
     with contextlib.suppress(CachectlError):
@@ -133,8 +133,8 @@ def push_layers(
             needs = [f"not portable: {kernel} needs {need}" for kernel, need in [*remembered.kept.items()][-_FEW:]]
             result.unread += tuple(Note(key.layer, line) for line in (bound, *needs))
     copying.copy(source, store, plan, result)
-    for done in result.layers:
-        done.sensitive = source.layers[done.layer].about.reveals if done.placed else None
+    for outcome in result.layers:
+        outcome.sensitive = source.layers[outcome.layer].about.reveals if outcome.placed else None
     return result
 
 
@@ -147,7 +147,7 @@ def _push_to_file(
 ) -> Transfer:
     """Add to a database file the entries of its layer that belong to it, through a copy of the file."""
     (layer, inside), result, target = of_file, Transfer(str(file)), file.resolve()
-    done = result.layer(layer.name)
+    outcome = result.layer(layer.name)
     with contextlib.ExitStack() as block:
         if target.exists():
             place.lock(target, block.enter_context(open(target, "rb")))
@@ -157,7 +157,7 @@ def _push_to_file(
         source = copying.LayerCollection([layer], prefix=inside.as_posix())
         plan = copying.missing(source, copies, [wire.StoreKey(layer.name)], result, selection, besides=besides)
         copying.copy(source, copies, plan, result)
-        if done.placed:
+        if outcome.placed:
             flat = copied.with_name(f"{copied.name}.flat")
             copying.copy_database(copied, flat)
             if _stamp_of(target) != before:
@@ -168,7 +168,7 @@ def _push_to_file(
                 raise place.Changed(str(file)) from error
             except OSError as error:
                 raise place.TransferFailed(f"cannot write {printable(file)}: {reason_of(error)}") from error
-            done.sensitive = layer.about.reveals
+            outcome.sensitive = layer.about.reveals
             result.moved = file.stat().st_size
     return result
 
@@ -177,8 +177,8 @@ def _require_unused(file: Path) -> None:
     """Raise :class:`TransferFailed` for a database with a log or a journal: it belongs to the file to be replaced."""
     for suffix in database.COMPANIONS:
         if os.path.lexists(beside := database.companion(file, suffix)):
-            why = f"a program uses it, or was killed while it did: {printable(beside.name)} is there"
-            message = f"cannot write {printable(file)}: {why}; end the program, or push to a new FILE"
+            reason = f"a program uses it, or was killed while it did: {printable(beside.name)} is there"
+            message = f"cannot write {printable(file)}: {reason}; end the program, or push to a new FILE"
             raise place.TransferFailed(message)
 
 
@@ -266,8 +266,8 @@ class _Pull(NamedTuple):
             raise BadRequest(message)
 
     def _from_layers(self, source: copying.LayerCollection, name: str) -> Transfer:
-        why = "no other user can write to it" if self.trust is None else _SAID
-        result = Transfer(printable(name), dry_run=self.dry_run, trusted=(why,))
+        reason = "no other user can write to it" if self.trust is None else _SAID
+        result = Transfer(printable(name), dry_run=self.dry_run, trusted=(reason,))
         here = copying.LayerCollection(self.stack[layer] for layer in source.layers)
         keys = [
             wire.StoreKey(layer.name)
@@ -276,7 +276,7 @@ class _Pull(NamedTuple):
         ]
         plan = copying.missing(source, here, keys, result, self.selection, besides=self.besides)
         copying.copy(source, here, plan, result)
-        result.layers = tuple(done for done in result.layers if done.placed or done.there or done.failed)
+        result.layers = tuple(outcome for outcome in result.layers if outcome.placed or outcome.there or outcome.failed)
         return result
 
     def _from_store(self, name: str, trust: trusting.Trust) -> Transfer:
@@ -295,7 +295,7 @@ class _Pull(NamedTuple):
         said = _SAID if trust.digest is None else "its digest is the given one"
         signers = {said if signer is None else f"signed by {signer}" for signer in store.trusted.values()}
         result.trusted, result.moved = tuple(sorted(signers)), store.fetched
-        result.left_out = tuple(Note(name, why) for name, why in store.left_out.items())
+        result.left_out = tuple(Note(name, reason) for name, reason in store.left_out.items())
         return result
 
     def _downloaded(
@@ -313,7 +313,7 @@ class _Pull(NamedTuple):
         keys, here = self._keys(store, result), copying.LayerCollection(self.chosen)
         plan = copying.missing(store, here, keys, result, self.selection, besides=self.besides)
         if store.left_out and not store.trusted:
-            what = "; ".join(f"{name}: {why}" for name, why in list(store.left_out.items())[:3])
+            what = "; ".join(f"{name}: {reason}" for name, reason in list(store.left_out.items())[:3])
             message = f"{shown}: no part of its index that is needed here is trusted ({what})"
             raise trusting.Untrusted(message)
         # An attempt that found something gone may have begun to fill it.
@@ -363,7 +363,11 @@ class _Pull(NamedTuple):
         self, key: wire.StoreKey, entries: Sequence[wire.StoredEntry], result: Transfer
     ) -> Iterator[wire.StoredEntry]:
         """Count the outlook of each entry, and yield those that can be hit, or may be."""
-        knows, differing, done = self.stack[key.layer].about.portability, self._differing(key), result.layer(key.layer)
+        knows, differing, outcome = (
+            self.stack[key.layer].about.portability,
+            self._differing(key),
+            result.layer(key.layer),
+        )
         # Looking up what is installed takes long.
         known: dict[tuple[object, ...], Outlook] = {}
         for stored in entries:
@@ -371,9 +375,9 @@ class _Pull(NamedTuple):
             about = (stored.entry.details.device, *sorted(versions.items()))
             if about not in known:
                 known[about] = portability.outlook(knows, versions, key.facts, self.stack.environment, differing)
-            done.outlooks[known[about]] += 1
+            outcome.outlooks[known[about]] += 1
             if known[about].hits is False:
-                done.cannot_hit += 1
+                outcome.cannot_hit += 1
             else:
                 yield stored
 
@@ -417,7 +421,7 @@ def shared_around(
 
     def say(transfer: Callable[..., Transfer], verb: str, failed: str) -> bool:
         try:
-            done = transfer(layers=layers, besides=besides, deadline=time.monotonic() + patience)
+            outcome = transfer(layers=layers, besides=besides, deadline=time.monotonic() + patience)
         except Exception as error:
             # Whatever a server answers, the command runs, but not with a wrong option.
             if verb == "pulled" and isinstance(error, (BadRequest, trusting.OtherDigest)):
@@ -428,7 +432,7 @@ def shared_around(
             reason = str(error) if isinstance(error, CachectlError) else f"{type(error).__name__}: {error}"
             notice(f"--store {printable(place.without_secrets(url))}: {failed}: {printable(reason)}")
             return False
-        for layer in done.layers:
+        for layer in outcome.layers:
             if layer.placed:
                 notice(f"store: {layer.layer}: {layer.placed:,} {verb}")
             copying.say_failed(layer.layer, f"not {verb}", layer.failed, notice)

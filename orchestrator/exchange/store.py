@@ -160,8 +160,8 @@ class StoreMemory:
         """Open the folder. Raises :class:`OSError` if another user could write there, and for a link."""
         if self._folder is None:
             raise FileNotFoundError
-        if (why := shared_because(plain.nearest(self._folder))) is not None:
-            raise PermissionError(errno.EPERM, why, str(self._folder))
+        if (reason := shared_because(plain.nearest(self._folder))) is not None:
+            raise PermissionError(errno.EPERM, reason, str(self._folder))
         if make:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with handles.opened(str(self._folder)) as folder:
@@ -338,7 +338,7 @@ class StoreCollection:
             bundle.spool(file, artifact.data, folder, self.place.shown)
         return downloaded
 
-    def read(self, _: wire.StoreKey, items: Iterable[wire.StoredEntry], done: Moved) -> Contents:
+    def read(self, _: wire.StoreKey, items: Iterable[wire.StoredEntry], outcome: Moved) -> Contents:
         """Yield items with their artifacts, until the deadline."""
         if self._spool is None:
             yield from ((item.entry, artifact) for item, artifact in self.contents(items))
@@ -347,19 +347,19 @@ class StoreCollection:
             try:
                 place.require_time(self._deadline)
             except place.TransferFailed as error:
-                done.failed.append(Note(item.key, str(error)))
+                outcome.failed.append(Note(item.key, str(error)))
                 continue
             self._spool.seek(item.offset)
             yield item.entry, item.artifact(self._spool.read(item.entry.bytes))
 
-    def write(self, key: wire.StoreKey, contents: Contents, done: Moved) -> None:
+    def write(self, key: wire.StoreKey, contents: Contents, outcome: Moved) -> None:
         """Upload entries of one portability key with their artifacts, and list them in the index."""
         items: list[wire.StoredEntry] = []
         lines, began = 0, self.environment.clock()
-        for pack, length in self._packs(contents, done):
+        for pack, length in self._packs(contents, outcome):
             items += self._write_pack(pack)
-            done.placed += len(pack)
-            done.bytes += sum(item.entry.bytes for item, _ in pack)
+            outcome.placed += len(pack)
+            outcome.bytes += sum(item.entry.bytes for item, _ in pack)
             lines += length
             is_old = self.environment.clock() - began > _CHECKPOINT
             if len(items) >= _FULL_PART or lines >= wire.FULL_PART or is_old:
@@ -368,7 +368,7 @@ class StoreCollection:
         if items:
             self._write_part(key, items, began)
 
-    def _packs(self, contents: Contents, done: Moved) -> Iterator[tuple[list[tuple[wire.StoredEntry, bytes]], int]]:
+    def _packs(self, contents: Contents, outcome: Moved) -> Iterator[tuple[list[tuple[wire.StoredEntry, bytes]], int]]:
         """Group entries into packs, each with the length of its lines in an index part."""
         pack: list[tuple[wire.StoredEntry, bytes]] = []
         size = lines = 0
@@ -377,7 +377,7 @@ class StoreCollection:
             item = wire.stored_entry(entry, artifact, with_time=not self.place.is_bundle)
             # One such entry would keep all others from being read.
             if (unfit := wire.complaint(item)) is not None:
-                done.failed.append(Note(item.key, f"does not fit into a store: {unfit}"))
+                outcome.failed.append(Note(item.key, f"does not fit into a store: {unfit}"))
                 continue
             length = _PLACE + len(wire.canonical(wire.line_of(item)))
             if item.entry.bytes >= wire.LARGE:

@@ -80,12 +80,12 @@ def _with_key(what: str, key: str, arguments: tuple[str, ...], text: bytes) -> b
     if not os.path.lexists(key) and not os.path.lexists(f"{key}.pub"):
         message = f"{shown}: this key does not exist; ssh-keygen -t ed25519 -f {quote(key)} makes one"
         raise BadRequest(message)
-    done = _run(arguments, text)
-    if done.returncode or not done.stdout:
-        lines = done.stderr.decode(errors="replace").split("\n")
+    outcome = _run(arguments, text)
+    if outcome.returncode or not outcome.stdout:
+        lines = outcome.stderr.decode(errors="replace").split("\n")
         reason = next((line.strip() for line in reversed(lines) if line.strip()), "ssh-keygen gave no reason")
         raise BadRequest(f"cannot {what} {shown}: {printable(reason)}")
-    return done.stdout
+    return outcome.stdout
 
 
 def signer(environment: Environment, allowed: str, text: bytes, signature: bytes) -> str:
@@ -130,11 +130,11 @@ def allowed_list(environment: Environment, key: str | None, allowed: str | None)
 
 def _run(arguments: tuple[str, ...], text: bytes) -> subprocess.CompletedProcess[bytes]:
     try:
-        done = subprocess.run((_COMMAND, *arguments), input=text, capture_output=True, check=False)  # noqa: S603
+        outcome = subprocess.run((_COMMAND, *arguments), input=text, capture_output=True, check=False)  # noqa: S603
     except FileNotFoundError as error:
         raise CachectlError("signatures need ssh-keygen of OpenSSH; install its client") from error
     # As in containers with numbers for users. It refuses everything then, which is nothing about the signature.
-    if done.stderr.startswith(b"No user exists"):
-        said = printable(done.stderr.decode(errors="replace").strip())
+    if outcome.stderr.startswith(b"No user exists"):
+        said = printable(outcome.stderr.decode(errors="replace").strip())
         raise CachectlError(f"signatures need an account ({said}): add one to /etc/passwd, or pull with --digest")
-    return done
+    return outcome

@@ -246,8 +246,8 @@ def variables_off(
             rest = [layer.name for layer in chosen if not layer.about.opens_while_off]
             without = f", or only --layer {','.join(rest)}" if rest else ""
             listed = ",".join([*(layer.name for layer in chosen), *along])
-            why = f"cannot be proved: its files are opened while it is off, in a folder of {', '.join(along)} too"
-            raise Refused(name, f"{why}; write --layer {listed}{without}")
+            reason = f"cannot be proved: its files are opened while it is off, in a folder of {', '.join(along)} too"
+            raise Refused(name, f"{reason}; write --layer {listed}{without}")
     return changes
 
 

@@ -41,7 +41,7 @@ class StillOn(CachectlError, RuntimeError):
 
     def __init__(self, layers: Mapping[str, str], act: str, instead: str) -> None:
         self.layers = dict(layers)
-        listed = ", ".join(f"{name} ({why})" for name, why in layers.items())
+        listed = ", ".join(f"{name} ({reason})" for name, reason in layers.items())
         self.what = f"cannot {act} in this process: {listed}"
         super().__init__(f"{self.what}; {instead}")
 
@@ -148,12 +148,12 @@ def too_late(layers: Iterable[Layer], folder: Path) -> dict[str, str]:
     """Return the layers that cannot be moved in this process any more, each with the reason."""
     maps = processes.read("self", "maps")
     moved = child.relocations(layers, folder)
-    return {name: why for name, switch in moved.items() if (why := _latched(switch, maps)) is not None}
+    return {name: reason for name, switch in moved.items() if (reason := _latched(switch, maps)) is not None}
 
 
 def _judge(layer: Layer, off: Switch, maps: bytes | None) -> Held:
     """Return the status that a layer gets: a driver that has started is off only if it was off from the beginning."""
-    if (why := _latched(off, maps)) is None:
+    if (reason := _latched(off, maps)) is None:
         if _is_off(layer, off):
             return Held("off", f"already off: {layer.state().why}")
         if (lack := _misfit(off)) is not None:
@@ -161,10 +161,10 @@ def _judge(layer: Layer, off: Switch, maps: bytes | None) -> Held:
         if off.patches:
             return Held("off", "switched off in this process; no variable switches it off in child processes")
         return Held("off", f"switched off {off.takes_effect}")
-    return _judge_started(layer, maps, why)
+    return _judge_started(layer, maps, reason)
 
 
-def _judge_started(layer: Layer, maps: bytes | None, why: str) -> Held:
+def _judge_started(layer: Layer, maps: bytes | None, reason: str) -> Held:
     if layer.name in STAY_OFF:
         return Held("off", STAY_OFF[layer.name])
     # The program may have unset the variable before its driver started, so both must say it.
@@ -174,11 +174,11 @@ def _judge_started(layer: Layer, maps: bytes | None, why: str) -> Held:
             return Held("off", f"off since the process began: {there.why}")
     libraries = layer.about.libraries
     if not libraries or not layer.about.platforms:
-        return Held("on", why)
+        return Held("on", reason)
     if not tagged_builds.can_tag() or processes.has_loaded(libraries, maps) is False:
-        return Held("on", f"{why}; {tagged_builds.LIBRARY}, whose builds could be salted, is not what started it")
+        return Held("on", f"{reason}; {tagged_builds.LIBRARY}, whose builds could be salted, is not what started it")
     if (lack := tagged_builds.misfit()) is not None:
-        return Held("on", f"{why}; builds cannot be salted, because {lack}")
+        return Held("on", f"{reason}; builds cannot be salted, because {lack}")
     return Held("salted", _SALTED)
 
 
@@ -259,8 +259,8 @@ def _report(demanded: Mapping[str, str], still_on: Mapping[str, str], act: str, 
     """Warn of the layers that stay on; if it is strict, raise :class:`StillOn` for those that must not."""
     if demanded and strict:
         raise StillOn(demanded, act, instead)
-    for name, why in still_on.items():
-        warnings.warn(f"{name} stays as it is: {why}", RuntimeWarning, stacklevel=4)
+    for name, reason in still_on.items():
+        warnings.warn(f"{name} stays as it is: {reason}", RuntimeWarning, stacklevel=4)
 
 
 def _settings(switches: list[Switch], salts: Iterable[Patch] = ()) -> dict[overlay.Slot, object]:

@@ -210,7 +210,7 @@ def _settings(
 ) -> tuple[list[BenchSetting], dict[str, str]]:
     """Return the settings, one for each layer that the command filled, and the layers that cannot be turned off."""
     users = (layer for layer in stack if layer.about.scope is Scope.USER)
-    unused = {name: f"stays as it is: {why}" for name, why in child.unable(users, Ability.RELOCATE).items()}
+    unused = {name: f"stays as it is: {reason}" for name, reason in child.unable(users, Ability.RELOCATE).items()}
     used: dict[Layer, set[str]] = {}
     for layer in layers:
         if entries.get(layer.name):

@@ -56,11 +56,11 @@ def run(request: verbs.Request) -> transfer.Transfer | int:
 # ---------------------------------------------------------------------- what push and pull show
 
 
-def table(done: transfer.Transfer, request: verbs.Request, stale: str = "stale") -> Table:
+def table(outcome: transfer.Transfer, request: verbs.Request, stale: str = "stale") -> Table:
     """Return what was placed: layers, or in a dry run entries."""
-    if not done.dry_run:
-        return _table("placed", done.layers)
-    return ls.entries_table((entry for layer in done.layers for entry in layer.entries or ()), request.now, stale)
+    if not outcome.dry_run:
+        return _table("placed", outcome.layers)
+    return ls.entries_table((entry for layer in outcome.layers for entry in layer.entries or ()), request.now, stale)
 
 
 def _table(verb: str, layers: Iterable[transfer.Moved]) -> Table:
@@ -72,30 +72,32 @@ def _table(verb: str, layers: Iterable[transfer.Moved]) -> Table:
     return Table({"layer": str, verb: units.count, "size": units.size, **left}, rows)
 
 
-def show(done: transfer.Transfer, request: verbs.Request) -> Iterator[object]:
+def show(outcome: transfer.Transfer, request: verbs.Request) -> Iterator[object]:
     """Yield what was or would be placed, whether programs here will hit it, and what was left alone."""
-    if done.dry_run and (entries := table(done, request, "")).rows:
+    if outcome.dry_run and (entries := table(outcome, request, "")).rows:
         yield entries
         yield ""
-    if rows := [layer for layer in done.layers if layer != transfer.Moved(layer.layer)]:
-        yield _table("would place" if done.dry_run else "placed", rows)
+    if rows := [layer for layer in outcome.layers if layer != transfer.Moved(layer.layer)]:
+        yield _table("would place" if outcome.dry_run else "placed", rows)
     else:
         verb = request.options.verb
-        request.notice(f"no entry to {verb} in {', '.join(layer.layer for layer in done.layers) or 'the layers here'}")
+        request.notice(
+            f"no entry to {verb} in {', '.join(layer.layer for layer in outcome.layers) or 'the layers here'}"
+        )
     yield ""
-    yield [f"{done.url}: copied {units.size(done.moved)}"]
-    if done.digest is not None:
-        yield [f"digest {done.digest}"]
-    for why in done.trusted:
-        yield [f"accepted: {why}"]
+    yield [f"{outcome.url}: copied {units.size(outcome.moved)}"]
+    if outcome.digest is not None:
+        yield [f"digest {outcome.digest}"]
+    for reason in outcome.trusted:
+        yield [f"accepted: {reason}"]
     verbose = request.options.verbose
-    for layer in done.layers:
+    for layer in outcome.layers:
         for seen in layer.foreseen:
             yield [f"{layer.layer}: {units.count(seen.entries)} {seen.words}"]
         for what, notes in (("skipped", layer.skipped), ("kept", layer.kept), ("failed", layer.failed)):
             request.output.warn_notes(f"{layer.layer}: {what}", notes, verbose=verbose)
-    for layers, revealed in units.merged({layer.layer: layer.sensitive for layer in done.layers if layer.sensitive}):
+    for layers, revealed in units.merged({layer.layer: layer.sensitive for layer in outcome.layers if layer.sensitive}):
         request.notice(f"{layers}: it now holds {revealed}")
-    for note in done.unread:
+    for note in outcome.unread:
         yield [f"{note.key}: {note.because}"]
-    request.output.warn_notes("not trusted:", done.left_out, verbose=verbose)
+    request.output.warn_notes("not trusted:", outcome.left_out, verbose=verbose)

@@ -275,9 +275,9 @@ class SharedStore:
                 deque(index.contents(items), maxlen=0)
         check.packs = len(packs)
         if not check.failed:
-            why = "no part of the index lists it; cachectl store gc removes it later"
+            reason = "no part of the index lists it; cachectl store gc removes it later"
             unlisted = sorted(contents - packs.keys())
-            check.findings += tuple(StoreFinding(pack, "note", "unlisted", why) for pack in unlisted)
+            check.findings += tuple(StoreFinding(pack, "note", "unlisted", reason) for pack in unlisted)
         return check
 
 

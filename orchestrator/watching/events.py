@@ -331,8 +331,8 @@ class EntryEvents:
         places, unknown = places_of(layers)
         self.why_not: str | None = None
         self.doubts: dict[str, dict[str, None]] = {layer.name: {} for layer in layers}
-        for name, why in unknown.items():
-            self.doubts[name][why] = None
+        for name, reason in unknown.items():
+            self.doubts[name][reason] = None
         # Too much happens in a folder where everybody keeps files.
         self._places = [place for place in places if not place.everybodys]
         self._unwatched = [place for place in places if place.everybodys]
@@ -357,15 +357,15 @@ class EntryEvents:
             self._doubt_places()
 
     def _watch(self, folder: Path, mask: int) -> bool:
-        why = self._events.watch(folder, mask)
-        for place in self._places if why is not None else ():
+        reason = self._events.watch(folder, mask)
+        for place in self._places if reason is not None else ():
             if place.relative(folder) is not None or folder in place.path.parents:
-                self._doubt(place, f"{folder} could not be watched: {why}")
-        return why is None
+                self._doubt(place, f"{folder} could not be watched: {reason}")
+        return reason is None
 
-    def _doubt(self, place: WatchedPlace, why: str) -> None:
+    def _doubt(self, place: WatchedPlace, reason: str) -> None:
         for name in place.layers:
-            self.doubts[name][why] = None
+            self.doubts[name][reason] = None
 
     def _descend(self, folder: Path, *, new: bool) -> None:
         """Watch a folder and those below it; then list it, because files may have been made before it was watched."""
@@ -412,8 +412,8 @@ class EntryEvents:
                 self._doubt(place, "the layer cannot say which files are its own")
             # Other roots are fallbacks.
             is_first = any(root == layer.roots()[0] and root.scope is Scope.USER for layer, root in place.claims)
-            if is_first and (why := why_closed(place.path, place.claims[0][0].environment.home_folder)) is not None:
-                self._doubt(place, f"{why}: a miss that stores nothing does not show")
+            if is_first and (reason := why_closed(place.path, place.claims[0][0].environment.home_folder)) is not None:
+                self._doubt(place, f"{reason}: a miss that stores nothing does not show")
         for place in self._unwatched:
             with suppress(OSError):
                 if any(map(place.owners, os.listdir(place.path))):

@@ -218,8 +218,8 @@ class Evidence:
             if state.condition is not ABSENT and place.Use.WRITE in self.layer.about.uses and not counted.stores:
                 roots = (root.path for root in self.views[0].roots() if root.scope is Scope.USER)
                 home = self.views[0].environment.home_folder
-                if why := next(filter(None, (place.why_closed(root, home) for root in roots)), None):
-                    return counted._replace(state="closed", state_why=why)
+                if reason := next(filter(None, (place.why_closed(root, home) for root in roots)), None):
+                    return counted._replace(state="closed", state_why=reason)
         return counted
 
     def _by_programs(self) -> LayerTrace:
@@ -233,8 +233,8 @@ class Evidence:
             counts = Counter(str(event["event"]) for event in own)
             sizes = [event["bytes"] for event in own if event.get("bytes") is not None]
             total = sum(sizes) if len(sizes) == counts["store"] else None
-            why = f"{part.by} in each Python of the run that could be watched"
-            return LayerTrace(name, counts["hit"], counts["miss"], counts["store"], total, EXACT, why)
+            reason = f"{part.by} in each Python of the run that could be watched"
+            return LayerTrace(name, counts["hit"], counts["miss"], counts["store"], total, EXACT, reason)
         builds = [event for event in self._events if event["event"] == "build" and event.get("driver") == name]
         if part.listeners and builds and all(event["heard"] for event in builds):
             return self._by_messages()
@@ -247,27 +247,27 @@ class Evidence:
         weights = {path: self.part.weigh(path) for path in set(written)}
         total = sum(weight or 0 for weight in weights.values())
         stored = sum(weights[path] is not None for path in written)
-        why = f"programs, each for each of its devices, by {self.part.by}"
+        reason = f"programs, each for each of its devices, by {self.part.by}"
         asked = [event.get("lookups") for event in own]
         if None in asked:
-            why = f"{why}; builds failed while others ran, so hits are not known"
-            return LayerTrace(name, None, len(written), stored, total, INFERRED, why)
+            reason = f"{reason}; builds failed while others ran, so hits are not known"
+            return LayerTrace(name, None, len(written), stored, total, INFERRED, reason)
         hits = sum(filter(None, asked)) - len(written)
-        return LayerTrace(name, hits, len(written), stored, total, EXACT, why)
+        return LayerTrace(name, hits, len(written), stored, total, EXACT, reason)
 
     def _by_comparison(self) -> LayerTrace:
         before, after, part = self.before, self.after, self.part
         if before is None or after is None:
-            why = "it is only read, which leaves no trace" if self._is_system else "it cannot be listed"
-            return LayerTrace(self.layer.name, why=why)
+            reason = "it is only read, which leaves no trace" if self._is_system else "it cannot be listed"
+            return LayerTrace(self.layer.name, why=reason)
         if not before and not after and not part.keeps_use:
             return LayerTrace(self.layer.name, why="it keeps no entry, and no lookup shows")
         new = after.keys() - before.keys()
         times = [entry.used for key, entry in after.items() if key not in new and entry.used is not None]
         hits = sum(moment >= self._began for moment in times) if times or part.keeps_use else None
         total = sum(after[key].bytes for key in new)
-        why = "entries that appeared, and times of use; other programs on the same cache are counted too"
-        return LayerTrace(self.layer.name, hits, None, len(new), total, INFERRED, why)
+        reason = "entries that appeared, and times of use; other programs on the same cache are counted too"
+        return LayerTrace(self.layer.name, hits, None, len(new), total, INFERRED, reason)
 
     def _described(self, use: Use, size: int | None) -> EntryTrace:
         root, key, history = use
@@ -307,15 +307,15 @@ class Evidence:
             openings = sum(self._shared.values())
             hits, misses = part.by_openings(openings, len(new), self.layer.environment) or (None, None)
             shown = f"opened {openings} times; {part.otherwise}; stores are the entries that appeared"
-            why = "; ".join([f"{', '.join(sorted(self._shared))}: {shown}", *doubts])
-            return LayerTrace(name, hits, misses, len(new), sum(new), INFERRED, why)
+            reason = "; ".join([f"{', '.join(sorted(self._shared))}: {shown}", *doubts])
+            return LayerTrace(name, hits, misses, len(new), sum(new), INFERRED, reason)
         stores = sum(entry.stores for entry in used)
         misses = stores + sum(entry.hits for entry in used if entry.broken)
         hits = sum(entry.hits for entry in used if not entry.broken)
         total = sum((entry.bytes or 0) * bool(entry.stores) for entry in used)
         doubts += self._silent(used)
-        why = "; ".join(["the kernel's file events on its entries", *doubts])
-        return LayerTrace(name, hits, misses, stores, total, INFERRED if doubts else EXACT, why)
+        reason = "; ".join(["the kernel's file events on its entries", *doubts])
+        return LayerTrace(name, hits, misses, stores, total, INFERRED if doubts else EXACT, reason)
 
     def _silent(self, used: Sequence[EntryTrace]) -> Iterator[str]:
         """Yield why misses may have stored nothing, and so do not show."""

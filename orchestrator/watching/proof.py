@@ -263,7 +263,7 @@ class Proof:
     def _attest(self, name: str) -> Attestation:
         folders = [folder for folder in self._folders if name in folder.layers]
         unknown = [self._failed[name]] if name in self._failed else []
-        unknown += (why for folder in folders for why in folder.unknown_of(name))
+        unknown += (reason for folder in folders for reason in folder.unknown_of(name))
         touches = [(path, what) for folder in folders for owners, path, what in folder.touches if name in owners]
         unused = self._commands.why_unused(name)
         # Other variables of what did not use it point at nothing.
@@ -299,9 +299,9 @@ class Proof:
         # Each turn gets one folder nearer, or finds that one has vanished.
         for _ in folder.path.parts:
             above = next(parent for parent in folder.path.parents if os.path.isdir(parent))
-            why = self._events.watch(above, _ON_THE_WAY)
-            if why is not None:
-                folder.doubt(f"no file events ({why})")
+            reason = self._events.watch(above, _ON_THE_WAY)
+            if reason is not None:
+                folder.doubt(f"no file events ({reason})")
                 return
             step = above / folder.path.relative_to(above).parts[0]
             if not os.path.isdir(step):
@@ -329,9 +329,9 @@ class _Folder(events.WatchedPlace):
         #: What happened to each path, to which layers it belongs, and in words.
         self.touches: list[tuple[frozenset[str], Path, tuple[str, ...]]] = []
 
-    def doubt(self, why: str, relative: str = "") -> None:
+    def doubt(self, reason: str, relative: str = "") -> None:
         """Record why something here could not be observed."""
-        self._unknown[relative, why] = None
+        self._unknown[relative, reason] = None
 
     def _owners_of(self, relative: str) -> frozenset[str]:
         if not relative or not self._is_shared:
@@ -346,7 +346,7 @@ class _Folder(events.WatchedPlace):
 
     def unknown_of(self, layer: str) -> Iterator[str]:
         """Yield why something of a layer could not be observed here."""
-        yield from (why for relative, why in self._unknown if layer in self._owners_of(relative))
+        yield from (reason for relative, reason in self._unknown if layer in self._owners_of(relative))
         if self.everybodys and self.is_unclear(layer):
             yield f"the layer cannot say which files in {self.shown} are its own"
 
@@ -364,8 +364,8 @@ class _Folder(events.WatchedPlace):
             path = self.path / relative
             # Of a folder that everybody uses, most events concern others.
             mask = _ON_THE_WAY if not relative and self.everybodys else _EVERYTHING
-            if (why := reader.watch(path, mask)) is not None:
-                self.doubt(f"no file events ({why})")
+            if (reason := reader.watch(path, mask)) is not None:
+                self.doubt(f"no file events ({reason})")
                 return
 
     def is_below(self, path: Path) -> bool:
@@ -443,8 +443,8 @@ class _Folder(events.WatchedPlace):
                         # A dangling or circular link leads nowhere.
                         behind = os.stat(entry.path)
                         if stat.S_ISDIR(behind.st_mode):
-                            why = "is a link to a folder elsewhere, which is not watched"
-                            self.doubt(f"{self.shown / relative} {why}", relative)
+                            reason = "is a link to a folder elsewhere, which is not watched"
+                            self.doubt(f"{self.shown / relative} {reason}", relative)
                         else:
                             stamps[f"{relative}{_LEADS_TO}{os.path.realpath(entry.path)}"] = _stamp(behind)
                             watched.append(relative)
