@@ -113,7 +113,7 @@ def in_each_root(
             continue
         for root in known:
             try:
-                for found in look(layer, root):
-                    yield layer, root, found
+                for item in look(layer, root):
+                    yield layer, root, item
             except FAILURES as error:  # noqa: PERF203 - one must not end the rest
                 yield layer, root, error

@@ -204,28 +204,31 @@ def by_kernel(entries: Iterable[Entry], environment: Environment) -> tuple[Kerne
     """Sum entries by their kernels, the largest sum first, with what the ledger of traces knows of them."""
     from cachectl.watching import ledger
 
-    known = ledger.readable(environment).kernels
+    kernels_known = ledger.readable(environment).kernels
     # What each name, or layer without a name, belongs to: a list that is shared by all names of one sum.
     groups: dict[str, tuple[set[str], list[Entry]]] = {}
     for entry in entries:
         names = entry.details.kernels or (f"\0{entry.layer}",)
-        joined, found = groups.setdefault(names[0], ({names[0]}, []))
+        joined, members = groups.setdefault(names[0], ({names[0]}, []))
         for name in names:
-            others, more = groups.get(name, ({name}, []))
-            if others is not joined:
-                joined |= others
-                found += more
-                groups.update(dict.fromkeys(others, (joined, found)))
-        found.append(entry)
-    sums = {id(found): (joined, found) for joined, found in groups.values()}.values()
-    rows = [_kernel(() if min(names).startswith("\0") else tuple(sorted(names)), found, known) for names, found in sums]
+            names_seen, more = groups.get(name, ({name}, []))
+            if names_seen is not joined:
+                joined |= names_seen
+                members += more
+                groups.update(dict.fromkeys(names_seen, (joined, members)))
+        members.append(entry)
+    sums = {id(members): (joined, members) for joined, members in groups.values()}.values()
+    rows = [
+        _kernel(() if min(names).startswith("\0") else tuple(sorted(names)), members, kernels_known)
+        for names, members in sums
+    ]
     return tuple(sorted(rows, key=lambda row: (-row.bytes, row.kernels)))
 
 
-def _kernel(names: tuple[str, ...], entries: Sequence[Entry], known: Mapping[str, ledger.Known]) -> Kernel:
+def _kernel(names: tuple[str, ...], entries: Sequence[Entry], kernels_known: Mapping[str, ledger.Known]) -> Kernel:
     layers = tuple(dict.fromkeys(entry.layer for entry in entries))
     # A build of several kernels is known by their names together.
-    seconds = (known[name].seconds for name in known.keys() & {*names, " ".join(names)})
+    seconds = (kernels_known[name].seconds for name in kernels_known.keys() & {*names, " ".join(names)})
     saved: dict[str, float] = {}
     for layer, taken in (item for each in seconds for item in each.items() if item[0] in layers):
         saved[layer] = saved.get(layer, 0) + taken

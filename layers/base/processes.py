@@ -164,17 +164,17 @@ def writers_of(status: os.stat_result, processes: Path = _PROC) -> tuple[tuple[i
         # The link has the mode of the open file.
         return bool(link.lstat().st_mode & stat.S_IWUSR) and os.path.samestat(link.stat(), status)
 
-    seen, hidden, owner = list[int](), list[int](), rb"^Uid:.*\t%d\b" % status.st_uid
+    shown, hidden, owner = list[int](), list[int](), rb"^Uid:.*\t%d\b" % status.st_uid
     for pid in sorted(map(int, filter(str.isdigit, os.listdir(processes) if processes.exists() else ()))):
         writing = None
         with suppress(OSError):
             writing = _any_open(processes / str(pid), writes)
         if writing:
-            seen.append(pid)
+            shown.append(pid)
         # Root owns the folder of a process that has changed its user, but this line has the real one.
         elif writing is None and re.search(owner, read(pid, "status", processes) or b"", re.MULTILINE):
             hidden.append(pid)
-    return tuple(seen), tuple(hidden)
+    return tuple(shown), tuple(hidden)
 
 
 def lockers_of(*paths: Path, kind: bytes = b"WRITE", processes: Path = _PROC) -> tuple[int, ...]:
@@ -256,16 +256,16 @@ def finds(number: int, path: Path, folder: Path, processes: Path) -> bool:
     elsewhere from here.
     """
     ours, top = folder.stat(), processes / str(number) / "root"
-    seen = top.joinpath(*path.parts[1:])
+    shown = top.joinpath(*path.parts[1:])
     is_other = True
     with suppress(OSError):
         pairs = ((processes / str(number) / name, processes / "self" / name) for name in ("ns/mnt", "root"))
         is_other = any(os.readlink(its) != os.readlink(own) for its, own in pairs)
-    steps = (step for step in (seen, *seen.parents) if top in step.parents)
+    steps = (step for step in (shown, *shown.parents) if top in step.parents)
     if is_other and (".." in path.parts or any(map(os.path.islink, steps))):
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(seen))
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(shown))
     try:
-        return os.path.samestat(seen.stat(), ours)
+        return os.path.samestat(shown.stat(), ours)
     except (FileNotFoundError, NotADirectoryError):
         return False
 

@@ -82,8 +82,8 @@ class Code(NamedTuple):
         *,
         key: str | None = None,
         severity: Severity | None = None,
-        thing: Entry | None = None,
+        item: Entry | None = None,
     ) -> Finding:
         """Return the finding that something is in this state, by default as serious as it usually is."""
         is_tested = not self.advice and not fix.startswith(_OF_OTHERS)
-        return Finding(layer, root, key, severity or self.severities[0], self.name, message, fix, thing, is_tested)
+        return Finding(layer, root, key, severity or self.severities[0], self.name, message, fix, item, is_tested)

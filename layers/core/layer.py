@@ -156,9 +156,9 @@ class Layer:
     def entries(self, selection: Selection = ALL) -> Iterator[Entry]:
         """Yield the selected entries of every root."""
         for root in every_root(self):
-            for thing in self.store.scan(root, selection):
-                if isinstance(thing, Entry) and thing.is_listed and selection.matches(thing):
-                    yield thing
+            for item in self.store.scan(root, selection):
+                if isinstance(item, Entry) and item.is_listed and selection.matches(item):
+                    yield item
 
     @final
     def get(self, key: str) -> Artifact | None:
@@ -307,8 +307,8 @@ def _owner_reason(layer: Layer, root: Path, key: str) -> str | None:
 
 def _whole_key(layer: Layer, short: str) -> str | None:
     """Return the key of an entry with this short form; ``None`` if there is none."""
-    things = (thing for root in every_root(layer) for thing in layer.store.scan(root, contents=False))
-    keys = (thing.key for thing in things if isinstance(thing, Entry) and thing.is_listed)
+    items = (item for root in every_root(layer) for item in layer.store.scan(root, contents=False))
+    keys = (item.key for item in items if isinstance(item, Entry) and item.is_listed)
     return next((key for key in keys if short_key(key) == short), None)
 
 
@@ -382,7 +382,7 @@ def plan_of(layer: Layer, entries: tuple[Entry, ...] = (), skipped: tuple[Note, 
     return Plan(layer.name, layer.clear, entries, skipped, needs_room=layer.store.clearing_needs_room)
 
 
-def plan_removal(layer: Layer, things: Iterable[Entry], *, in_use: bool = False) -> Plan:
+def plan_removal(layer: Layer, items: Iterable[Entry], *, in_use: bool = False) -> Plan:
     """Plan the removal of exactly these things, as a scan yielded them. Changes nothing.
 
     With ``in_use`` those go too that a program may be using: entries that only this process could hit. What is of an
@@ -390,7 +390,7 @@ def plan_removal(layer: Layer, things: Iterable[Entry], *, in_use: bool = False)
     root, must not be changed.
     """
     _require(layer, Ability.CLEAR)
-    unique = {(entry.root, entry.key): entry for entry in things}.values()
+    unique = {(entry.root, entry.key): entry for entry in items}.values()
     skipped = [Note(entry.key, str(entry.because)) for entry in unique if entry.is_unknown]
     understood = [entry for entry in unique if not entry.is_unknown]
     entries, changed = list[Entry](), set[Path]()
@@ -414,16 +414,16 @@ def _plan_damaged(layer: Layer, root: Root, selection: Selection) -> Plan:
         reason = "results of tuning are never removed as damaged"
         notes = (Note(finding.key or "*", f"{reason}; {finding.message}") for finding, _ in damaged)
         return plan_of(layer, skipped=tuple(notes))
-    plan = plan_removal(layer, (thing for _, thing in damaged if selection.matches(thing)))
+    plan = plan_removal(layer, (item for _, item in damaged if selection.matches(item)))
     # Whether these are damaged is unknown.
     unread = (finding for finding in findings if finding.code == "unreadable")
     return plan._replace(failed=tuple(Note(finding.key or str(root.path), finding.message) for finding in unread))
 
 
 def _plan_root(layer: Layer, root: Root, selection: Selection, *, contents: bool) -> Plan:
-    things = list(layer.store.scan(root, contents=contents or selection.needs_contents))
-    problems = [thing for thing in things if isinstance(thing, Problem)]
-    entries = [thing for thing in things if isinstance(thing, Entry)]
+    items = list(layer.store.scan(root, contents=contents or selection.needs_contents))
+    problems = [item for item in items if isinstance(item, Problem)]
+    entries = [item for item in items if isinstance(item, Entry)]
     matching = [entry for entry in entries if selection.matches(entry)]
     # Those of other programs go only if their key is given; what is unknown does not, and to name it is an error.
     others = "foreign" if selection.key is None else "unknown"
@@ -478,5 +478,5 @@ def faults_of(layer: Layer, switches: Iterable[EnvSwitch]) -> Iterator[Fault]:
         if switch.is_off(value):
             yield DISABLED, off(layer, switch.variable, switch.what)
         elif value is not None and not switch.is_fine(value):
-            found = misread(layer, switch.variable, switch.severity, switch.outcome, switch.fix)
-            yield DISABLED if switch.disables else None, found
+            finding = misread(layer, switch.variable, switch.severity, switch.outcome, switch.fix)
+            yield DISABLED if switch.disables else None, finding

@@ -91,17 +91,17 @@ class Selection(_Conditions):
         """Return whether entries must be read: kernel names and some signs of staleness are in their bytes."""
         return self.kernel is not None or self.stale
 
-    def matches(self, thing: Entry) -> bool:
+    def matches(self, item: Entry) -> bool:
         """Return whether a thing meets every condition; unknown values meet none.
 
         An orphan has no kernel and counts as stale.
         """
-        pattern, moment = self.kernel, thing.latest
+        pattern, moment = self.kernel, item.latest
         return (
-            (pattern is None or any(fnmatchcase(kernel, pattern) for kernel in thing.details.kernels or ()))
-            and (self.key is None or names_key(self.key, thing.key))
+            (pattern is None or any(fnmatchcase(kernel, pattern) for kernel in item.details.kernels or ()))
+            and (self.key is None or names_key(self.key, item.key))
             and (self.before is None or (moment is not None and moment < self.before))
-            and (thing.stale is True or not self.stale)
+            and (item.stale is True or not self.stale)
         )
 
 

@@ -198,7 +198,7 @@ def damage_finding(entry: Entry, damage: Damage) -> Finding:
 
         fix = f"cachectl purge {entry.layer} --key {shlex.quote(entry.key)}"
         return DOUBTFUL.finding(*place, damage.message, fix, key=entry.key, severity=severity)
-    return DAMAGED.finding(*place, damage.message, fix, key=entry.key, severity=severity, thing=entry)
+    return DAMAGED.finding(*place, damage.message, fix, key=entry.key, severity=severity, item=entry)
 
 
 def unreadable(path: Path, error: EntryError) -> Problem:
@@ -216,8 +216,8 @@ def attempt(act: Callable[[], _T]) -> _T | EntryError:
 
 def read_each(read: Callable[[str], Artifact | None], keys: Iterable[str]) -> dict[str, Artifact | EntryError]:
     """Read entries one by one, for :meth:`Store.read`."""
-    found = ((key, attempt(partial(read, key))) for key in keys)
-    return {key: artifact for key, artifact in found if artifact is not None}
+    items = ((key, attempt(partial(read, key))) for key in keys)
+    return {key: artifact for key, artifact in items if artifact is not None}
 
 
 @contextlib.contextmanager
@@ -280,19 +280,19 @@ def usage_of(entry: Entry, number: int = 1) -> Usage:
     )
 
 
-def sum_usage(found: Iterable[Found]) -> Usage:
+def sum_usage(items: Iterable[Found]) -> Usage:
     """Sum a scan, holding one thing at a time."""
     sums = dict.fromkeys(_COUNTED, 0)
     span: tuple[float, float] | None = None
     problems: list[Problem] = []
     reasons: dict[str, int] = {}
-    for thing in found:
-        if isinstance(thing, Problem):
-            problems.append(thing)
+    for item in items:
+        if isinstance(item, Problem):
+            problems.append(item)
             continue
-        if isinstance(thing, Entry) and thing.is_foreign:
+        if isinstance(item, Entry) and item.is_foreign:
             continue
-        part = thing if isinstance(thing, Usage) else usage_of(thing)
+        part = item if isinstance(item, Usage) else usage_of(item)
         for name in ADDED:
             if (number := getattr(part, name)) is not None:
                 sums[name] = sums.get(name, 0) + number

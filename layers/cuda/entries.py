@@ -119,8 +119,8 @@ class ComputeCache(files.Files):
     def described(self, tree: Tree, leaf: Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
         """Describe an entry by its key; one whose header was overwritten is opaque."""
         entry, size = leaf.entry, stated_size(leaf.head)
-        seen = record.record_of(self.environment)
-        is_older = (entry.modified or 0.0) < seen.last_gone(_PRODUCT)
+        sightings = record.record_of(self.environment)
+        is_older = (entry.modified or 0.0) < sightings.last_gone(_PRODUCT)
         if not (contents or is_older) or (size is None and len(leaf.head) == HEADER.size):
             unknown = details.Details(detail={"format": "unknown"})
             yield entry._replace(details=unknown) if contents else entry
@@ -139,7 +139,7 @@ class ComputeCache(files.Files):
                 # A hit leaves no trace, and a machine has one driver: only others that have this home could use more.
                 is_local = processes.network_file_system(self.environment, tree.root) is None
                 used = entry.modified if is_local else None
-                stale, because = seen.judge(
+                stale, because = sightings.judge(
                     _PRODUCT, used, f"compiled by driver {version}", version.__eq__, version.__eq__
                 )
                 entry = entry._replace(stale=stale, because=because)
@@ -236,13 +236,13 @@ class ComputeCache(files.Files):
             complaint = "the index does not list the entries that are there"
         else:
             return
-        fix, thing = "nothing: cachectl does not use an index of another version", None
+        fix, item = "nothing: cachectl does not use an index of another version", None
         # It was cut, or begins with zeros. Without entries next to it, it may be anybody's.
         if not data or is_index(data) or (records and data[:4] in (bytes(4), VERSION.to_bytes(4, "little"))):
             fix, leaf = f"cachectl purge --damaged {self.name}", self.tree_of(root).find(INDEX)
-            thing = orphan(Entry(self.name, INDEX, root.path, 0, 0) if leaf is None else leaf.entry, complaint)
+            item = orphan(Entry(self.name, INDEX, root.path, 0, 0) if leaf is None else leaf.entry, complaint)
         severity = HEALS if index is None else WASTES
-        yield codes.INDEX.finding(self.name, root.path, complaint, fix, key=INDEX, thing=thing, severity=severity)
+        yield codes.INDEX.finding(self.name, root.path, complaint, fix, key=INDEX, item=item, severity=severity)
 
     def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
         """Remove entries. An index is written again, as after every change; first removed, if it has no header."""
@@ -415,6 +415,6 @@ def write_index(records: Sequence[tuple[int, int]]) -> bytes:
 def _note_driver(environment: Environment) -> None:
     """Note the driver that the kernel has loaded, which the user's libraries have to match."""
     if version := hardware.nvidia_driver(environment):
-        seen = record.record_of(environment)
-        seen.note(_PRODUCT, environment.processes / hardware.NVIDIA_VERSION, version)
-        seen.save()
+        sightings = record.record_of(environment)
+        sightings.note(_PRODUCT, environment.processes / hardware.NVIDIA_VERSION, version)
+        sightings.save()

@@ -118,11 +118,11 @@ def _version_in(folder: str, distribution: str) -> str | None:
 @lru_cache(maxsize=64)
 def _metadata(names: tuple[str, ...]) -> dict[str, list[str]]:
     """Return the names of metadata among names, by the normal names of their distributions."""
-    found: dict[str, list[str]] = {}
+    versions: dict[str, list[str]] = {}
     for name in names:
         if (match := _METADATA.fullmatch(name)) is not None:
-            found.setdefault(normal(match[1]), []).append(name)
-    return found
+            versions.setdefault(normal(match[1]), []).append(name)
+    return versions
 
 
 def _read_version(path: str) -> str | None:

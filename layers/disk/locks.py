@@ -108,7 +108,7 @@ def custody_of(environment: Environment, path: Path, waits: float, *, folder: in
             return ABANDONED
         if environment.clock() - status.st_mtime <= waits:
             return Custody(reason=f"it is not older than the {waits:g} s that its library waits for it")
-        seen, hidden = processes.writers_of(status, environment.processes)
+        writers, hidden = processes.writers_of(status, environment.processes)
         is_open = handles.is_written_elsewhere(handle)
     finally:
         os.close(handle)
@@ -122,7 +122,7 @@ def custody_of(environment: Environment, path: Path, waits: float, *, folder: in
         reason = f"a process of {user_name(status.st_uid)} that could not be looked at may have it open: {named}"
     elif is_open:
         reason = "a program that is not shown here has it open"
-    return Custody(seen, "" if seen else reason)
+    return Custody(writers, "" if writers else reason)
 
 
 @contextmanager
@@ -150,8 +150,8 @@ def presence_lock(
 
             if not handles.wait_until(is_made, environment.lock_timeout):
                 status = plain.status_at(path.name, dir_fd=place)
-                seen = () if status is None else processes.writers_of(status, environment.processes)[0]
-                raise busy(layer, environment.lock_timeout, path, pids=seen, advice="; see cachectl doctor")
+                writers = () if status is None else processes.writers_of(status, environment.processes)[0]
+                raise busy(layer, environment.lock_timeout, path, pids=writers, advice="; see cachectl doctor")
         except Busy:
             raise
         except OSError as error:

@@ -43,8 +43,8 @@ def source_info(info: bytes) -> dict[str, object] | None:
 
 def dependencies(info: bytes) -> Iterator[tuple[str, float, str]]:
     """Yield path, modification time (epoch seconds) and md5 of each header that a program included."""
-    found = (source_info(info) or {}).get("dependencies")
-    for item in found.items if isinstance(found, pickles.Thing) else ():
+    dependencies = (source_info(info) or {}).get("dependencies")
+    for item in dependencies.items if isinstance(dependencies, pickles.Thing) else ():
         match item.items if isinstance(item, pickles.Thing) else ():
             case [str(path), float(changed), str(digest)]:
                 yield path, changed, digest

@@ -118,8 +118,8 @@ def _names_at_known_places(data: bytes) -> tuple[str, ...] | None:
     with suppress(ValueError):
         for opcode, argument, _ in pickletools.genops(data[place + len(_ENTRYPOINTS) - 1 :]):
             if opcode.name == "FROZENSET":
-                found = _remembered(data, slots)
-                return tuple(sorted(names | found)) if len(found) == len(slots) else None
+                remembered = _remembered(data, slots)
+                return tuple(sorted(names | remembered)) if len(remembered) == len(slots) else None
             if opcode.name not in _IN_SET:
                 break
             if isinstance(argument, str):

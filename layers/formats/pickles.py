@@ -128,31 +128,31 @@ def is_foreign(data: bytes) -> bool:
 
 def things(top: object) -> Iterator[Thing]:
     """Yield every thing reachable from a structure once, in any order."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     waiting = [top]
     while waiting:
-        thing = waiting.pop()
-        if isinstance(thing, Thing) and id(thing) not in seen:
-            seen.add(id(thing))
-            yield thing
-            waiting.extend(thing.items)
-            waiting.append(thing.state)
+        item = waiting.pop()
+        if isinstance(item, Thing) and id(item) not in visited:
+            visited.add(id(item))
+            yield item
+            waiting.extend(item.items)
+            waiting.append(item.state)
 
 
-def attributes(thing: Thing) -> dict[str, object]:
+def attributes(item: Thing) -> dict[str, object]:
     """Return the attributes that a pickle sets on an object, by name.
 
     The state is a dict, or, with ``__slots__``, a tuple of two of them.
     """
-    states = [thing.state]
-    if isinstance(thing.state, Thing) and thing.state.kind == "tuple":
-        states = thing.state.items
-    found: dict[str, object] = {}
+    states = [item.state]
+    if isinstance(item.state, Thing) and item.state.kind == "tuple":
+        states = item.state.items
+    attributes: dict[str, object] = {}
     for state in states:
         if isinstance(state, Thing) and state.kind == "dict":
             pairs = zip(state.items[::2], state.items[1::2], strict=False)
-            found.update((key, value) for key, value in pairs if isinstance(key, str))
-    return found
+            attributes.update((key, value) for key, value in pairs if isinstance(key, str))
+    return attributes
 
 
 class _Machine:

@@ -162,8 +162,8 @@ def _registered(loader: Loader, environment: Environment) -> Iterator[_Named]:
                 return
             files = (place,) if "/" in named else (f"{vendors}/{named}", place)
             drivers = (driver for file in files for driver in _in_file(loader, file))
-            known = [driver for driver in drivers if find_library(driver[0], environment, loader.linked)]
-            yield from known[:1]
+            usable = [driver for driver in drivers if find_library(driver[0], environment, loader.linked)]
+            yield from usable[:1]
             return
         vendors = place
     yield from _in_folder(loader, vendors)
@@ -386,8 +386,8 @@ class DriverLayer(Layer):
 
     def drivers(self) -> tuple[str, ...]:
         """Return the files that register the drivers, each once."""
-        found = find_drivers(self.environment)
-        return tuple(dict.fromkeys(file for maker, _, file in found if maker in self.makers))
+        registered = find_drivers(self.environment)
+        return tuple(dict.fromkeys(file for maker, _, file in registered if maker in self.makers))
 
     def is_here(self) -> bool:
         """Return whether there is a driver or a cache."""
@@ -428,8 +428,8 @@ class DriverLayer(Layer):
             if rules and not self.roots():
                 message = f"{rules[-1].variable} is not set: the driver has no place for a cache"
                 fix = f"export {rules[-1].variable}={shlex.quote(str(environment.home))}"
-                found = VARIABLE.finding(self.name, Path("*"), message, fix, severity=RECOMPILES)
-                yield DISABLED, found
+                registered = VARIABLE.finding(self.name, Path("*"), message, fix, severity=RECOMPILES)
+                yield DISABLED, registered
             return
         rule, value, odd = decided
         home = environment.home if rule.variable == "HOME" else environment.absolute(value)
@@ -463,25 +463,27 @@ class DriverLayer(Layer):
         return min(number, self.limit_highest or number)
 
     def _nearly_full(self) -> Iterator[Finding]:
-        most, held = self.limit, 0
+        most, size = self.limit, 0
         if most is None:
             return
         # Report names a root that cannot be read.
         with suppress(LayerError, OSError):
-            listed = (found for root in self.roots() for found in self.store.scan(root, contents=False))
+            listed = (registered for root in self.roots() for registered in self.store.scan(root, contents=False))
             # The driver counts lengths, not blocks.
-            held = sum(found.length for found in listed if isinstance(found, Entry) and found.is_listed)
-        wanted = 2 * max(most, held)
+            size = sum(
+                registered.length for registered in listed if isinstance(registered, Entry) and registered.is_listed
+            )
+        wanted = 2 * max(most, size)
         fix = f"export {self.limit_variable}={wanted}"
         if self.limit_highest is not None and wanted > self.limit_highest:
             fix = f"cachectl prune --max-size {most // 2}B {self.name}"
-        said = self.limit_variable if self.limit_variable in self.environment.variables else "the default"
-        message = f"holds {held:,} of at most {most:,} bytes ({said}): the driver drops entries to make room"
-        yield from self.near_limit(held, most, message, fix, first_place(self))
+        set_by = self.limit_variable if self.limit_variable in self.environment.variables else "the default"
+        message = f"holds {size:,} of at most {most:,} bytes ({set_by}): the driver drops entries to make room"
+        yield from self.near_limit(size, most, message, fix, first_place(self))
 
-    def near_limit(self, held: int, limit: int, message: str, fix: str, place: Path) -> Iterator[Finding]:
+    def near_limit(self, size: int, limit: int, message: str, fix: str, place: Path) -> Iterator[Finding]:
         """Yield a finding if so many bytes are close to the limit, above which the library drops entries."""
-        if held >= _NEARLY * limit:
+        if size >= _NEARLY * limit:
             yield CAP.finding(self.name, place, message, fix)
 
 

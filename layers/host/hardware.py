@@ -40,12 +40,12 @@ def amd_gpus(environment: Environment) -> tuple[tuple[str, tuple[str, ...]], ...
     of_hip = environment.get("HIP_VISIBLE_DEVICES") or environment.get("CUDA_VISIBLE_DEVICES") or None
     for listed in (environment.get("ROCR_VISIBLE_DEVICES"), of_hip):
         gpus = gpus if listed is None else _listed(listed, gpus)
-    seen: dict[tuple[str, tuple[str, ...]], None] = {}
+    devices_seen: dict[tuple[str, tuple[str, ...]], None] = {}
     for gpu in gpus:
         arch, counts = _seen_by_miopen(environment, gpu["gfx_target_version"], gpu["simd_count"] // gpu["simd_per_cu"])
         names = (f"{arch}_{count}" if count <= _DECIMAL else f"{arch}{count:x}" for count in counts)
-        seen[arch, tuple(names)] = None
-    return tuple(seen)
+        devices_seen[arch, tuple(names)] = None
+    return tuple(devices_seen)
 
 
 def _listed(text: str, gpus: list[dict[str, int]]) -> list[dict[str, int]]:
@@ -53,7 +53,7 @@ def _listed(text: str, gpus: list[dict[str, int]]) -> list[dict[str, int]]:
     names = [(str(number), f"GPU-{gpu.get('unique_id', 0):016X}") for number, gpu in enumerate(gpus)]
     chosen: dict[int, None] = {}
     for item in map(str.strip, text.upper().split(",")):
-        if (number := next((number for number, known in enumerate(names) if item in known), None)) is None:
+        if (number := next((number for number, names_at in enumerate(names) if item in names_at), None)) is None:
             break
         chosen[number] = None
     return [gpus[number] for number in chosen]

@@ -52,7 +52,7 @@ def neighbours(environment: Environment) -> list[Neighbour]:
 
     If no variable is set, a default of each library is listed even if it does not exist.
     """
-    found = []
+    folders = []
     for name, variable, defaults in _ROWS:
         if value := environment.get(variable):
             # A URL of another machine is not a path here.
@@ -61,8 +61,8 @@ def neighbours(environment: Environment) -> list[Neighbour]:
             known = [place for text in defaults if (place := _default(text, environment)) is not None]
             places = [place for place in known if place[0].is_dir()] or known[-1:]
         for path, source in places:
-            found.append(Neighbour(name, path, source, path.exists(), *_measured(path)))
-    return found
+            folders.append(Neighbour(name, path, source, path.exists(), *_measured(path)))
+    return folders
 
 
 def _default(text: str, environment: Environment) -> tuple[Path, str] | None:
@@ -92,7 +92,7 @@ def _measured(folder: Path) -> tuple[int | None, int | None]:
     sizes: list[int] = []
     with suppress(OSError):
         for above, _, names in os.walk(folder, onerror=fail):
-            found = (status_at(os.path.join(above, name)) for name in names)
-            sizes += (status.st_size for status in found if status is not None and stat.S_ISREG(status.st_mode))
+            folders = (status_at(os.path.join(above, name)) for name in names)
+            sizes += (status.st_size for status in folders if status is not None and stat.S_ISREG(status.st_mode))
         return len(sizes), sum(sizes)
     return None, None

@@ -37,13 +37,13 @@ def _quietly(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         return None
 
 
-def _kernels_of(thing: Any, depth: int = 3) -> list[str]:
-    kind = type(thing).__name__
+def _kernels_of(item: Any, depth: int = 3) -> list[str]:
+    kind = type(item).__name__
     if kind == "TranslationUnit":
-        return sorted(str(name) for name in thing.entrypoints)
+        return sorted(str(name) for name in item.entrypoints)
     if kind == "LoopKernel":
-        return [str(thing.name)]
-    parts = thing[:8] if isinstance(thing, (tuple, list)) and depth else ()
+        return [str(item.name)]
+    parts = item[:8] if isinstance(item, (tuple, list)) and depth else ()
     return next(filter(None, (_kernels_of(part, depth - 1) for part in parts)), [])
 
 

@@ -106,8 +106,8 @@ class Listener:
             is_last = not self._inside
             if is_last:
                 self._notes.quietly(self._turn_off)
-            said = self._said()
-            others, devices, wrote, clear = read_messages(said)
+            output = self._said()
+            rest_of_output, devices, wrote, clear = read_messages(output)
             # A hit prints no message: it needs proof that PoCL was heard in each build.
             heard_all = clear and devices >= self._ended
             is_miss = bool(wrote) and is_last and self._ended == 1
@@ -122,12 +122,12 @@ class Listener:
                     # False if the program switched messages off, or the release words them differently.
                     self._listening = heard_all
                 # A thread that holds our stream may still print: the next builds are read on from here.
-                self._start += len(said)
+                self._start += len(output)
                 self._notes.add(event="messages", layer=self.layer, lookups=lookups, wrote=wrote, upto=self._start)
             listened = self._listening
-        if is_last and others:
+        if is_last and rest_of_output:
             # Not under the lock: the reader may be slow.
-            self._notes.quietly(os.write, 2, others)
+            self._notes.quietly(os.write, 2, rest_of_output)
         return (is_miss if is_miss or (heard_all and not wrote) else None), listened
 
     def _turn_on(self) -> bool:
@@ -200,24 +200,24 @@ def _filters_of_pocl(quietly: Any) -> list[Any]:
     return list({ctypes.addressof(variable): variable for variable in found if variable is not None}.values())
 
 
-def read_messages(said: bytes) -> tuple[bytes, int, list[str], bool]:
+def read_messages(output: bytes) -> tuple[bytes, int, list[str], bool]:
     """Read a part of C code's error stream: what others than PoCL printed, unchanged, and what PoCL says in it.
 
     That is how many devices it builds for, the folder of each program that was not in its cache, and whether all of it
     is clear: if a function that looks programs up printed an unknown text, no hit is certain.
     """
     devices, wrote, clear = 0, [], True
-    others, *messages = _HEAD.split(said)
+    rest_of_output, *messages = _HEAD.split(output)
     for index in range(0, len(messages), 3):
         function, level, rest = messages[index : index + 3]
         text = _TEXT.search(rest)
         if text is None:
             clear = clear and not _LOOKS_UP.search(function)
-            others += (rest if level else rest.lstrip(b"\n")).partition(b"\n")[2]
+            rest_of_output += (rest if level else rest.lstrip(b"\n")).partition(b"\n")[2]
             continue
         devices += text[1] is not None
         if text[2] is not None:
             wrote.append(os.fsdecode(text[2]))
         # PoCL prints a message in several parts, and another thread may have printed between them.
-        others += rest[: text.start()] + rest[text.end() :]
-    return others, devices, wrote, clear
+        rest_of_output += rest[: text.start()] + rest[text.end() :]
+    return rest_of_output, devices, wrote, clear

@@ -142,32 +142,32 @@ def holders() -> tuple[Counter[int], dict[int, list[int]] | None]:
     pyopencl = _pyopencl()
     gc.collect()
     everything = gc.get_objects()
-    programs = [thing for thing in everything if issubclass(type(thing), pyopencl.Program)]
-    kernels = [thing for thing in everything if issubclass(type(thing), pyopencl.Kernel)]
+    programs = [item for item in everything if issubclass(type(item), pyopencl.Program)]
+    kernels = [item for item in everything if issubclass(type(item), pyopencl.Kernel)]
     del everything
     # A copy of such an object holds no reference of its own.
     distinct = {id(made): made for made in (vars(program).get("_prg") for program in programs) if made is not None}
-    held = Counter(int(made.int_ptr) for made in distinct.values())
+    holders_of = Counter(int(made.int_ptr) for made in distinct.values())
     counts: dict[int, list[int]] = {}
     for kernel in kernels:
         try:
             program = kernel.get_info(pyopencl.kernel_info.PROGRAM)
             count = int(kernel.get_info(pyopencl.kernel_info.REFERENCE_COUNT))
         except TypeError:
-            return held, None
+            return holders_of, None
         counts.setdefault(program.int_ptr, []).append(count)
         # It holds the program too.
         del program
-    return held, counts
+    return holders_of, counts
 
 
-def rests(program: Any, held: Mapping[int, int], kernels: Mapping[int, list[int]] | None, *, alone: bool) -> bool:
+def rests(program: Any, holders_of: Mapping[int, int], kernels: Mapping[int, list[int]] | None, *, alone: bool) -> bool:
     """Return whether only the :func:`holders` hold a program, and nothing else its kernels."""
     if kernels is None:
         return False
     mine = kernels.get(program.int_ptr, [])
-    known = held.get(program.int_ptr, 0) + len(mine)
-    return count_references(program) == known and all(count == 1 for count in mine) and (alone or not mine)
+    holders_known = holders_of.get(program.int_ptr, 0) + len(mine)
+    return count_references(program) == holders_known and all(count == 1 for count in mine) and (alone or not mine)
 
 
 def _source_of(program: Any) -> str | bytes | None:

@@ -106,14 +106,14 @@ def checksum(data: bytes) -> int:
     return zlib.crc32(data) ^ 0xFFFFFFFF
 
 
-def complaint(data: bytes, whole: int = 0) -> str | None:
+def complaint(data: bytes, length: int = 0) -> str | None:
     """Return why Mesa would not use an entry; ``None`` where it would. ``whole`` is its checksum in a larger file."""
     header = read_header(data)
     if is_foreign(data):
         return FOREIGN
     if header is None or header.payload is None:
         return "has no whole header"
-    is_same = checksum(data[header.payload :]) == header.checksum and whole in (0, checksum(data))
+    is_same = checksum(data[header.payload :]) == header.checksum and length in (0, checksum(data))
     return None if is_same else "its checksum does not match"
 
 
@@ -175,7 +175,7 @@ def kernels_in(data: bytes) -> tuple[str, ...] | None:
         return None
 
 
-def owned(found: Iterable[Entry], read: Callable[[Entry], bytes | None], *, contents: bool) -> Iterator[Found]:
+def owned(entries: Iterable[Entry], read: Callable[[Entry], bytes | None], *, contents: bool) -> Iterator[Found]:
     """Yield entries with their owners, which driver and device show, and a problem for each that cannot be read.
 
     Only ``contents`` unpacks the names of kernels.
@@ -190,7 +190,7 @@ def owned(found: Iterable[Entry], read: Callable[[Entry], bytes | None], *, cont
             return None
 
     makers: dict[tuple[str | None, str | None], list[Entry]] = {}
-    for entry in found:
+    for entry in entries:
         makers.setdefault((entry.details.versions.get("driver"), entry.details.device), []).append(entry)
     for maker, group in makers.items():
         guest = _guest(maker, group, kernels_of)

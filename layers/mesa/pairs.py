@@ -307,17 +307,17 @@ class Pair(TableFile):
                 self._write_heads(self.form.new_head())
             listed = self._understood().by_name
             for name, entry in rows:
-                if listed and all(len(name) != len(standing) for standing in listed):
+                if listed and all(len(name) != len(existing) for existing in listed):
                     results.append(Refused(self.layer, _MIXED, self.path))
                     continue
-                standing = self._content(listed[name]) if name in listed else None
-                if standing not in (None, entry) and not replace:
+                existing = self._content(listed[name]) if name in listed else None
+                if existing not in (None, entry) and not replace:
                     results.append(EntryExists(self.layer, self.path))
                     continue
                 try:
-                    if standing != entry:
+                    if existing != entry:
                         with self.translated("change"):
-                            if standing is not None and self.form.in_place:
+                            if existing is not None and self.form.in_place:
                                 blobs = self._understood().blobs
                                 self._keep(blobs, frozenset(blob for blob in blobs if blob.name != name))
                                 listed = self._understood().by_name
@@ -326,7 +326,7 @@ class Pair(TableFile):
                     # Those before it are in place, and a smaller one may have room.
                     results.append(error)
                 else:
-                    results.append(standing != entry)
+                    results.append(existing != entry)
         return results
 
     def _append(self, name: str, content: bytes) -> None:

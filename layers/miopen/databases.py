@@ -152,12 +152,12 @@ class MIOpenDatabases(row_store.Rows):
 
     def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
         """Yield the entries of each database; one is stale if the record shows that its MIOpen has gone from here."""
-        seen = releases.note_here(self.environment, reads=contents)
-        moment = seen.last_gone(releases.PRODUCT)
-        judge = partial(_judged, seen=seen, are_known=releases.all_are_known(self.environment, seen))
-        for thing in super().scan(root, selection, contents=contents):
-            is_older = isinstance(thing, Entry) and (thing.latest or 0.0) < moment
-            yield judge(thing) if isinstance(thing, Entry) and is_older else thing
+        sightings = releases.note_here(self.environment, reads=contents)
+        moment = sightings.last_gone(releases.PRODUCT)
+        judge = partial(_judged, sightings=sightings, are_known=releases.all_are_known(self.environment, sightings))
+        for item in super().scan(root, selection, contents=contents):
+            is_older = isinstance(item, Entry) and (item.latest or 0.0) < moment
+            yield judge(item) if isinstance(item, Entry) and is_older else item
 
     def written(self, root: Root) -> Iterator[Path]:
         """Yield the same in a temporary folder, where MIOpen opens files of other users too."""
@@ -264,9 +264,9 @@ class MIOpenTables(row_store.TableFormat):
         if named.kind in self.kinds and not self.versioned:
             return Path(file.name)
         installed, has_version = named.installed_names[0], VERSION_FOLDER.fullmatch(file.parent.name) is not None
-        alike = [found for found in self.present(root) if installed in found.installed_names]
+        alike = [database for database in self.present(root) if installed in database.installed_names]
         if alike and not has_version:
-            return Path(max(alike, key=lambda found: version_numbers(found.version or "0")).relative)
+            return Path(max(alike, key=lambda database: version_numbers(database.version or "0")).relative)
         if not self.versioned or not installed.endswith(".kdb"):
             return None
         version = file.parent.name if has_version else self.newest(root)
@@ -290,7 +290,7 @@ class MIOpenTables(row_store.TableFormat):
             raise Refused(self.name, message, path)
 
 
-def _judged(entry: Entry, seen: record.Record, *, are_known: bool) -> Entry:
+def _judged(entry: Entry, sightings: record.Record, *, are_known: bool) -> Entry:
     """Return an entry with whether the record shows that no MIOpen can hit it: each opens files of its own version."""
     version = entry.details.versions.get("miopen")
     if version is None:
@@ -298,7 +298,7 @@ def _judged(entry: Entry, seen: record.Record, *, are_known: bool) -> Entry:
     numbers, by = version_numbers(version), f"stored by MIOpen {version}"
     if not are_known:
         return entry._replace(because=f"unknown: {by}, and not every MIOpen here can be read")
-    stale, because = seen.judge(
+    stale, because = sightings.judge(
         # No form of the cache keeps a trace of a hit.
         *(releases.PRODUCT, None, by),
         made=lambda known: known == version,

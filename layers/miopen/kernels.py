@@ -129,10 +129,10 @@ def _unpacked(blob: bytes, size: int) -> bytes:
     return data
 
 
-def _is_same(standing: rows.Values, new: rows.Values) -> bool:
+def _is_same(existing: rows.Values, new: rows.Values) -> bool:
     """Return whether two rows unpack to the same kernel."""
     try:
-        return standing == new or decode(standing) == decode(new)
+        return existing == new or decode(existing) == decode(new)
     except ValueError:
         return False
 
@@ -238,13 +238,13 @@ class KernelTables(databases.MIOpenTables):
                 fix = f"as its owner: sqlite3 {shlex.quote(str(path))} 'pragma journal_mode=delete'"
                 yield codes.WAL.finding(*place, message, fix, key=file)
         yield from super().check_rows(root, file)
-        seen = set[str]()
+        visited = set[str]()
         # MIOpen makes no index in a file of a package: the first row answers there.
         for row in () if self.asked_first else self.database(root, file).rows():
-            if row.key in seen:
+            if row.key in visited:
                 damage = Damage(FAILS, "a second row has this key: MIOpen cannot make its index, and throws")
                 yield damage_finding(self.entry_of(Entry(self.name, file, root.path, 0, 0), row), damage)
-            seen.add(row.key)
+            visited.add(row.key)
 
     def file_finding(self, root: Root, file: str, error: LayerError) -> Finding:
         """Return the finding of a table that could not be read, or is not as the MIOpen of its folder reads it."""

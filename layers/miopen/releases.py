@@ -42,15 +42,15 @@ def note_here(environment: Environment, *, reads: bool) -> record.Record:
 
     Their libraries have hundreds of MiB, so that of a new one is only read if ``reads`` allows it.
     """
-    seen = record.record_of(environment)
+    sightings = record.record_of(environment)
     for library in miopen.libraries(environment) if environment.searches_pythons and reads else ():
-        if seen.version_at(PRODUCT, library) is None:
-            seen.note(PRODUCT, library, read_version(str(library)) or record.UNREADABLE)
-    seen.save()
-    return seen
+        if sightings.version_at(PRODUCT, library) is None:
+            sightings.note(PRODUCT, library, read_version(str(library)) or record.UNREADABLE)
+    sightings.save()
+    return sightings
 
 
-def all_are_known(environment: Environment, seen: record.Record) -> bool:
+def all_are_known(environment: Environment, sightings: record.Record) -> bool:
     """Return whether the version of every MIOpen here is known."""
-    versions = (seen.version_at(PRODUCT, library) for library in miopen.libraries(environment))
+    versions = (sightings.version_at(PRODUCT, library) for library in miopen.libraries(environment))
     return all(version not in (None, record.UNREADABLE) for version in versions)

@@ -102,11 +102,11 @@ class TuningTables(databases.MIOpenTables):
     def list_rows(self, root: Root, file: str, template: Entry, *, part: bytes, contents: bool) -> Iterator[Found]:
         """Yield the records of a file, and its faults."""
         path = root.path / file
-        for found in self._found(root, file):
-            if isinstance(found, Row):
-                yield self.entry_of(template, found)
+        for row in self._found(root, file):
+            if isinstance(row, Row):
+                yield self.entry_of(template, row)
                 continue
-            number, code, message = found
+            number, code, message = row
             # These have a record, which MIOpen reads and which is listed; only verify reports the fault.
             if code not in ("item", "duplicate-id"):
                 yield Problem(path, code, f"line {number}: {message}")
@@ -116,9 +116,9 @@ class TuningTables(databases.MIOpenTables):
     def check_rows(self, root: Root, file: str) -> Iterator[Finding]:
         """Check every line by the rules of MIOpen's reader. Nothing here is ever removed as damaged."""
         path = root.path / file
-        for found in self._found(root, file):
-            if not isinstance(found, Row):
-                number, code, message = found
+        for row in self._found(root, file):
+            if not isinstance(row, Row):
+                number, code, message = row
                 fix = f"while nothing uses MIOpen, correct or delete line {number} of {path}"
                 if code == "newline":
                     fix = f"echo >> {shlex.quote(str(path))}"

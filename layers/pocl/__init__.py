@@ -108,12 +108,12 @@ def _compilations(path: str) -> tuple[Compilation, ...]:
     """
     try:
         born, compiled = birth_time(path), os.stat(os.path.join(path, BITCODE)).st_mtime
-        found: list[Compilation] = [] if born is None else [(None, born, compiled)]
+        times: list[Compilation] = [] if born is None else [(None, born, compiled)]
         natives = (file for suffix in NATIVE for file in Path(path).glob(f"*/*/*{suffix}"))
-        found += [(native.parents[1].name, None, native.stat().st_ctime) for native in natives]
+        times += [(native.parents[1].name, None, native.stat().st_ctime) for native in natives]
     except OSError:
         return ()
-    return tuple(found)
+    return tuple(times)
 
 
 def _compiled_since(path: str, moment: float) -> tuple[tuple[str, str, float], ...]:

@@ -33,7 +33,7 @@ def judge_files(files: Mapping[str, bytes], environment: Environment) -> Iterato
     target = "" if symbols is None else symbols.target
     machine = elf.machine_named(target)
     # Other devices than CPUs may have their kernels elsewhere.
-    known = symbols.defined if symbols and program and machine else None
+    defined = symbols.defined if symbols and program and machine else None
     strange = []
     for path, code in files.items():
         # Other systems have other files.
@@ -43,7 +43,7 @@ def judge_files(files: Mapping[str, bytes], environment: Environment) -> Iterato
         severity, effect = (HEALS, "; PoCL compiles the kernel again") if is_object else (FAILS, "")
         # Sections may have been cut off: the dynamic linker reads none.
         kernels = tuple(functions_in(code if file is None else file.defined()))
-        is_known = known is None or folder in known or whole_name(folder, known) is not None
+        is_known = defined is None or folder in defined or whole_name(folder, defined) is not None
         # PoCL replaces what is no object, but links one of any machine.
         is_loaded = not is_object or file is None or file.kind == elf.OBJECT
         if is_loaded and None not in (machine, own := elf.machine_of(code)) and own != machine:

@@ -219,8 +219,8 @@ class Programs(files.Files):
 
     def require_replaceable(self, root: Root, key: str, files: Mapping[str, bytes]) -> None:
         """Refuse to replace a program that PoCL may be using."""
-        standing = attempt(partial(self.tree_of(root).read_members, key, self.is_carried))
-        if standing not in (None, files):
+        existing = attempt(partial(self.tree_of(root).read_members, key, self.is_carried))
+        if existing not in (None, files):
             users = users_of(root.path, self.environment)
             if users != ():
                 named = processes.process_names(users, processes=self.environment.processes)
@@ -295,11 +295,11 @@ def _may_have(paths: Iterable[str], selection: Selection) -> bool:
 
 def variants(paths: Iterable[str]) -> dict[str, list[str]]:
     """Map the kernel folders of a program to the work-group shapes that were compiled, sorted."""
-    found: dict[str, set[str]] = {}
+    kernels: dict[str, set[str]] = {}
     for match in map(_VARIANT.fullmatch, paths):
         if match is not None:
-            found.setdefault(match["kernel"], set()).add(match["variant"])
-    return {folder: sorted(found[folder]) for folder in sorted(found)}
+            kernels.setdefault(match["kernel"], set()).add(match["variant"])
+    return {folder: sorted(kernels[folder]) for folder in sorted(kernels)}
 
 
 def kernel_names(paths: Iterable[str], content: Callable[[str], bytes | None]) -> dict[str, str | None]:

@@ -27,20 +27,20 @@ def read_release(library: str) -> str | None:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         at = content.find(_BEFORE)
         while at >= 0:
-            found = _TEXT.search(content[max(0, at - _NEAR) : at + _LONGEST])
-            if found is not None:
-                return f"{found[1].decode()} with LLVM {found[2].decode()}"
+            match = _TEXT.search(content[max(0, at - _NEAR) : at + _LONGEST])
+            if match is not None:
+                return f"{match[1].decode()} with LLVM {match[2].decode()}"
             at = content.find(_BEFORE, at + 1)
     return None
 
 
 def note_here(environment: Environment) -> record.Record:
     """Note the PoCLs that programs of this environment find, and return the record; a library is read once."""
-    seen = record.record_of(environment)
+    sightings = record.record_of(environment)
     for library in drivers.driver_libraries(environment, PRODUCT) if environment.searches_pythons else ():
-        _note(seen, library)
-    seen.save()
-    return seen
+        _note(sightings, library)
+    sightings.save()
+    return sightings
 
 
 @answered_once
@@ -48,21 +48,21 @@ def note_all(environment: Environment) -> bool:
     """Note also the PoCLs that other known Pythons find; return whether that can be all there are here."""
     from cachectl.layers.host import pythons
 
-    seen, known = record.record_of(environment), pythons.pythons_of(environment)
+    sightings, known = record.record_of(environment), pythons.pythons_of(environment)
     wider = environment._replace(python_paths=tuple(python.path for python in known))
     # Other programs find what a variable hides here.
     everywhere = wider, wider.with_variables({}, unset=drivers.VARIABLES)
     listed = {driver[:2] for view in everywhere for driver in drivers.find_drivers(view)}
-    unread = [library for maker, library in listed if maker == PRODUCT and not _note(seen, library)]
-    seen.save()
+    unread = [library for maker, library in listed if maker == PRODUCT and not _note(sightings, library)]
+    sightings.save()
     # What is on a file system that is not mounted may be another.
     away = any(python.present is None for python in known) or any(map(drivers.names_missing, everywhere))
     return not unread and not away
 
 
-def _note(seen: record.Record, library: str) -> bool:
+def _note(sightings: record.Record, library: str) -> bool:
     """Note the release of a library, unless that was done; return whether its bytes say it."""
-    if (release := seen.version_at(PRODUCT, library)) is None:
+    if (release := sightings.version_at(PRODUCT, library)) is None:
         release = read_release(library) or record.UNREADABLE
-        seen.note(PRODUCT, library, release)
+        sightings.note(PRODUCT, library, release)
     return release != record.UNREADABLE

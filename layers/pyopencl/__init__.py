@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cachectl.layers import pytools
 from cachectl.layers.base.environment import Environment, release_of
-from cachectl.layers.core.finding import FAILS, RISKS, WASTES, Code, Finding, Hazard
+from cachectl.layers.core.finding import FAILS, RISKS, Code, Finding, Hazard
 from cachectl.layers.core.parts import About, Facts, Lookups, Portability
 from cachectl.layers.core.root import ABSENT, BYPASSED, ENABLED, UNKNOWN, State
 from cachectl.layers.core.store import Store
@@ -91,7 +91,7 @@ _PORTABILITY = Portability(
 
 PATHS = Code(
     "paths",
-    (WASTES,),
+    (HARMLESS,),
     "PyOpenCL lies at several paths, and adds its own to each build: entries of one cannot hit in another.",
     "`cachectl run --portable -- COMMAND`.",
     advice="the command is the user's",
@@ -157,8 +157,8 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
             return off
         if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
             return State(ABSENT, "pyopencl is not installed here and has left no binaries")
-        found = drivers.find_drivers(self.environment)
-        makers = tuple(dict.fromkeys(maker for maker, *_ in found))
+        registered = drivers.find_drivers(self.environment)
+        makers = tuple(dict.fromkeys(maker for maker, *_ in registered))
         others = bypassed_on(self.environment)
         bypassed, used = ([maker for maker in makers if (maker in others) is left] for left in (True, False))
         if not makers:
@@ -166,7 +166,7 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
         if not used:
             return State(BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache")
         reason = f"on for {' and '.join(used)}" + (f", but not {' and '.join(bypassed)}" if bypassed else "")
-        files = dict.fromkeys(file for maker, _, file in found if maker in used)
+        files = dict.fromkeys(file for maker, _, file in registered if maker in used)
         return State(ENABLED, reason, tuple(files))
 
     def diagnose(self) -> Iterator[Finding]:

@@ -128,8 +128,8 @@ class Files(Store):
 
     def require_replaceable(self, root: Root, key: str, files: trees.Members) -> None:
         """Raise :class:`LayerError` if an entry must not be replaced by these files now."""
-        standing = self.tree_of(root).read_members(key)
-        if standing and (reason := self.codec.foreign(archive.entry_bytes(standing))) is not None:
+        existing = self.tree_of(root).read_members(key)
+        if existing and (reason := self.codec.foreign(archive.entry_bytes(existing))) is not None:
             raise UnknownFormat(self.name, f"is not replaced: {reason}", root.path / key)
 
     def check_index(self, root: Root) -> Iterator[Finding]:
@@ -262,9 +262,9 @@ class Files(Store):
             with self.changing(root) as tidy:
                 for name, guard, keys in self.guarded(root, planned):
                     with noted(failed, name):
-                        things = [planned[key] for key in keys]
+                        items = [planned[key] for key in keys]
                         step = self.environment.step
-                        outcome = outcome.plus(remove_things(tree, things, tidy=tidy, guard=guard, step=step))
+                        outcome = outcome.plus(remove_things(tree, items, tidy=tidy, guard=guard, step=step))
                 is_done = True
         except (LayerError, OSError) as error:
             if not is_done:

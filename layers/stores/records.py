@@ -47,7 +47,7 @@ class RecordFile(TableFile):
 
     def rows(self) -> list[Row]:
         """Return every record that counts."""
-        return [found for found in self.scan() if isinstance(found, Row)]
+        return [row for row in self.scan() if isinstance(row, Row)]
 
     def read(self, keys: Sequence[str]) -> list[bytes | LayerError | None]:
         """Return the first line with each key: later ones are never read, even if it is unusable."""
@@ -65,31 +65,31 @@ class RecordFile(TableFile):
         try:
             with self.translated("write"), self.lock():
                 content = self._content()
-                standing = split_lines(content)
-                results = self._inserted(lines, standing, replace=replace)
+                existing = split_lines(content)
+                results = self._inserted(lines, existing, replace=replace)
                 if True in results:
-                    self._rewrite(content, standing)
+                    self._rewrite(content, existing)
         except LayerError as error:
             # The record may be in the file already: a retry would find it and take it for an older one.
             return [error if result is True else result for result in results]
         return results
 
-    def _inserted(self, lines: Sequence[bytes], standing: list[bytes], *, replace: bool) -> list[bool | LayerError]:
+    def _inserted(self, lines: Sequence[bytes], existing: list[bytes], *, replace: bool) -> list[bool | LayerError]:
         """Insert lines into those of a file; return the result of each."""
         # Filled from the end, so that the first of equal keys wins.
-        places = {_key(line): place for place, line in reversed(list(enumerate(standing)))}
+        places = {_key(line): place for place, line in reversed(list(enumerate(existing)))}
         results: list[bool | LayerError] = []
         for line in lines:
             if complaint := record_complaint(line):
                 results.append(Damaged(self.layer, complaint, self.path))
                 continue
-            place = places.setdefault(_key(line), len(standing))
-            if standing[place : place + 1] == [line]:
+            place = places.setdefault(_key(line), len(existing))
+            if existing[place : place + 1] == [line]:
                 results.append(False)
-            elif place < len(standing) and not replace:
+            elif place < len(existing) and not replace:
                 results.append(EntryExists(self.layer, self.path))
             else:
-                standing[place : place + 1] = [line]
+                existing[place : place + 1] = [line]
                 results.append(True)
         return results
 

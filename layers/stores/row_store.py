@@ -203,7 +203,7 @@ class TableFormat(Bound, ABC):
             # Closed to its library too, and not only while a program writes.
             return finding_of(self, root, unreadable(closed_part(root.path / file), error))
         severity, code, fix = HARMLESS, codes.UNREADABLE, "nothing: try again when no program is writing"
-        thing = None
+        item = None
         if isinstance(error, Pending):
             code, fix = codes.PENDING, "nothing: the next program that opens it finishes the write"
         elif isinstance(error, Refused):
@@ -215,9 +215,9 @@ class TableFormat(Bound, ABC):
             with suppress(OSError):
                 stamp = database.file_stamp(root.path / file)
                 entry = Entry(self.name, file, root.path, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
-                thing = orphan(entry, error.message)
+                item = orphan(entry, error.message)
         place = self.name, root.path
-        return code.finding(*place, error.message, fix, key=file, severity=severity, thing=thing)
+        return code.finding(*place, error.message, fix, key=file, severity=severity, item=item)
 
 
 class Rows(Store):
@@ -260,13 +260,13 @@ class Rows(Store):
         # Text that cannot be encoded is in no row; the selection reports that.
         part = selection.kernel_part.encode() if selection.kernel_part.isprintable() else b""
         problems = set()
-        for thing in self.listed(root, partial(self.tables.list_rows, part=part, contents=contents)):
-            if isinstance(thing, Problem):
-                problems.add(thing.path)
-            yield thing
-        for thing in () if root.path in problems else self.rest.scan(root, selection, contents=contents):
-            if not isinstance(thing, Problem) or thing.path not in problems:
-                yield thing
+        for item in self.listed(root, partial(self.tables.list_rows, part=part, contents=contents)):
+            if isinstance(item, Problem):
+                problems.add(item.path)
+            yield item
+        for item in () if root.path in problems else self.rest.scan(root, selection, contents=contents):
+            if not isinstance(item, Problem) or item.path not in problems:
+                yield item
 
     def listed(self, root: Root, lister: Lister) -> Iterator[Found]:
         """Yield what a lister yields of each database, and the rest of its files."""
@@ -280,10 +280,10 @@ class Rows(Store):
             template = Entry(self.name, file, root.path, 0, 0, written_before=written)
             try:
                 template = self.tables.with_name(template)
-                for thing in lister(root, file, template):
+                for item in lister(root, file, template):
                     self.environment.step()
-                    payload += thing.bytes or 0 if not isinstance(thing, Problem) and thing.files == 0 else 0
-                    yield thing
+                    payload += item.bytes or 0 if not isinstance(item, Problem) and item.files == 0 else 0
+                    yield item
             except UnknownFormat as error:
                 strange = error.message
             except (LayerError, OSError) as error:
@@ -313,11 +313,11 @@ class Rows(Store):
                     finding = finding._replace(severity=self.tables.when_damaged, fix=f"mv {quoted} {quoted}.moved")
                 yield finding
                 continue
-            found = list(self._verify_file(root, file))
+            findings = list(self._verify_file(root, file))
             # Sqlite takes one read error for damage.
-            if any(finding.code == "damaged" for finding in found):
-                found = list(self._verify_file(root, file))
-            yield from found
+            if any(finding.code == "damaged" for finding in findings):
+                findings = list(self._verify_file(root, file))
+            yield from findings
         for finding in () if root.path in problems else self.rest.verify(root):
             if root.path / (finding.key or "") not in problems:
                 yield finding
@@ -330,13 +330,13 @@ class Rows(Store):
 
     def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
         """Delete rows, then vacuum. A file goes only if it is damaged and nobody can have it open."""
-        groups, others = self._split({target.key: target for target in targets})
+        groups, files_apart = self._split({target.key: target for target in targets})
         outcome, failed = Outcome(self.name), list[Note]()
         for file, group in groups.items():
             with noted(failed, file):
                 outcome = outcome.plus(self.remove_rows(root, file, [*group.values()]))
         outcome = outcome._replace(failed=(*outcome.failed, *failed))
-        return outcome.plus(self.rest.remove(root, tuple(others.values())))
+        return outcome.plus(self.rest.remove(root, tuple(files_apart.values())))
 
     def remove_rows(self, root: Root, file: str, targets: Sequence[Entry]) -> Outcome:
         """Delete the planned rows of one database, or the whole file."""
@@ -344,19 +344,19 @@ class Rows(Store):
             return Outcome(self.name, skipped=tuple(Note(target.key, tree.GONE) for target in targets))
         opened = self.tables.opened(root, file)
         before = opened.size()
-        whole = [target.stamp for target in targets if target.key == file]
-        of_rows = () if whole else targets
+        files_whole = [target.stamp for target in targets if target.key == file]
+        of_rows = () if files_whole else targets
         planned = {Row(one.stamp[0], self._row_key(one.key), one.stamp[1]): one.key for one in of_rows}
         skipped: dict[str, str | None] = {}
         failed: list[Note] = []
         removed = freed = 0
         try:
-            for stamp in whole:
+            for stamp in files_whole:
                 skipped[file] = opened.remove_damaged(stamp, partial(processes.open_elsewhere, self.environment))
-            gone = opened.delete(planned) if planned else frozenset()
+            deleted = opened.delete(planned) if planned else frozenset()
             self.environment.step(len(targets))
-            removed = len(gone)
-            skipped.update((key, tree.CHANGED) for row, key in planned.items() if row not in gone)
+            removed = len(deleted)
+            skipped.update((key, tree.CHANGED) for row, key in planned.items() if row not in deleted)
         except LayerError as error:
             failed.append(Note(file, self.explain(error)))
             # Sqlite may report an error of a step that follows the deletion; the next program may finish it.
@@ -371,7 +371,7 @@ class Rows(Store):
             failed.append(Note(file, f"its rows are gone, but: {self.explain(error)}"))
         try:
             # Another process may have removed rows; they count here only if this one has removed some.
-            freed = max(0, before - opened.size()) if removed or whole else 0
+            freed = max(0, before - opened.size()) if removed or files_whole else 0
         except OSError as error:
             message = f"its rows are gone, but their bytes are not counted: {reason_of(error)}"
             failed.append(Note(file, message))
@@ -387,8 +387,8 @@ class Rows(Store):
 
     def read(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | EntryError]:
         """Read the rows of each file at once, and what lies next to the databases one by one."""
-        groups, others = self._split({key: key for key in keys if self.kind_of(root, key) == ENTRY})
-        return {**_each_file(groups, partial(self._read_rows, root)), **self.rest.read(root, [*others])}
+        groups, files_apart = self._split({key: key for key in keys if self.kind_of(root, key) == ENTRY})
+        return {**_each_file(groups, partial(self._read_rows, root)), **self.rest.read(root, [*files_apart])}
 
     def _read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | EntryError]:
         """Return rows of one database, or the error of each; missing rows are excluded."""
@@ -398,8 +398,8 @@ class Rows(Store):
         except OSError as error:
             raise Unreachable(self.name, f"cannot open: {error.strerror}", root.path / file) from error
         contents = self.tables.opened(root, file).read([self._row_key(key) for key in keys])
-        found = {key: content for key, content in zip(keys, contents, strict=True) if content is not None}
-        return read_each(lambda key: self._artifact_of(root.path / file, key, found[key]), found)
+        findings = {key: content for key, content in zip(keys, contents, strict=True) if content is not None}
+        return read_each(lambda key: self._artifact_of(root.path / file, key, findings[key]), findings)
 
     def _artifact_of(self, path: Path, key: str, data: bytes | LayerError) -> Artifact:
         if isinstance(data, LayerError):
@@ -423,38 +423,38 @@ class Rows(Store):
             else:
                 message = f"an entry of the form {artifact.form} does not have such a key"
                 results[artifact.key] = Damaged(self.name, message, artifact.key)
-        groups, others = self._split(placeable)
+        groups, files_apart = self._split(placeable)
         results |= _each_file(groups, partial(self.write_rows, root, replace=replace))
-        return {**results, **self.rest.write(root, [*others.values()], replace=replace)}
+        return {**results, **self.rest.write(root, [*files_apart.values()], replace=replace)}
 
     def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact], *, replace: bool) -> tree.Placed:
         """Insert rows into one database in one transaction; return the result of each by its key."""
         self.tables.require_free(root, file)
         results: tree.Placed = {}
-        whole: dict[str, bytes] = {}
+        files_whole: dict[str, bytes] = {}
         for artifact in artifacts:
             try:
                 self._require_whole(artifact.key, artifact.data, artifact.key)
                 self.tables.require_fit(artifact)
-                whole[artifact.key] = artifact.data
+                files_whole[artifact.key] = artifact.data
             except (LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
                 results[artifact.key] = error
-        pairs = [(self._row_key(key), data) for key, data in whole.items()]
+        pairs = [(self._row_key(key), data) for key, data in files_whole.items()]
         inserted = self.tables.opened(root, file).insert(pairs, replace=replace) if pairs else ()
-        return {**results, **dict(zip(whole, inserted, strict=True))}
+        return {**results, **dict(zip(files_whole, inserted, strict=True))}
 
     def _row_key(self, key: str) -> str:
         return key.partition(self.separator)[2]
 
-    def _split(self, things: dict[str, T]) -> tuple[dict[str, dict[str, T]], dict[str, T]]:
+    def _split(self, items: dict[str, T]) -> tuple[dict[str, dict[str, T]], dict[str, T]]:
         """Return the things that are in databases, by file and key, and the others by key."""
         groups: dict[str, dict[str, T]] = {}
-        for key, thing in things.items():
-            groups.setdefault(key.partition(self.separator)[0], {})[key] = thing
-        others: dict[str, T] = {}
+        for key, item in items.items():
+            groups.setdefault(key.partition(self.separator)[0], {})[key] = item
+        files_apart: dict[str, T] = {}
         for file in [file for file in groups if not self.tables.is_table(file)]:
-            others |= groups.pop(file)
-        return groups, others
+            files_apart |= groups.pop(file)
+        return groups, files_apart
 
 
 def closed_part(path: Path) -> Path:

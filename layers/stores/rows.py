@@ -133,24 +133,24 @@ class RowFile(TableFile):
         query = f"{self._selection(self.schema.columns)} where rowid > ? order by rowid limit {_READ_AT_ONCE}"
         with self._reading() as connection:
             last = _FIRST
-            while found := [] if _is_new(connection) else connection.execute(query, (last,)).fetchall():
-                for rowid, size, *rest in found:
+            while fetched := [] if _is_new(connection) else connection.execute(query, (last,)).fetchall():
+                for rowid, size, *rest in fetched:
                     if not part or any(not isinstance(value, bytes) or part in value for value in rest[width:]):
                         yield self._row(rowid, size, *rest[:width]), tuple(rest[width:])
-                last = found[-1][0]
+                last = fetched[-1][0]
 
     def read(self, keys: Sequence[str]) -> list[bytes | LayerError | None]:
         """Return the content of several rows, read a few at a time, so that writing programs do not wait for all."""
         with self._translated():
             if plain.status_at(self.path) is None:
                 return [None for _ in keys]
-        asked = [self.schema.split(key) for key in keys]
+        keys_asked = [self.schema.split(key) for key in keys]
         with self._reading() as connection:
-            found = {} if _is_new(connection) else self._rows_in(connection, list(filter(_spellable, asked)))
+            fetched = {} if _is_new(connection) else self._rows_in(connection, list(filter(_spellable, keys_asked)))
         contents: list[bytes | LayerError | None] = []
-        for key in asked:
+        for key in keys_asked:
             try:
-                contents.append(self.schema.unpack(found[key]) if key in found else None)
+                contents.append(self.schema.unpack(fetched[key]) if key in fetched else None)
             except LayerError as error:  # noqa: PERF203 - one must not end the rest
                 contents.append(error)
             except ValueError as error:
@@ -177,14 +177,14 @@ class RowFile(TableFile):
         places = ", ".join("?" for _ in self.schema.columns)
         otherwise = "replace" if replace else "ignore"
         insertion = f"insert or {otherwise} into {self.schema.table} ({names}) values ({places})"
-        given = [(self.schema.split(key), self.schema.pack(content)) for key, content in rows]
+        rows_given = [(self.schema.split(key), self.schema.pack(content)) for key, content in rows]
         results: list[bool | LayerError] = []
         with self._writing(make=True) as connection:
             connection.execute("begin immediate")
             for statement in self.schema.create if _is_new(connection) else ():
                 connection.execute(statement)
-            present = self._rows_in(connection, [key for key, _ in given if _spellable(key)])
-            for key, values in given:
+            present = self._rows_in(connection, [key for key, _ in rows_given if _spellable(key)])
+            for key, values in rows_given:
                 if not _spellable(key):
                     message = "the key holds characters that a database cannot store"
                     results.append(Damaged(self.layer, message, self.path))
@@ -192,9 +192,9 @@ class RowFile(TableFile):
                 is_free = key not in present or (replace and not self.schema.same(present[key], values))
                 is_new = is_free and connection.execute(insertion, (*key, *values)).rowcount == 1
                 # A row inserted just now may be in the way, if the table considers two keys equal.
-                standing = values if is_new else present.get(key) or self._rows_in(connection, [key]).get(key, ())
-                present[key] = standing
-                if is_new or self.schema.same(standing, values):
+                existing = values if is_new else present.get(key) or self._rows_in(connection, [key]).get(key, ())
+                present[key] = existing
+                if is_new or self.schema.same(existing, values):
                     results.append(is_new)
                 else:
                     results.append(EntryExists(self.layer, self.path))
@@ -210,18 +210,18 @@ class RowFile(TableFile):
         with self._writing() as connection:
             connection.execute("begin immediate")
             try:
-                standing = frozenset(self._rows_of(connection))
-                gone = planned & standing
-                if gone and gone == standing:
+                existing = frozenset(self._rows_of(connection))
+                deleted = planned & existing
+                if deleted and deleted == existing:
                     # Without a condition sqlite drops whole pages instead of single rows.
                     connection.execute(f"delete from {self.schema.table}")
                 else:
-                    places = ((row.rowid,) for row in gone)
+                    places = ((row.rowid,) for row in deleted)
                     connection.executemany(f"delete from {self.schema.table} where rowid = ?", places)
                 connection.execute("commit")
             except sqlite3.OperationalError as error:
-                gone = frozenset(self._empty(connection, error, planned.issuperset))
-            return gone
+                deleted = frozenset(self._empty(connection, error, planned.issuperset))
+            return deleted
 
     def vacuum(self) -> str | None:
         """Free the disk space of deleted rows; return why that failed, or ``None``."""
@@ -257,12 +257,12 @@ class RowFile(TableFile):
         try:
             rows = self._rows_of(connection)
             (page_size,) = connection.execute("pragma page_size").fetchone()
-            found = connection.execute("select rootpage, type, tbl_name from sqlite_master").fetchall()
-            roots = {root: kind for root, kind, table in found if table == self.schema.table}
+            fetched = connection.execute("select rootpage, type, tbl_name from sqlite_master").fetchall()
+            roots = {root: kind for root, kind, table in fetched if table == self.schema.table}
             handle = plain.open_plain(self.path, flags=os.O_RDWR)
             try:
                 image = database.empty_image(os.pread(handle, page_size, 0), roots)
-                if image is None or len(roots) != len(found) or not may_go(rows):
+                if image is None or len(roots) != len(fetched) or not may_go(rows):
                     raise error
                 database.write_empty(handle, image, len(roots))
             finally:
@@ -318,7 +318,9 @@ class RowFile(TableFile):
     def _rows_of(self, connection: sqlite3.Connection) -> list[Row]:
         if _is_new(connection):
             return []
-        return [self._row(*found) for found in connection.execute(f"{self._selection(self.schema.key)} order by rowid")]
+        return [
+            self._row(*fetched) for fetched in connection.execute(f"{self._selection(self.schema.key)} order by rowid")
+        ]
 
     def _row(self, rowid: object, size: object, *key: object) -> Row:
         """Make a row from a query result. Raises :class:`sqlite3.DatabaseError` for values of a file that was cut."""
@@ -329,19 +331,19 @@ class RowFile(TableFile):
     def _rows_in(self, connection: sqlite3.Connection, keys: Sequence[Sequence[str]]) -> dict[tuple[str, ...], Values]:
         """Return the values of the keys that have a row."""
         names = [f'"{column}"' for column in self.schema.columns]
-        asked = [f'"asked {column}"' for column in self.schema.key]
-        width = len(asked)
+        keys_asked = [f'"asked {column}"' for column in self.schema.key]
+        width = len(keys_asked)
         # The requested keys are returned, because a column may compare differently from Python.
-        same = " and ".join(f"{name} = {key}" for name, key in zip(names, asked, strict=False))
-        query = f"select {', '.join(asked + names[width:])} from asked join {self.schema.table} where {same}"
+        same = " and ".join(f"{name} = {key}" for name, key in zip(names, keys_asked, strict=False))
+        query = f"select {', '.join(keys_asked + names[width:])} from asked join {self.schema.table} where {same}"
         place = f"({', '.join('?' * width)})"
-        found: dict[tuple[str, ...], Values] = {}
+        fetched: dict[tuple[str, ...], Values] = {}
         for first in range(0, len(keys), _ASKED_AT_ONCE):
             some = keys[first : first + _ASKED_AT_ONCE]
-            given = f"with asked({', '.join(asked)}) as (values {', '.join(place for _ in some)})"
-            for row in connection.execute(f"{given} {query}", [part for key in some for part in key]):
-                found.setdefault(row[:width], row[width:])
-        return found
+            rows_given = f"with asked({', '.join(keys_asked)}) as (values {', '.join(place for _ in some)})"
+            for row in connection.execute(f"{rows_given} {query}", [part for key in some for part in key]):
+                fetched.setdefault(row[:width], row[width:])
+        return fetched
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:

@@ -112,19 +112,19 @@ class Shape(NamedTuple):
         if (pattern := self.members) is None:
             return None
         matches = pattern.fullmatch
-        wrong = [path for path, one in members.items() if not (matches(path) and stat.S_ISREG(one.st_mode))]
+        wrong = [path for path, shape in members.items() if not (matches(path) and stat.S_ISREG(shape.st_mode))]
         return min(wrong, key=lambda path: (matches(path) is not None, path), default=None)
 
     def beside(self, names: Iterable[str]) -> dict[str, list[str]]:
         """Return the companions among the names of a folder by the name of their entry, ``""`` if it is not there."""
-        found: dict[str, list[str]] = {}
+        matched: dict[str, list[str]] = {}
         if self.companions is not None:
             own = {name: match[1] for name in sorted(names) if (match := self.levels[-1].fullmatch(name)) is not None}
             entries = {group: name for name, group in own.items()}
             for name in sorted(names):
                 if name not in own and (match := self.companions.fullmatch(name)) is not None:
-                    found.setdefault(entries.get(match[1], ""), []).append(name)
-        return found
+                    matched.setdefault(entries.get(match[1], ""), []).append(name)
+        return matched
 
     def accepts(self, key: str) -> bool:
         """Return whether a key has this shape."""
@@ -190,8 +190,8 @@ class Leaf(NamedTuple):
     @property
     def frees(self) -> dict[str, int]:
         """Return the bytes that the deletion of each file and folder frees; none for a file with another hard link."""
-        sizes = {path: handles.size_of(one) * (one.st_nlink == 1) for path, one in self.members.items()}
-        return sizes | {path: handles.size_of(one) for path, one in self.folders.items()}
+        sizes = {path: handles.size_of(shape) * (shape.st_nlink == 1) for path, shape in self.members.items()}
+        return sizes | {path: handles.size_of(shape) for path, shape in self.folders.items()}
 
     @property
     def found(self) -> Entry | Usage:
@@ -264,13 +264,13 @@ class Tree:
                 continue
             parts = (*above, name)
             try:
-                found = self.recognise(folder, parts, fitting, beside)
-                if isinstance(found, (Leaf, Problem)):
-                    yield found
-                elif found:
+                matched = self.recognise(folder, parts, fitting, beside)
+                if isinstance(matched, (Leaf, Problem)):
+                    yield matched
+                elif matched:
                     with handles.opened(name, folder) as below:
-                        is_own = not all(shape.resembles for shape in found)
-                        for leaf in self._scan(below, parts, found):
+                        is_own = not all(shape.resembles for shape in matched)
+                        for leaf in self._scan(below, parts, matched):
                             is_own = True
                             yield leaf
                         self._above_things += handles.size_of(os.fstat(below)) * is_own
@@ -281,19 +281,19 @@ class Tree:
 
     def _beside(self, folder: int, parts: Sequence[str], names: Sequence[str] = ()) -> dict[str, list[str]]:
         """Return the companions in an open folder, as :meth:`Shape.beside`, given its names or a path in it."""
-        found: dict[str, list[str]] = {}
+        matched: dict[str, list[str]] = {}
         for shape in self.shapes:
             if shape.companions is not None and len(shape.levels) == len(parts):
-                found |= shape.beside(names or {parts[-1], *os.listdir(folder)})
-        return found
+                matched |= shape.beside(names or {parts[-1], *os.listdir(folder)})
+        return matched
 
     def companions(
         self, folder: int, parts: Sequence[str], beside: Mapping[str, Sequence[str]] | None = None
     ) -> dict[str, os.stat_result]:
         """Return the files next to an entry in an open folder, given those of all entries there."""
         names = (self._beside(folder, parts) if beside is None else beside).get(parts[-1], ())
-        found = ((file, plain.status_at(file, dir_fd=folder)) for file in names)
-        return {file: status for file, status in found if status is not None and stat.S_ISREG(status.st_mode)}
+        matched = ((file, plain.status_at(file, dir_fd=folder)) for file in names)
+        return {file: status for file, status in matched if status is not None and stat.S_ISREG(status.st_mode)}
 
     def recognise(
         self,

@@ -133,8 +133,8 @@ def _remove_from(
 
 def _with_parents(root: int, entries: Iterable[Entry]) -> Iterator[tuple[Entry, int | OSError | None]]:
     """Yield entries with the open folder above each, ``None`` if that has gone, or the error of opening it."""
-    for above, found in groupby(entries, lambda entry: entry.key.rpartition("/")[0]):
-        group = iter([*found])
+    for above, members in groupby(entries, lambda entry: entry.key.rpartition("/")[0]):
+        group = iter([*members])
         try:
             with handles.below(root, above.split("/") if above else ()) as parent:
                 for entry in group:

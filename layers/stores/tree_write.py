@@ -29,8 +29,8 @@ def write_entries(
     Returns what became of each. An entry that is there is the same if its ``wanted`` files are. ``guard`` makes the
     context of the renames.
     """
-    standing = {key: _standing(tree, key, files, replace, wanted) for key, files in entries.items()}
-    outcome: Placed = {key: placed for key, placed in standing.items() if placed is not None}
+    existing = {key: _standing(tree, key, files, replace, wanted) for key, files in entries.items()}
+    outcome: Placed = {key: placed for key, placed in existing.items() if placed is not None}
     free = {key: files for key, files in entries.items() if key not in outcome}
     try:
         if free:
@@ -56,12 +56,12 @@ def _standing(
     if not files:
         return Damaged(tree.layer, "the artifact holds no file", key)
     try:
-        standing = tree.read_members(key, wanted)
+        existing = tree.read_members(key, wanted)
     except LayerError as error:
         return None if replace else error
-    if standing == files:
+    if existing == files:
         return False
-    return None if standing is None or replace else EntryExists(tree.layer, tree.root / key)
+    return None if existing is None or replace else EntryExists(tree.layer, tree.root / key)
 
 
 def _place(tree: Tree, entries: Mapping[str, Members], outcome: Placed, guard: Guard, *, replace: bool) -> None:

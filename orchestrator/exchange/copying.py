@@ -70,15 +70,15 @@ def missing(
     """
     plan: CopyPlan = []
     for key in keys:
-        outcome, known = result.layer(key.layer), target.known(key)
-        present = known.union((besides or {}).get(key.layer, ()))
-        found: dict[str, Any] = {}
+        outcome, keys_known = result.layer(key.layer), target.known(key)
+        present = keys_known.union((besides or {}).get(key.layer, ()))
+        scanned: dict[str, Any] = {}
         for entry in source.entries(key, selection, outcome):
-            found.setdefault(entry.key, entry)
-        new = [found[name] for name in sorted(found.keys() - present)]
-        outcome.there += len(found) - len(new)
+            scanned.setdefault(entry.key, entry)
+        new = [scanned[name] for name in sorted(scanned.keys() - present)]
+        outcome.there += len(scanned) - len(new)
         # Another portability key of the layer may have them too.
-        known.update(found)
+        keys_known.update(scanned)
         plan.append((key, new))
     return plan
 
@@ -105,17 +105,17 @@ def copy(source: AnyCollection, target: AnyCollection, plan: CopyPlan, result: t
             target.write(key, counted(source.read(key, entries, outcome)), outcome)
 
 
-def batches(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+def batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
     """Group things into batches of bounded number and size.
 
     Each batch is emptied before the next thing is requested, so that two large ones are not in memory together.
     """
     batch: list[T] = []
     size = 0
-    for thing in things:
-        batch.append(thing)
-        size += size_of(thing)
-        del thing
+    for item in items:
+        batch.append(item)
+        size += size_of(item)
+        del item
         if size >= _LARGEST_BATCH or len(batch) >= _MOST_AT_ONCE:
             yield batch
             batch.clear()
@@ -229,12 +229,12 @@ def _place(layer: Layer, artifacts: Sequence[Artifact], outcome: transfer.Moved)
     # An error may come after several entries of a batch were placed. An unsettled entry is in its place.
     certain = (bool, EntryExists, Unsettled)
     doubtful = [artifact.key for artifact, result in pairs if not isinstance(result, certain)]
-    held = _got(layer, doubtful) if doubtful else {}
+    damaged_here = _got(layer, doubtful) if doubtful else {}
     for artifact, result in pairs:
         if isinstance(result, EntryExists):
             outcome.kept.append(Note(artifact.key, "a different or damaged entry is here, and stays"))
             continue
-        is_here = isinstance(result, certain) or getattr(held.get(artifact.key), "data", None) == artifact.data
+        is_here = isinstance(result, certain) or getattr(damaged_here.get(artifact.key), "data", None) == artifact.data
         if not isinstance(result, bool) and (isinstance(result, Unsettled) or not is_here):
             outcome.failed.append(Note(artifact.key, reason_of(result)))
         if result is False:
@@ -330,9 +330,9 @@ def copy_database(source: Path, target: Path) -> None:
         target.write_bytes(source.read_bytes())
         return
     try:
-        there = sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)
-        with contextlib.closing(there), contextlib.closing(sqlite3.connect(target)) as here:
-            there.backup(here)
+        connection = sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)
+        with contextlib.closing(connection), contextlib.closing(sqlite3.connect(target)) as here:
+            connection.backup(here)
             here.execute("pragma journal_mode=delete")
     except sqlite3.Error as error:
         raise LayerError("sqlite", f"cannot be read: {error}", source) from error
@@ -358,8 +358,8 @@ def base_at(environment: Environment, folder: str | Path, own: Path | None) -> P
 
 
 def _require_apart(base: Path, root: Path) -> None:
-    there, here = base.resolve(), root.resolve()
-    if there.is_relative_to(here) or here.is_relative_to(there):
+    base_place, here = base.resolve(), root.resolve()
+    if base_place.is_relative_to(here) or here.is_relative_to(base_place):
         raise BadRequest(f"the base {base} and the own root {root} must not contain one another")
 
 
@@ -376,13 +376,13 @@ def start_from(
     here = root.resolve()
     here.mkdir(mode=0o700, parents=True, exist_ok=True)
     source, own = LayerSet(child.environment_of(environment, base)), LayerSet(child.environment_of(environment, here))
-    result, whole, part = transfer.Transfer(str(base)), LayerCollection(source), LayerCollection(own)
+    result, base_layers, part = transfer.Transfer(str(base)), LayerCollection(source), LayerCollection(own)
     needs = {Ability.RELOCATE, Ability.PUT}
     able = (layer for layer in own.named(layers) if not any(map(layer.abilities().get, needs)))
-    copy(whole, part, missing(whole, part, [wire.StoreKey(layer.name) for layer in able], result), result)
+    copy(base_layers, part, missing(base_layers, part, [wire.StoreKey(layer.name) for layer in able], result), result)
     for outcome in result.layers:
-        said = {"copied": outcome.placed, "there before": outcome.there}
-        if words := ", ".join(f"{number:,} {word}" for word, number in said.items() if number):
+        counts = {"copied": outcome.placed, "there before": outcome.there}
+        if words := ", ".join(f"{number:,} {word}" for word, number in counts.items() if number):
             notice(f"base: {outcome.layer}: {words}")
         say_failed(f"base: {outcome.layer}", "left", outcome.failed, notice)
     if not any(outcome.placed or outcome.there or outcome.failed for outcome in result.layers):

@@ -437,9 +437,11 @@ def without_secrets(name: str) -> str:
 def redacted(text: str, url: str) -> str:
     """Remove from a text the secrets of a URL, which may lack there what stands around them in the URL."""
     for secret in _SECRETS:
-        for found in secret.findall(url):
-            password = found.partition(":")[2]
-            for part in filter(None, (found, password, unquote(password), *(value for _, value in parse_qsl(found)))):
+        for secret_text in secret.findall(url):
+            password = secret_text.partition(":")[2]
+            for part in filter(
+                None, (secret_text, password, unquote(password), *(value for _, value in parse_qsl(secret_text)))
+            ):
                 text = text.replace(part, "…")
         text = secret.sub("…", text)
     return text

@@ -37,12 +37,12 @@ def portability_digest(stack: layer_set.LayerSet) -> str:
     return hashlib.sha256(encode_json(keys, sort_keys=True)).hexdigest()[:16]
 
 
-def differences(portability: Portability | None, there: Facts, environment: Environment) -> tuple[Difference, ...]:
+def differences(portability: Portability | None, elsewhere: Facts, environment: Environment) -> tuple[Difference, ...]:
     """List the facts of a place that differ in an environment, or that either does not know."""
     deciding = {*_EVERYWHERE, *(() if portability is None else portability.deciding)}
     here = portability_key(portability, environment)
     differing = []
-    for name, value in sorted(there.items()):
+    for name, value in sorted(elsewhere.items()):
         own = here.get(name)
         theirs, ours = ({*(fact or "").split(OR)} for fact in (value, own))
         is_known = None not in (value, own)
@@ -53,7 +53,7 @@ def differences(portability: Portability | None, there: Facts, environment: Envi
 
 def why_not(portability: Portability | None, differing: Iterable[Difference]) -> Outlook | None:
     """Return that no entry can be hit here, with the reason, and what would; ``None`` if some may be."""
-    deciding = {name: f"{name} {there}, here {here}" for name, there, here, decides in differing if decides}
+    deciding = {name: f"{name} {elsewhere}, here {here}" for name, elsewhere, here, decides in differing if decides}
     if portability is not None and [*deciding] == [portability.bound]:
         deciding[""] = f"entries of {COMMAND} hit at any"
     return Outlook(False, ", ".join(deciding.values())) if deciding else None  # noqa: FBT003
@@ -62,7 +62,7 @@ def why_not(portability: Portability | None, differing: Iterable[Difference]) ->
 def outlook(
     portability: Portability | None,
     versions: Mapping[str, str],
-    there: Facts,
+    elsewhere: Facts,
     environment: Environment,
     differing: Iterable[Difference],
 ) -> Outlook:
@@ -72,11 +72,11 @@ def outlook(
     """
     if portability is None:
         return UNFORESEEN
-    own = portability.outlook(versions, there, environment)
+    own = portability.outlook(versions, elsewhere, environment)
     if own is not None:
         return own
-    its = portability.of_entry(versions, there)
-    differing = differing if its == there else differences(portability, its, environment)
+    its = portability.of_entry(versions, elsewhere)
+    differing = differing if its == elsewhere else differences(portability, its, environment)
     if (denied := why_not(portability, differing)) is not None:
         return denied
     for name, value, here, _ in differing:

@@ -128,8 +128,8 @@ class StoreMemory:
     def seen(self) -> tuple[Sequence[str], list[str]]:
         """Return the newest trusted parts, which were made in one second, and those that were read and removed."""
         try:
-            *_, newest, gone = wire.parsed(self.read(_SEEN, _LARGEST))
-            return wire.sort_names([wire.INDEX + name for name in newest])[0], list(map(str, gone))
+            *_, newest, removed = wire.parsed(self.read(_SEEN, _LARGEST))
+            return wire.sort_names([wire.INDEX + name for name in newest])[0], list(map(str, removed))
         except PARSE_ERRORS:
             return (), []
 
@@ -140,17 +140,17 @@ class StoreMemory:
         """
         with contextlib.suppress(OSError), self._opened(make=bool(self.new or trusted)) as folder:
             # Another process may have seen newer ones meanwhile.
-            parts, gone = ((), []) if afresh else self.seen()
+            parts, removed = ((), []) if afresh else self.seen()
             for name in self._before:
                 if name not in listed and name not in self.new:
                     atomic.remove_file(name, folder)
-                    gone.append(name)
-            known = {*parts, *trusted}
-            latest = max(map(wire.made_of, known), default=0)
-            newest = sorted(name for name in known if wire.made_of(name) == latest)
-            seen = encode_json((latest, newest, list(dict.fromkeys(gone))[-_MOST_GONE:]))
-            if seen != self.read(_SEEN, _LARGEST):
-                self.new[_SEEN] = seen
+                    removed.append(name)
+            listed_parts = {*parts, *trusted}
+            latest = max(map(wire.made_of, listed_parts), default=0)
+            newest = sorted(name for name in listed_parts if wire.made_of(name) == latest)
+            memory = encode_json((latest, newest, list(dict.fromkeys(removed))[-_MOST_GONE:]))
+            if memory != self.read(_SEEN, _LARGEST):
+                self.new[_SEEN] = memory
             for name, data in self.new.items():
                 atomic.replace_file(name, [data], folder=folder)
         self.new.clear()

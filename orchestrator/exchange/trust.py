@@ -100,8 +100,8 @@ def signer(environment: Environment, allowed: str, text: bytes, signature: bytes
     with temporary_folder(environment) as folder:
         file = str(folder / "signature")
         Path(file).write_bytes(signature)
-        found = _run(("-Y", "find-principals", "-s", file, "-f", allowed), text)
-        names = found.stdout.decode(errors="replace").replace(",", "\n").split("\n")
+        principals = _run(("-Y", "find-principals", "-s", file, "-f", allowed), text)
+        names = principals.stdout.decode(errors="replace").replace(",", "\n").split("\n")
         # Names before patterns.
         for name in sorted(filter(None, map(str.strip, names)), key=lambda name: "*" in name or "?" in name):
             verify = ("-Y", "verify", "-f", allowed, "-I", name, "-n", NAMESPACE, "-s", file)

@@ -79,33 +79,33 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
     chosen = [layer for layer in stack.named(layers) if layer.name not in lacking]
     maps = processes.read("self", "maps")
     off = {layer.name: layer.disable() for layer in chosen}
-    held = {layer.name: _judge(layer, off[layer.name], maps) for layer in chosen}
-    late = {name: hold.why for name, hold in held.items() if hold.status == "on"}
+    statuses = {layer.name: _judge(layer, off[layer.name], maps) for layer in chosen}
+    late = {name: hold.why for name, hold in statuses.items() if hold.status == "on"}
     still_on = late | lacking
     demanded = still_on if layers else late
     _report(demanded, still_on, "switch off", _INSTEAD_OF_DISABLED, strict=strict)
-    held.update({name: Held("on", reason) for name, reason in lacking.items()})
+    statuses.update({name: Held("on", reason) for name, reason in lacking.items()})
     # A salted layer's variables still switch it off in children.
     switches = [switch for name, switch in off.items() if name not in still_on]
-    held.update(_switched_along(stack, switches))
-    salted = [layer for layer in chosen if held[layer.name].status == "salted"]
+    statuses.update(_switched_along(stack, switches))
+    salted = [layer for layer in chosen if statuses[layer.name].status == "salted"]
     for switch in switches:
         _drop_copies(switch)
     settings = _settings(switches, tagged_builds.patches(SALTING) if salted else ())
     with ExitStack() as block:
         if salted:
             platforms = frozenset(name for layer in salted for name in layer.about.platforms)
-            keeping = _keeping(stack, salted, held)
+            keeping = _keeping(stack, salted, statuses)
             block.enter_context(SALTING.salted(platforms, keeping, stack.environment.clock()))
         for switch in reversed(switches):
             # Every step runs even if another one fails.
             block.callback(_drop_copies, switch)
             block.callback(_reload_modules, switch)
-        block.callback(_note_started, [switch for switch in switches if held[switch.layer].status == "off"])
+        block.callback(_note_started, [switch for switch in switches if statuses[switch.layer].status == "off"])
         with overlay.applied(settings, _flags_left_behind(chosen)):
             # Memoised results of the block, programs among them, end with the settings.
             del settings
-            yield held
+            yield statuses
 
 
 @contextmanager
@@ -169,9 +169,9 @@ def _judge_started(layer: Layer, maps: bytes | None, reason: str) -> Held:
         return Held("off", STAY_OFF[layer.name])
     # The program may have unset the variable before its driver started, so both must say it.
     if (began := _began(layer)) is not None:
-        here, there = layer.state(), began.state()
-        if here.condition is there.condition is DISABLED:
-            return Held("off", f"off since the process began: {there.why}")
+        here, state_then = layer.state(), began.state()
+        if here.condition is state_then.condition is DISABLED:
+            return Held("off", f"off since the process began: {state_then.why}")
     libraries = layer.about.libraries
     if not libraries or not layer.about.platforms:
         return Held("on", reason)
@@ -221,14 +221,14 @@ def _began(layer: Layer) -> Layer | None:
         return None
 
 
-def _keeping(stack: LayerSet, salted: Iterable[Layer], held: Mapping[str, Held]) -> Iterator[Layer]:
+def _keeping(stack: LayerSet, salted: Iterable[Layer], statuses: Mapping[str, Held]) -> Iterator[Layer]:
     """Yield the layers in which salted builds may be stored: a driver uses the variables read at its start."""
     for layer in salted:
         yield layer
         if (began := _began(layer)) is not None:
             yield began
     for layer in stack:
-        about, hold = layer.about, held.get(layer.name)
+        about, hold = layer.about, statuses.get(layer.name)
         if about.finds_tags and not about.libraries and (hold is None or hold.status != "off"):
             yield layer
 
@@ -237,9 +237,9 @@ def _switched_along(stack: LayerSet, switches: Iterable[Switch]) -> dict[str, He
     """Return the layers that another layer's switch turns off too: PyOpenCL has one switch for both of its caches."""
     ours = {name for switch in switches for name in switch.set}
     named = {switch.layer for switch in switches}
-    held = Held("off", f"shares the switch of {', '.join(sorted(named))}")
-    others = [layer for layer in stack if layer.name not in named and child.can_switch(layer)]
-    return {layer.name: held for layer in others if ours & layer.disable().set.keys()}
+    status = Held("off", f"shares the switch of {', '.join(sorted(named))}")
+    layers_apart = [layer for layer in stack if layer.name not in named and child.can_switch(layer)]
+    return {layer.name: status for layer in layers_apart if ours & layer.disable().set.keys()}
 
 
 def _latched(switch: Switch, maps: bytes | None) -> str | None:

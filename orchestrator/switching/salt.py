@@ -187,8 +187,8 @@ class Salting:
     def _sweep(self, layer: Layer, root: Root, idle: set[str]) -> Iterator[str]:
         """Remove spent entries in one root; yield a note for each that was left."""
         try:
-            things = tuple(self._spent(layer, root, idle))
-            outcome = layer.clear(plan_removal(layer, things, in_use=True)) if things else None
+            items = tuple(self._spent(layer, root, idle))
+            outcome = layer.clear(plan_removal(layer, items, in_use=True)) if items else None
         except FAILURES as error:
             yield f"{layer.name} keeps an entry of a salted build: {reason_of(error)}"
             return
@@ -203,13 +203,13 @@ class Salting:
         pattern = re.compile("|".join([*map(re.escape, traces), salts]).encode())
         # Only the stores of layers with tags have it.
         store: Any = layer.store
-        for thing, tag in store.find_tagged(root, pattern, self._since, known):
-            salt = traces.get(tag) or tag or known[thing.key]
+        for item, tag in store.find_tagged(root, pattern, self._since, known):
+            salt = traces.get(tag) or tag or known[item.key]
             if salt in idle:
-                self._built[salt].keys.add(thing.key)
-                yield thing
+                self._built[salt].keys.add(item.key)
+                yield item
             elif salt not in self._built and processes.has_ended(int(salt.split("_")[3])):
-                yield thing
+                yield item
 
 
 def _warn(notes: Iterable[str], error: BaseException | None = None) -> None:

@@ -60,9 +60,9 @@ _BYTES = 10_000
 class Ended(CachectlError):
     """The command failed or was ended; ``status`` is its exit status, ``said`` the last lines of its standard error."""
 
-    def __init__(self, setting: str, status: int, said: Sequence[str]) -> None:
+    def __init__(self, setting: str, status: int, output: Sequence[str]) -> None:
         self.status = status
-        self.said = tuple(said)
+        self.said = tuple(output)
         super().__init__(f"the command ended with status {status} in its {setting} run, so nothing is compared")
 
 
@@ -165,13 +165,13 @@ def bench(
         def measure(setting: str, root: Path, changes: Mapping[str, str | None]) -> float:
             """Run the command below a root; return its wall seconds, or raise :class:`Ended`."""
             child.link_cache_home(environment, layers, root)
-            with TemporaryFile() as said:
+            with TemporaryFile() as output:
                 started = time.perf_counter()
-                status = child.run(command, changes, environment, signals, quiet=said)
+                status = child.run(command, changes, environment, signals, quiet=output)
                 seconds = time.perf_counter() - started
                 if status := status or signals.ending():
-                    said.seek(max(0, said.seek(0, os.SEEK_END) - _BYTES))
-                    raise Ended(setting, status, said.read().decode(errors="replace").splitlines()[-_LINES:])
+                    output.seek(max(0, output.seek(0, os.SEEK_END) - _BYTES))
+                    raise Ended(setting, status, output.read().decode(errors="replace").splitlines()[-_LINES:])
             return seconds
 
         changes, entries = child.variables_isolated(layers, full), dict[str, int]()

@@ -26,11 +26,11 @@ def run(request: verbs.Request) -> int:
 
     paths: dict[str, None] = {}
     status = 0
-    for layer, _, found in layer_set.in_each_root(request.stack.named(names), shown, lambda layer: layer.roots()):
-        if isinstance(found, str):
-            paths[found] = None
+    for layer, _, place in layer_set.in_each_root(request.stack.named(names), shown, lambda layer: layer.roots()):
+        if isinstance(place, str):
+            paths[place] = None
         else:
-            request.notice(f"{layer.name}: {reason_of(found)}")
+            request.notice(f"{layer.name}: {reason_of(place)}")
             status = 1
     request.output.show_raw(paths)
     return status

@@ -123,12 +123,12 @@ def kernels_table(kernels: Sequence[listing.Kernel], now: float) -> Table:
     """Return a row for each kernel; ``now`` is the time that ages refer to."""
     columns: dict[str, Callable[[Any], str]] = {"kernel": str, "layers": str, "entries": units.count}
     columns |= {"size": units.size, "age": units.age}
-    measured = any(one.saves is not None for one in kernels)
+    measured = any(kernel.saves is not None for kernel in kernels)
     rows = []
-    for one in kernels:
-        moment = one.modified if one.used is None else one.used
-        row = (" ".join(one.kernels) or units.DASH, " ".join(one.layers), one.entries, one.bytes)
-        rows.append((*row, units.since(moment, now), *([one.saves] if measured else ())))
+    for kernel in kernels:
+        moment = kernel.modified if kernel.used is None else kernel.used
+        row = (" ".join(kernel.kernels) or units.DASH, " ".join(kernel.layers), kernel.entries, kernel.bytes)
+        rows.append((*row, units.since(moment, now), *([kernel.saves] if measured else ())))
     return Table(columns | ({"saves": units.duration} if measured else {}), rows)
 
 

@@ -86,33 +86,33 @@ def plan_prune(
     going: dict[Layer, list[Entry]] = {layer: [] for layer in layers}
     unread: dict[Layer, list[Note]] = {layer: [] for layer in going}
     unknown: dict[Layer, list[Note]] = {layer: [] for layer in going}
-    known, now = ledger.Ledger({}, []), 0.0
+    book, now = ledger.Ledger({}, []), 0.0
     if going and limits.bytes is not None:
         environment = next(iter(going)).environment
-        known, now = ledger.readable(environment), environment.clock()
+        book, now = ledger.readable(environment), environment.clock()
     aged: list[tuple[float, Layer, Entry]] = []
     total, uncertain, overhead = 0, [0, 0], dict.fromkeys(going, 0)
     only_stale = limits == config.Limits(stale=True)
-    for layer, thing in _things(unread, unknown, contents=limits.stale or bool(known.kernels)):
-        if isinstance(thing, Usage):
-            overhead[layer] += thing.bytes or 0
+    for layer, item in _things(unread, unknown, contents=limits.stale or bool(book.kernels)):
+        if isinstance(item, Usage):
+            overhead[layer] += item.bytes or 0
             continue
-        latest = thing.latest
+        latest = item.latest
         is_old = limits.before is not None and latest is not None and latest < limits.before
-        if is_old or (limits.stale and thing.stale):
-            going[layer].append(thing)
+        if is_old or (limits.stale and item.stale):
+            going[layer].append(item)
         else:
-            total += thing.bytes
-            if thing.stale is None:
-                uncertain = [uncertain[0] + 1, uncertain[1] + thing.bytes]
+            total += item.bytes
+            if item.stale is None:
+                uncertain = [uncertain[0] + 1, uncertain[1] + item.bytes]
             if latest is not None:
-                aged.append((latest, layer, thing))
+                aged.append((latest, layer, item))
     only_orphans = all(entry.is_orphan for entries in going.values() for entry in entries)
     if only_stale and uncertain[0] and only_orphans:
-        held = f"{plural(uncertain[0], 'entry', 'entries')} ({units.size(uncertain[1])})"
+        uncertain_share = f"{plural(uncertain[0], 'entry', 'entries')} ({units.size(uncertain[1])})"
         advice = "--older-than 30d or --max-size 1G frees space"
-        notice(f"no entry is known to be stale, of {held} that is unknown: {advice}")
-    for layer, entry in _longest_unused(aged, known, now, limits.bytes, (total, overhead), notice=notice):
+        notice(f"no entry is known to be stale, of {uncertain_share} that is unknown: {advice}")
+    for layer, entry in _longest_unused(aged, book, now, limits.bytes, (total, overhead), notice=notice):
         going[layer].append(entry)
 
     def plan(layer: Layer) -> Plan:
@@ -126,10 +126,10 @@ def plan_prune(
 
 def _longest_unused(
     aged: Sequence[tuple[float, Layer, Entry]],
-    known: ledger.Ledger,
+    book: ledger.Ledger,
     now: float,
     limit: int | None,
-    held: tuple[int, Mapping[Layer, int]],
+    uncertain_share: tuple[int, Mapping[Layer, int]],
     *,
     notice: Callable[[str], None],
 ) -> Iterator[tuple[Layer, Entry]]:
@@ -139,14 +139,14 @@ def _longest_unused(
     """
     if limit is None:
         return
-    of_entries, overhead = held
+    of_entries, overhead = uncertain_share
     total, numbers = of_entries + sum(overhead.values()), Counter(layer for _, layer, _ in aged)
     excess: float = total - limit
     if excess > 0 and not aged:
         ageless = f", {units.size(of_entries)} in entries of unknown age" if of_entries else ""
         files = f"{units.size(total - of_entries)} in files without entries, such as empty dictionaries and indexes"
         notice(f"{units.size(total)} stay, more than {units.size(limit)}: {files}{ageless}")
-    worth = known.worth([entry for _, _, entry in aged])
+    worth = book.worth([entry for _, _, entry in aged])
     ranks: list[float] = [latest for latest, _, _ in aged]
     if worth:
         # Less than a nanosecond is no measurement.
@@ -167,16 +167,16 @@ def _things(
     def scan(layer: Layer, root: Root) -> Iterator[Found]:
         return layer.store.scan(root, contents=contents)
 
-    for layer, root, thing in layer_set.in_each_root(unread, scan, removal.existing_roots):
-        if isinstance(thing, Entry) and thing.is_unknown:
-            unknown[layer].append(Note(thing.key, str(thing.because)))
-            yield layer, Usage(bytes=thing.bytes)
-        elif isinstance(thing, Usage) or (isinstance(thing, Entry) and not thing.is_foreign):
-            yield layer, thing
-        elif isinstance(thing, Problem):
-            unread[layer] += [thing.note] if thing.hides else []
-        elif isinstance(thing, Exception):
-            unread[layer].append(Note(str(root.path) if root else "*", reason_of(thing)))
+    for layer, root, item in layer_set.in_each_root(unread, scan, removal.existing_roots):
+        if isinstance(item, Entry) and item.is_unknown:
+            unknown[layer].append(Note(item.key, str(item.because)))
+            yield layer, Usage(bytes=item.bytes)
+        elif isinstance(item, Usage) or (isinstance(item, Entry) and not item.is_foreign):
+            yield layer, item
+        elif isinstance(item, Problem):
+            unread[layer] += [item.note] if item.hides else []
+        elif isinstance(item, Exception):
+            unread[layer].append(Note(str(root.path) if root else "*", reason_of(item)))
 
 
 show, table, of_users = purge.show, purge.table, purge.of_users

@@ -223,13 +223,13 @@ def _leftover(folder: Path) -> Entry:
 def _layer_report(layer: Layer) -> LayerReport:
     failures: dict[str, None] = {}
     roots, about = list[RootReport](), layer.about
-    for _, root, found in layer_set.in_each_root([layer], _count):
-        if isinstance(found, RootReport):
-            roots.append(found)
+    for _, root, result in layer_set.in_each_root([layer], _count):
+        if isinstance(result, RootReport):
+            roots.append(result)
         elif root is None:
-            failures[reason_of(found)] = None
+            failures[reason_of(result)] = None
         else:
-            problem = Problem(root.path, "unreadable", reason_of(found))
+            problem = Problem(root.path, "unreadable", reason_of(result))
             # An unreadable root exists.
             roots.append(RootReport(root, exists=True, usage=UNCOUNTED._replace(problems=(problem,))))
     try:
@@ -240,10 +240,10 @@ def _layer_report(layer: Layer) -> LayerReport:
         state = State(UNKNOWN, "its state could not be read")
         failures[reason_of(error)] = None
     total = total_of(roots, complete=not failures)
-    known = (layer.name, layer.title, state, about.scope, about.precious)
+    head = (layer.name, layer.title, state, about.scope, about.precious)
     limit = layer.limit if total.bytes else None
     place = max(roots, key=lambda root: root.usage.bytes or 0).root.path if roots else None
-    return LayerReport(*known, tuple(roots), tuple(failures), total, _stale_seconds(layer, total), limit, place)
+    return LayerReport(*head, tuple(roots), tuple(failures), total, _stale_seconds(layer, total), limit, place)
 
 
 def _stale_seconds(layer: Layer, total: Total) -> float | None:
@@ -253,7 +253,7 @@ def _stale_seconds(layer: Layer, total: Total) -> float | None:
     from cachectl.watching import ledger
 
     kernels = ledger.readable(layer.environment).kernels.values()
-    return sum(known.seconds.get(layer.name, 0) for known in kernels) * total.stale_bytes / total.bytes or None
+    return sum(head.seconds.get(layer.name, 0) for head in kernels) * total.stale_bytes / total.bytes or None
 
 
 def _count(layer: Layer, root: Root) -> Iterator[RootReport]:
@@ -390,9 +390,9 @@ def _others(result: Report, home: str) -> Iterator[object]:
     """Yield what belongs to no layer, and the sums that were asked for."""
     now = result.generated
     for leftover in result.leftovers:
-        held = f"{units.size(leftover.bytes)}, {units.age(units.since(leftover.modified, now))} old"
+        sizes = f"{units.size(leftover.bytes)}, {units.age(units.since(leftover.modified, now))} old"
         path = units.short_path(leftover.root / leftover.key, home)
-        yield from ("", f"{path}: {leftover.because} ({held}); the next purge or prune removes it")
+        yield from ("", f"{path}: {leftover.because} ({sizes}); the next purge or prune removes it")
     if result.pythons is not None:
         yield from ("", *_pythons(result.pythons, home))
     if result.drivers is not None:
@@ -447,15 +447,15 @@ def _kernels(kernels: Sequence[listing.Kernel], result: Report) -> Iterator[obje
 def summary(result: Report) -> str:
     """Format the sums: what there is, and what could go."""
     total, entries = result.total, plural(result.total.entries or 0, "entry", "entries")
-    held = f"{_cells(total)[2]} in {entries}{'' if total.complete else '+'}"
+    sizes = f"{_cells(total)[2]} in {entries}{'' if total.complete else '+'}"
     clearable = [layer.total for layer in result.layers if not layer.precious]
     sums = {
         "stale": sum(layer.stale_bytes or 0 for layer in clearable),
         "orphans": sum(layer.orphan_bytes or 0 for layer in clearable),
     }
     if removable := ", ".join(f"{what} {units.size(amount)}" for what, amount in sums.items() if amount):
-        return f"{held}; {units.size(sum(sums.values()))} could go ({removable})"
-    return held
+        return f"{sizes}; {units.size(sum(sums.values()))} could go ({removable})"
+    return sizes
 
 
 def _outdated(layer: LayerReport) -> Iterator[str]:

@@ -341,14 +341,23 @@ def _lines(proof: proving.Proof) -> Iterator[str]:
     """Yield the proof of each layer, then the verdict."""
     from cachectl.watching import proof as proving
 
-    quiet = [seen for seen in proof.attestations if seen.unused and seen.verdict == proving.HOLDS]
-    yield from (f"proof: {seen.layer}: {_attested(seen)}" for seen in proof.attestations if seen not in quiet)
+    quiet = [
+        attestation for attestation in proof.attestations if attestation.unused and attestation.verdict == proving.HOLDS
+    ]
+    yield from (
+        f"proof: {attestation.layer}: {_attested(attestation)}"
+        for attestation in proof.attestations
+        if attestation not in quiet
+    )
     if quiet:
-        unused, files = ", ".join(seen.layer for seen in quiet), plural(sum(seen.compared for seen in quiet), "file")
+        unused, files = (
+            ", ".join(attestation.layer for attestation in quiet),
+            plural(sum(attestation.compared for attestation in quiet), "file"),
+        )
         yield f"proof: not used: {unused} ({files} compared; no process of the command loaded their libraries)"
     for name in proof.left_out:
         yield f"proof: {name}: stays in use, so nothing is proved of it"
-    if any(seen.verdict == proving.FAILS and not seen.others for seen in proof.attestations):
+    if any(attestation.verdict == proving.FAILS and not attestation.others for attestation in proof.attestations):
         yield "proof: other programs that use these caches count too; if one may have run, try again without it"
     bad = [
         f"{verdict} for {', '.join(names)}"
@@ -359,17 +368,17 @@ def _lines(proof: proving.Proof) -> Iterator[str]:
     yield f"proof {'; '.join(bad) or holds}"
 
 
-def _attested(seen: proving.Attestation) -> str:
+def _attested(attestation: proving.Attestation) -> str:
     """Say what was observed of a layer."""
-    files = f"{plural(seen.compared, 'file')} compared"
-    if seen.is_others:
-        return f"not used: {seen.unused}; {seen.others} did"
-    if seen.touches:
-        shown = [f"{path} {', '.join(what)}" for path, what in seen.touches[:_FEW]]
-        more = len(seen.touches) - len(shown)
-        others = [f"{seen.others} used it too"] if seen.others else []
+    files = f"{plural(attestation.compared, 'file')} compared"
+    if attestation.is_others:
+        return f"not used: {attestation.unused}; {attestation.others} did"
+    if attestation.touches:
+        shown = [f"{path} {', '.join(what)}" for path, what in attestation.touches[:_FEW]]
+        more = len(attestation.touches) - len(shown)
+        others = [f"{attestation.others} used it too"] if attestation.others else []
         return "; ".join([*shown, *([f"and {more:,} more"] if more else []), *others])
-    if seen.unknown:
-        return f"no write seen ({files}), but reads are unknown: {'; '.join(seen.unknown)}"
-    means = ", ".join([f"file events on {plural(seen.folders, 'folder')}", *seen.notes])
+    if attestation.unknown:
+        return f"no write seen ({files}), but reads are unknown: {'; '.join(attestation.unknown)}"
+    means = ", ".join([f"file events on {plural(attestation.folders, 'folder')}", *attestation.notes])
     return f"not written ({files}), not read ({means})"

@@ -81,8 +81,8 @@ def run(request: verbs.Request) -> int:
     """Carry out ``cachectl trace``."""
     options = request.options
     if options.forget:
-        found = ledger.forget(request.environment)
-        request.notice("the ledger of traces is removed" if found else "there is no ledger of traces")
+        existed = ledger.forget(request.environment)
+        request.notice("the ledger of traces is removed" if existed else "there is no ledger of traces")
         return 0
     request.demand_command()
     request.stack.named(options.layers)
@@ -149,9 +149,9 @@ def show(traced: timeline.Trace, *, explain: bool = False) -> Iterator[bytes | s
         rows = [(use.layer, use.hits, use.misses, use.stores, use.bytes, use.evidence) for use in shown]
         yield Table({"layer": str, **numbers, "stored": units.size, "evidence": str}, rows)
     yield from (f"{layer.layer}: {layer.state} ({layer.state_why})" for layer in stopped)
-    others = len(traced.layers) - len({layer.layer for layer in (*shown, *stopped)})
+    unused_count = len(traced.layers) - len({layer.layer for layer in (*shown, *stopped)})
     if traced.layers:
-        yield f"{plural(others, 'more layer' if shown or stopped else 'layer')}: no use seen"
+        yield f"{plural(unused_count, 'more layer' if shown or stopped else 'layer')}: no use seen"
     for program in traced.unwatched:
         yield f"not counted, could not be watched: {program['command']} (it used {', '.join(program['layers'])})"
     if not explain:
@@ -165,10 +165,11 @@ def show(traced: timeline.Trace, *, explain: bool = False) -> Iterator[bytes | s
 
 def _missed(kernels: Sequence[timeline.MissedKernel]) -> Table:
     rows = [
-        (f"{one.seconds:.3f}", one.kernel or units.DASH, " ".join(one.layers), one.because) for one in kernels[:_FEW]
+        (f"{kernel.seconds:.3f}", kernel.kernel or units.DASH, " ".join(kernel.layers), kernel.because)
+        for kernel in kernels[:_FEW]
     ]
     if more := kernels[_FEW:]:
-        rows.append((f"{sum(one.seconds for one in more):.3f}", f"{len(more):,} more", "", ""))
+        rows.append((f"{sum(kernel.seconds for kernel in more):.3f}", f"{len(more):,} more", "", ""))
     return Table({"seconds": units.count, "missed": str, "in": str, "because": str}, rows)
 
 

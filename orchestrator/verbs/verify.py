@@ -33,8 +33,8 @@ def verify(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Fin
 
     findings: list[Finding] = []
     closed: set[object] = set()
-    for layer, root, found in layer_set.in_each_root(stack.named(layers), check):
-        finding = found if isinstance(found, Finding) else listing.failure(layer, root and root.path, found)
+    for layer, root, result in layer_set.in_each_root(stack.named(layers), check):
+        finding = result if isinstance(result, Finding) else listing.failure(layer, root and root.path, result)
         finding = listing.judged(layer, finding)
         state = (layer, finding.root, finding.key)
         # The parts of a store that cannot read one root are one state.

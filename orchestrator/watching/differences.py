@@ -75,13 +75,13 @@ def _headers(text: str, options: Sequence[str], folder: str) -> Iterator[tuple[s
     joined = [option[2:] for option in options if option.startswith("-I") and len(option) > len("-I")]
     apart = [after for option, after in pairwise(options) if option == "-I"]
     folders = [os.path.join(folder, named) for named in (*joined, *apart, "")]
-    waiting, known = [text], set[str]()
-    while waiting and len(known) < _MOST_HEADERS:
+    waiting, read_paths = [text], set[str]()
+    while waiting and len(read_paths) < _MOST_HEADERS:
         for name in _INCLUDE.findall(waiting.pop()):
             paths = (os.path.normpath(f"{above}/{name}") for above in folders)
             path = next(filter(os.path.isfile, paths), None)
-            if path is not None and path not in known:
-                known.add(path)
+            if path is not None and path not in read_paths:
+                read_paths.add(path)
                 with suppress(OSError):
                     data = plain.read_plain(path, most=_LARGEST_HEADER, follow=True)
                     waiting.append(data.decode(errors="replace"))
@@ -132,25 +132,25 @@ def find_differences(now: ledger.Build, before: ledger.Build) -> Iterator[str]:
 
 def _changed_options(now: list[str], before: list[str]) -> str:
     added = [word for word in now if word not in before]
-    gone = [word for word in before if word not in now]
-    if len(added) == len(gone) == 1:
-        return causes.OPTION.say(now=added[0], before=gone[0])
-    if added and not gone:
+    removed = [word for word in before if word not in now]
+    if len(added) == len(removed) == 1:
+        return causes.OPTION.say(now=added[0], before=removed[0])
+    if added and not removed:
         return causes.OPTION_NEW.say(now=_cut(" ".join(added)))
-    if gone and not added:
-        return causes.OPTION_GONE.say(before=_cut(" ".join(gone)))
-    return causes.OPTIONS.say(now=_cut(" ".join(added or now)), before=_cut(" ".join(gone or before)))
+    if removed and not added:
+        return causes.OPTION_GONE.say(before=_cut(" ".join(removed)))
+    return causes.OPTIONS.say(now=_cut(" ".join(added or now)), before=_cut(" ".join(removed or before)))
 
 
 def _changed_source(now: str | None, before: str | None) -> str:
     if now is None or before is None:
         return causes.SOURCE.say(where="")
     here, there = Counter(now.splitlines()), Counter(before.splitlines())
-    added, gone = [*(here - there).elements()], [*(there - here).elements()]
-    if not added and not gone:
+    added, removed = [*(here - there).elements()], [*(there - here).elements()]
+    if not added and not removed:
         return causes.ORDER.say() if now != before else causes.SOURCE.say(where="")
-    macros = [{match[1]: match[2] for line in lines if (match := _MACRO.fullmatch(line))} for lines in (added, gone)]
-    if len(macros[0]) == len(added) and len(macros[1]) == len(gone):
+    macros = [{match[1]: match[2] for line in lines if (match := _MACRO.fullmatch(line))} for lines in (added, removed)]
+    if len(macros[0]) == len(added) and len(macros[1]) == len(removed):
         named = [
             causes.MACRO.say(name=name, now=macros[0].get(name, "gone"), before=macros[1].get(name, "not there"))
             for name in {**macros[0], **macros[1]}
@@ -158,7 +158,7 @@ def _changed_source(now: str | None, before: str | None) -> str:
         return _cut(" and ".join(named[:NAMED]))
     if names := renamed(now, before):
         return causes.NAMES.say(now=names[0], before=names[1])
-    return causes.SOURCE.say(where=f" (in {plural(max(len(added), len(gone)), 'line')})")
+    return causes.SOURCE.say(where=f" (in {plural(max(len(added), len(removed)), 'line')})")
 
 
 def renamed(now: str, before: str) -> tuple[str, str] | None:

@@ -12,7 +12,7 @@ from cachectl.watching import differences, evidence, ledger, timeline
 from cachectl.watching.programs import Event
 
 
-class Seen(NamedTuple):
+class KernelRun(NamedTuple):
     """One kernel in a run: its builds, its Python and packages, and the layers that hit it.
 
     ``seconds`` are what misses took, by layer, and ``asked`` the keys of its lookups with the layers that missed.
@@ -86,8 +86,8 @@ class _Noted:
 
     def _build(self, kernel: str, event: Event) -> None:
         process = event["pid"]
-        known = self._texts.get(event.get("source")), self.started.get(process, {}), self._states.get(process, {})
-        self.builds[kernel][differences.read_build(event, *known, self._variables)] = None
+        details = self._texts.get(event.get("source")), self.started.get(process, {}), self._states.get(process, {})
+        self.builds[kernel][differences.read_build(event, *details, self._variables)] = None
         self.wrote[kernel] += self._stored.pop(process, ())
         if event.get("kind") == "link":
             self.linked.add(kernel)
@@ -97,7 +97,7 @@ class _Noted:
 
 def read_kernels(
     layers: Mapping[str, evidence.Evidence], trace: timeline.Trace, events: Sequence[Event]
-) -> tuple[dict[str, Seen], float]:
+) -> tuple[dict[str, KernelRun], float]:
     """Return what is known of each kernel of a run, and the seconds that misses took in the thread that lost most.
 
     Lookups that name no kernel have the name "".
@@ -114,7 +114,7 @@ def read_kernels(
         lost = misses.get(kernel, {})
         first = next((thread[0] for times in lost.values() for thread, _, _ in times), noted.processes.get(kernel, 0))
         process = noted.started.get(first, {})
-        kernels[kernel] = Seen(
+        kernels[kernel] = KernelRun(
             tuple(noted.builds[kernel]),
             str(process.get("python") or ""),
             packages.of(process),

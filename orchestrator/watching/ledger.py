@@ -157,8 +157,8 @@ class Ledger(NamedTuple):
         runs = [run for run in self.runs if run.at >= moment]
         hits, *seconds = (sum(column) for column in zip(*(run[1:5] for run in runs), strict=True)) if runs else (0,) * 4
         misses = [run.misses for run in runs if run.misses is not None]
-        known = sum(misses) if len(misses) == len(runs) else None
-        return Sums(len(runs), int(hits), known, runs[0].at if runs else None, *map(float, seconds))
+        kernel = sum(misses) if len(misses) == len(runs) else None
+        return Sums(len(runs), int(hits), kernel, runs[0].at if runs else None, *map(float, seconds))
 
     def worth(self, entries: Sequence[Entry]) -> list[float]:
         """Return the seconds that each entry saves: those of its kernel in its layer, shared by the entries of both.
@@ -168,8 +168,8 @@ class Ledger(NamedTuple):
         shares = Counter((entry.layer, entry.details.kernels) for entry in entries)
         measured: list[float | None] = []
         for entry in entries:
-            known = self.kernels.get(" ".join(sorted(entry.details.kernels or ())))
-            seconds = None if known is None else known.seconds.get(entry.layer)
+            kernel = self.kernels.get(" ".join(sorted(entry.details.kernels or ())))
+            seconds = None if kernel is None else kernel.seconds.get(entry.layer)
             measured.append(None if seconds is None else seconds / shares[entry.layer, entry.details.kernels])
         pairs = [(one, entry.bytes) for one, entry in zip(measured, entries, strict=True) if one is not None]
         if not pairs:
@@ -179,8 +179,8 @@ class Ledger(NamedTuple):
 
     def saved_by(self, hits: Mapping[str, set[str]]) -> float:
         """Return the seconds that hits saved, given the layers that answered for each kernel, where measured."""
-        known = ((self.kernels[name].seconds, layers) for name, layers in hits.items() if name in self.kernels)
-        return sum(seconds.get(layer, 0.0) for seconds, layers in known for layer in layers)
+        kernel = ((self.kernels[name].seconds, layers) for name, layers in hits.items() if name in self.kernels)
+        return sum(seconds.get(layer, 0.0) for seconds, layers in kernel for layer in layers)
 
 
 def read(environment: Environment) -> Ledger:
@@ -253,9 +253,9 @@ def forget(environment: Environment) -> bool:
     Raises :class:`CachectlError` if its folder is not private, and :class:`OSError`.
     """
     path = _file(environment)
-    found = os.path.lexists(path)
+    existed = os.path.lexists(path)
     atomic.remove_file(path)
-    return found
+    return existed
 
 
 def pack(source: str) -> str:
@@ -301,15 +301,15 @@ def _encode(ledger: Ledger) -> bytes:
     """Return the file: the newest kernels, as far as they fit."""
     kernels: dict[str, dict[str, Any]] = {}
     left = _LARGEST
-    for name, known in sorted(ledger.kernels.items(), key=lambda item: -item[1].at):
-        builds = [build._asdict() for build in known.builds[-_MOST_BUILDS:]]
+    for name, kernel in sorted(ledger.kernels.items(), key=lambda item: -item[1].at):
+        builds = [build._asdict() for build in kernel.builds[-_MOST_BUILDS:]]
         last = {
-            "keys": known.keys[-_MOST_KEYS:],
-            "asked": known.asked[-_MOST_ASKED:],
-            "paths": known.paths[-_MOST_ASKED:],
-            "kinds": known.kinds[-_MOST_KEYS:],
+            "keys": kernel.keys[-_MOST_KEYS:],
+            "asked": kernel.asked[-_MOST_ASKED:],
+            "paths": kernel.paths[-_MOST_ASKED:],
+            "kinds": kernel.kinds[-_MOST_KEYS:],
         }
-        fields = {**known._asdict(), "builds": builds, **last}
+        fields = {**kernel._asdict(), "builds": builds, **last}
         left -= len(encode_json(fields))
         if left < 0:
             break

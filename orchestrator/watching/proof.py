@@ -97,10 +97,10 @@ class _Commands:
     that it had when it used a library.
     """
 
-    def __init__(self, layers: Iterable[Layer], given: Mapping[str, str], notes: Path | None) -> None:
+    def __init__(self, layers: Iterable[Layer], expected: Mapping[str, str], notes: Path | None) -> None:
         layers = tuple(layers)
         self._names = {layer.name: frozenset(variables_of(layer)) for layer in layers}
-        self._given = given
+        self._given = expected
         self._notes = notes
         self._environment = layers[0].environment if layers else None
         parts = ((layer.name, layer.about.lookups or Lookups()) for layer in layers)
@@ -123,8 +123,8 @@ class _Commands:
             self._compare(pid, program.variables)
         if self._notes is not None and self._environment is not None:
             names = {name for names in self._names.values() for name in names}
-            seen, _ = programs.read_events(self._notes)
-            for pid, view in programs.environments(seen, self._environment, names).items():
+            noted, _ = programs.read_events(self._notes)
+            for pid, view in programs.environments(noted, self._environment, names).items():
                 self._compare(pid, view.variables)
 
     def _compare(self, pid: int, variables: Mapping[str, str]) -> None:
@@ -172,21 +172,21 @@ class _Commands:
 
 
 def _observed(
-    stack: layer_set.LayerSet, layers: Iterable[Layer], given: Environment, folder: Path
+    stack: layer_set.LayerSet, layers: Iterable[Layer], expected: Environment, folder: Path
 ) -> tuple[Path, dict[str, str]]:
     """Make what lets the Pythons of a command note their variables; the folder of their events, and what to set."""
     # A driver is not listened to: only the variables of programs count.
     parts = {layer.name: (layer.about.lookups or Lookups())._replace(listeners={}) for layer in stack}
     names = {name for layer in layers for name in variables_of(layer)}
     texts = {file: file.read_bytes() for part in parts.values() for file in part.watchers.values()}
-    return make_observer(folder, given, parts, names, texts)
+    return make_observer(folder, expected, parts, names, texts)
 
 
 @contextmanager
 def proving(
     stack: layer_set.LayerSet,
     layers: Iterable[Layer],
-    given: Environment,
+    expected: Environment,
     *,
     left_out: frozenset[str],
     notice: Callable[[str], None],
@@ -203,9 +203,9 @@ def proving(
         notes: Path | None = None
         variables: dict[str, str] = {}
         if folder is not None:
-            observe = partial(_observed, stack, layers, given, folder)
+            observe = partial(_observed, stack, layers, expected, folder)
             notes, variables = child.try_extra(unseen, observe, notice) or (None, {})
-        proof = Proof(stack, layers, given.variables, notes=notes, left_out=left_out)
+        proof = Proof(stack, layers, expected.variables, notes=notes, left_out=left_out)
         try:
             yield proof, variables
         finally:
@@ -223,7 +223,7 @@ class Proof:
         self,
         stack: layer_set.LayerSet,
         layers: Iterable[Layer],
-        given: Mapping[str, str],
+        expected: Mapping[str, str],
         *,
         notes: Path | None = None,
         left_out: frozenset[str] = frozenset(),
@@ -235,7 +235,7 @@ class Proof:
         self._layers = tuple(name for name in named if name not in left_out)
         places, self._failed = events.places_of(stack)
         self._folders = [_Folder(place) for place in places if not place.layers.isdisjoint(self._layers)]
-        self._commands = _Commands((layer for layer in layers if layer.name in self._layers), given, notes)
+        self._commands = _Commands((layer for layer in layers if layer.name in self._layers), expected, notes)
         self._events = events.FileEvents(self._note)
         for folder in self._folders:
             if not os.path.isdir(folder.path):

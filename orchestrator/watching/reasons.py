@@ -13,7 +13,7 @@ from cachectl.layers.core.root import DISABLED
 from cachectl.layers.disk import distributions
 from cachectl.show import units
 from cachectl.watching import causes, differences, evidence, ledger
-from cachectl.watching.kernels import Seen
+from cachectl.watching.kernels import KernelRun
 
 #: Runs with different keys after which a kernel is said to change every run.
 _ALWAYS = 3
@@ -42,44 +42,44 @@ class Reasons:
         self._removals = () if book is None else tuple(book.removals)
         self.kinds: dict[str, str] = {}
 
-    def of(self, kernel: str, seen: Seen) -> Iterator[str]:
+    def of(self, kernel: str, this_run: KernelRun) -> Iterator[str]:
         """Yield why a kernel missed: the first cause that applies, or up to two differences."""
-        then = (self._known or {}).get(kernel)
-        closed = [words for name in seen.misses if (words := self._stopped(name, seen))]
-        if len(closed) == len(seen.misses):
+        last_run = (self._known or {}).get(kernel)
+        closed = [words for name in this_run.misses if (words := self._stopped(name, this_run))]
+        if len(closed) == len(this_run.misses):
             yield from closed
-        elif seen.collided:
-            yield causes.COLLISION.say(layers=", ".join(sorted(seen.collided)))
+        elif this_run.collided:
+            yield causes.COLLISION.say(layers=", ".join(sorted(this_run.collided)))
         elif not kernel:
             yield "these lookups name no kernel"
         elif self._known is None:
             yield causes.UNCOMPARED.say()
-        elif then is None:
-            yield self._older(kernel, seen) or _of_another_name(seen, self._known) or causes.NEW.say()
-        elif other := _of_another_program(seen, then):
-            yield other
+        elif last_run is None:
+            yield self._older(kernel, this_run) or _of_another_name(this_run, self._known) or causes.NEW.say()
+        elif another := _of_another_program(this_run, last_run):
+            yield another
         else:
-            reasons = [*self._moved(seen, then), *self._differences(seen, then)][: differences.NAMED]
-            reasons = reasons or [self._absent(seen, then)]
-            yield from (*reasons[:-1], reasons[-1] + self._repeated(kernel, seen, then, reasons[0]))
+            reasons = [*self._moved(this_run, last_run), *self._differences(this_run, last_run)][: differences.NAMED]
+            reasons = reasons or [self._absent(this_run, last_run)]
+            yield from (*reasons[:-1], reasons[-1] + self._repeated(kernel, this_run, last_run, reasons[0]))
 
-    def _repeated(self, kernel: str, seen: Seen, then: ledger.Known, reason: str) -> str:
+    def _repeated(self, kernel: str, this_run: KernelRun, last_run: ledger.Known, reason: str) -> str:
         """Say in how many of the last runs something of this kind changed, if in several."""
         changes: list[str] = []
-        for key in reversed(keys_of(seen, then)):
+        for key in reversed(keys_of(this_run, last_run)):
             if key in changes:
                 break
             changes.append(key)
         kind = self.kinds[kernel] = " ".join(reason.split()[:2])
         # The first of them differs from none.
         count = len(changes) - 1
-        if count >= _ALWAYS and {kind} == {*then.kinds[-(count - 1) :]}:
+        if count >= _ALWAYS and {kind} == {*last_run.kinds[-(count - 1) :]}:
             return f"; it changed in each of its last {count} runs"
         return ""
 
-    def _older(self, kernel: str, seen: Seen) -> str:
+    def _older(self, kernel: str, this_run: KernelRun) -> str:
         """Compare with entries that were there before the run, where no earlier run is known."""
-        for name in seen.misses:
+        for name in this_run.misses:
             layer = self._layers[name]
             if not 0 < len(layer.before or ()) <= _MOST_READ:
                 continue
@@ -96,61 +96,63 @@ class Reasons:
                     facts = [_facts(entry) for entry in (before, now)]
                     if facts[0] != facts[1]:
                         only = [
-                            ", ".join(f"{k} {v}" for k, v in one.items() if other.get(k) != v)
-                            for one, other in (facts, facts[::-1])
+                            ", ".join(f"{k} {v}" for k, v in build.items() if another.get(k) != v)
+                            for build, another in (facts, facts[::-1])
                         ]
                         return causes.OLDER.say(layer=name, before=only[0], now=only[1])
         return ""
 
-    def _stopped(self, name: str, seen: Seen) -> str:
+    def _stopped(self, name: str, this_run: KernelRun) -> str:
         """Say why a layer did not participate where a kernel missed; it may be on in other programs of the run."""
         if name in self._states:
             return self.said_of(name)
-        state = self._layers[name].state_in(seen.process)
+        state = self._layers[name].state_in(this_run.process)
         return causes.OFF.say(layer=name, state="off", reason=state.why) if state.condition is DISABLED else ""
 
-    def _absent(self, seen: Seen, then: ledger.Known) -> str:
+    def _absent(self, this_run: KernelRun, last_run: ledger.Known) -> str:
         """Say why entries were not hit where nothing in their builds differs."""
-        names = [name for name in seen.misses if name not in self._states]
-        if new := [name for name in names if name not in then.layers]:
+        names = [name for name in this_run.misses if name not in self._states]
+        if new := [name for name in names if name not in last_run.layers]:
             return causes.LEFT_NOTHING.say(layers=", ".join(new))
-        if removed := self._removed(seen, then, names):
+        if removed := self._removed(this_run, last_run, names):
             return removed
         for name in names:
             layer = self._layers[name]
-            if any(path in (layer.before or {}) for path in seen.wrote):
-                return (causes.RELINKED if seen.is_linked and layer.part.relinks else causes.NOT_TAKEN).say(layer=name)
-        known, others = self._by_key(seen, then, names)
-        if known:
-            return causes.MISSING.say(layers=", ".join(sorted(known)))
-        if others:
-            although = ", though its source and options are the same" if seen.builds else ""
-            return causes.OTHER_KEY.say(layers=", ".join(sorted(others)), although=although)
+            if any(path in (layer.before or {}) for path in this_run.wrote):
+                return (causes.RELINKED if this_run.is_linked and layer.part.relinks else causes.NOT_TAKEN).say(
+                    layer=name
+                )
+        keys_known, other_keys = self._by_key(this_run, last_run, names)
+        if keys_known:
+            return causes.MISSING.say(layers=", ".join(sorted(keys_known)))
+        if other_keys:
+            although = ", though its source and options are the same" if this_run.builds else ""
+            return causes.OTHER_KEY.say(layers=", ".join(sorted(other_keys)), although=although)
         empty = [name for name in names if self._layers[name].before == {}]
         cause = causes.EMPTY if empty else causes.UNEXPLAINED
         return cause.say(layers=", ".join(empty or names))
 
-    def _removed(self, seen: Seen, then: ledger.Known, names: Sequence[str]) -> str:
+    def _removed(self, this_run: KernelRun, last_run: ledger.Known, names: Sequence[str]) -> str:
         """Say by which verb entries with the keys of a kernel were removed since the last run, if by one."""
-        keys = {ledger.shorten(key) for key in (*seen.asked, *seen.wrote)}
+        keys = {ledger.shorten(key) for key in (*this_run.asked, *this_run.wrote)}
         removals = [
             removal
             for removal in self._removals
-            if removal.at > then.at and removal.layer in names and keys & {*removal.keys}
+            if removal.at > last_run.at and removal.layer in names and keys & {*removal.keys}
         ]
         layers = ", ".join(name for name in names if name in {removal.layer for removal in removals})
         last = removals[-1] if removals else None
         return (last and causes.REMOVED.say(layers=layers, verb=last.verb, moment=units.moment(last.at))) or ""
 
-    def _by_key(self, seen: Seen, then: ledger.Known, names: Sequence[str]) -> tuple[set[str], set[str]]:
+    def _by_key(self, this_run: KernelRun, last_run: ledger.Known, names: Sequence[str]) -> tuple[set[str], set[str]]:
         """Return the layers in which a kernel missed with a key that an earlier run had, and with another one."""
-        known = {*map(ledger.shorten, then.asked), *then.paths}
-        keys = [(key, layer) for key, layer in seen.asked.items() if layer is not None and then.asked]
-        for path, name in product(seen.wrote if then.paths else (), names):
-            root = self._layers[name].root_in(seen.process)
+        keys_known = {*map(ledger.shorten, last_run.asked), *last_run.paths}
+        keys = [(key, layer) for key, layer in this_run.asked.items() if layer is not None and last_run.asked]
+        for path, name in product(this_run.wrote if last_run.paths else (), names):
+            root = self._layers[name].root_in(this_run.process)
             if root is not None and path.startswith(f"{root.path}/"):
                 keys.append((path, name))
-        missing = {layer for key, layer in keys if ledger.shorten(key) in known}
+        missing = {layer for key, layer in keys if ledger.shorten(key) in keys_known}
         return missing, {layer for key, layer in keys} - missing
 
     def said_of(self, name: str) -> str:
@@ -158,33 +160,33 @@ class Reasons:
         use = self._states[name]
         return causes.OFF.say(layer=name, state="off" if use.state == "disabled" else use.state, reason=use.state_why)
 
-    def place_of(self, name: str, seen: Seen) -> tuple[str, str] | None:
+    def place_of(self, name: str, this_run: KernelRun) -> tuple[str, str] | None:
         """Return where a layer keeps a kernel, and by what: the folder that the build named, or its root."""
-        if name in seen.folders:
-            return seen.folders[name], "cache_dir of the build"
-        root = self._layers[name].root_in(seen.process)
+        if name in this_run.folders:
+            return this_run.folders[name], "cache_dir of the build"
+        root = self._layers[name].root_in(this_run.process)
         return None if root is None else (str(root.path), root.source)
 
-    def _moved(self, seen: Seen, then: ledger.Known) -> Iterator[str]:
+    def _moved(self, this_run: KernelRun, last_run: ledger.Known) -> Iterator[str]:
         """Yield the first layer whose place is another than in the last run."""
-        for name in seen.misses:
-            place, before = self.place_of(name, seen), then.layers.get(name)
+        for name in this_run.misses:
+            place, before = self.place_of(name, this_run), last_run.layers.get(name)
             if place is not None and before not in (None, place[0]):
                 yield causes.MOVED.say(layer=name, place=place[0], source=place[1], before=before)
                 return
 
-    def _differences(self, seen: Seen, then: ledger.Known) -> Iterator[str]:
+    def _differences(self, this_run: KernelRun, last_run: ledger.Known) -> Iterator[str]:
         """Yield what differs from the last run: first what decides about keys made in Python, then the build."""
-        parts = [self._layers[name].part for name in seen.misses]
+        parts = [self._layers[name].part for name in this_run.misses]
         named = {name for part in parts for name in map(distributions.normal, part.packages)}
-        here = {**({"Python": seen.python} if any(part.modules for part in parts) else {})}
-        here |= {name: version for name, version in seen.packages.items() if name in named}
-        there = {"Python": then.python, **then.packages}
+        here = {**({"Python": this_run.python} if any(part.modules for part in parts) else {})}
+        here |= {name: version for name, version in this_run.packages.items() if name in named}
+        versions_then = {"Python": last_run.python, **last_run.packages}
         for name, version in here.items():
-            if version and there.get(name) and version != there[name]:
-                yield causes.CHANGED.say(name=name, now=version, before=there[name])
-        earlier = [build for build in then.builds if build.program in {one.program for one in seen.builds}]
-        now, before = differences.nearest(seen.builds, earlier or then.builds)
+            if version and versions_then.get(name) and version != versions_then[name]:
+                yield causes.CHANGED.say(name=name, now=version, before=versions_then[name])
+        earlier = [build for build in last_run.builds if build.program in {one.program for one in this_run.builds}]
+        now, before = differences.nearest(this_run.builds, earlier or last_run.builds)
         if now is not None and before is not None:
             if now.platform == before.platform and now.version != before.version:
                 words = [differences.short_version(build.version) for build in (now, before)]
@@ -202,16 +204,16 @@ class Reasons:
         return ""
 
 
-def _of_another_program(seen: Seen, then: ledger.Known) -> str:
+def _of_another_program(this_run: KernelRun, last_run: ledger.Known) -> str:
     """Say that only another program is known to have built a kernel of this name, and that from another source."""
-    programs, sources = ({getattr(build, name) for build in then.builds} for name in ("program", "source"))
-    own = [build for build in seen.builds if build.program not in programs and build.source not in sources]
-    if not then.builds or not own or len(own) < len(seen.builds):
+    programs, sources = ({getattr(build, name) for build in last_run.builds} for name in ("program", "source"))
+    own = [build for build in this_run.builds if build.program not in programs and build.source not in sources]
+    if not last_run.builds or not own or len(own) < len(this_run.builds):
         return ""
-    names = (own[0].program, then.builds[-1].program)
+    names = (own[0].program, last_run.builds[-1].program)
     short = [os.path.basename(name) for name in names]
-    program, other = names if short[0] == short[1] else short
-    return causes.OTHER_PROGRAM.say(program=program, other=other)
+    program, another = names if short[0] == short[1] else short
+    return causes.OTHER_PROGRAM.say(program=program, other=another)
 
 
 def _facts(entry: Entry) -> dict[str, str]:
@@ -219,12 +221,12 @@ def _facts(entry: Entry) -> dict[str, str]:
     return {**entry.details.versions, **({"device": entry.details.device} if entry.details.device else {})}
 
 
-def _of_another_name(seen: Seen, known: Mapping[str, ledger.Known]) -> str:
+def _of_another_name(this_run: KernelRun, keys_known: Mapping[str, ledger.Known]) -> str:
     """Say that a kernel is one that an earlier run built, but for its name; nothing if it is not."""
-    text = next((build.text for build in seen.builds if build.text), None)
-    newest = sorted(known.items(), key=lambda item: -item[1].at)[:_MOST_COMPARED] if text else ()
-    for name, then in newest:
-        before = next((build.text for build in reversed(then.builds) if build.text), None)
+    text = next((build.text for build in this_run.builds if build.text), None)
+    newest = sorted(keys_known.items(), key=lambda item: -item[1].at)[:_MOST_COMPARED] if text else ()
+    for name, last_run in newest:
+        before = next((build.text for build in reversed(last_run.builds) if build.text), None)
         if (
             before
             and len(before.splitlines()) == len((text or "").splitlines())
@@ -234,6 +236,6 @@ def _of_another_name(seen: Seen, known: Mapping[str, ledger.Known]) -> str:
     return ""
 
 
-def keys_of(seen: Seen, then: ledger.Known) -> tuple[str, ...]:
+def keys_of(this_run: KernelRun, last_run: ledger.Known) -> tuple[str, ...]:
     """Return the keys of the runs that built a kernel, this one's last."""
-    return (*then.keys, seen.key) if seen.builds else then.keys
+    return (*last_run.keys, this_run.key) if this_run.builds else last_run.keys

@@ -175,7 +175,7 @@ def read_processes(events: Iterable[Event]) -> list[Mapping[str, Any]]:
         {"process": pid, "command": " ".join(event["program"]), "host": event["host"], "rank": event.get("rank")}
         for pid, event in started.items()
     ]
-    return sorted(processes, key=lambda one: (one["rank"] is None, one["rank"] or 0, one["process"]))
+    return sorted(processes, key=lambda process: (process["rank"] is None, process["rank"] or 0, process["process"]))
 
 
 def read_spans(
@@ -410,7 +410,8 @@ def page(trace: Trace) -> bytes:
         "command": shlex.join(trace.command),
         "verdict": trace.verdict,
         "missed": [
-            [one.kernel, one.seconds, ", ".join(one.layers), one.because, one.diff or ""] for one in trace.missed
+            [kernel.kernel, kernel.seconds, ", ".join(kernel.layers), kernel.because, kernel.diff or ""]
+            for kernel in trace.missed
         ],
         "started": trace.started,
         "wall": trace.wall_seconds,

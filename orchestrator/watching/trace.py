@@ -86,7 +86,7 @@ def tracing(
     names |= {name for layer in layers.values() for name in variables_of(layer.layer)}
     texts = {file: text for layer in layers.values() for file, text in layer.watchers.items()}
     notes, variables = make_observer(folder, stack.environment, parts, names, texts)
-    files = EntryEvents(seen.layer for seen in layers.values() if seen.part.files)
+    files = EntryEvents(watched_layer.layer for watched_layer in layers.values() if watched_layer.part.files)
     # Those that are listened to in programs of the run are used by others, too.
     by_files = {name: part for name, part in parts.items() if part.files or part.listeners}
     observed = {name: part for name, part in parts.items() if not part.files}
@@ -98,25 +98,25 @@ def tracing(
         events = _count(trace, layers, files, processes, notes, names=names)
         # The process ended in the build, and so did not pass it on itself.
         for heard in programs.messages_after(notes, events):
-            other = heard
+            output = heard
             for part in parts.values():
-                other = part.other_output(other)
-            trace.passed_on += other
+                output = part.other_output(output)
+            trace.passed_on += output
         trace.started, trace.processes = began[1] / 1e9, timeline.read_processes(events)
         if trace.processes:
             trace.spans = timeline.read_spans(events, began, trace.wall_seconds, parts)
             trace.summary = timeline.summarize(trace.spans, trace.wall_seconds)
-        judge = verdict.Judge(layers, trace, events, known)
+        judge = verdict.Judge(layers, trace, events, book)
         trace.missed = judge.missed(explain=explain)
         trace.late = judge.late
         trace.verdict, trace.warm = judge.verdict(trace.missed), judge.is_warm
-        if known is not None:
+        if book is not None:
             child.try_extra(_LEDGER, lambda: ledger.change(stack.environment, judge.remember), notice)
         for line in evidence.misfits(events).values():
             notice(f"{line}, and was left alone")
 
     # Before the run: another one that ends meanwhile is no earlier one.
-    known = child.try_extra(_LEDGER, lambda: ledger.read(stack.environment), notice) if remembers else None
+    book = child.try_extra(_LEDGER, lambda: ledger.read(stack.environment), notice) if remembers else None
     with ExitStack() as block:
         block.enter_context(files.watching())
         block.enter_context(processes.watching())
@@ -167,9 +167,9 @@ def _count(
     for name, layer in layers.items():
         if name in files.doubts and files.why_not is None:
             layer.take(files.uses_of(name), files.doubts[name])
-        if others := ", ".join(sorted({one.command for one in processes.strangers.values() if name in one.uses})):
+        if strangers := ", ".join(sorted({one.command for one in processes.strangers.values() if name in one.uses})):
             layer.is_shared = True
-            layer.doubts[f"another program that may use the cache ran meanwhile: {others}"] = None
+            layer.doubts[f"another program that may use the cache ran meanwhile: {strangers}"] = None
     trace.entries = tuple(entry for layer in layers.values() for entry in layer.used or ())
     evidence.complete_builds(events, trace.entries)
     trace.layers = tuple(

@@ -76,12 +76,16 @@ class Judge:
     def missed(self, *, explain: bool) -> tuple[timeline.MissedKernel, ...]:
         """Return the kernels that missed, those that took most first; with ``explain`` how their sources differ."""
         missed = []
-        for kernel, seen in self.kernels.items():
-            if seen.misses:
-                then = self._known.get(kernel)
-                diff = differences.diff(kernel, seen.builds, then.builds) if explain and then is not None else None
-                because = "; ".join(self._reasons.of(kernel, seen))
-                missed.append(timeline.MissedKernel(kernel, seen.lost, seen.misses, because, diff))
+        for kernel, this_run in self.kernels.items():
+            if this_run.misses:
+                last_run = self._known.get(kernel)
+                diff = (
+                    differences.diff(kernel, this_run.builds, last_run.builds)
+                    if explain and last_run is not None
+                    else None
+                )
+                because = "; ".join(self._reasons.of(kernel, this_run))
+                missed.append(timeline.MissedKernel(kernel, this_run.lost, this_run.misses, because, diff))
         return tuple(sorted(missed, key=lambda one: -one.seconds))
 
     def verdict(self, missed: Sequence[timeline.MissedKernel]) -> str:
@@ -89,16 +93,16 @@ class Judge:
         if self._trace.summary is None:
             compiled = f" {self._stored()}." if self._stored() else ""
             return " ".join((*self._ending(), f"Unknown: no Python of the run could be watched.{compiled}"))
-        known = {name for one in missed for name in one.layers}
-        costs = {name: self._cost(name) for name in self._states if name not in known}
+        explained_layers = {name for kernel in missed for name in kernel.layers}
+        costs = {name: self._cost(name) for name in self._states if name not in explained_layers}
         ending = [*self._ending()]
-        said = [f"T{self._reasons.said_of(name)[1:]}: {cost}." for name, cost in costs.items() if cost]
+        sentences = [f"T{self._reasons.said_of(name)[1:]}: {cost}." for name, cost in costs.items() if cost]
         # A failure that is known says more.
-        is_explained = said or len(ending) > bool(self._trace.exit_status)
-        said.append(self._outcome(missed, self._trace.summary) or ("" if is_explained else self._nothing_asked()))
+        is_explained = sentences or len(ending) > bool(self._trace.exit_status)
+        sentences.append(self._outcome(missed, self._trace.summary) or ("" if is_explained else self._nothing_asked()))
         if idle := [name for name, cost in costs.items() if not cost and self._states[name].state == "disabled"]:
-            said.append(f"Off, at no cost that shows: {', '.join(idle)}.")
-        return " ".join(filter(None, (*ending, *said)))
+            sentences.append(f"Off, at no cost that shows: {', '.join(idle)}.")
+        return " ".join(filter(None, (*ending, *sentences)))
 
     def _ending(self) -> Iterator[str]:
         """Yield how the command ended, and what failed in it."""
@@ -140,7 +144,7 @@ class Judge:
         """Say what the lookups came to; nothing if none was seen."""
         trace = self._trace
         looked = sum((use.hits or 0) + (use.misses or 0) for use in trace.layers)
-        explained = {name for one in missed if one.kernel or one.seconds for name in one.layers}
+        explained = {name for kernel in missed if kernel.kernel or kernel.seconds for name in kernel.layers}
         unseen = [use for use in trace.layers if use.misses and use.layer not in explained]
         if unseen and not explained:
             names = ", ".join(use.layer for use in unseen)
@@ -172,11 +176,11 @@ class Judge:
         """Say how many threads built at once, if several did."""
         builds = [span for span in self._trace.spans if span.stage == "build"]
         threads = {
-            (one.process, one.thread)
-            for one, other in product(builds, builds)
-            if (one.process, one.thread) != (other.process, other.thread)
-            and one.start < other.end
-            and other.start < one.end
+            (kernel.process, kernel.thread)
+            for kernel, other in product(builds, builds)
+            if (kernel.process, kernel.thread) != (other.process, other.thread)
+            and kernel.start < other.end
+            and other.start < kernel.end
         }
         return f": {len(threads)} threads built at once" if threads else ""
 
@@ -235,7 +239,7 @@ class Judge:
 
     def _seen_only(self, looked: int) -> str:
         """Say that every lookup that was seen hit, and what was not seen."""
-        said = f"{'E' if self._trace.exit_status else 'e'}very lookup that could be seen hit ({looked:,})"
+        sentences = f"{'E' if self._trace.exit_status else 'e'}very lookup that could be seen hit ({looked:,})"
         reasons = [f"{program['command']} could not be watched" for program in self._trace.unwatched]
         reasons += [f"{program} did not end in order" for program in self._cut]
         if self._trace.summary is not None and self._trace.summary.at_least:
@@ -243,7 +247,7 @@ class Judge:
         reasons += [self._stored()] if self._stored() else []
         unknown = [use.layer for use in self._trace.layers if use.was_used and None in (use.hits, use.misses)]
         reasons += [f"misses in {', '.join(unknown)} do not show"] if unknown and not reasons else []
-        return f"{said}; {'; '.join(reasons)}" if reasons else said
+        return f"{sentences}; {'; '.join(reasons)}" if reasons else sentences
 
     def _uncached(self) -> str:
         """Return what was compiled at a launch, or the work that a hit would save, for which no cache was asked."""
@@ -255,7 +259,9 @@ class Judge:
         is_said = any("compile" in self._layers[name].part.saves for name in self._states)
         # By a driver without a cache that is known, of which PyOpenCL's own cache was not asked either.
         unknown = (
-            [] if is_said else [one for one in self._builds if (one.get("driver"), one.get("binary")) == (None, None)]
+            []
+            if is_said
+            else [kernel for kernel in self._builds if (kernel.get("driver"), kernel.get("binary")) == (None, None)]
         )
         times = {"compile": sum(end - start for event in unknown for start, end in event["compiles"]) / 1e9}
         idle = [
@@ -276,15 +282,15 @@ class Judge:
                 if self._elsewhere()
                 else f"Compiled without a cache: {long['compile']}"
             )
-        asked = ", ".join(f"{seconds} of {stage}" for stage, seconds in long.items())
-        return f"No cache was asked for {asked}" if long else ""
+        missing_cache = ", ".join(f"{seconds} of {stage}" for stage, seconds in long.items())
+        return f"No cache was asked for {missing_cache}" if long else ""
 
     def _elsewhere(self) -> str:
         """Say that a driver's cache is another folder in a program than in the shell, so that it was not watched."""
         for name, layer in self._layers.items():
             platforms = {*layer.part.platforms, *layer.layer.about.platforms}
             for view in layer.views if layer.part.files and platforms & self._platforms else ():
-                expected, root = (next(iter(one.roots()), None) for one in (layer.layer, view))
+                expected, root = (next(iter(kernel.roots()), None) for kernel in (layer.layer, view))
                 if expected is not None and root is not None and root.path != expected.path:
                     place = f"{root.path} ({root.source})"
                     return f"In the program the cache of {name} is {place}, which was not watched"
@@ -333,28 +339,28 @@ class Judge:
         """Add the run to a ledger."""
         trace = self._trace
         storing = {use.layer for use in trace.layers if use.stores != 0} - self._states.keys()
-        saved = book.saved_by({kernel: set(seen.hits) for kernel, seen in self.kernels.items()})
-        for kernel, seen in self.kernels.items():
+        saved = book.saved_by({kernel: set(this_run.hits) for kernel, this_run in self.kernels.items()})
+        for kernel, this_run in self.kernels.items():
             if not kernel:
                 continue
-            then = book.kernels.get(kernel, ledger.Known(0.0))
-            stored = {*seen.hits, *(storing & {*seen.misses})}
-            roots = {name: place[0] for name in stored if (place := self._reasons.place_of(name, seen)) is not None}
+            last_run = book.kernels.get(kernel, ledger.Known(0.0))
+            stored = {*this_run.hits, *(storing & {*this_run.misses})}
+            roots = {name: place[0] for name in stored if (place := self._reasons.place_of(name, this_run)) is not None}
             # What was off has lost nothing.
-            lost = {*seen.misses} - self._states.keys()
-            before = {name: place for name, place in then.layers.items() if name not in lost}
+            lost = {*this_run.misses} - self._states.keys()
+            before = {name: place for name, place in last_run.layers.items() if name not in lost}
             book.kernels[kernel] = ledger.Known(
                 trace.started,
-                (*(build for build in then.builds if build not in seen.builds), *seen.builds),
+                (*(build for build in last_run.builds if build not in this_run.builds), *this_run.builds),
                 {**before, **roots},
-                seen.python,
-                seen.packages,
-                keys_of(seen, then),
-                {**then.seconds, **seen.seconds},
+                this_run.python,
+                this_run.packages,
+                keys_of(this_run, last_run),
+                {**last_run.seconds, **this_run.seconds},
                 # Lookups that a program's memory answers are not seen, so those of earlier runs stay.
-                tuple(dict.fromkeys((*then.asked, *seen.asked))),
-                (*then.kinds, self._reasons.kinds.get(kernel, "")) if seen.builds else then.kinds,
-                tuple(dict.fromkeys((*then.paths, *map(ledger.shorten, (*seen.wrote, *seen.read))))),
+                tuple(dict.fromkeys((*last_run.asked, *this_run.asked))),
+                (*last_run.kinds, self._reasons.kinds.get(kernel, "")) if this_run.builds else last_run.kinds,
+                tuple(dict.fromkeys((*last_run.paths, *map(ledger.shorten, (*this_run.wrote, *this_run.read))))),
             )
         summary = trace.summary
         if summary is not None:
@@ -364,17 +370,17 @@ class Judge:
 
 def _loss(missed: Sequence[timeline.MissedKernel], slow: str, lost: str) -> str:
     """Say what the time went into, and why the kernel that took most of it missed; ``lost`` is empty if unknown."""
-    named = [one for one in missed if one.kernel] or missed
+    named = [kernel for kernel in missed if kernel.kernel] or missed
     first, what = named[0], f"compiling {len(named)} kernels"
     if len(named) == 1:
         what = f"compiling `{first.kernel}`" if first.kernel else "lookups that name no kernel"
     because = f", because {first.because}" if first.kernel else ""
-    if len({one.because for one in named}) > 1:
+    if len({kernel.because for kernel in named}) > 1:
         because = f": `{first.kernel}` ({first.seconds:.2f} s) because {first.because}"
     elif first.because == causes.NEW.say() and len(named) > 1:
         slow, because = "Cold", ", none of which the ledger of traces knows"
     if not lost:
-        layers = ", ".join(dict.fromkeys(name for one in named for name in one.layers))
+        layers = ", ".join(dict.fromkeys(name for kernel in named for name in kernel.layers))
         what = what.removeprefix("compiling ")
         return f"Not warm: {what} missed in {layers}{because}. What that took does not show."
     return f"{slow}: {lost} went into {what}{because}."

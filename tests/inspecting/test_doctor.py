@@ -47,14 +47,15 @@ def test_a_filled_home_is_well(warm: Home) -> None:
     warm.cachectl("doctor", *HOMELY)
     before = snapshot(warm.path, times=True)
     findings = warm.json("doctor", *HOMELY)["findings"]
-    # PoCL leaks an empty file in every process.
-    assert {(finding["severity"], finding["code"]) for finding in findings} <= {("harmless", "leaked")}
+    # PoCL leaks an empty file in every process, and this machine may have several Pythons with a PyOpenCL.
+    expected = {("harmless", "leaked"), ("harmless", "paths")}
+    assert {(finding["severity"], finding["code"]) for finding in findings} <= expected
     assert snapshot(warm.path, times=True) == before
 
 
 def test_space_is_told_where_it_is_short(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cachectl.verbs.doctor._NEARLY_FULL", (1 << 62, 0))
-    finding, fix, _ = home.cachectl("doctor", *HOMELY, check=False).stdout.splitlines()
+    finding, fix, *_ = home.cachectl("doctor", *HOMELY, check=False).stdout.splitlines()
     assert "the file system has room for " in finding
     assert fix == "  fix: remove other files there"
 
