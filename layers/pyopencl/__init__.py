@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cachectl.layers import pytools
 from cachectl.layers.base.environment import Environment, release_of
-from cachectl.layers.core.finding import FAILS, RISKS, Code, Finding, Hazard
+from cachectl.layers.core.finding import FAILS, HARMLESS, RISKS, Code, Finding, Hazard
 from cachectl.layers.core.parts import About, Facts, Lookups, Portability
 from cachectl.layers.core.root import ABSENT, BYPASSED, ENABLED, UNKNOWN, State
 from cachectl.layers.core.store import Store
