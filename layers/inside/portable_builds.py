@@ -162,7 +162,7 @@ class Headers:
         """Return the text of a header between the marks by which a preprocessor says what it has included.
 
         So errors and ``__FILE__`` stay as they were after it, from ``line`` on: for that ``#line`` would need the name
-        that the driver gives to the program's own source.
+        that the driver gives to the program's own source. NVIDIA's messages count lines as they stand all the same.
         """
         if path in self._once:
             return ""
@@ -173,5 +173,4 @@ class Headers:
                 raise Needed(f"{path}, in an #if")
             self._once.add(path)
             text = _ONCE.sub("", text)
-        # NVIDIA's front end takes only the second form.
-        return f'# 1 "{path}" 1\n{self._inlined(text, os.path.dirname(path))}\n# {line - 1} "" 2\n#line {line}'
+        return f'# 1 "{path}" 1\n{self._inlined(text, os.path.dirname(path))}\n# {line} "" 2'
