@@ -15,7 +15,7 @@ from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.text import plural
 from cachectl.layers.disk import distributions, plain
 from cachectl.watching import causes, ledger
-from cachectl.watching.programs import Event
+from cachectl.watching.programs import PORTABLE, Event
 
 _INCLUDE = regex(r'(?m)^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]')
 _MACRO = regex(r"[ \t]*#[ \t]*define[ \t]+(\w+)(?:\([^)]*\))?[ \t]*(.*)")
@@ -40,9 +40,10 @@ def read_build(event: Event, text: str | None, process: Event, state: Event, nam
     ``process`` is the event by which its process started, and ``state`` that which noted its variables and working
     folder last; ``names`` are variables that are part of keys.
     """
-    # PyOpenCL adds its own folder to the options of every build.
-    includes = distributions.pyopencl_includes([Path(path) for path in process.get("paths") or ()])
     options, variables = str(event.get("options") or ""), state.get("variables") or {}
+    # PyOpenCL adds its own folder to the options of every build that is not portable.
+    paths = () if PORTABLE in variables else process.get("paths") or ()
+    includes = distributions.pyopencl_includes([Path(path) for path in paths])
     return ledger.Build(
         str(event.get("source") or ""),
         ledger.pack(text or ""),

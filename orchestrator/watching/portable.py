@@ -20,8 +20,6 @@ from cachectl.switching import child, overlay
 from cachectl.watching import ledger, programs
 from cachectl.watching.trace import make_observer
 
-_EVENTS = "CACHECTL_PORTABLE"
-
 
 @contextmanager
 def building(stack: LayerSet, notice: Callable[[str], None], *, portable: bool = True) -> Iterator[LayerSet]:
@@ -59,8 +57,8 @@ def portable() -> Iterator[None]:
     lines: list[str] = []
     try:
         with building(LayerSet(), lines.append) as stack, ExitStack() as block:
-            if events := stack.environment.get(_EVENTS):
-                variables = {name: stack.environment.get(name) for name in (_EVENTS, "PYTHONPATH")}
+            if events := stack.environment.get(programs.PORTABLE):
+                variables = {name: stack.environment.get(name) for name in (programs.PORTABLE, "PYTHONPATH")}
                 block.enter_context(overlay.applied(overlay.variables(variables)))
                 block.callback(observer.observe(events, str(Path(events).with_name("site"))).stop)
             yield
@@ -75,7 +73,7 @@ def remember(environment: Environment) -> list[str]:
 
     Returns a line for each of these. Does nothing outside of :func:`building`. Raises :class:`CachectlError`.
     """
-    if (folder := environment.get(_EVENTS)) is None:
+    if (folder := environment.get(programs.PORTABLE)) is None:
         return []
     events, _ = programs.read_events(Path(folder))
     builds = [event for event in events if event["event"] == "portable"]

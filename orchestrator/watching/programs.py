@@ -34,6 +34,9 @@ _MOST = 128 << 20
 _MOST_MESSAGES = 16 << 20
 _LARGEST_NUMBER = 1 << 62
 
+#: The variable with the folder of events of programs that build portably, without PyOpenCL's folder.
+PORTABLE = "CACHECTL_PORTABLE"
+
 Event = dict[str, Any]
 _WHEN = ("start", "end", "thread")
 #: The events of a process that uses caches.

@@ -82,7 +82,7 @@ def tracing(
         if (watched := child.try_extra(f"{layer.name} is not traced", watch, notice)) is not None:
             layers[layer.name] = watched
     parts = {name: layer.part for name, layer in layers.items()}
-    names = {"HOME", *(name for part in parts.values() for name in part.variables)}
+    names = {"HOME", programs.PORTABLE, *(name for part in parts.values() for name in part.variables)}
     names |= {name for layer in layers.values() for name in variables_of(layer.layer)}
     texts = {file: text for layer in layers.values() for file, text in layer.watchers.items()}
     notes, variables = make_observer(folder, stack.environment, parts, names, texts)
