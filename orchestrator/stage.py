@@ -310,11 +310,11 @@ def wait_for_all(comm: Intracomm) -> None:
     _poll(comm.Ibarrier().Test, None)
 
 
-def _poll(outcome: Callable[[], bool], limit: float | None) -> bool:
-    """Poll ``done`` with growing pauses, for at most ``limit`` seconds; return whether it became true."""
+def _poll(is_complete: Callable[[], bool], limit: float | None) -> bool:
+    """Poll ``is_complete`` with growing pauses, for at most ``limit`` seconds; return whether it became true."""
     deadline = None if limit is None else time.monotonic() + limit
     pause = _SHORTEST
-    while not outcome():
+    while not is_complete():
         if deadline is not None and time.monotonic() > deadline:
             return False
         time.sleep(pause)

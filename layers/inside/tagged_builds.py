@@ -147,27 +147,27 @@ def holders() -> tuple[Counter[int], dict[int, list[int]] | None]:
     del everything
     # A copy of such an object holds no reference of its own.
     distinct = {id(made): made for made in (vars(program).get("_prg") for program in programs) if made is not None}
-    holders_of = Counter(int(made.int_ptr) for made in distinct.values())
+    held_by = Counter(int(made.int_ptr) for made in distinct.values())
     counts: dict[int, list[int]] = {}
     for kernel in kernels:
         try:
             program = kernel.get_info(pyopencl.kernel_info.PROGRAM)
             count = int(kernel.get_info(pyopencl.kernel_info.REFERENCE_COUNT))
         except TypeError:
-            return holders_of, None
+            return held_by, None
         counts.setdefault(program.int_ptr, []).append(count)
         # It holds the program too.
         del program
-    return holders_of, counts
+    return held_by, counts
 
 
-def rests(program: Any, holders_of: Mapping[int, int], kernels: Mapping[int, list[int]] | None, *, alone: bool) -> bool:
+def rests(program: Any, held_by: Mapping[int, int], kernels: Mapping[int, list[int]] | None, *, alone: bool) -> bool:
     """Return whether only the :func:`holders` hold a program, and nothing else its kernels."""
     if kernels is None:
         return False
     mine = kernels.get(program.int_ptr, [])
-    holders_known = holders_of.get(program.int_ptr, 0) + len(mine)
-    return count_references(program) == holders_known and all(count == 1 for count in mine) and (alone or not mine)
+    references = held_by.get(program.int_ptr, 0) + len(mine)
+    return count_references(program) == references and all(count == 1 for count in mine) and (alone or not mine)
 
 
 def _source_of(program: Any) -> str | bytes | None:

@@ -106,14 +106,17 @@ def checksum(data: bytes) -> int:
     return zlib.crc32(data) ^ 0xFFFFFFFF
 
 
-def complaint(data: bytes, length: int = 0) -> str | None:
-    """Return why Mesa would not use an entry; ``None`` where it would. ``whole`` is its checksum in a larger file."""
+def complaint(data: bytes, expected: int = 0) -> str | None:
+    """Return why Mesa would not use an entry; ``None`` where it would.
+
+    ``expected`` is its checksum in a larger file, 0 if there is none.
+    """
     header = read_header(data)
     if is_foreign(data):
         return FOREIGN
     if header is None or header.payload is None:
         return "has no whole header"
-    is_same = checksum(data[header.payload :]) == header.checksum and length in (0, checksum(data))
+    is_same = checksum(data[header.payload :]) == header.checksum and expected in (0, checksum(data))
     return None if is_same else "its checksum does not match"
 
 

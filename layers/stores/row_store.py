@@ -398,8 +398,8 @@ class Rows(Store):
         except OSError as error:
             raise Unreachable(self.name, f"cannot open: {error.strerror}", root.path / file) from error
         contents = self.tables.opened(root, file).read([self._row_key(key) for key in keys])
-        findings = {key: content for key, content in zip(keys, contents, strict=True) if content is not None}
-        return read_each(lambda key: self._artifact_of(root.path / file, key, findings[key]), findings)
+        present = {key: content for key, content in zip(keys, contents, strict=True) if content is not None}
+        return read_each(lambda key: self._artifact_of(root.path / file, key, present[key]), present)
 
     def _artifact_of(self, path: Path, key: str, data: bytes | LayerError) -> Artifact:
         if isinstance(data, LayerError):

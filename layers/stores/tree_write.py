@@ -65,7 +65,7 @@ def _standing(
 
 
 def _place(tree: Tree, entries: Mapping[str, Members], outcome: Placed, guard: Guard, *, replace: bool) -> None:
-    """Stage entries in one folder, move each into its place, and sync them; add the result of each to ``done``."""
+    """Stage entries in one folder, move each into its place, and sync them; add the result of each to ``outcome``."""
     tree.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tree.opened() as root, ExitStack() as stack:
         if root is None:

@@ -206,7 +206,7 @@ class _Bar:
         self._what, self._count, self._total = what, 0.0, total
 
     def step(self, number: float = 1, what: str | None = None, total: int | None = None) -> None:
-        """Count so many things; ``what`` begins to count anew, of so many in all if that is known."""
+        """Add a number to the count; ``what`` starts a new count, of a total if that is known."""
         if what is not None:
             self._begin(what, total)
         self._count += number

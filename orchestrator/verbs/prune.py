@@ -129,17 +129,17 @@ def _longest_unused(
     book: ledger.Ledger,
     now: float,
     limit: int | None,
-    uncertain_share: tuple[int, Mapping[Layer, int]],
+    counted: tuple[int, Mapping[Layer, int]],
     *,
     notice: Callable[[str], None],
 ) -> Iterator[tuple[Layer, Entry]]:
     """Yield what goes first, until the rest fits; each entry is given with the time of its last use.
 
-    ``held`` are the bytes of all entries, and by layer those of other files, of which a share goes with each entry.
+    ``counted`` are the bytes of all entries, and by layer those of other files, of which a share goes with each entry.
     """
     if limit is None:
         return
-    of_entries, overhead = uncertain_share
+    of_entries, overhead = counted
     total, numbers = of_entries + sum(overhead.values()), Counter(layer for _, layer, _ in aged)
     excess: float = total - limit
     if excess > 0 and not aged:

@@ -253,7 +253,7 @@ def _stale_seconds(layer: Layer, total: Total) -> float | None:
     from cachectl.watching import ledger
 
     kernels = ledger.readable(layer.environment).kernels.values()
-    return sum(head.seconds.get(layer.name, 0) for head in kernels) * total.stale_bytes / total.bytes or None
+    return sum(kernel.seconds.get(layer.name, 0) for kernel in kernels) * total.stale_bytes / total.bytes or None
 
 
 def _count(layer: Layer, root: Root) -> Iterator[RootReport]:

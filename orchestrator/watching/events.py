@@ -215,8 +215,8 @@ def places_of(layers: Iterable[Layer]) -> tuple[list[WatchedPlace], dict[str, st
         for path, root in roots:
             places.setdefault(path, WatchedPlace(path)).claims.append((layer, root))
     for path, place in places.items():
-        inside = (place_inside for place_inside in places.values() if path in place_inside.path.parents)
-        place.everybodys = path in common or any(not place_inside.layers <= place.layers for place_inside in inside)
+        inside = (inner for inner in places.values() if path in inner.path.parents)
+        place.everybodys = path in common or any(not inner.layers <= place.layers for inner in inside)
     return list(places.values()), unknown
 
 

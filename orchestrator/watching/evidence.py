@@ -379,9 +379,9 @@ def settle_builds(events: Iterable[Event], layers: Iterable[LayerTrace]) -> None
                 for event in sorted(unclear, key=_start_of, reverse=True)
             }
             if left in (0, len(first), len(unclear)):
-                compiled = [*first.values()] if left == len(first) else unclear if left else []
                 for event in unclear:
-                    event["compiled"] = any(event is one for one in compiled)
+                    is_first = first[event.get("source"), event.get("options")] is event
+                    event["compiled"] = left == len(unclear) or (left == len(first) and is_first)
 
 
 def _start_of(build: Event) -> float:

@@ -157,8 +157,8 @@ class Ledger(NamedTuple):
         runs = [run for run in self.runs if run.at >= moment]
         hits, *seconds = (sum(column) for column in zip(*(run[1:5] for run in runs), strict=True)) if runs else (0,) * 4
         misses = [run.misses for run in runs if run.misses is not None]
-        kernel = sum(misses) if len(misses) == len(runs) else None
-        return Sums(len(runs), int(hits), kernel, runs[0].at if runs else None, *map(float, seconds))
+        missed = sum(misses) if len(misses) == len(runs) else None
+        return Sums(len(runs), int(hits), missed, runs[0].at if runs else None, *map(float, seconds))
 
     def worth(self, entries: Sequence[Entry]) -> list[float]:
         """Return the seconds that each entry saves: those of its kernel in its layer, shared by the entries of both.
@@ -179,8 +179,8 @@ class Ledger(NamedTuple):
 
     def saved_by(self, hits: Mapping[str, set[str]]) -> float:
         """Return the seconds that hits saved, given the layers that answered for each kernel, where measured."""
-        kernel = ((self.kernels[name].seconds, layers) for name, layers in hits.items() if name in self.kernels)
-        return sum(seconds.get(layer, 0.0) for seconds, layers in kernel for layer in layers)
+        measured = ((self.kernels[name].seconds, layers) for name, layers in hits.items() if name in self.kernels)
+        return sum(seconds.get(layer, 0.0) for seconds, layers in measured for layer in layers)
 
 
 def read(environment: Environment) -> Ledger:

@@ -193,7 +193,7 @@ def proving(
 ) -> Iterator[tuple[Proof, Mapping[str, str]]]:
     """Prove during the block, in which a command runs, that it leaves the real roots of some layers alone.
 
-    Yields the proof, which is complete after the block, and variables for the command besides those ``given``.
+    Yields the proof, which is complete after the block, and variables for the command besides those ``expected``.
     """
     layers = tuple(layers)
     with ExitStack() as block:
@@ -215,8 +215,8 @@ def proving(
 class Proof:
     """Watches the real roots of some layers, from its creation to :meth:`end`, and says then what was observed.
 
-    ``given`` are the variables that the command gets, and ``notes`` the folder of events if its Pythons are observed.
-    ``left_out`` names the layers that were meant to stay in use.
+    ``expected`` are the variables that the command gets, and ``notes`` the folder of events if its Pythons are
+    observed. ``left_out`` names the layers that were meant to stay in use.
     """
 
     def __init__(

@@ -96,8 +96,8 @@ class Reasons:
                     facts = [_facts(entry) for entry in (before, now)]
                     if facts[0] != facts[1]:
                         only = [
-                            ", ".join(f"{k} {v}" for k, v in build.items() if another.get(k) != v)
-                            for build, another in (facts, facts[::-1])
+                            ", ".join(f"{name} {value}" for name, value in own.items() if other.get(name) != value)
+                            for own, other in (facts, facts[::-1])
                         ]
                         return causes.OLDER.say(layer=name, before=only[0], now=only[1])
         return ""
@@ -122,12 +122,12 @@ class Reasons:
                 return (causes.RELINKED if this_run.is_linked and layer.part.relinks else causes.NOT_TAKEN).say(
                     layer=name
                 )
-        keys_known, other_keys = self._by_key(this_run, last_run, names)
-        if keys_known:
-            return causes.MISSING.say(layers=", ".join(sorted(keys_known)))
-        if other_keys:
+        missing, elsewhere = self._by_key(this_run, last_run, names)
+        if missing:
+            return causes.MISSING.say(layers=", ".join(sorted(missing)))
+        if elsewhere:
             although = ", though its source and options are the same" if this_run.builds else ""
-            return causes.OTHER_KEY.say(layers=", ".join(sorted(other_keys)), although=although)
+            return causes.OTHER_KEY.say(layers=", ".join(sorted(elsewhere)), although=although)
         empty = [name for name in names if self._layers[name].before == {}]
         cause = causes.EMPTY if empty else causes.UNEXPLAINED
         return cause.say(layers=", ".join(empty or names))
@@ -140,9 +140,11 @@ class Reasons:
             for removal in self._removals
             if removal.at > last_run.at and removal.layer in names and keys & {*removal.keys}
         ]
+        if not removals:
+            return ""
         layers = ", ".join(name for name in names if name in {removal.layer for removal in removals})
-        last = removals[-1] if removals else None
-        return (last and causes.REMOVED.say(layers=layers, verb=last.verb, moment=units.moment(last.at))) or ""
+        last = removals[-1]
+        return causes.REMOVED.say(layers=layers, verb=last.verb, moment=units.moment(last.at))
 
     def _by_key(self, this_run: KernelRun, last_run: ledger.Known, names: Sequence[str]) -> tuple[set[str], set[str]]:
         """Return the layers in which a kernel missed with a key that an earlier run had, and with another one."""
@@ -179,7 +181,7 @@ class Reasons:
         """Yield what differs from the last run: first what decides about keys made in Python, then the build."""
         parts = [self._layers[name].part for name in this_run.misses]
         named = {name for part in parts for name in map(distributions.normal, part.packages)}
-        here = {**({"Python": this_run.python} if any(part.modules for part in parts) else {})}
+        here = {"Python": this_run.python} if any(part.modules for part in parts) else {}
         here |= {name: version for name, version in this_run.packages.items() if name in named}
         versions_then = {"Python": last_run.python, **last_run.packages}
         for name, version in here.items():
@@ -221,17 +223,13 @@ def _facts(entry: Entry) -> dict[str, str]:
     return {**entry.details.versions, **({"device": entry.details.device} if entry.details.device else {})}
 
 
-def _of_another_name(this_run: KernelRun, keys_known: Mapping[str, ledger.Known]) -> str:
+def _of_another_name(this_run: KernelRun, kernels: Mapping[str, ledger.Known]) -> str:
     """Say that a kernel is one that an earlier run built, but for its name; nothing if it is not."""
     text = next((build.text for build in this_run.builds if build.text), None)
-    newest = sorted(keys_known.items(), key=lambda item: -item[1].at)[:_MOST_COMPARED] if text else ()
+    newest = sorted(kernels.items(), key=lambda item: -item[1].at)[:_MOST_COMPARED] if text else ()
     for name, last_run in newest:
         before = next((build.text for build in reversed(last_run.builds) if build.text), None)
-        if (
-            before
-            and len(before.splitlines()) == len((text or "").splitlines())
-            and differences.renamed(text or "", before)
-        ):
+        if before and differences.renamed(text or "", before):
             return causes.RENAMED.say(before=name)
     return ""
 

@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from itertools import islice, product
 
 from cachectl.layers.base.errors import FAILURES
@@ -30,8 +31,6 @@ _MOST_VERIFIED = 2000
 _LATE = 0.05
 #: How a process pool of Python starts its workers.
 _WORKER = "multiprocessing.spawn"
-#: Kernels of earlier runs with which one of a new name is compared.
-_MOST_COMPARED = 100
 #: Seconds of stores that are worth a word.
 _LONG_STORE = 0.5
 #: Kernels that are named of those that were compiled at a launch.
@@ -127,9 +126,8 @@ class Judge:
 
         Caches that are too large for that are excluded.
         """
-        used = {event["pid"] for event in self._failed}
         for layer in self._layers.values():
-            is_watched = bool(layer.part.modules) and (self._trace.processes or used)
+            is_watched = bool(layer.part.modules and self._trace.processes)
             with suppress(*FAILURES):
                 read = layer.used_later()
                 for root in layer.layer.roots() if read or is_watched else ():
@@ -167,7 +165,7 @@ class Judge:
 
     def _hits(self, looked: int) -> str:
         """Say that every lookup that was seen hit, and why that is not warm."""
-        if any(self._cost(name) for name in self._states):
+        if any(map(self._cost, self._states)):
             return f"Every other lookup hit ({looked:,})."
         prefix = "Not warm: " if self.is_warm is False else "Unknown: "
         return f"{'' if self._trace.exit_status else prefix}{self._seen_only(looked)}."
@@ -175,13 +173,8 @@ class Judge:
     def _at_once(self) -> str:
         """Say how many threads built at once, if several did."""
         builds = [span for span in self._trace.spans if span.stage == "build"]
-        threads = {
-            (kernel.process, kernel.thread)
-            for kernel, other in product(builds, builds)
-            if (kernel.process, kernel.thread) != (other.process, other.thread)
-            and kernel.start < other.end
-            and other.start < kernel.end
-        }
+        at_once = ((a, b) for a, b in product(builds, builds) if a.start < b.end and b.start < a.end)
+        threads = {(a.process, a.thread) for a, b in at_once if (a.process, a.thread) != (b.process, b.thread)}
         return f": {len(threads)} threads built at once" if threads else ""
 
     def _waited(self, summary: timeline.Summary) -> str:
@@ -222,12 +215,12 @@ class Judge:
         failing = (name for name in self._states if self._trace.exit_status and self._fails_when_closed(name))
         return f"No cache was asked: {next(map(self._reasons.said_of, failing), 'no lookup was seen')}."
 
-    @property
+    @cached_property
     def is_warm(self) -> bool | None:
         """Whether nothing was compiled, missed or stored; ``None`` if not everything could be seen."""
         trace, summary = self._trace, self._trace.summary
         uses = [use for use in trace.layers if use.was_used]
-        if any(self._cost(name) for name in self._states):
+        if any(map(self._cost, self._states)):
             return False
         if any(use.misses or use.stores for use in uses) or self._uncached() or self._failed or self._unseen_stores():
             return False
@@ -261,7 +254,7 @@ class Judge:
         unknown = (
             []
             if is_said
-            else [kernel for kernel in self._builds if (kernel.get("driver"), kernel.get("binary")) == (None, None)]
+            else [event for event in self._builds if (event.get("driver"), event.get("binary")) == (None, None)]
         )
         times = {"compile": sum(end - start for event in unknown for start, end in event["compiles"]) / 1e9}
         idle = [
@@ -277,9 +270,10 @@ class Judge:
                 times[span.stage] = times.get(span.stage, 0.0) + seconds
         long = {stage: f"{seconds:.2f} s" for stage, seconds in times.items() if seconds >= _NOTHING}
         if [*long] == ["compile"]:
+            elsewhere = self._elsewhere()
             return (
-                f"{self._elsewhere()}: {long['compile']} of compile"
-                if self._elsewhere()
+                f"{elsewhere}: {long['compile']} of compile"
+                if elsewhere
                 else f"Compiled without a cache: {long['compile']}"
             )
         missing_cache = ", ".join(f"{seconds} of {stage}" for stage, seconds in long.items())
@@ -290,7 +284,7 @@ class Judge:
         for name, layer in self._layers.items():
             platforms = {*layer.part.platforms, *layer.layer.about.platforms}
             for view in layer.views if layer.part.files and platforms & self._platforms else ():
-                expected, root = (next(iter(kernel.roots()), None) for kernel in (layer.layer, view))
+                expected, root = (next(iter(one.roots()), None) for one in (layer.layer, view))
                 if expected is not None and root is not None and root.path != expected.path:
                     place = f"{root.path} ({root.source})"
                     return f"In the program the cache of {name} is {place}, which was not watched"

@@ -64,7 +64,7 @@ def test_the_page_has_what_report_and_ls_and_doctor_print(warm: Home) -> None:
     assert data_of(warm.cachectl("report --html -").stdout).keys() >= {"entries", "findings"}
     data, total = data_of((warm.path / "page.html").read_text()), warm.json("report")["total"]
     assert printed.stdout == warm.cachectl("report").stdout
-    # Nothing tells of every entry whether it is stale.
+    # It is not known of every entry whether it is stale.
     assert data["total"] == [total["entries"], total["bytes"], 0, False]
     keys = sorted(entry["key"] for entry in warm.json("ls")["entries"])
     assert sorted(row[4] for row in data["entries"]) == keys
