@@ -165,10 +165,10 @@ class NetworkPlace(place.StorePlace):
             counted = answer.pop("moved")
             if counted is not None:
                 self._received, self._moved = counted
-            if answer:
-                return answer, data
             if self._received - first > most:
                 raise place.BadStore(f"{self.shown} sends more than the {most:,} bytes that it may for one request")
+            if answer:
+                return answer, data
             # A server has to begin to answer, however busy this machine is.
             progress = self._received - first if window == ANSWER else self._moved - moved
             if counted is None:
