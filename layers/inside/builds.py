@@ -102,7 +102,6 @@ def _watch_builds(module: Any, notes: Any) -> None:
             event="build",
             layer="pyopencl",
             kind=kind,
-            seconds=(end - call.start) / 1e9,
             failed=failed,
             binary=_here.binary,
             heard=heard,

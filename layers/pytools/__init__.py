@@ -19,7 +19,7 @@ from cachectl.layers.base.environment import Environment, is_common_cache_home, 
 from cachectl.layers.core.declarations import EnvSwitch, Family, Places
 from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, RISKS, Code, Finding, Hazard
 from cachectl.layers.core.layer import Layer, faults_of, misread
-from cachectl.layers.core.parts import About, Event, Facts, Lookups, Outlook, Portability
+from cachectl.layers.core.parts import About, Facts, Lookups, Outlook, Portability
 from cachectl.layers.core.root import ABSENT, DISABLED, ENABLED, UNKNOWN, Root, Scope, State
 from cachectl.layers.core.store import Store
 from cachectl.layers.core.switch import NEXT_IMPORT, NOW, Switch
@@ -88,9 +88,9 @@ def _outlook(versions: Mapping[str, str], there: Facts, environment: Environment
     return None
 
 
-def _owns(event: Event, layer: str) -> bool:
-    """Return whether the dictionary of an event is the layer's."""
-    return event["layer"] == "pytools" and layer_of(str(event.get("dictionary") or "")) == layer
+def _owns(noted: str, dictionary: str, layer: str) -> bool:
+    """Return whether a dictionary is the layer's."""
+    return noted == "pytools" and layer_of(dictionary) == layer
 
 
 #: Dictionaries are watched by the methods of pytools; the identifier says to which layer each belongs.

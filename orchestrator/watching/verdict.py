@@ -16,7 +16,15 @@ from cachectl.layers.core.finding import FAILS, Finding
 from cachectl.layers.disk import place
 from cachectl.watching import causes, differences, evidence, ledger, timeline
 from cachectl.watching.kernels import read_kernels
-from cachectl.watching.programs import Event
+from cachectl.watching.program_events import (
+    BuildEnd,
+    BuildStart,
+    Event,
+    FailedLookup,
+    ProcessEnd,
+    ProcessStart,
+    of_kind,
+)
 from cachectl.watching.reasons import Reasons, keys_of
 
 #: A run that lost less than this part of its time to misses is nearly warm.
@@ -54,23 +62,23 @@ class Judge:
         self._reasons = Reasons(layers, self._states, book)
         self._known = {} if book is None else book.kernels
         self.late = {name: late for name, layer in layers.items() if (late := tuple(self._launched(layer)))}
-        started = {event["pid"]: event for event in events if event["event"] == "started" and not event.get("forked")}
-        ended = {event["pid"] for event in events if event["event"] == "ended"} | {os.getpid()}
+        started = (process for process in of_kind(events, ProcessStart) if not process.forked)
+        programs = {process.pid: " ".join(process.program) for process in started}
+        ended = {process.pid for process in of_kind(events, ProcessEnd)} | {os.getpid()}
         # Builds that had begun in each process, and have not ended.
-        open_builds = Counter(event["pid"] for event in events if event["event"] == "begun")
-        open_builds -= Counter(event["pid"] for event in events if event["event"] == "build")
+        open_builds = Counter(build.pid for build in of_kind(events, BuildStart))
+        open_builds -= Counter(build.pid for build in of_kind(events, BuildEnd))
         #: The programs that were killed in a build, or have left without Python's last steps, as a pool's workers do.
         self._cut = [
-            " ".join(event["program"])
-            for pid, event in started.items()
-            if open_builds[pid] or (pid not in ended and _WORKER not in " ".join(event["program"]))
+            program
+            for pid, program in programs.items()
+            if open_builds[pid] or (pid not in ended and _WORKER not in program)
         ]
         self._is_killed_in_build = bool(open_builds)
         #: Lookups that raised an exception, of which nothing else is known.
-        self._raised = [event for event in events if event["event"] == "raised"]
-        self._builds = [event for event in events if event["event"] == "build" and not event["failed"]]
-        #: The driver of each build that failed.
-        self._failed = [event for event in events if event["event"] == "build" and event["failed"]]
+        self._raised = of_kind(events, FailedLookup)
+        self._builds = [build for build in of_kind(events, BuildEnd) if not build.failed]
+        self._failed = [build for build in of_kind(events, BuildEnd) if build.failed]
 
     def missed(self, *, explain: bool) -> tuple[timeline.MissedKernel, ...]:
         """Return the kernels that missed, those that took most first; with ``explain`` how their sources differ."""
@@ -108,12 +116,13 @@ class Judge:
         status = self._trace.exit_status
         if status:
             yield f"The command ended with status {status}."
-        for event in self._raised[:1]:
-            owner = evidence.layer_of(event, {name: layer.part for name, layer in self._layers.items()})
-            purge = f"cachectl purge --key {shlex.quote(event['file'] + '/' + event['key'])} {owner}"
-            yield f"A lookup in {event['dictionary']} raised {event['error']}; {purge} removes the row."
+        for lookup in self._raised[:1]:
+            lookups = {name: layer.part for name, layer in self._layers.items()}
+            owner = evidence.layer_of(lookup.layer, lookup.dictionary, lookups)
+            purge = f"cachectl purge --key {shlex.quote(f'{lookup.file}/{lookup.key}')} {owner}"
+            yield f"A lookup in {lookup.dictionary} raised {lookup.error}; {purge} removes the row."
         if self._failed:
-            seconds = sum(event["seconds"] for event in self._failed)
+            seconds = sum(build.seconds for build in self._failed)
             took = f", which took {seconds:.2f} s" if seconds >= _NOTHING else ""
             yield f"{plural(len(self._failed), 'build')} failed{took}."
         if self._is_killed_in_build:
@@ -201,7 +210,7 @@ class Judge:
         Nothing is known of a cache that another program used meanwhile. A program that is made of a binary is unpacked.
         """
         counted = {use.layer: use.stores or 0 for use in self._trace.layers}
-        unpacked = Counter(event.get("driver") for event in self._builds if not event.get("kernels"))
+        unpacked = Counter(build.driver for build in self._builds if not build.kernels)
         unseen = {}
         for name, layer in self._layers.items():
             if layer.part.listeners and not layer.is_shared and layer.before is not None and layer.after is not None:
@@ -251,12 +260,8 @@ class Judge:
         # Of a cache that is off the cost is said.
         is_said = any("compile" in self._layers[name].part.saves for name in self._states)
         # By a driver without a cache that is known, of which PyOpenCL's own cache was not asked either.
-        unknown = (
-            []
-            if is_said
-            else [event for event in self._builds if (event.get("driver"), event.get("binary")) == (None, None)]
-        )
-        times = {"compile": sum(end - start for event in unknown for start, end in event["compiles"]) / 1e9}
+        unknown = [] if is_said else [build for build in self._builds if not build.driver and not build.binary]
+        times = {"compile": sum(end - start for build in unknown for start, end in build.compiles) / 1e9}
         idle = [
             layer.part.saves
             for name, layer in self._layers.items()
@@ -291,9 +296,9 @@ class Judge:
         return ""
 
     @property
-    def _platforms(self) -> set[str | None]:
+    def _platforms(self) -> set[str]:
         """The OpenCL platforms for which the run built."""
-        return {event.get("platform") for event in self._builds}
+        return {build.inputs.platform for build in self._builds}
 
     def _launched(self, layer: evidence.Evidence) -> Iterator[str]:
         """Yield what a driver compiled at launches of this run; another program may have done so meanwhile, too."""
@@ -316,7 +321,7 @@ class Judge:
 
     def _cost(self, name: str) -> str:
         """Say what a layer that is off or closed cost: failed builds, or the seconds in the stages that it saves."""
-        failed = sum(event.get("driver") in (None, name) for event in self._failed)
+        failed = sum(build.driver in ("", name) for build in self._failed)
         if failed and self._states[name].state == "closed" and "compile" in self._layers[name].part.saves:
             return f"{plural(failed, 'build')} failed"
         times: dict[str, float] = {}

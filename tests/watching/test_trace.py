@@ -172,7 +172,7 @@ dictionary.store_if_not_present(1, 2)
 EARLIER = "import pyopencl; pyopencl.get_platforms(); print('ready', flush=True); input()"
 earlier = subprocess.Popen([sys.executable, "-c", EARLIER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 earlier.stdout.readline()
-with cachectl.traced() as t:
+with cachectl.traced() as recorder:
     context, queue = kernels.started()
     if not (idle := os.fork()):
         signal.pause()
@@ -188,6 +188,7 @@ with cachectl.traced() as t:
 os.kill(idle, signal.SIGKILL)
 earlier.communicate(b"end")
 kernels.compile_and_check(context, queue, 1)
+t = recorder.trace
 counted = [[t[name].hits, t[name].misses, t[name].stores] for name in ("pytools", "pocl", "loopy")]
 stages = {span.stage for span in t.spans}
 print(json.dumps([*counted, t["pocl"].evidence, WriteOncePersistentDict.fetch.__qualname__, "lookup" in stages]))

@@ -388,11 +388,11 @@ try:
         raise ValueError
 except ValueError:
     pass
-with cachectl.traced() as t:
+with cachectl.traced() as recorder:
     pyopencl.Program(context, "__kernel void once(__global int *a) { a[0] = 1; }").build(cache_dir=False)
 with cachectl.disabled(strict=False) as held:
     print(held["pocl"].status)
-print(t.verdict, t["pocl"].state)
+print(recorder.trace.verdict, recorder.trace["pocl"].state)
 """
 
 
