@@ -107,6 +107,8 @@ class Lookups(NamedTuple):
     shared: re.Pattern[str] | None = None
     #: Why the opening of such a file shows no lookup.
     otherwise: str = ""
+    #: How often the file of a damaged entry is opened by a lookup, which misses, and by the store after it.
+    openings_of_miss: int = 1
     #: Whether every hit leaves a time of use, so that no such time means no hit.
     keeps_use: bool = False
     #: Returns whether a lookup is that of the layer with the third name, by what its watcher noted: a layer, and the

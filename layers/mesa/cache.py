@@ -95,6 +95,9 @@ class MesaShaderCache(drivers.DriverLayer):
             # Rusticl compiles a kernel when it is launched.
             saves=("compile", "launch"),
             shared=_SHARED,
+            # Who stores an entry looks whether its file is there. Source: disk_cache_write_item_to_disk in
+            # src/util/disk_cache_os.c.
+            openings_of_miss=2,
             otherwise="Mesa keeps it open, and no event says which of its entries are read",
         ),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cached_property
 from typing import NamedTuple
@@ -160,8 +160,11 @@ class Evidence:
         for path in sorted(self.used_later()):
             yield from self.part.compiled_since(path, self._began)
 
-    def take(self, uses: Iterable[Use], doubts: Mapping[str, None]) -> None:
-        """Take over what file events showed: the uses of the layer's files, and why some may be missing."""
+    def take(self, uses: Iterable[Use], doubts: Mapping[str, None], platforms: Set[str]) -> None:
+        """Take over what file events showed: the uses of the layer's files, and why some may be missing.
+
+        ``platforms`` are those for which the run built.
+        """
         shared, entries = self.part.shared, []
         self.used, self.doubts = [], {**doubts}
         for use in uses:
@@ -175,10 +178,11 @@ class Evidence:
                 continue
             self.doubts |= dict.fromkeys(sorted(history.doubts))
         listed = {**(self.before or {}), **(self.after or {})} if entries else {}
+        is_own = not self.is_shared and not platforms.isdisjoint(self.part.platforms)
         for use in sorted(entries, key=lambda use: use[2].uses[0]):
             entry = listed.get(f"{use[0].path}/{use[1]}")
-            # Those of other layers that share the root are excluded.
-            if entry is None or not entry.is_foreign:
+            # What a cache keeps for others is excluded, unless only builds of the run can have used it.
+            if entry is None or not entry.is_foreign or is_own:
                 self.used.append(self._described(use, None if entry is None else entry.bytes))
 
     @cached_property
@@ -321,12 +325,17 @@ class Evidence:
             reason = "; ".join([f"{', '.join(sorted(self._shared))}: {shown}", *doubts])
             return LayerTrace(name, hits, misses, len(new), sum(new), INFERRED, reason)
         stores = sum(entry.stores for entry in used)
-        misses = stores + sum(entry.hits for entry in used if entry.broken)
+        misses = stores + sum(-(-entry.hits // part.openings_of_miss) for entry in used if entry.broken)
         hits = sum(entry.hits for entry in used if not entry.broken)
         total = sum((entry.bytes or 0) * bool(entry.stores) for entry in used)
         doubts += self._silent(used)
         reason = "; ".join(["the kernel's file events on its entries", *doubts])
-        return LayerTrace(name, hits, misses, stores, total, INFERRED if doubts else EXACT, reason)
+        counted = LayerTrace(name, hits, misses, stores, total, INFERRED if doubts else EXACT, reason)
+        # The other program may have stored those that name no kernel.
+        unnamed = sum(entry.stores for entry in used if not entry.kernels) if self.is_shared else 0
+        if unnamed:
+            return counted._replace(misses=misses - unnamed or None, stores=stores - unnamed or None, bytes=None)
+        return counted
 
     def _silent(self, used: Sequence[EntryTrace]) -> Iterator[str]:
         """Yield why misses may have stored nothing, and so do not show."""

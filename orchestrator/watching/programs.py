@@ -103,6 +103,8 @@ class Processes:
     def _look_on(self, ended: threading.Event) -> None:
         took, last = 0.0, time.monotonic()
         while True:
+            # Even in a hurry it looks at most half of the time.
+            ended.wait(took)
             self._hurry.wait(max(_SECONDS_BETWEEN, _TIMES * took))
             if ended.is_set():
                 return

@@ -89,11 +89,12 @@ class Recorder:
         self._names |= {name for layer in self._layers.values() for name in variables_of(layer.layer)}
         texts = {file: text for layer in self._layers.values() for file, text in layer.watchers.items()}
         self._notes, self._variables = make_observer(folder, stack.environment, self._parts, self._names, texts)
-        self._files = EntryEvents(layer.layer for layer in self._layers.values() if layer.part.files)
         # Those that are listened to in programs of the run are used by others, too.
         by_files = {name: part for name, part in self._parts.items() if part.files or part.listeners}
         observed = {name: part for name, part in self._parts.items() if not part.files}
         self._processes = programs.Processes(self._notes, observed, by_files)
+        watched_layers = (layer.layer for layer in self._layers.values() if layer.part.files)
+        self._files = EntryEvents(watched_layers, arrived=self._processes.hurry)
         # Before the run: another one that ends meanwhile is no earlier one.
         read = partial(ledger.read, stack.environment)
         self._book = child.try_extra(_LEDGER, read, notice) if remembers else None
@@ -171,12 +172,14 @@ class Recorder:
     def _look_at_files(self, noted: Iterable[program_events.Event]) -> None:
         """Give each layer the environments of programs, and what file events and processes show of it."""
         files, strangers = self._files, self._processes.strangers.values()
+        platforms = {build.inputs.platform for build in program_events.of_kind(noted, BuildEnd)}
         for name, layer in self._layers.items():
             layer.live_in(program_events.environments(noted, layer.layer.environment, self._names))
+            commands = ", ".join(sorted({program.command for program in strangers if name in program.uses}))
+            layer.is_shared = bool(commands)
             if name in files.doubts and files.why_not is None:
-                layer.take(files.uses_of(name), files.doubts[name])
-            if commands := ", ".join(sorted({program.command for program in strangers if name in program.uses})):
-                layer.is_shared = True
+                layer.take(files.uses_of(name), files.doubts[name], platforms)
+            if commands:
                 layer.doubts[f"another program that may use the cache ran meanwhile: {commands}"] = None
 
     def _other_output(self, heard: bytes) -> bytes:

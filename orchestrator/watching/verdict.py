@@ -248,7 +248,8 @@ class Judge:
             reasons.append("a driver does not say whether it compiled")
         reasons += [self._stored()] if self._stored() else []
         unknown = [use.layer for use in self._trace.layers if use.was_used and None in (use.hits, use.misses)]
-        reasons += [f"misses in {', '.join(unknown)} do not show"] if unknown and not reasons else []
+        shared = ", which another program used meanwhile" * any(self._layers[name].is_shared for name in unknown)
+        reasons += [f"misses in {', '.join(unknown)}{shared} do not show"] if unknown and not reasons else []
         return f"{sentences}; {'; '.join(reasons)}" if reasons else sentences
 
     def _uncached(self) -> str:

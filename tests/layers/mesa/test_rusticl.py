@@ -3,6 +3,7 @@
 import json
 import os
 import pwd
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from homes import Home, make_home
 from support.layers import assigned, clear, clear_damaged, got, listed, python, running, verified
 from support.mesa import FOLDERS, RUSTICL, STORES, rusticl
+from support.tracing import numbers, trace
 
 from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.core.finding import Severity
@@ -68,6 +70,21 @@ def without(home: Home, *names: str) -> Home:
 
 def own_keys(home: Home, *root: str) -> set[str]:
     return {one["key"] for one in home.json("ls mesa", *root)["entries"]}
+
+
+def test_a_trace_counts_one_miss_of_a_cut_entry_and_none_of_another_program(cold: Home) -> None:
+    """The store after a miss opens the entry again; an entry that names no kernel may be the other program's."""
+    rusticl(cold, 1)
+    kernel = cold.json("ls mesa --kernel rk0")["entries"][0]["key"]
+    os.truncate(cold.path / ".cache" / FOLDERS["multi-file"] / kernel, 100)
+    program = (sys.executable, str(cold.programs / "rusticl.py"))
+    assert numbers(trace(cold, *program, "1", **RUSTICL), "mesa")[1] == 1
+    assert cold.json("purge mesa --key", kernel)["total"]["removed"] == 1
+    rusticl(cold, 1)
+    with subprocess.Popen((*program, "3"), env={**cold.variables, **RUSTICL}, stdout=subprocess.DEVNULL) as other:
+        document = trace(cold, "sh", "-c", f"{shlex.join((*program, '1'))}; sleep 4", **RUSTICL)
+    assert (other.returncode, numbers(document, "mesa")[1]) == (0, None)
+    assert document["verdict"].startswith("Unknown: every lookup that could be seen hit")
 
 
 @pytest.mark.parametrize("store", STORES)
