@@ -122,7 +122,7 @@ def find_differences(now: ledger.Build, before: ledger.Build) -> Iterator[str]:
     here, there = dict(now.variables), dict(before.variables)
     for name in sorted(here.keys() | there.keys()):
         if here.get(name) != there.get(name):
-            yield causes.CHANGED.say(name=name, now=here.get(name, "not set"), before=there.get(name, "not set"))
+            yield causes.CHANGED.say(name=name, now=here.get(name, "unset"), before=there.get(name, "unset"))
     if now.includes != before.includes:
         yield causes.INCLUDES.say(now=now.includes, before=before.includes)
     if now.options != before.options:
@@ -158,7 +158,7 @@ def _changed_source(now: str | None, before: str | None) -> str:
     macros = [{match[1]: match[2] for line in lines if (match := _MACRO.fullmatch(line))} for lines in (added, removed)]
     if len(macros[0]) == len(added) and len(macros[1]) == len(removed):
         named = [
-            causes.MACRO.say(name=name, now=macros[0].get(name, "gone"), before=macros[1].get(name, "not there"))
+            causes.MACRO.say(name=name, now=macros[0].get(name, "undefined"), before=macros[1].get(name, "undefined"))
             for name in {**macros[0], **macros[1]}
         ]
         return _cut(" and ".join(named[:NAMED]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import NamedTuple
@@ -160,7 +160,7 @@ class Evidence:
         for path in sorted(self.used_later()):
             yield from self.part.compiled_since(path, self._began)
 
-    def take(self, uses: Iterable[Use], doubts: Mapping[str, None], platforms: Set[str]) -> None:
+    def take(self, uses: Iterable[Use], doubts: Mapping[str, None], platforms: frozenset[str]) -> None:
         """Take over what file events showed: the uses of the layer's files, and why some may be missing.
 
         ``platforms`` are those for which the run built.
@@ -276,7 +276,7 @@ class Evidence:
             reason = "it is only read, which leaves no trace" if self._is_system else "it cannot be listed"
             return LayerTrace(self.layer.name, why=reason)
         if not before and not after and not part.keeps_use:
-            return LayerTrace(self.layer.name, why="it keeps no entry, and no lookup shows")
+            return LayerTrace(self.layer.name, why="it has no entries, and its lookups cannot be observed")
         new = after.keys() - before.keys()
         times = [entry.used for key, entry in after.items() if key not in new and entry.used is not None]
         hits = sum(moment >= self._began for moment in times) if times or part.keeps_use else None

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import NamedTuple, TypeVar
 
 from cachectl.layers.base.documents import parse_json
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import PARSE_ERRORS
+from cachectl.layers.core.from_json import read_fact
 from cachectl.layers.disk.plain import open_plain
 
 #: Limit on the bytes read of all processes together: some 400,000 events.
 _MOST = 128 << 20
 #: Limit on the bytes passed on from one process's error stream.
 _MOST_MESSAGES = 16 << 20
-_LARGEST_NUMBER = 1 << 62
 
 #: The variable with the folder of events of programs that build portably, without PyOpenCL's folder.
 PORTABLE = "CACHECTL_PORTABLE"
@@ -273,7 +270,7 @@ def read_events(folder: Path) -> tuple[list[Event], list[str]]:
         for line in lines:
             with suppress(*PARSE_ERRORS):
                 fields = parse_json(line)
-                events.append(_made(_KINDS[fields["event"]], {**fields, "outcome": fields["event"]}))
+                events.append(read_fact(_KINDS[fields["event"]], {**fields, "outcome": fields["event"]}))
         if not is_complete:
             unread.append(f"{path.name}: over the limit on the size of a trace")
         elif rest or len(events) - before < len(lines):
@@ -332,41 +329,3 @@ def _read(path: Path, start: int, most: int) -> tuple[bytes, bool]:
     with os.fdopen(open_plain(path), "rb") as file:
         file.seek(start)
         return file.read(most), not file.read(1)
-
-
-def _made(kind: Callable[..., _Kind], line: Mapping[str, Any]) -> _Kind:
-    """Return what a line says. Raises one of ``PARSE_ERRORS`` if a field is missing, or of another type."""
-    values: dict[str, Any] = {}
-    for name, hint in _hints(kind).items():
-        if hasattr(hint, "_fields"):
-            values[name] = _made(hint, line)
-        elif line.get(name) is not None:
-            values[name] = _valid(line[name], hint)
-    return kind(**values)
-
-
-@cache
-def _hints(kind: Callable[..., object]) -> dict[str, Any]:
-    """Return the type of each field of a kind, without its ``None``."""
-    hints = get_type_hints(kind)
-    for name, hint in hints.items():
-        if isinstance(hint, UnionType):
-            hints[name] = next(option for option in get_args(hint) if option is not NoneType)
-    return hints
-
-
-def _valid(value: object, hint: Any) -> object:  # noqa: ANN401 - a type, or a form of one
-    """Return a value of JSON as its type wants it. Raises :class:`TypeError` or :class:`ValueError`."""
-    items = get_args(hint)
-    if get_origin(hint) is tuple and isinstance(value, list):
-        hints = items[:1] * len(value) if items[1:] == (...,) else items
-        return tuple(_valid(item, one) for item, one in zip(value, hints, strict=True))
-    if get_origin(hint) is abc.Mapping and isinstance(value, dict):
-        return {_valid(name, str): _valid(text, str) for name, text in value.items()}
-    if isinstance(value, int | float) and hint in (int, float):
-        is_valid = type(value) in (int, hint) and 0 <= value <= _LARGEST_NUMBER
-    else:
-        is_valid = type(value) is hint and "\0" not in str(value)
-    if not is_valid:
-        raise TypeError(value)
-    return value

@@ -172,7 +172,7 @@ class Recorder:
     def _look_at_files(self, noted: Iterable[program_events.Event]) -> None:
         """Give each layer the environments of programs, and what file events and processes show of it."""
         files, strangers = self._files, self._processes.strangers.values()
-        platforms = {build.inputs.platform for build in program_events.of_kind(noted, BuildEnd)}
+        platforms = frozenset(build.inputs.platform for build in program_events.of_kind(noted, BuildEnd))
         for name, layer in self._layers.items():
             layer.live_in(program_events.environments(noted, layer.layer.environment, self._names))
             commands = ", ".join(sorted({program.command for program in strangers if name in program.uses}))

@@ -99,7 +99,7 @@ class Judge:
         """Return what the run lost, and why, in a sentence or two."""
         if self._trace.summary is None:
             compiled = f" {self._stored()}." if self._stored() else ""
-            return " ".join((*self._ending(), f"Unknown: no Python of the run could be watched.{compiled}"))
+            return " ".join((*self._ending(), f"Unknown: no Python process of the run could be watched.{compiled}"))
         explained_layers = {name for kernel in missed for name in kernel.layers}
         costs = {name: self._cost(name) for name in self._states if name not in explained_layers}
         ending = [*self._ending()]
@@ -108,7 +108,7 @@ class Judge:
         is_explained = sentences or len(ending) > bool(self._trace.exit_status)
         sentences.append(self._outcome(missed, self._trace.summary) or ("" if is_explained else self._nothing_asked()))
         if idle := [name for name, cost in costs.items() if not cost and self._states[name].state == "disabled"]:
-            sentences.append(f"Off, at no cost that shows: {', '.join(idle)}.")
+            sentences.append(f"Off, at no measurable cost: {', '.join(idle)}.")
         return " ".join(filter(None, (*ending, *sentences)))
 
     def _ending(self) -> Iterator[str]:
@@ -126,7 +126,7 @@ class Judge:
             took = f", which took {seconds:.2f} s" if seconds >= _NOTHING else ""
             yield f"{plural(len(self._failed), 'build')} failed{took}."
         if self._is_killed_in_build:
-            yield "A build had begun, and did not end."
+            yield "A build began and did not end."
         for finding in islice(self._damaged(), 1) if status else ():
             yield f"In {finding.layer}, {finding.key}: {finding.message}; {finding.fix} removes it."
 
@@ -156,7 +156,9 @@ class Judge:
         if unseen and not explained:
             names = ", ".join(use.layer for use in unseen)
             count = plural(sum(use.misses or 0 for use in unseen), "lookup")
-            return f"{count} missed in {names}; which kernels, and what each took, does not show{self._at_once()}."
+            return (
+                f"{count} missed in {names}; which kernels missed, and how long each took, is unknown{self._at_once()}."
+            )
         if missed:
             seconds = max(summary.missed, self._lost)
             slow = "Slow" if seconds >= _SLOW * trace.wall_seconds else "Nearly warm"
@@ -191,7 +193,7 @@ class Judge:
         seconds = sum(own for span, own in timeline.own_times(self._trace.spans) if span.stage == "store")
         if seconds < max(_LONG_STORE, summary.missed / 4):
             return ""
-        return f" {seconds:.2f} s of that are stores, which wait where another program has locked the cache."
+        return f" {seconds:.2f} s of that was spent storing, which waits while another program has the cache locked."
 
     def _stored(self) -> str:
         """Say what was stored that no watched build explains; nothing if there is nothing."""
@@ -222,7 +224,7 @@ class Judge:
 
     def _nothing_asked(self) -> str:
         failing = (name for name in self._states if self._trace.exit_status and self._fails_when_closed(name))
-        return f"No cache was asked: {next(map(self._reasons.said_of, failing), 'no lookup was seen')}."
+        return f"No cache was used: {next(map(self._reasons.said_of, failing), 'no lookup was seen')}."
 
     @cached_property
     def is_warm(self) -> bool | None:
@@ -241,15 +243,15 @@ class Judge:
 
     def _seen_only(self, looked: int) -> str:
         """Say that every lookup that was seen hit, and what was not seen."""
-        sentences = f"{'E' if self._trace.exit_status else 'e'}very lookup that could be seen hit ({looked:,})"
+        sentences = f"{'E' if self._trace.exit_status else 'e'}very observed lookup hit ({looked:,})"
         reasons = [f"{program['command']} could not be watched" for program in self._trace.unwatched]
-        reasons += [f"{program} did not end in order" for program in self._cut]
+        reasons += [f"{program} did not exit normally" for program in self._cut]
         if self._trace.summary is not None and self._trace.summary.at_least:
             reasons.append("a driver does not say whether it compiled")
         reasons += [self._stored()] if self._stored() else []
         unknown = [use.layer for use in self._trace.layers if use.was_used and None in (use.hits, use.misses)]
         shared = ", which another program used meanwhile" * any(self._layers[name].is_shared for name in unknown)
-        reasons += [f"misses in {', '.join(unknown)}{shared} do not show"] if unknown and not reasons else []
+        reasons += [f"misses in {', '.join(unknown)}{shared} cannot be counted"] if unknown and not reasons else []
         return f"{sentences}; {'; '.join(reasons)}" if reasons else sentences
 
     def _uncached(self) -> str:
@@ -283,7 +285,7 @@ class Judge:
                 else f"Compiled without a cache: {long['compile']}"
             )
         missing_cache = ", ".join(f"{seconds} of {stage}" for stage, seconds in long.items())
-        return f"No cache was asked for {missing_cache}" if long else ""
+        return f"No cache was used for {missing_cache}" if long else ""
 
     def _elsewhere(self) -> str:
         """Say that a driver's cache is another folder in a program than in the shell, so that it was not watched."""
@@ -293,7 +295,7 @@ class Judge:
                 expected, root = (next(iter(one.roots()), None) for one in (layer.layer, view))
                 if expected is not None and root is not None and root.path != expected.path:
                     place = f"{root.path} ({root.source})"
-                    return f"In the program the cache of {name} is {place}, which was not watched"
+                    return f"The {name} cache of the program is {place}, which was not watched"
         return ""
 
     @property
@@ -378,9 +380,9 @@ def _loss(missed: Sequence[timeline.MissedKernel], slow: str, lost: str) -> str:
     if len({kernel.because for kernel in named}) > 1:
         because = f": `{first.kernel}` ({first.seconds:.2f} s) because {first.because}"
     elif first.because == causes.NEW.say() and len(named) > 1:
-        slow, because = "Cold", ", none of which the ledger of traces knows"
+        slow, because = "Cold", ", none of which an earlier traced run built"
     if not lost:
         layers = ", ".join(dict.fromkeys(name for kernel in named for name in kernel.layers))
         what = what.removeprefix("compiling ")
-        return f"Not warm: {what} missed in {layers}{because}. What that took does not show."
+        return f"Not warm: {what} missed in {layers}{because}. How long that took is unknown."
     return f"{slow}: {lost} went into {what}{because}."

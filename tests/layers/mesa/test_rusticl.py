@@ -84,7 +84,7 @@ def test_a_trace_counts_one_miss_of_a_cut_entry_and_none_of_another_program(cold
     with subprocess.Popen((*program, "3"), env={**cold.variables, **RUSTICL}, stdout=subprocess.DEVNULL) as other:
         document = trace(cold, "sh", "-c", f"{shlex.join((*program, '1'))}; sleep 4", **RUSTICL)
     assert (other.returncode, numbers(document, "mesa")[1]) == (0, None)
-    assert document["verdict"].startswith("Unknown: every lookup that could be seen hit")
+    assert document["verdict"].startswith("Unknown: every observed lookup hit")
 
 
 @pytest.mark.parametrize("store", STORES)
