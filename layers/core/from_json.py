@@ -40,6 +40,14 @@ def _hints(kind: Callable[..., object]) -> dict[str, Any]:
 
 def _read(hint: Any, value: object) -> Any:  # noqa: ANN401 - a type, and its value
     """Return a value of JSON as a type wants it; a NamedTuple may be a list of its fields."""
+    if hint is str and isinstance(value, str) and "\0" not in value:
+        return value
+    if hint is bool and isinstance(value, bool):
+        return value
+    if hint in (int, float) and isinstance(value, int | float):
+        if type(value) in (int, hint) and 0 <= value <= _LARGEST_NUMBER:
+            return value
+        raise ValueError(f"{value!r:.80} is out of range, or no number of its kind")
     kind, inner = get_origin(hint) or hint, get_args(hint)
     if hasattr(kind, "_fields") and isinstance(value, dict | list):
         return read_fact(kind, value if isinstance(value, dict) else dict(zip(kind._fields, value, strict=False)))
@@ -48,10 +56,4 @@ def _read(hint: Any, value: object) -> Any:  # noqa: ANN401 - a type, and its va
         return kind(_read(*pair) for pair in zip(hints, value, strict=True))
     if kind in (dict, abc.Mapping) and isinstance(value, dict):
         return {_read(inner[0], name): _read(inner[1], item) for name, item in value.items()}
-    if kind in (int, float) and isinstance(value, int | float):
-        is_valid = type(value) in (int, kind) and 0 <= value <= _LARGEST_NUMBER
-    else:
-        is_valid = type(value) is kind and "\0" not in str(value)
-    if not is_valid:
-        raise TypeError(f"{value!r:.80} is no {hint}")
-    return value
+    raise TypeError(f"{value!r:.80} is no {hint}")

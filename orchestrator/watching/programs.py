@@ -105,7 +105,7 @@ class Processes:
         while True:
             # Even in a hurry it looks at most half of the time.
             ended.wait(took)
-            self._hurry.wait(max(_SECONDS_BETWEEN, _TIMES * took))
+            self._hurry.wait(max(_SECONDS_BETWEEN, _TIMES * took) - took)
             if ended.is_set():
                 return
             begun = time.monotonic()
