@@ -38,7 +38,7 @@ COLLISION = Cause(
     "nothing: both are compiled again in turn, which a new version of the library ends",
 )
 UNCOMPARED = Cause(
-    "it was not compared with earlier runs",
+    "earlier runs were not compared",
     "`--no-ledger`, or a ledger that cannot be read",
     _SEEN,
     "trace it without `--no-ledger`",
