@@ -28,8 +28,9 @@ def layer(tmp_path: Path) -> Layer:
 
 
 def index(layer: Layer) -> form.SizeIndex:
-    records = form.read_index((root_of(layer) / "index").read_bytes())
-    assert records is not None
+    data = (root_of(layer) / "index").read_bytes()
+    records, _ = form.split_index(data)
+    assert form.write_index(records) == data
     return records
 
 
@@ -63,7 +64,7 @@ def test_an_index_is_made_in_the_opened_folder(layer: Layer, tmp_path: Path, mon
     monkeypatch.setattr("cachectl.layers.disk.locks.record_lock", exchange_and_lock)
     layer.put(entry.key, artifact)
     assert os.listdir(tmp_path / "outside") == []
-    assert len(form.read_index((tmp_path / "moved/index").read_bytes()) or ()) == 40
+    assert len(form.split_index((tmp_path / "moved/index").read_bytes())[0]) == 40
 
 
 def made_up_entry(number: int) -> tuple[str, bytes]:
@@ -222,4 +223,4 @@ def test_an_index_whose_sizes_exceed_every_total_is_read_and_written() -> None:
     """A bit that flipped in two sizes: their sum does not fit the field."""
     records = ((1, 2**64 - 1), (2, 2**64 - 1))
     assert form.split_index(form.write_index(records))[0] == records
-    assert form.read_index(form.write_index(((1, 5),))[:16] + b"\xff" * 16) is None
+    assert form.split_index(form.write_index(((1, 5),))[:16] + b"\xff" * 16)[0] == ((2**64 - 1, 2**64 - 1),)

@@ -157,7 +157,7 @@ def sizes_in(root: Path) -> dict[int, int]:
 
 #: What the account of a product says of a root, and what it is to say.
 ACCOUNTS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
-    "cuda": (lambda root: dict(cuda.read_index((root / "index").read_bytes()) or ()), sizes_in),
+    "cuda": (lambda root: dict(cuda.split_index((root / "index").read_bytes())[0]), sizes_in),
     "neo": (lambda root: number_in(root / "config.file"), held),
     "mesa multi-file": (
         lambda root: number_in(root / "index"),
@@ -289,7 +289,7 @@ REFUSED = {
     "pocl": [
         *((NEW_KEY, pack(files), "holds no program") for files in ({}, {"last_accessed": b""}, {"build.log": b"x"})),
         *((NEW_KEY, pack({path: b"x"}), "unsafe member") for path in ("../escape", "/etc/passwd", "k/../../x")),
-        (NEW_KEY, pack({"thesis.tex": b"x"}), "is no file of an entry"),
+        (NEW_KEY, pack({"thesis.tex": b"x"}), "does not belong to an entry"),
     ],
 }  # fmt: skip
 

@@ -176,7 +176,7 @@ def test_rows_of_which_some_stay_need_room_and_say_so(disk: Path) -> None:
     os.truncate(filler, filler.stat().st_size - (1 << 16))
     status, said = purged(disk, "pytools", "--key", f"{file.name}/{key}")
     (note,) = said["skipped"]
-    reason = "its rows are gone, but there is no room to make the file smaller now"
+    reason = "its rows were deleted, but there is no room to shrink the file now"
     assert (status, said["removed"], note["because"]) == (0, 1, reason)
     assert state(file) == ("ok", ROWS - 1)
 
