@@ -46,9 +46,9 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("", ON, "default"),
         ("NEO_CACHE_PERSISTENT=1", ON, "=1"),
         ("NEO_CACHE_PERSISTENT=0", OFF, "@", "off"),
-        ("NEO_CACHE_PERSISTENT=true|", OFF, "takes it for 0", "variable"),
-        ("NEO_CACHE_DIR={tmp}/new/er", OFF, "er is not there (NEO_CACHE_DIR)", "folder"),
-        ("XDG_CACHE_HOME={tmp}/new", OFF, "new is not there (XDG_CACHE_HOME)", "folder"),
+        ("NEO_CACHE_PERSISTENT=true|", OFF, "reads it as 0", "variable"),
+        ("NEO_CACHE_DIR={tmp}/new/er", OFF, "er is missing (NEO_CACHE_DIR)", "folder"),
+        ("XDG_CACHE_HOME={tmp}/new", OFF, "new is missing (XDG_CACHE_HOME)", "folder"),
         ("HOME=", OFF, "HOME is not set", "variable"),
         ("NEO_CACHE_MAX_SIZE=1G", ON, "takes it for 1", "variable"),
         ("NEO_CACHE_MAX_SIZE=big", ON, "takes it for 0", "variable", Severity.WASTES),
@@ -125,7 +125,7 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "pytools": [
         ("SUMPY_NO_CACHE=1", ON, "off for sumpy only", "off"),
-        ("SUMPY_NO_CACHE=0|", ON, "its value is not read", "variable"),
+        ("SUMPY_NO_CACHE=0|", ON, "its value is ignored", "variable"),
     ],
     "miopen": [
         ("MIOPEN_DISABLE_CACHE=1|enable", OFF, "@", "off"),
@@ -291,7 +291,7 @@ def test_a_variable_is_judged_by_the_releases_that_known_pythons_have(
     known = [own_python(environment), python]
     monkeypatch.setattr("cachectl.layers.host.pythons.pythons_of", lambda _: known)
     layer = built_in_layer("loopy", environment)
-    assert "loopy 2024.1 asks only whether it is set" in layer.state().why
+    assert "loopy 2024.1 checks only whether it is set" in layer.state().why
     assert layer.state().condition is OFF
     newer = python._replace(installed={"loopy": "2025.2"}.get)
     known.insert(1, newer)

@@ -113,7 +113,7 @@ def test_a_package_is_named_where_there_is_one_that_the_library_reads(
     monkeypatch.setattr(by_library, "_PACKAGED_INTO", regex(rf"{tmp_path}/opt/rocm-[^/]+/share/miopen/db"))
     paths = ":".join(str(folder.parents[2] / "lib") for folder in folders)
     fixes = {
-        (found.root, found.message.split()[6].strip(",")): found.fix
+        (found.root, found.message.split()[6].strip(":")): found.fix
         for found in machine.findings(LD_LIBRARY_PATH=paths)
     }
     package = "miopen-hip-gfx900kdb"
@@ -149,7 +149,7 @@ def test_the_users_own_kernels_are_pushed_to_where_the_library_looks(tmp_path: P
     folder = machine.library(machine.site / "torch")
     store(user_file(tmp_path, "gfx1030_36"), ROWS)
     (found,) = machine.findings()
-    assert found.message.startswith("no system kernels for the GPU gfx1030, ")
+    assert found.message.startswith("no system kernels for the GPU gfx1030: ")
     shell(tmp_path, found.fix)
     assert stored(folder / "gfx1030.kdb") == [(NAME, ARGS, *packed(CODE))]
     assert machine.findings() == []
