@@ -51,7 +51,7 @@ def test_a_purge_leaves_what_programs_hold(
         named = f"PID {program.pid} ("
         because = {note.key: note.because for note in plan.skipped if note.key in held}
         assert because.keys() == held
-        assert all(named in reason and "purge again after its end" in reason for reason in because.values())
+        assert all(named in reason and "purge again when that has ended" in reason for reason in because.values())
         outcome = layer.clear(plan)
         assert (outcome.removed, outcome.failed) == (6, ())
         assert set(keys_of(layer)) == held

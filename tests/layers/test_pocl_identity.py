@@ -139,7 +139,7 @@ def test_what_no_lookup_reads_or_only_elsewhere_fails_is_left(home: Home) -> Non
     code.write_bytes(data.replace(b"libc.so.6\0", b"libc.so.9\0"))
     (missing,) = verified(layer)
     assert (missing.code, missing.severity, missing.thing) == ("doubtful", Severity.RISKS, None)
-    assert missing.message.endswith("foo.so: needs libc.so.9, which is not here")
+    assert missing.message.endswith("foo.so: needs libc.so.9, which is missing here")
     assert home.run(*RUN, "foo", check=False).returncode
     assert home.cachectl("purge --damaged pocl").returncode == 0
     assert code.exists()

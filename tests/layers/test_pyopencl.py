@@ -151,7 +151,7 @@ def test_the_oldest_release_asks_only_whether_its_variable_is_set(layer: PyOpenC
     there = PyOpenCLBinaries(layer.environment._replace(variables=variables, installed=lambda _name: "2024.1"))
     assert there.state().condition is Condition.DISABLED
     (found,) = [finding for finding in there.diagnose() if finding.code == "variable"]
-    outcome = "switches PyOpenCL program binaries off all the same: pyopencl 2024.1 asks only whether it is set"
+    outcome = "switches PyOpenCL program binaries off all the same: pyopencl 2024.1 checks only whether it is set"
     assert there.state().why == found.message == f"PYOPENCL_NO_CACHE={value!r} {outcome}"
 
 
