@@ -81,10 +81,7 @@ class EntryFileCodec(Codec):
 
 
 class ComputeCache(files.Files):
-    """One file for each entry, two levels deep, recognised by name and header, and the driver's index.
-
-    The index lists entries and their sizes. If it is missing or empty, the driver drops every entry.
-    """
+    """One file for each entry, two levels deep, and an index, without which the driver drops every entry."""
 
     shapes = (_SHAPE, _INDEX, *_LIKE)
     codec = EntryFileCodec()
@@ -104,7 +101,7 @@ class ComputeCache(files.Files):
         except OSError as error:
             yield unreadable(root.path / INDEX, error)
         if not (is_whole(index) or is_other_version(index, _INDEX_HEADER)):
-            yield Problem(root.path / INDEX, "index", "is not whole")
+            yield Problem(root.path / INDEX, "index", "is incomplete")
         listed = dict(split_index(index)[0])
         for leaf in self.tree_of(root).scan(head=HEADER.size):
             if isinstance(leaf, Problem) or leaf.entry.is_unknown or stated_size(leaf.head) is not None:
@@ -198,10 +195,7 @@ class ComputeCache(files.Files):
                     atomic.overwrite(handle, old, new)
 
     def _records(self, root: Root, old: Mapping[int, int], folder: int | None = None) -> SizeIndex:
-        """Return the records that the index should have; ``folder`` is the root if it is open.
-
-        What cannot be read keeps its records, and so do incomplete files: without one nothing shows whose they are.
-        """
+        """Return the index of the root, which may be open; unreadable and incomplete files keep their records."""
         sizes: dict[int, int] = {}
         new: list[tuple[int, int]] = []
         for leaf in Tree(self.name, root.path, _SHAPE, handle=folder).scan(head=HEADER.size):
@@ -232,7 +226,7 @@ class ComputeCache(files.Files):
             return
         records = self._records(root, dict(index or ()))
         if index is None and (records or data):
-            state = "is not whole" if data else "is empty or missing"
+            state = "is incomplete" if data else "is empty or missing"
             complaint = f"the index {state}: the driver drops every entry when it next stores one"
         elif index is not None and (dict(records) != dict(index) or not data.startswith(write_index(index))):
             complaint = "the index does not list the entries that are there"

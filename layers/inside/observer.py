@@ -310,10 +310,7 @@ class Notes:
 
 
 def observe(folder: str, site: str) -> Notes:
-    """Watch the libraries of this process, and record events in the folder.
-
-    ``site`` is the folder of the table, and of the files that it names.
-    """
+    """Watch the libraries of this process by the table in ``site``, and record events in the folder."""
     with open(os.path.join(site, TABLE), encoding="utf-8") as stream:
         notes = Notes(folder, site, json.load(stream))
     notes.start()

@@ -62,7 +62,7 @@ class Listener:
         self._notes = notes
         self._pid = 0
         self._path = ""
-        #: The offset in the file where the messages of the present builds begin.
+        #: The offset in the file at which the messages of the present builds begin.
         self._start = 0
         self._file: int | None = None
         self._own: int | None = None

@@ -93,10 +93,7 @@ def watch(module: ModuleType, notes: Notes) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _quieted(text: str) -> str:
-    """Return a text without comments and strings, with the same lines.
-
-    Raises :class:`Needed` if an include may be written in an unusual way.
-    """
+    """Return a text without comments and strings, with the same lines. Raises :class:`Needed` for unusual includes."""
     if _STRANGE.search(text):
         raise Needed("unusual characters")
     quiet = _QUIET.sub(lambda match: " " + "\n" * match[0].count("\n"), text)
@@ -117,10 +114,7 @@ class Headers:
         self._once: set[str] = set()
 
     def put_into(self, text: str) -> str:
-        """Return a source with headers in place of their includes.
-
-        Raises :class:`Needed` if another include remains, or one of the other folders may have the header too.
-        """
+        """Return a source with headers in place of their includes. Raises :class:`Needed` if that is not certain."""
         plain = _SPLICE.sub("", text) if "\\" in text else text
         # Searching for a word takes much less time than matching a pattern.
         is_plain = not any(word in plain for word in ("include", "import", "??/"))

@@ -120,10 +120,7 @@ class MesaShaderCache(drivers.DriverLayer):
         return ShaderCache()
 
     def roots(self) -> tuple[Root, ...]:
-        """Resolve as Mesa does when a device is first opened, the form in use first.
-
-        Releases before 2025 ignore ``HOME`` and use the account's home folder. If the two differ, both are roots.
-        """
+        """Resolve as Mesa does, the form in use first; releases before 2025 use the account's home, not ``HOME``."""
         values = ((form, self.environment.get(variable) or "") for form, variable in _SELECTORS.items())
         selected = (form for form, value in values if re.fullmatch(_TRUE, value, re.IGNORECASE | re.ASCII))
         used = next(selected, MULTI_FILE)

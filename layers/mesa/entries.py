@@ -111,7 +111,7 @@ def complaint(data: bytes, expected: int = 0) -> str | None:
     if is_foreign(data):
         return FOREIGN
     if header is None or header.payload is None:
-        return "has no whole header"
+        return "has no complete header"
     is_same = checksum(data[header.payload :]) == header.checksum and expected in (0, checksum(data))
     return None if is_same else "its checksum does not match"
 
@@ -172,10 +172,7 @@ def kernels_in(data: bytes) -> tuple[str, ...] | None:
 
 
 def owned(entries: Iterable[Entry], read: Callable[[Entry], bytes | None], *, contents: bool) -> Iterator[Found]:
-    """Yield entries with their owners, by driver and device, and a problem for each that cannot be read.
-
-    Kernel names are unpacked only with ``contents``.
-    """
+    """Yield entries with their owners, by driver and device, and a problem for each that cannot be read."""
     problems: dict[str, Problem] = {}
 
     def kernels_of(entry: Entry) -> tuple[str, ...] | None:

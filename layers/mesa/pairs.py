@@ -180,10 +180,7 @@ class Pair(TableFile):
             return [self._content(listed[name]) if name in listed else None for name in keys]
 
     def check(self) -> bool:
-        """Return whether the files are there.
-
-        Raises :class:`Damaged` if the index is not that of the data file, and :class:`Refused` if it is not understood.
-        """
+        """Return whether the files exist. Raises :class:`LayerError` if the index does not fit or is unknown."""
         with self._opened() as is_there:
             if not is_there and plain.status_at(self.path) is not None:
                 raise Damaged(self.layer, "its index is missing, so Mesa finds none of its entries", self.path)

@@ -193,10 +193,7 @@ class EntryFiles(files.Files):
             yield lambda: processes.using(cache.OPENED, processes=self.environment.processes) == ()
 
     def _recount(self, root: Root) -> None:
-        """Write the size of the blocks on disk into the index, to which Mesa only adds until it drops entries.
-
-        Raises :class:`Unreachable` if some entries cannot be counted.
-        """
+        """Write the size on disk into the index, to which Mesa only adds. May raise :class:`Unreachable`."""
         try:
             handle = plain.open_plain(root.path / "index", flags=os.O_RDWR)
         except OSError as error:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from cachectl.layers.base.environment import Environment, answered_once
 from cachectl.layers.base.lazy import regex
@@ -116,13 +116,10 @@ def _user_roots(variable: str, home_folder: str, profile_folder: str, environmen
 
 
 def _system_roots(environment: Environment, *, expands: bool) -> tuple[Root, ...]:
-    """Return the databases shipped with MIOpen: the named folder, or one relative to each library found.
-
-    With ``expands`` every ``~`` in the variable means the home.
-    """
+    """Return the folder of the databases shipped with MIOpen: the named one, or one for each library found."""
     if named := environment.get(SYSTEM):
         path = expand(environment, named) if expands else environment.absolute(named)
-        literal = "" if "~" not in named or expands else " (its ~ is taken as it stands)"
+        literal = "" if "~" not in named or expands else " (its ~ is taken literally)"
         return (Root(path, Scope.SYSTEM, SYSTEM + literal),)
     sources: dict[str, str] = {}
     for library in libraries(environment):
@@ -202,16 +199,13 @@ def _by_openings(openings: int, stores: int, environment: Environment) -> tuple[
     return openings - 2 * stores, stores
 
 
-def _place_of_file(layer: Any, file: Path) -> Path | None:  # noqa: ANN401 - a layer that is defined below
+def _place_of_file(layer: MIOpenLayer, file: Path) -> Path | None:
     root = next(iter(layer.roots()), None)
     return None if root is None else layer.store.tables.place_of(root, file)
 
 
 class MIOpenLayer(Layer):
-    """A layer of MIOpen's databases, by its declared places and switch.
-
-    It predicts no hit on another machine: only MIOpen itself knows which device it would name.
-    """
+    """A layer of MIOpen's databases. Only MIOpen itself could predict hits on another machine."""
 
     if TYPE_CHECKING:
         store: MIOpenDatabases
@@ -272,8 +266,8 @@ class MIOpenKernels(MIOpenLayer):
             HARMLESS, "sqlite lets one of them write at a time; the others wait, for up to half a minute"
         ),
         uses={
-            Use.WRITE: Hazard(FAILS, "MIOpen throws, even where it only looks up"),
-            Use.OPEN: Hazard(FAILS, "MIOpen throws, even where it only looks up"),
+            Use.WRITE: Hazard(FAILS, "MIOpen throws, even when it only looks up"),
+            Use.OPEN: Hazard(FAILS, "MIOpen throws, even when it only looks up"),
             Use.CHANGE: Hazard(RISKS, "MIOpen throws when it stores a kernel there"),
         },
         lookups=_LOOKUPS._replace(by_openings=_by_openings),

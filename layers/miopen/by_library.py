@@ -30,7 +30,7 @@ _ENDINGS = {"kdb": (".kdb",), "fdb.txt": (".HIP.fdb.txt",), "db.txt": (".db.txt"
 
 
 class Lookup(NamedTuple):
-    """What ``reader``, a library or the variable for all of them, looks for in a folder: the first existing ``names``.
+    """What ``reader`` (a library, or the variable for all) looks for in a folder: the first of ``names`` that exists.
 
     ``device`` is an architecture with its modes; ``words`` also say what exists, and ``is_hit`` whether it is opened.
     """

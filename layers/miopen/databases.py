@@ -282,7 +282,7 @@ class MIOpenTables(row_store.TableFormat):
 
 
 def _judged(entry: Entry, sightings: record.Record, *, are_known: bool) -> Entry:
-    """Return an entry, stale if no MIOpen can hit it by the record: each opens only files of its own version."""
+    """Return an entry, stale if by the record no MIOpen can hit it: each opens only files of its own version."""
     version = entry.details.versions.get("miopen")
     if version is None:
         return entry

@@ -79,10 +79,7 @@ def join_kernel_key(parts: Iterable[str]) -> str:
 
 
 def decode(values: rows.Values) -> bytes:
-    """Return the kernel of a row, as ``KernDb::FindRecordUnsafe`` does.
-
-    Raises :class:`ValueError` with the reason if MIOpen could not use the row.
-    """
+    """Return the kernel of a row. Raises :class:`ValueError` if ``KernDb::FindRecordUnsafe`` rejects it."""
     blob, proof, stated = values
     data, size = rows.as_bytes(blob), _as_integer(stated)
     # The function that unpacks takes an unsigned size of 32 bits.
@@ -101,10 +98,7 @@ def _as_integer(value: object) -> int:
 
 
 def _unpacked(blob: bytes, size: int) -> bytes:
-    """Unpack the first bz2 stream of a blob, which is all that MIOpen reads, to at most ``size`` bytes.
-
-    Raises :class:`Unreachable` if that is more than any kernel has.
-    """
+    """Unpack the first bz2 stream of a blob, which is all that MIOpen reads, to at most ``size`` bytes."""
     import bz2
 
     most = min(size, _LARGEST)

@@ -37,10 +37,7 @@ def read_version(library: str) -> str | None:
 
 
 def note_here(environment: Environment, *, reads: bool) -> record.Record:
-    """Note the MIOpens that programs of this environment find, and return the record.
-
-    Their libraries have hundreds of MiB, so new ones are read only with ``reads``.
-    """
+    """Note the MIOpens found here, and return the record; ``reads`` allows reading new libraries of hundreds of MiB."""
     sightings = record.record_of(environment)
     for library in miopen.libraries(environment) if environment.searches_pythons and reads else ():
         if sightings.version_at(PRODUCT, library) is None:

@@ -131,7 +131,7 @@ class TuningTables(databases.MIOpenTables):
         return finding_of(self, root, Problem(root.path / file, "unreadable", error.message))
 
     def damages(self, key: str, data: bytes) -> Iterator[Damage]:
-        """Yield that a line is no record, or has another key."""
+        """Yield that a line is not a record, or has another key."""
         name = key.partition(databases.SEPARATOR)[2].encode(errors="surrogateescape")
         complaint = records.record_complaint(data)
         if complaint is None and data.partition(b"=")[0] != name:

@@ -105,10 +105,7 @@ class NeoCodec(Codec):
 
 
 class NeoPrograms(files.Files):
-    """Programs, flat in older releases and two levels deep in newer ones, and the driver's account.
-
-    The account is the sum of the entries' bytes, which the driver updates under a lock.
-    """
+    """Programs, flat in older releases and two levels deep in newer ones, and the driver's sum of their bytes."""
 
     shapes = _SHAPES
     codec = NeoCodec()
@@ -209,10 +206,7 @@ def _kernels(data: bytes, at: int, count: int) -> Iterator[str]:
 
 
 def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:
-    """Return what is wrong with the account, given the bytes of the entries of each kind.
-
-    A driver that counts again counts only its own kind, so the account may be less than the sum.
-    """
+    """Return what is wrong with the account; a driver that counts again counts only one of these kinds."""
     if not account:
         return None
     if len(account) != _TOTAL.size:

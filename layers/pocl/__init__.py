@@ -62,10 +62,7 @@ def _facts(environment: Environment) -> Facts:
 
 
 def _of_entry(versions: Mapping[str, str], there: Facts) -> Facts:
-    """Keep only the PoCL whose LLVM compiled an entry; it is unknown if none has it, such as after an update.
-
-    A shared LLVM may have been updated too, but not to another major version.
-    """
+    """Keep only the PoCL whose LLVM compiled an entry, by the major version; it is unknown if none has it."""
     compiler = f"LLVM {versions.get('llvm', '').partition('.')[0]}."
     pairs = zip(*((there.get(name) or "").split(OR) for name in _DRIVER), strict=False)
     built = [dict(zip(_DRIVER, pair, strict=True)) for pair in pairs if compiler in pair[0]]
@@ -101,10 +98,7 @@ def _weigh(path: str) -> int | None:
 
 
 def _compilations(path: str) -> tuple[Compilation, ...]:
-    """Return the compilations that a program's folder shows: PoCL makes it after a miss.
-
-    A kernel is compiled for each work-group shape when it is first launched with it.
-    """
+    """Return the compilations in a program's folder: a kernel is compiled for each work-group shape at launch."""
     try:
         born, compiled = birth_time(path), os.stat(os.path.join(path, BITCODE)).st_mtime
         times: list[Compilation] = [] if born is None else [(None, born, compiled)]
@@ -157,10 +151,7 @@ _LOOKUPS = Lookups(
 
 
 def birth_time(path: str) -> float | None:
-    """Return when a file or folder was made (epoch seconds), which ``os.stat`` does not tell on Linux.
-
-    ``None`` if the system does not record it. Links are not followed.
-    """
+    """Return when a file or folder, not a link, was made (epoch seconds), ``None`` if the system does not record it."""
     import ctypes
     import struct
 
@@ -195,7 +186,7 @@ class PoclKernels(drivers.DriverLayer):
             Use.EXECUTE: Hazard(FAILS, "PoCL aborts when it loads a kernel"),
         },
         needs_place=True,
-        unchecked="machine code, the records of LLVM bitcode, and whether a whole program has its own key",
+        unchecked="machine code, the records of LLVM bitcode, and whether an intact program has its own key",
         reveals="paths of your home, in bitcode",
         portability=_PORTABILITY,
         lookups=_LOOKUPS,
@@ -240,7 +231,7 @@ class PoclKernels(drivers.DriverLayer):
     def roots(self) -> tuple[Root, ...]:
         """Resolve as PoCL does when its first device is opened.
 
-        ``POCL_CACHE_DIR`` is used as it stands, with the cache on or off; every other rule appends a leaf for each.
+        ``POCL_CACHE_DIR`` is used as is, with the cache on or off; every other rule appends a leaf for each.
         """
         environment, place = self.environment, self.places.place(self.environment)
         if place is None:

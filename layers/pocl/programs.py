@@ -78,10 +78,7 @@ _SUFFIX = r"\.(?:cl|preproc\.cl|so|so\.o|spirv|spv|bc|s|binary|map)"
 
 
 def _temporaries(drawn: str) -> tuple[trees.Shape, ...]:
-    """Return the shapes of temporaries with these random characters in their names.
-
-    The last one, for a compile, is safe only in a folder with PoCL's name.
-    """
+    """Return the shapes of temporaries with such random characters; the last is safe only in PoCL's own folder."""
     leaked, uncached, compiling = map(regex, (f"tempfile_{drawn}", f"{UNCACHED}{drawn}", f"tempfile_{drawn}{_SUFFIX}"))
     built = trees.Shape(
         (uncached,), folders=True, members=MEMBERS, because="a program built with the cache off", private=True
@@ -357,8 +354,8 @@ def users_of(root: Path, environment: Environment) -> tuple[int, ...] | None:
 def _may_use(number: int, root: Path, environment: Environment) -> bool:
     """Return whether a process uses a root, by its initial variables or its mapped files, or may do so.
 
-    It may if it is this very process, whose variables change, or if its variables name no absolute folder: where a
-    program was started is unknown.
+    It may if it is this very process, whose variables change, or if its variables name no absolute folder, because the
+    directory in which a program started is unknown.
     """
     folder = environment.processes
     variables = processes.first_variables(number, processes=folder)

@@ -47,10 +47,7 @@ _BYPASSES_SINCE = (2024, 2, 3)
 
 
 def bypassed_on(environment: Environment) -> frozenset[str]:
-    """Return the makers of the drivers whose programs PyOpenCL does not keep, by its release.
-
-    If the environment's own Python has no PyOpenCL, the releases of other known ones count.
-    """
+    """Return the makers of drivers whose programs PyOpenCL does not keep, by its release here or in known Pythons."""
     versions = [environment.installed("pyopencl")]
     if versions == [None]:
         from cachectl.layers.host.pythons import pythons_of
@@ -61,10 +58,7 @@ def bypassed_on(environment: Environment) -> frozenset[str]:
 
 
 def _facts(environment: Environment) -> Facts:
-    """Return versions, the include folder, and the names of the OpenCL drivers.
-
-    The names are unknown if several drivers whose binaries PyOpenCL keeps share one.
-    """
+    """Return versions, include folder, and names of drivers, unless several whose binaries are kept share one."""
     packages = {name: environment.installed(name) for name in ("pyopencl", "pytools")}
     names = sorted(drivers.opencl_drivers(environment))
     kept = [name for name in names if name not in bypassed_on(environment)]
@@ -118,7 +112,7 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
             (Use.WRITE, Use.CHANGE),
             Hazard(FAILS, "every build by PyOpenCL fails, after a minute where its lock cannot be made"),
         ),
-        unchecked="machine code, the records of LLVM bitcode, whether a whole program has its own key, and binaries "
+        unchecked="machine code, the records of LLVM bitcode, whether an intact program has its own key, and binaries "
         "whose format only their driver knows",
         reveals="source text of your kernels, paths of included headers",
         # PyOpenCL adds a random constant to each build, so the cache of these drivers never answers (``cache.py``).
@@ -199,7 +193,7 @@ class PyOpenCLInvoker(pytools.PytoolsDictionaries):
     opened_by = ("pyopencl.invoker", "pyopencl.scan")
 
     def disable(self) -> Switch:
-        """Return PyOpenCL's switch; patches prevent that releases up to 2024.1 store invokers all the same."""
+        """Return PyOpenCL's switch; patches keep releases up to 2024.1 from storing invokers all the same."""
         release = release_of(self.environment.installed("pyopencl"))
         stores_nothing = release is None or release >= _STORES_NOTHING_SINCE
         patches = () if stores_nothing else super().disable().patches

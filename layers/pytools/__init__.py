@@ -124,10 +124,7 @@ class UserCacheLayer(Layer):
     opened_by: ClassVar[tuple[str, ...]] = ()
 
     def roots(self) -> tuple[Root, ...]:
-        """Return the places in the user's cache folder, that of the environment's own Python first.
-
-        There are several only if known Pythons have releases of platformdirs that disagree about the environment.
-        """
+        """Return the places, that of this Python first; others if known Pythons' releases of platformdirs disagree."""
         environment, application = self.environment, self.application
         path, source = user_cache_folder(environment, application)
         roots = {path: Root(path, Scope.USER, source)}
@@ -211,7 +208,7 @@ class PytoolsDictionaries(UserCacheLayer):
             Use.WRITE: Hazard(FAILS, "pytools can make no dictionary, and programs that need one fail"),
             Use.CHANGE: Hazard(FAILS, "pytools can add nothing to it, and programs that try fail"),
         },
-        unchecked="the contents of whole pickles",
+        unchecked="the contents of intact pickles",
         reveals="whatever programs keep in their dictionaries",
         # A dictionary's name has the versions of Python and of the libraries on whose code its values depend.
         portability=Portability(_facts, outlook=_outlook),

@@ -34,10 +34,7 @@ def entry_bytes(files: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, bytes]:
-    """Read back what :func:`pack` wrote.
-
-    Raises :class:`ValueError` if the tar is truncated, or has anything but regular files at distinct relative paths.
-    """
+    """Unpack a tar of :func:`pack`. Raises :class:`ValueError` for any other: cut short, or with links or ``..``."""
     import tarfile
 
     members: dict[str, bytes] = {}

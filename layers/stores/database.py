@@ -84,7 +84,7 @@ def is_wal(header: bytes) -> bool:
 
 
 def stated_size(path: Path) -> int:
-    """Return the bytes that a database has according to its header; 0 if the last writer, an old sqlite, omitted that.
+    """Return the bytes of a database according to its header; 0 if that is too short, or an old sqlite wrote last.
 
     A log may hold more. Source: ``sqlite.org/fileformat2.html``, 1.3.8.
     """
@@ -134,11 +134,8 @@ def columns_of(path: Path, table: str) -> set[str]:
 
 
 def foreign_object(connection: sqlite3.Connection, statements: tuple[str, ...]) -> str | None:
-    """Return the kind and name of an object that none of these ``create`` statements creates.
-
-    A view, a trigger or a generated column could run code.
-    """
-    allowed = _tokens_of(statements)
+    """Return the kind and name of an object that no statement creates, such as a trigger, which could run code."""
+    allowed = set(map(_tokens, statements))
     for kind, name, sql in connection.execute("select type, name, sql from sqlite_master"):
         # The index of a primary key has no statement.
         if not (_tokens(sql) in allowed if sql else kind == "index"):
@@ -147,17 +144,10 @@ def foreign_object(connection: sqlite3.Connection, statements: tuple[str, ...]) 
 
 
 @lru_cache
-def _tokens_of(statements: tuple[str, ...]) -> frozenset[tuple[str, ...]]:
-    return frozenset(map(_tokens, statements))
-
-
 def _tokens(sql: object) -> tuple[str, ...]:
     """Return the tokens of a statement in lower case, without the quotes of names."""
     words = _QUOTES.sub(" ", str(sql).lower()).replace("if not exists", "")
     return tuple(_TOKEN.findall(words))
-
-
-# ---------------------------------------------------------------------- emptied in place
 
 
 def empty_image(first_page: bytes, roots: Mapping[int, str]) -> bytes | None:

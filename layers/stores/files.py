@@ -346,7 +346,7 @@ def examine(store: Files, root: Root, tree: trees.Tree, leaf: trees.Leaf | Probl
     """Yield the findings of an entry, or that of a path that could not be read or used."""
     if isinstance(leaf, Problem):
         path = os.path.relpath(leaf.path, root.path)
-        # Files of the cache as a whole are not entries; :meth:`Files.check_index` checks them.
+        # Files of the cache as a whole are not entries; :meth:`Files.check_index` checks their contents.
         if leaf.hides or not any(shape.sums and shape.accepts(path) for shape in store.shapes_of(root)):
             yield finding_of(store, root, leaf)
         return

@@ -91,10 +91,7 @@ class RecordFile(TableFile):
         return results
 
     def delete(self, planned: Iterable[Row]) -> frozenset[Row]:
-        """Delete records whose lines have not changed, and later lines with their keys, which would be hit then.
-
-        Returns the deleted records. An empty file is unlinked.
-        """
+        """Delete records whose lines have not changed, and later lines with their keys; return the former."""
         with self.translated("write"), self.lock():
             content = self._content()
             lines = split_lines(content)
@@ -120,7 +117,7 @@ class RecordFile(TableFile):
 
 
 def record_complaint(line: bytes) -> str | None:
-    """Return why a line is no record; ``None`` if it is one."""
+    """Return why a line is not a record, or ``None``."""
     key, equals, contents = line.partition(b"=")
     if not equals or not key:
         return "does not begin with a key and '='"

@@ -108,7 +108,7 @@ class TableFormat(Bound, ABC):
         try:
             folders = ("", *self.folders(root))
         except OSError as error:
-            yield _unlisted(root.path, error)
+            yield unreadable(root.path, error)
             return
         for folder in folders:
             place = root.path / folder
@@ -127,7 +127,7 @@ class TableFormat(Bound, ABC):
                         yield Problem(place, "no-file", "has the name of a database, but is not a file")
             except OSError as error:
                 if not plain.means_absent(error):
-                    yield _unlisted(place, error)
+                    yield unreadable(place, error)
 
     def folders(self, root: Root) -> Iterable[str]:
         """Return the folders below the root that also hold tables. Raises :class:`OSError`."""
@@ -372,7 +372,7 @@ class Rows(Store):
             # Rows that another process removed count only if this one removed some, too.
             freed = max(0, before - opened.size()) if removed or files_whole else 0
         except OSError as error:
-            failed.append(Note(file, f"its rows were deleted, but the space that frees is unknown: {reason_of(error)}"))
+            failed.append(Note(file, f"its rows were deleted, but the freed space is unknown: {reason_of(error)}"))
         notes = tuple(Note(key, reason) for key, reason in skipped.items() if reason is not None)
         return Outcome(self.name, removed, freed, notes, tuple(failed))
 
@@ -460,11 +460,6 @@ def closed_part(path: Path) -> Path:
     """Return the file next to a database that this user cannot read; the database if there is none."""
     parts = (database.companion(path, suffix) for suffix in database.COMPANIONS)
     return next((part for part in parts if part.exists() and not os.access(part, os.R_OK)), path)
-
-
-def _unlisted(place: Path, error: OSError) -> Problem:
-    """Return the problem of a folder that may hold entries."""
-    return Problem(place, "unreadable", f"cannot be read: {error.strerror}")
 
 
 def _each_file(

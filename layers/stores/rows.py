@@ -95,10 +95,7 @@ class Schema(NamedTuple):
 
 
 class RowFile(TableFile):
-    """One sqlite file holding rows of one schema.
-
-    A lock is awaited for ``lock_timeout`` seconds. With ``shared``, other users who can write to it are trusted.
-    """
+    """One sqlite file of one schema. Locks are awaited ``lock_timeout`` seconds; ``shared`` trusts other writers."""
 
     def __init__(
         self, layer: str, path: Path, schema: Schema, lock_timeout: float = LOCK_TIMEOUT, *, shared: bool = False
@@ -193,10 +190,7 @@ class RowFile(TableFile):
         return results
 
     def delete(self, rows: Iterable[Row]) -> frozenset[Row]:
-        """Delete exactly these rows in one transaction, except those that have changed; return the deleted ones.
-
-        Raises :class:`NoRoom` if there is no room for a journal, unless all rows are to be deleted.
-        """
+        """Delete exactly these rows in one transaction, except those that have changed; return the deleted ones."""
         planned = frozenset(rows)
         with self._writing() as connection:
             connection.execute("begin immediate")
@@ -263,10 +257,7 @@ class RowFile(TableFile):
             connection.execute("rollback")
 
     def recover(self) -> None:
-        """Make sqlite finish an interrupted write or apply a log, and remove an empty journal.
-
-        Raises the errors of a write; opens nothing if neither is there.
-        """
+        """Make sqlite finish an interrupted write or apply a log, if there is one, and remove an empty journal."""
         if not database.has_journal(self.path) and not database.has_log(self.path):
             return
         with self._writing() as connection:

@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 
 class TableFile(ABC):
-    """The rows of one file. Each kind of file has the six methods before :meth:`gone`; some override others, too.
+    """The rows of one file. Each kind of file has the six methods before :meth:`gone`; some override others.
 
     Every method raises :class:`LayerError`: :class:`Busy` if a lock outlasts the timeout, :class:`Damaged` if the
     library could not use the file, :class:`Refused` if it holds what the library does not make, and
@@ -89,10 +89,7 @@ class TableFile(ABC):
         return CHANGED
 
     def changed_since(self, stamp: tuple[int, ...]) -> str:
-        """Return that a damaged file has changed. Raises :class:`Unreachable` if it has not.
-
-        Sqlite reports an error of the disk as damage.
-        """
+        """Return that a damaged file has changed. Raises :class:`Unreachable` if not: then its disk failed."""
         if database.file_stamp(self.path) == stamp:
             message = "its disk failed during the check, but works now; run the command again"
             raise Unreachable(self.layer, message, self.path)

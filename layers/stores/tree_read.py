@@ -134,7 +134,7 @@ class Shape(NamedTuple):
         return all(pattern.fullmatch(part) for pattern, part in zip(self.levels, parts, strict=False))
 
     def owns(self, parts: Sequence[str]) -> bool:
-        """Return whether a path, by its name, is of this shape, a companion of, above or in such a thing."""
+        """Return whether a path, by its name, is a thing of this shape, its companion, above it or in it."""
         if self.leads_to(parts) and (self.folders or len(parts) <= len(self.levels)):
             return True
         if self.companions is None or len(parts) != len(self.levels):
@@ -204,10 +204,7 @@ class Leaf(NamedTuple):
 
 
 class Tree:
-    """The things of some shapes under one root; each has the first shape that takes it.
-
-    ``handle`` is the root's open folder; without it, each method opens the root by its path.
-    """
+    """The things of some shapes under one root, whose open folder may be ``handle``; the first fitting shape counts."""
 
     def __init__(self, layer: str, root: Path, *shapes: Shape, handle: int | None = None) -> None:
         self._handle = handle
@@ -298,10 +295,7 @@ class Tree:
         fitting: Sequence[Shape] | None = None,
         beside: Mapping[str, Sequence[str]] | None = None,
     ) -> Leaf | Problem | list[Shape] | None:
-        """Return the thing at a path, or its problem; for a folder above things, the shapes of what may be in it.
-
-        Shapes that only resemble one come last.
-        """
+        """Return the thing at a path, or its problem; for a folder above things, the shapes of what may be in it."""
         name, depth = parts[-1], len(parts)
         status = plain.status_at(name, dir_fd=folder)
         if status is None:
@@ -342,17 +336,13 @@ class Tree:
         )
         if shape.because is not None:
             entry = orphan(entry, shape.because)
-        head = self._beginning(folder, name, shape, members) if is_read else b""
+        file = shape.first[0] if shape.folders and shape.first else ""
+        path = f"{name}/{file}" if file else name
+        head = plain.read_plain(path, dir_fd=folder, limit=self._head) if is_read and file in members else b""
         return Leaf(entry, members, shape, head, folders).as_unknown(strange)
 
-    def _beginning(self, folder: int, name: str, shape: Shape, members: Mapping[str, object]) -> bytes:
-        file = shape.first[0] if shape.folders and shape.first else ""
-        if file not in members:
-            return b""
-        return plain.read_plain(f"{name}/{file}" if file else name, dir_fd=folder, limit=self._head)
-
     def _unread(self, parts: Sequence[str], error: OSError, shapes: Sequence[Shape]) -> Iterator[Problem]:
-        """Yield the problem of what cannot be read, unless entries could only be resembled there."""
+        """Yield the problem of what cannot be read, unless it could only hold what resembles entries."""
         if not shapes or any(not shape.resembles or len(shape.levels) == len(parts) for shape in shapes):
             code = "unrecognised" if error.errno == errno.ELOOP else "unreadable"
             yield self._problem(parts, code, f"cannot be read: {error.strerror}")
@@ -361,10 +351,7 @@ class Tree:
         return Problem(self.root.joinpath(*parts), code, message)
 
     def read_members(self, key: str, wanted: Callable[[str], bool] | None = None) -> dict[str, bytes] | None:
-        """Return the files of an entry by their paths in it, or only the ``wanted`` ones; ``None`` is a miss.
-
-        Raises :class:`Unreachable`, with its path, if one cannot be read.
-        """
+        """Return an entry's files, or the ``wanted`` ones, by path; ``None`` is a miss. Raises :class:`Unreachable`."""
         shape = entry_shape(self.shapes, key)
         if shape is None:
             return None
