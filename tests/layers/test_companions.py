@@ -1,4 +1,4 @@
-"""Entries with files beside them, as Numba keeps functions, are read, carried and removed as one."""
+"""Entries with files next to them, such as Numba's functions, are read, carried and removed as one."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What each driver makes of its variables, as a table: whether its cache is on, and what doctor says."""
+"""How each driver reads its variables, as a table: whether its cache is on, and what doctor says."""
 
 import os
 import subprocess
@@ -83,7 +83,7 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("MESA_SHADER_CACHE_MAX_SIZE=500", ON, "default", "variable", HARMLESS),
         ("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS=ship", ON, "default", "variable", HARMLESS),
         ("MESA_GLSL_DISABLE_IO_OPT=yes", ON, "default", "variable"),
-        # Older releases take the home of the account.
+        # Older releases use the home of the account.
         ("HOME={tmp}", ON, "default", "variable", HARMLESS),
     ],
     "cuda": [
@@ -157,7 +157,7 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
 
 
 def cases() -> Iterator[tuple[Any, ...]]:
-    """Yield each value of the table by itself."""
+    """Yield each value of the table separately."""
     for layer, rows in VALUES.items():
         for variables, *expected in rows:
             first, *others = variables.split("|")
@@ -260,10 +260,7 @@ def test_a_folder_that_no_shell_expanded_is_told_with_the_place_that_is_used(tmp
         return found.message, found.fix
 
     used = f"no shell expanded ~, so the cache is {tmp_path}/cwd/~/pc"
-    assert said("pocl", POCL_CACHE_DIR="~/pc") == (
-        f"POCL_CACHE_DIR='~/pc': {used}",
-        'export POCL_CACHE_DIR="$HOME/pc"',
-    )
+    assert said("pocl", POCL_CACHE_DIR="~/pc") == (f"POCL_CACHE_DIR='~/pc': {used}", 'export POCL_CACHE_DIR="$HOME/pc"')
     message, fix = said("cuda", CUDA_CACHE_PATH='${{SCRATCH}}/a"b')
     assert (message[-41:], fix) == (
         "shell expanded ${SCRATCH}, so there is no cache"[-41:],
