@@ -6,7 +6,7 @@ A trace copies this file next to its observer: it imports only the standard libr
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -61,7 +61,7 @@ def _watch_functions(loopy: ModuleType, notes: Notes) -> None:
             notes.put(loopy, name, timed[id(value)])
 
 
-def _watch_executor(executor: Any, notes: Notes) -> None:
+def _watch_executor(executor: type, notes: Notes) -> None:
     def launched(_: Invocation) -> int:
         return getattr(notes.here, "launched", 0)
 
@@ -73,4 +73,4 @@ def _watch_executor(executor: Any, notes: Notes) -> None:
             notes.span("launch", call.start, name="first call", **about(call))
 
     notes.wrap(executor, "__call__", called, launched)
-    notes.put(executor, "get_invoker_uncached", notes.timed(executor.get_invoker_uncached, "codegen", about))
+    notes.put(executor, "get_invoker_uncached", notes.timed(vars(executor)["get_invoker_uncached"], "codegen", about))

@@ -17,7 +17,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 #: The table, in the folder of this file.
 TABLE = "cachectl_watches.json"
@@ -30,7 +35,7 @@ _SHORTEST = 20_000
 _NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
-def _quietly(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+def _quietly(call: Callable[..., Any], *arguments: object, **options: object) -> Any:
     try:
         return call(*arguments, **options)
     except Exception:  # noqa: BLE001 - a trace must never fail the program it looks at
@@ -62,7 +67,7 @@ class Invocation:
         self.value: Any = None
         self.error: type[BaseException] | None = None
 
-    def get(self, place: int, name: str, default: Any = None) -> Any:
+    def get(self, place: int, name: str, default: object = None) -> Any:
         """Return an argument by its position or its name."""
         return self.arguments[place] if self.arguments[place:] else self.options.get(name, default)
 
@@ -93,8 +98,8 @@ class Notes:
         self._state: tuple[dict[str, str], str | None] = ({}, None)
         #: Variables that were set or unset for C code only, as by ``os.putenv``.
         self._set: dict[str, str | None] = {}
-        self._loaded: dict[str, Any] = {}
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._loaded: dict[str, ModuleType] = {}
+        self._replaced: list[tuple[object, str, object, object]] = []
         self._pid = 0
         self._origin = os.getpid()
         #: For each thread the open stages and imports, and the kernels of which it made the first launch.
@@ -104,7 +109,7 @@ class Notes:
         for name, file in table["watchers"]:
             self._watchers.setdefault(name, []).append(file)
 
-    def load(self, file: str) -> Any:
+    def load(self, file: str) -> ModuleType:
         """Execute a layer's file, once, and return the module."""
         if file not in self._loaded:
             spec = importlib.util.spec_from_file_location(file[:-3], os.path.join(self._site, file))
@@ -146,7 +151,9 @@ class Notes:
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
         self._restore(0)
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """Find a library through the other finders, and wrap it after its loader has executed it."""
         is_of_package = name.partition(".")[0] in self._packages
         if not is_of_package and name not in self._watchers:
@@ -160,7 +167,7 @@ class Notes:
         finders = list(sys.meta_path)
         behind = finders[finders.index(self) + 1 :] if self in finders else finders
         others = (finder for finder in behind if hasattr(finder, "find_spec"))
-        spec: Any = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        spec: ModuleSpec | None = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
 
         def before(_: Invocation) -> None:
             if timed:
@@ -174,19 +181,20 @@ class Notes:
                 self._watch(name, call.get(0, "module"))
 
         def wrap() -> None:
-            spec.loader.exec_module = self.around(spec.loader.exec_module, after, before)
+            loader: Any = spec and spec.loader
+            loader.exec_module = self.around(loader.exec_module, after, before)
 
         _quietly(wrap)
         return spec
 
-    def _watch(self, name: str, module: Any) -> None:
+    def _watch(self, name: str, module: object) -> None:
         for file in self._watchers.get(name, ()):
             self.fit(name, self._watch_by, file, module)
 
-    def _watch_by(self, file: str, module: Any) -> None:
+    def _watch_by(self, file: str, module: object) -> None:
         self.load(file).watch(module, self)
 
-    def fit(self, library: str, watch: Callable[..., None], *arguments: Any) -> None:
+    def fit(self, library: str, watch: Callable[..., None], *arguments: object) -> None:
         """Let a watcher replace functions of a library; if they are not as expected, restore the library."""
         before = len(self._replaced)
         try:
@@ -195,21 +203,23 @@ class Notes:
             self._restore(before)
             self.add(event="failed", library=library, error=f"{type(error).__name__}: {error}")
 
-    def put(self, owner: Any, name: str, value: Any) -> None:
+    def put(self, owner: object, name: str, value: object) -> None:
         """Replace an attribute until :meth:`stop`."""
         self._replaced.append((owner, name, vars(owner)[name], value))
         setattr(owner, name, value)
 
-    def wrap(self, owner: Any, name: str, after: Callable[..., Any], before: Callable[..., Any] | None = None) -> None:
+    def wrap(
+        self, owner: object, name: str, after: Callable[..., object], before: Callable[..., object] | None = None
+    ) -> None:
         """Replace a function until :meth:`stop`, as by :meth:`around`."""
         self.put(owner, name, self.around(vars(owner)[name], after, before))
 
     def around(
-        self, function: Callable[..., Any], after: Callable[..., Any], before: Callable[..., Any] | None = None
-    ) -> Callable[..., Any]:
+        self, function: Callable[..., object], after: Callable[..., object], before: Callable[..., object] | None = None
+    ) -> Callable[..., object]:
         """Return a function that does the same, and calls ``before`` and ``after`` with each of its calls."""
 
-        def call_and_note(*arguments: Any, **options: Any) -> Any:
+        def call_and_note(*arguments: object, **options: object) -> object:
             call = Invocation(arguments, options)
             if before is not None:
                 call.before = _quietly(before, call)
@@ -231,12 +241,12 @@ class Notes:
 
     def timed(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         stage: str,
-        about: Callable[..., Any] | None = None,
+        about: Callable[..., dict[str, object]] | None = None,
         *,
         outermost: bool = False,
-    ) -> Callable[..., Any]:
+    ) -> Callable[..., object]:
         """Return a function whose calls are noted as spans, unless they are part of a span of the same stage.
 
         With ``outermost`` they are noted only outside of all timed functions. ``about`` returns more event fields.
@@ -317,7 +327,7 @@ def observe(folder: str, site: str) -> Notes:
     return notes
 
 
-def _python() -> dict[str, Any]:
+def _python() -> dict[str, object]:
     """Return what decides keys made in Python, and the meaning of relative paths in options."""
     python = sys.version.split()[0] + " with -O" * bool(sys.flags.optimize)
     return {"python": python, "paths": [os.path.abspath(path) for path in sys.path], "cwd": os.getcwd()}

@@ -51,7 +51,7 @@ class TableFile(ABC):
 
     @abstractmethod
     def insert(self, rows: Sequence[tuple[str, bytes]], *, replace: bool = False) -> list[bool | LayerError]:
-        """Insert keys with their content, or with ``replace`` also overwrite; make the file if missing.
+        """Insert keys with their content, with ``replace`` also over present ones; make the file if missing.
 
         Returns ``True`` for each that was inserted, ``False`` if the same row was present, else the error, such as
         :class:`EntryExists`.
