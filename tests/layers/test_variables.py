@@ -50,8 +50,8 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("NEO_CACHE_DIR={tmp}/new/er", OFF, "er is not there (NEO_CACHE_DIR)", "folder"),
         ("XDG_CACHE_HOME={tmp}/new", OFF, "new is not there (XDG_CACHE_HOME)", "folder"),
         ("HOME=", OFF, "HOME is not set", "variable"),
-        ("NEO_CACHE_MAX_SIZE=1G", ON, "takes it for 1", "variable"),
-        ("NEO_CACHE_MAX_SIZE=big", ON, "takes it for 0", "variable", Severity.WASTES),
+        ("NEO_CACHE_MAX_SIZE=1G", ON, "reads it as 1", "variable"),
+        ("NEO_CACHE_MAX_SIZE=big", ON, "reads it as 0", "variable", Severity.WASTES),
         ("NEO_CACHE_MAX_SIZE=30000", ON, "default", "cap"),
         ("IGC_Dump=1", UNKNOWN, "in compute-runtime 25.31 to 26.31", "variable"),
         ("MIGC_=1", ON, "default"),
@@ -60,13 +60,13 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("", ON, "default"),
         ("AMD_COMGR_CACHE=0", OFF, "@", "off"),
         ("AMD_COMGR_CACHE=false|00", ON, "is not 0", "variable", HARMLESS),
-        ("AMD_COMGR_CACHE_POLICY=keep=all", OFF, "it knows no 'keep'", "variable"),
+        ("AMD_COMGR_CACHE_POLICY=keep=all", OFF, "unknown setting 'keep'", "variable"),
         ("AMD_COMGR_CACHE_POLICY=prune_after=1h", ON, "default"),
         ("AMD_COMGR_CACHE_DIR=", ON, "is empty", "variable"),
         ("AMD_COMGR_CACHE_DIR=here", ON, "not absolute", "variable"),
         ("XDG_CACHE_HOME=|here", ON, "not absolute", "variable"),
         ("HOME=here", ON, "not absolute", "variable"),
-        ("AMD_COMGR_EMIT_VERBOSE_LOGS=1", ON, "part of every key", "variable"),
+        ("AMD_COMGR_EMIT_VERBOSE_LOGS=1", ON, "in every key", "variable"),
         ("TMP={tmp}/none", ON, "default", "closed", RISKS),
     ],
     "mesa": [
@@ -92,8 +92,8 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("CUDA_CACHE_DISABLE=0", ON, "@"),
         ("CUDA_CACHE_MAXSIZE=4294967296|' 1000000'|-1", ON, ""),
         ("CUDA_CACHE_MAXSIZE=0", OFF, "@", "off"),
-        ("CUDA_CACHE_MAXSIZE=none|", OFF, "takes it for 0", "variable"),
-        ("CUDA_CACHE_MAXSIZE=30000k", ON, "takes it for 30000", "variable"),
+        ("CUDA_CACHE_MAXSIZE=none|", OFF, "reads it as 0", "variable"),
+        ("CUDA_CACHE_MAXSIZE=30000k", ON, "reads it as 30000", "variable"),
         ("CUDA_CACHE_PATH=here|", OFF, "not absolute", "variable"),
     ],
     # Only a value that begins with 1 means on.
@@ -271,7 +271,7 @@ def test_a_folder_that_no_shell_expanded_is_told_with_the_place_that_is_used(tmp
     )
     # Of systemd, which expands it in a unit's ``Environment`` only, and of another account.
     assert said("cuda", CUDA_CACHE_PATH="%h/.cache") == (
-        "CUDA_CACHE_PATH='%h/.cache': systemd has not expanded %h, so there is no cache",
+        "CUDA_CACHE_PATH='%h/.cache': systemd did not expand %h, so there is no cache",
         'export CUDA_CACHE_PATH="$HOME/.cache"',
     )
     assert said("cuda", CUDA_CACHE_PATH="~root/nv")[1] == f'export CUDA_CACHE_PATH="{Path("~root").expanduser()}/nv"'

@@ -274,7 +274,7 @@ def test_a_run_with_a_store_has_a_verdict(seeded: Home, other: Home, tmp_path: P
         (".cache/pytools", "No cache was asked: the cache of loopy is closed ("),
         (
             ".cache/pocl",
-            "the cache of pocl is closed ({home}/.cache/pocl/kcache has something that is not a directory at",
+            "the cache of pocl is closed ({home}/.cache/pocl/kcache has something other than a directory at",
         ),
     ],
 )

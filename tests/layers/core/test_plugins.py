@@ -106,9 +106,9 @@ def test_a_layer_that_fails_in_every_call_stops_no_other(plugged: Home, wrong: s
 @pytest.mark.parametrize(
     ("attribute", "value", "why"),
     [
-        ("name", None, "has the name None; a name is letters, digits, dots and dashes"),
-        ("name", "--all", "has the name '--all'; a name is letters, digits, dots and dashes"),
-        ("name", "pocl", "takes the name of the built-in layer pocl"),
+        ("name", None, "has the invalid name None; use letters, digits, dots and dashes"),
+        ("name", "--all", "has the invalid name '--all'; use letters, digits, dots and dashes"),
+        ("name", "pocl", "has the name of the built-in layer pocl"),
         ("title", None, "has no title, or no store"),
     ],
 )

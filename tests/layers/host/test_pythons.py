@@ -375,7 +375,7 @@ def test_a_name_that_is_no_python_is_refused(home: Home, tmp_path: Path) -> None
     for name, words in (
         ("python3", "it is a script"),
         ("/nowhere/python", "no such file"),
-        ("/bin/true", "is no Python"),
+        ("/bin/true", "does not have the name of a Python"),
     ):
         with pytest.raises(BadRequest, match=words):
             named_pythons(environment, [name])
