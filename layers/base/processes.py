@@ -136,10 +136,7 @@ def mentioning(folder: Path, processes: Path) -> bool | None:
 
 
 def _any_open(process: Path, test: Callable[[Path], bool]) -> bool:
-    """Return whether the link to the working directory or to an open file of a process passes a test.
-
-    Raises :class:`PermissionError` if the process hides them.
-    """
+    """Return whether a link to the working directory or an open file passes a test. Raises :class:`OSError`."""
     links = [process / "cwd"]
     with suppress(FileNotFoundError, ProcessLookupError):
         links += (process / "fd").iterdir()
@@ -302,10 +299,7 @@ def lost_with(environment: Environment, path: Path) -> str | None:
 
 
 class Mount(NamedTuple):
-    """A mount: its type, its source (a device or a server's export), and its folder ``root`` that is at ``point``.
-
-    All are empty if unknown.
-    """
+    """A mount: type, source (a device or a server's export), and its folder ``root`` at ``point``; empty is unknown."""
 
     kind: str = ""
     source: str = ""

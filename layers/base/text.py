@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
-    from typing import Any
+    from typing import NamedTuple
 
 #: Control characters, and those of Unicode that end a line or change the direction of text.
 _CONTROL = regex("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -58,7 +58,7 @@ def key_complaint(key: str) -> str | None:
     return None
 
 
-def short_repr(fact: Any, *hidden: str) -> str:  # noqa: ANN401 - a fact of any class
+def short_repr(fact: NamedTuple, *hidden: str) -> str:
     """Return the ``repr`` of a fact without the fields that are ``hidden`` or empty."""
     values = zip(fact._fields, fact, strict=True)
     shown = (f"{name}={value!r}" for name, value in values if name not in hidden and value not in (None, (), {}))

@@ -274,7 +274,6 @@ def snapshot(folder: Path, *, times: bool = False) -> dict[str, str]:
 
 
 def _artifacts(layer: Layer) -> dict[str, Artifact | None]:
-    """Return the artifact of each entry by its key, or ``None`` for each if the layer cannot read them."""
     is_able = can(layer, Ability.GET)
     return {entry.key: layer.get(entry.key) if is_able else None for entry in layer.entries()}
 

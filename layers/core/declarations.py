@@ -14,8 +14,8 @@ from cachectl.layers.core.finding import Severity
 from cachectl.layers.core.root import Root, Scope
 from cachectl.layers.core.switch import NEXT_IMPORT, NOW, Switch
 
-#: How a library treats an empty or relative value: as unset, as no cache at all, relative to the working directory, or
-#: relative to the root of the file system.
+#: How a library treats an empty or relative value: as unset, as no cache, relative to the working directory or to
+#: ``/``.
 UNSET, NOWHERE, HERE, TOP = "unset", "nowhere", "here", "top"
 
 

@@ -199,10 +199,9 @@ Found = Entry | Usage | Problem
 
 
 class Artifact(NamedTuple):
-    """The bytes of one entry, tagged with their format.
+    """The bytes of one entry: the content of a file, or a deterministic tar of several.
 
-    ``form`` names a layer and a format version (``pocl-entry/1``). ``data`` is the content of a single file, or a
-    deterministic tar of several.
+    ``form`` names a layer and a format version (``pocl-entry/1``).
     """
 
     layer: str

@@ -34,8 +34,7 @@ from cachectl.layers.disk.own_roots import own_roots
 class Layer:
     """One cache of the OpenCL stack in one environment.
 
-    A plain layer sets ``name``, ``title``, ``places``, ``switch`` and ``store``. A layer whose library has special
-    rules overrides methods that are not final.
+    A layer sets ``name``, ``title``, ``places``, ``switch`` and ``store``, and can override methods that are not final.
     """
 
     #: The name that users type.
@@ -70,10 +69,7 @@ class Layer:
         raise NotImplementedError("the layer has no store")
 
     def roots(self) -> tuple[Root, ...]:
-        """Return every place that the library would use, existing or not, starting with the one that it writes to.
-
-        A pure function of the environment.
-        """
+        """Return every place that the library would use, existing or not, starting with the one that it writes to."""
         return self.places.roots(self.environment)
 
     def state(self) -> State:
@@ -312,10 +308,7 @@ def require_known(layer: Layer, key: str) -> None:
 
 
 def get_many(layer: Layer, keys: Sequence[str]) -> dict[str, Artifact | Exception]:
-    """Return the artifact of each key that a root has, or the reading error.
-
-    Raises :class:`Refused` if the layer cannot read entries.
-    """
+    """Return the artifact of each key that a root has, or the reading error. Raises :class:`Refused`."""
     _require(layer, Ability.GET)
     artifacts: dict[str, Artifact | Exception] = {}
     for root in every_root(layer):

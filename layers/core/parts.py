@@ -59,8 +59,7 @@ class Portability(NamedTuple):
     needed: tuple[str, ...] = ()
     #: Facts that are only shown.
     informing: tuple[str, ...] = ()
-    #: Judges an entry by its versions, the facts of the other machine, and the environment here; ``None`` if the facts
-    #: of the two machines decide.
+    #: Judges an entry by its versions, the other machine's facts and the environment; ``None`` if the facts decide.
     outlook: Callable[[Mapping[str, str], Facts, Environment], Outlook | None] = lambda *_: None
     #: Reduces the facts of several drivers to those of the driver that built an entry, by the versions of the entry.
     of_entry: Callable[[Mapping[str, str], Facts], Facts] = lambda _, there: there
@@ -93,8 +92,7 @@ class Lookups(NamedTuple):
     #: Packages whose versions are part of keys, and variables whose values are.
     packages: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
-    #: OpenCL platforms, each with the file whose class ``Listener`` learns from the driver whether it compiled a build,
-    #: and records a ``messages`` event.
+    #: OpenCL platforms, each with the file whose class ``Listener`` notes in a ``messages`` event what was compiled.
     listeners: Mapping[str, Path] = {}
     #: Parts of the path of a file that a process maps, or opens, if it uses the cache.
     mapped: tuple[str, ...] = ()
@@ -110,8 +108,7 @@ class Lookups(NamedTuple):
     keeps_use: bool = False
     #: Returns whether an event belongs to the layer of the second name; ``layer`` of an event is set by its watcher.
     owns: Callable[[Event, str], bool] = lambda event, layer: bool(event["layer"] == layer)
-    #: Infers hits and misses from how often files with many entries were opened and how many entries are new; ``None``
-    #: if that shows neither.
+    #: Infers hits and misses, if possible, from the number of openings of files with many entries, and of new entries.
     by_openings: Callable[[int, int, Environment], tuple[int, int] | None] = lambda *_: None
     #: Whether the driver links programs again even if it has stored them.
     relinks: bool = False
@@ -123,8 +120,7 @@ class Lookups(NamedTuple):
     weigh: Callable[[str], int | None] = lambda _: None
     #: Returns what was compiled into a program that a listener saw being stored, and when; empty if unknown.
     compilations: Callable[[str], tuple[Compilation, ...]] = lambda _: ()
-    #: Returns what was compiled into the entry at a path since a time: kernel, launch in words, and time. All times are
-    #: in epoch seconds.
+    #: Returns what was compiled into the entry at a path since a time: kernel, launch in words, time (epoch seconds).
     compiled_since: Callable[[str, float], tuple[tuple[str, str, float], ...]] = lambda *_: ()
     #: Returns the part of a driver's error stream that the driver did not write.
     other_output: Callable[[bytes], bytes] = lambda heard: heard

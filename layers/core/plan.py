@@ -55,8 +55,8 @@ class Plan(NamedTuple):
 
     def plus(self, other: Plan) -> Plan:
         """Return the sum of both."""
-        plus = self._replace(entries=self.entries + other.entries, skipped=self.skipped + other.skipped)
-        return plus._replace(failed=self.failed + other.failed)
+        entries, skipped = self.entries + other.entries, self.skipped + other.skipped
+        return self._replace(entries=entries, skipped=skipped, failed=self.failed + other.failed)
 
     def apply(self) -> Outcome:
         """Remove the entries. Those that have changed since are skipped."""

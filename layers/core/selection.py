@@ -19,8 +19,6 @@ _SIZE_UNITS = {
     "B": 1,
     **{f"{letter}{suffix}": 1024**power for power, letter in enumerate("KMGT", 1) for suffix in ("", "B", "IB")},
 }
-
-
 _SHORT_KEY = regex(r"[0-9a-f]{12}")
 
 

@@ -39,8 +39,7 @@ class Doubt(Damage):
     """Possible damage that the bytes of an entry cannot prove: ``purge --damaged`` leaves the entry."""
 
 
-#: What a path below a root can be by its name: the key of an entry, another file of the layer or a folder above one, or
-#: neither.
+#: What a path below a root can be by its name: the key of an entry, another path of the layer, or neither.
 ENTRY, OWN, FOREIGN = "entry", "own", "foreign"
 
 
@@ -231,10 +230,7 @@ def noted(failed: list[Note], name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[None]:
-    """Update the counts in an index after a change, even after a failed one, which may have taken partial effect.
-
-    Raises :class:`Unsettled` if only the update fails.
-    """
+    """Update an index after a change, also a failed one. Raises :class:`Unsettled` if only the update fails."""
     try:
         yield
     except BaseException:
@@ -257,10 +253,7 @@ ADDED = (*_COUNTED, "stale_entries", "stale_bytes")
 
 
 def usage_of(entry: Entry, number: int = 1) -> Usage:
-    """Return the usage of an entry, or of ``number`` entries of its age and staleness that together have its size.
-
-    0 entries are files without any, such as the free pages of a database.
-    """
+    """Return the usage of ``number`` entries that together have this size: 0 for the free pages of a database."""
     if entry.is_orphan:
         return Usage(orphan_files=entry.files, orphan_bytes=entry.bytes)
     if entry.is_unknown:

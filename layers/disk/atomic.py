@@ -140,10 +140,7 @@ def _stage(name: str, folder: int | None) -> tuple[str, int]:
 def place_new(
     source: str | Path, target: str | Path, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
 ) -> None:
-    """Move a file to an unused path. Raises :class:`FileExistsError` if it is used.
-
-    Unlike a rename, a hard link never replaces a file.
-    """
+    """Move a file to an unused path by a hard link, which replaces nothing. Raises :class:`FileExistsError`."""
     try:
         os.link(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, follow_symlinks=False)
     except OSError as error:

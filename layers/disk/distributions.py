@@ -35,10 +35,7 @@ _SETTLED_NANOSECONDS = 2_000_000_000
 
 
 def names_in(folder: str, *beginnings: str) -> tuple[str, ...]:
-    """Return the names in a folder with one of these prefixes, sorted; none if it cannot be listed.
-
-    The listing is cached until the folder changes.
-    """
+    """Return the names in a folder with one of these prefixes, sorted; none if it cannot be listed."""
     try:
         changed = os.stat(folder or ".").st_mtime_ns
         settled = time.time_ns() - changed >= _SETTLED_NANOSECONDS
@@ -71,10 +68,8 @@ def has_module(folders: Iterable[str], name: str) -> bool:
     for folder in folders:
         if any(each == name or each.startswith(f"{name}.") for each in names_in(folder, name)):
             return True
-        for finder in names_in(folder, "__editable__"):
-            with suppress(OSError):
-                if name.encode() in read_installed(os.path.join(folder, finder)):
-                    return True
+        if any(_mentions(name, os.path.join(folder, finder)) for finder in names_in(folder, "__editable__")):
+            return True
     return False
 
 
@@ -148,7 +143,7 @@ def pyopencl_includes(site: Sequence[Path]) -> str | None:
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
     """Return the entry points of a group of all installed distributions."""
-    if not any(_mentions(group, folder, names_in(folder)) for folder in sys.path):
+    if not any(_has_entry_points(group, folder, names_in(folder)) for folder in sys.path):
         return ()
     from importlib import metadata
 
@@ -156,10 +151,12 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
 
 
 @lru_cache(maxsize=64)
-def _mentions(group: str, folder: str, names: tuple[str, ...]) -> bool:
-    """Return whether any distribution in a folder has entry points of a group."""
-    for name in filter(_METADATA.fullmatch, names):
-        with suppress(OSError):
-            if group.encode() in read_installed(os.path.join(folder, name, "entry_points.txt")):
-                return True
+def _has_entry_points(group: str, folder: str, names: tuple[str, ...]) -> bool:
+    files = (os.path.join(folder, name, "entry_points.txt") for name in filter(_METADATA.fullmatch, names))
+    return any(_mentions(group, file) for file in files)
+
+
+def _mentions(text: str, file: str) -> bool:
+    with suppress(OSError):
+        return text.encode() in read_installed(file)
     return False

@@ -200,10 +200,7 @@ def take_flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool
 
 
 def try_record_lock(handle: int, length: int = 0, start: int = 0) -> bool:
-    """Take a POSIX record lock on an open file, or a part of it; return ``False`` if another process holds it.
-
-    Raises :class:`OSError` if the file system has no such locks.
-    """
+    """Take a POSIX record lock, or return ``False``. Raises :class:`OSError` if the file system has no such locks."""
     import fcntl
 
     try:

@@ -27,9 +27,9 @@ def require(layer: str, path: Path, take: Callable[[], bool], seconds: float) ->
         raise busy(layer, seconds, path)
 
 
-def busy(layer: str, seconds: float, path: Path, *beside: Path, advice: str = "", pids: tuple[int, ...] = ()) -> Busy:
+def busy(layer: str, seconds: float, path: Path, *related: Path, advice: str = "", pids: tuple[int, ...] = ()) -> Busy:
     """Return the error that a lock was held too long, by ``pids`` or by the processes that have the files locked."""
-    holders = pids or processes.lockers_of(path, *beside) or processes.lockers_of(path, *beside, kind=b"READ")
+    holders = pids or processes.lockers_of(path, *related) or processes.lockers_of(path, *related, kind=b"READ")
     named = processes.process_names(holders) if holders else "another process"
     return Busy(layer, f"locked by {named} for more than {seconds:g} s{advice}", path)
 

@@ -50,10 +50,7 @@ def nearest(path: Path, *, follow: bool = True) -> Path:
 
 
 def status_at(path: str | Path, *, dir_fd: int | None = None, follow: bool = False) -> os.stat_result | None:
-    """Return the status of a path, of a link itself unless ``follow`` is set; ``None`` if the path does not exist.
-
-    Raises :class:`OSError` if existence cannot be determined.
-    """
+    """Return the status of a path, ``None`` if it does not exist. Raises :class:`OSError` if that is unknown."""
     try:
         return os.stat(path, dir_fd=dir_fd, follow_symlinks=follow)
     except OSError as error:
@@ -162,10 +159,7 @@ def read_installed(path: str | Path) -> bytes:
 def read_plain(
     path: str | Path, *, dir_fd: int | None = None, limit: int = -1, most: int = LARGEST_ENTRY, follow: bool = False
 ) -> bytes:
-    """Read a plain file, or its first ``limit`` bytes.
-
-    Raises :class:`OSError` like :func:`open_plain`, and without ``limit`` for a file of more than ``most`` bytes.
-    """
+    """Read a plain file (at most ``most`` bytes), or its first ``limit`` bytes. Raises :class:`OSError`."""
     try:
         handle = open_plain(path, dir_fd=dir_fd, flags=_UNNOTICED, follow=follow)
     except PermissionError:

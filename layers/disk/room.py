@@ -29,10 +29,7 @@ Room = tuple[int | None, int | None, str]
 
 
 def room_at(path: Path) -> tuple[Room, ...]:
-    """Return the space left at a path, or the nearest folder above it, by file system, then by quotas.
-
-    Raises :class:`OSError` if that folder cannot be read.
-    """
+    """Return the space left at a path, or above it, by file system, then by quotas. Raises :class:`OSError`."""
     place = nearest(path)
     if not hasattr(os, "statvfs"):
         import shutil

@@ -113,25 +113,17 @@ def _abandoned_in(parent: Path, environment: Environment) -> Iterator[Path]:
         names = {own for name in os.listdir(parent) if _NAME.fullmatch(own := name.removesuffix(_LOCK))}
     is_shared = bool(names) and processes.network_file_system(environment, parent) is not None
     for folder in map(parent.joinpath, sorted(names)):
-        with _taken(_lock_of(folder)) as record:
-            if record is not None and not _may_be_used(folder, record, environment, is_shared=is_shared):
+        with _taken(_lock_of(folder)) as owner:
+            if owner is None or (is_shared and owner.host != node()):
+                continue
+            start = processes.start_of(owner.pid, environment.processes)
+            is_running = owner.start is not None and owner.start == start
+            if not is_running and processes.mentioning(folder, environment.processes) is False:
                 yield folder
 
 
-def _may_be_used(folder: Path, record: _Owner, environment: Environment, *, is_shared: bool) -> bool:
-    """Return whether the owner of a folder may still run, here or on another machine, or a process may use it."""
-    if is_shared and record.host != node():
-        return True
-    if record.start is not None and processes.start_of(record.pid, processes=environment.processes) == record.start:
-        return True
-    return processes.mentioning(folder, processes=environment.processes) is not False
-
-
 def remove_abandoned(environment: Environment, parents: Iterable[Path] | None = None) -> int:
-    """Remove the temporary folders that killed commands left; return the number removed.
-
-    ``parents`` are private folders of this user, by default those for temporary folders.
-    """
+    """Remove temporary folders that killed commands left in private folders ``parents``; return their number."""
     removed = 0
     for parent in temporary_parents(environment) if parents is None else parents:
         for folder in _abandoned_in(parent, environment):
@@ -216,7 +208,6 @@ def _own_folder_in(place: Path) -> Path:
 
 
 def _why_not_private(folder: Path) -> str | None:
-    """Return why a folder is not private, by its kind, owner or mode; ``None`` if it is."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         return "is not a folder, or is a link; remove it, or name another folder"
@@ -239,5 +230,4 @@ def temporary_parents(environment: Environment) -> Iterator[Path]:
 
 
 def _scratch_folder(environment: Environment) -> Path:
-    """Return the folder in the user's home that replaces the temporary one."""
     return Path(os.path.realpath(user_state_folder(environment) / "scratch"))

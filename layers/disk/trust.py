@@ -149,8 +149,7 @@ def owner_of(root: Path, key: str) -> int:
 def find_strangers(path: Path, *, sticky: bool = False) -> Iterator[tuple[Step, bool]]:
     """Yield the parts of a path that another user can change, by the rule of :func:`shared_because`.
 
-    Each comes with whether that user owns it. Yields nothing on a system without user ids. Raises :class:`OSError` for
-    a path that does not exist.
+    Each comes with whether that user owns it. Raises :class:`OSError` for a path that does not exist.
     """
     trusted = _trusted() if hasattr(os, "geteuid") else frozenset[int]()
     for step in _way(path) if trusted else ():
@@ -159,10 +158,7 @@ def find_strangers(path: Path, *, sticky: bool = False) -> Iterator[tuple[Step, 
 
 
 def deciding_owner(folder: Path) -> int | None:
-    """Return the owner of the first part of a path, also of a link, that belongs neither to root nor to this user.
-
-    That user decides where the path leads. The folder need not exist.
-    """
+    """Return the owner of the first part of a path, or link on it, that belongs neither to root nor to this user."""
     trusted = _trusted()
     with suppress(FileNotFoundError, NotADirectoryError):
         return next((user for step in _way(folder) if (user := step.status.st_uid) not in trusted), None)

@@ -142,10 +142,7 @@ def _blocks(stream: bytes) -> Iterator[_Block]:
 
 
 class _Block:
-    """A top-level block, whose records can be read once; ``width`` is that of its abbreviations.
-
-    ``at`` is the position of its next bit, and ``end`` that after its last.
-    """
+    """A top-level block, to be read once: the ``width`` of its abbreviations, the bits ``at`` and ``end``."""
 
     def __init__(self, data: bytes, number: int, width: int, at: int, end: int) -> None:
         self.data = data

@@ -86,10 +86,7 @@ def describe(data: bytes) -> details.Details | None:
 
 
 def _spirv_complaint(data: bytes) -> str | None:
-    """Return how a module is damaged: its instructions must fill it exactly, functions last.
-
-    Every function that is called, or is an entry point, must be present.
-    """
+    """Return what is wrong with a module: instructions must fill it, functions last, with all that are named."""
     functions: dict[bool, set[bytes]] = {True: set(), False: set()}
     end, last = _HEADER, 0
     for last, instruction in _instructions(data):
@@ -110,7 +107,6 @@ def spirv_kernels(data: bytes) -> tuple[str, ...] | None:
 
 
 def _instructions(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the code and bytes of each complete instruction."""
     at = _HEADER
     while length := 4 * int.from_bytes(data[at + 2 : at + 4], "little"):
         if at + length > len(data):

@@ -1,7 +1,4 @@
-"""ELF files: sections, notes and symbols. Nothing is executed, and a file with an offset outside it is incomplete.
-
-Source: the System V ABI, chapter 4 ("Object Files").
-"""
+"""ELF files: sections, notes and symbols. Nothing is executed. Source: the System V ABI, chapter 4 ("Object Files")."""
 
 from __future__ import annotations
 
@@ -200,7 +197,6 @@ def read_elf(data: bytes | mmap) -> Elf | None:
 
 
 def _form(data: bytes | mmap) -> tuple[int, str] | None:
-    """Return class and byte order of an ELF file; ``None`` for other files."""
     width, order = data[4:5], {b"\1": "<", b"\2": ">"}.get(data[5:6])
     return (width[0], order) if data[:4] == MAGIC and width in (b"\1", b"\2") and order else None
 

@@ -27,8 +27,7 @@ V4_MEMBERS = regex("key|contents|lock")
 ANY_GENERATION = regex(r"pdict-v\d+-")
 # Releases up to 2024.1 add the git revision, or "None".
 _DATA_MODEL = regex(r"-(?P<loopy>\d[^-]*)-islpy(?P<islpy>[^-]+)-cgen(?P<cgen>[^-]+)(?:-[^-]+)?-v\d+$")
-# Names that loopy and PyOpenCL derive from a kernel's. A pickled short string has its length in one byte before the
-# text, which shows where the name ends.
+# Names that loopy and PyOpenCL derive from a kernel's. A pickled short string has its length in the byte before it.
 _DERIVED = regex(rb"\x8c(.)(?=(invoke_|_lpy_host_|enqueue_knl_))", re.DOTALL)
 # Where loopy's keys contain names: in the set of a translation unit, and in the first attributes of a kernel.
 _ENTRYPOINTS = b"\x8c\x0bentrypoints\x94("

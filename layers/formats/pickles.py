@@ -64,8 +64,7 @@ _CONSTANTS: dict[str, object] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": Fals
 def is_framed(data: bytes) -> bool:
     """Return quickly whether a pickle's frames extend exactly from its beginning to its end.
 
-    Such a pickle is not truncated. ``False`` says nothing: a pickle may have no frames, or large values between them.
-    Source: PEP 3154, framing.
+    Such a pickle is complete (PEP 3154). ``False`` says nothing: it may have no frames, or large values between them.
     """
     position = len(_PROTOCOLS[0])
     if data[:position] not in _PROTOCOLS or len(data) <= position:
@@ -79,8 +78,7 @@ def is_framed(data: bytes) -> bool:
 def walk(data: bytes) -> tuple[object, int | None]:
     """Read one pickle; return its structure and its length in bytes.
 
-    Both are ``None`` if it has too many opcodes. Raises :class:`ValueError` if the opcodes or the stack that they work
-    on are inconsistent.
+    Both are ``None`` if it has too many opcodes. Raises :class:`ValueError` if opcodes and stack are inconsistent.
     """
     import pickletools
 

@@ -1,7 +1,6 @@
-"""zstd from Python's standard library since 3.14, or its backport.
+"""zstd from Python's standard library since 3.14, or its backport; imported only by functions that need it.
 
-Only functions that compress or decompress import it. :exc:`ImportError` means that a Python of 3.14 or later was built
-without zstd.
+:exc:`ImportError` means that a Python of 3.14 or later was built without zstd.
 """
 
 from __future__ import annotations

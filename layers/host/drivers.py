@@ -249,7 +249,6 @@ def _of_prefix(prefix: Path | None) -> tuple[Loader, ...]:
 
 
 def _conda_libraries(prefix: Path | None) -> tuple[str, ...]:
-    """Return the folder of libraries in a conda prefix, which its programs search."""
     return () if prefix is None or not os.path.isdir(f"{prefix}/conda-meta") else (f"{prefix}/lib",)
 
 
@@ -345,7 +344,6 @@ def _is_library(path: str) -> bool:
 
 
 def _kind(path: str) -> bytes | None:
-    """Return class, byte order and machine of an ELF file, ``None`` for another file."""
     from cachectl.layers.formats.elf import machine_of
 
     with suppress(OSError):
@@ -357,10 +355,7 @@ def _kind(path: str) -> bytes | None:
 
 
 class DriverLayer(Layer):
-    """The cache of an OpenCL driver, which is present if the driver is registered or has left a cache.
-
-    Each problem is declared once, for the state and the findings.
-    """
+    """The cache of an OpenCL driver, which is present if the driver is registered or has left a cache."""
 
     #: The makers of the drivers.
     makers: ClassVar[tuple[str, ...]]
@@ -412,8 +407,16 @@ class DriverLayer(Layer):
         """Yield the problems with the variables, each with the resulting condition."""
         yield from faults_of(self, (self.switch, *self.others))
         yield from self._place_faults()
-        if self.limit_variable:
-            yield from self._limit_faults()
+        if not self.limit_variable or (value := self.environment.get(self.limit_variable)) is None:
+            return
+        number = _leading_number(value)
+        condition = DISABLED if self.zero_limit_is_off and not number else None
+        if not _PLAIN_NUMBER.fullmatch(value):
+            outcome = f"is not a number of bytes: the driver reads it as {number}"
+            severity = RECOMPILES if number or condition else WASTES
+            yield condition, misread(self, self.limit_variable, severity, outcome)
+        elif condition is not None:
+            yield condition, off(self, self.limit_variable)
 
     def _place_faults(self) -> Iterator[Fault]:
         environment, decided = self.environment, self.places.deciding(self.environment)
@@ -433,18 +436,6 @@ class DriverLayer(Layer):
         elif odd == HERE and environment.platform != "win32":
             outcome = "is not absolute: each working directory gets a cache of its own"
             yield None, misread(self, rule.variable, RECOMPILES, outcome, fixes)
-
-    def _limit_faults(self) -> Iterator[Fault]:
-        if (value := self.environment.get(self.limit_variable)) is None:
-            return
-        number = _leading_number(value)
-        condition = DISABLED if self.zero_limit_is_off and not number else None
-        if not _PLAIN_NUMBER.fullmatch(value):
-            outcome = f"is not a number of bytes: the driver reads it as {number}"
-            severity = RECOMPILES if number or condition else WASTES
-            yield condition, misread(self, self.limit_variable, severity, outcome)
-        elif condition is not None:
-            yield condition, off(self, self.limit_variable)
 
     @property
     def limit(self) -> int | None:

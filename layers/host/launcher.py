@@ -46,8 +46,7 @@ LOCAL_RANKS = frozenset(
 )
 #: The size of the allocation of a batch script, which is a single process; the row before is about a step of srun.
 _ALLOCATED = "SLURM_NTASKS"
-#: The variables with the lowest precedence, in this order: an ``mpiexec`` may run within a step of Flux or Slurm, and
-#: pass on the step's variables.
+#: The variables with the lowest precedence: an ``mpiexec`` within a step of Flux or Slurm may pass on the step's.
 _LATER = ("MPI_LOCALNRANKS", "FLUX_JOB_SIZE", "SLURM_STEP_NUM_TASKS")
 #: Limit on the digits of a number of ranks.
 _DIGITS = 12
@@ -80,8 +79,7 @@ def _launches(environment: Environment, pairs: Iterable[tuple[str, str]] = RANKS
 def parallel_job(environment: Environment) -> Launch | None:
     """Return a launch of several ranks, which share the same roots; ``None`` if there is none.
 
-    The allocation of a batch script counts, because the script is about to start ranks; so do child processes of a
-    rank.
+    The allocation of a batch script, which is about to start ranks, counts; so do child processes of a rank.
     """
     inner = (pair for witness, pair in OTHERS.items() if environment.get(witness) is not None)
     return next((launch for launch in _launches(environment, (*inner, *RANKS)) if launch.is_parallel), None)

@@ -48,10 +48,7 @@ _ROWS = (
 
 
 def neighbours(environment: Environment) -> list[Neighbour]:
-    """Return every place that a variable names, and the default places that exist.
-
-    If no variable is set, a default of each library is listed even if it does not exist.
-    """
+    """Return every place that a variable names, else the existing default places of a library, or one of them."""
     folders = []
     for name, variable, defaults in _ROWS:
         if value := environment.get(variable):

@@ -91,8 +91,7 @@ def own_python(environment: Environment) -> Python:
 def pythons_of(environment: Environment) -> tuple[Python, ...]:
     """Return the known interpreters, the environment's first, including those that cannot be read.
 
-    Known are the environment's own and, if it searches for more, those that the user named, those of
-    :func:`candidates`, and those that were seen before and are not gone.
+    An environment that searches for more also has those that the user named, :func:`candidates`, and those seen before.
     """
     own = own_python(environment)
     if not environment.searches_pythons:
@@ -123,10 +122,7 @@ def note_own(environment: Environment) -> None:
 
 
 def named_pythons(environment: Environment, names: Iterable[str]) -> tuple[Path, ...]:
-    """Return the paths of interpreters that a user named, by path or by a name on ``PATH``.
-
-    Raises :class:`BadRequest` for one that cannot be read and was not seen before.
-    """
+    """Return the paths of interpreters that a user named. Raises :class:`BadRequest` for an unknown unreadable one."""
     from shutil import which
 
     paths, seen = [], {sighting.path for sighting in record_of(environment).here(PRODUCT)}
@@ -246,10 +242,7 @@ def _configuration(file: Path) -> dict[str, str]:
 
 
 def _version_of(parts: _Parts, environment: Environment) -> str:
-    """Return the five-part version in the bytes of a program or, if it names one, of its library.
-
-    Raises :class:`OSError`, and :class:`ValueError` with the reason if it is unknown.
-    """
+    """Return an interpreter's five-part version. Raises :class:`OSError`, and :class:`ValueError` with a reason."""
     files = [parts.program]
     if parts.name.startswith("pypy"):
         # PyPy has it as text only in its header.
@@ -288,10 +281,7 @@ def _version_in(file: Path, minor: str, environment: Environment) -> str | None:
 
 
 def _package_folders(parts: _Parts, environment: Environment) -> Iterator[Path]:
-    """Yield the folders of packages that an interpreter searches, in its order.
-
-    Those that a ``.pth`` file names may be missing. Raises :class:`OSError`.
-    """
+    """Yield the folders of packages that an interpreter searches, in its order. Raises :class:`OSError`."""
     sites = [] if parts.virtual is None else list(_sites_of(parts.virtual, parts.name))
     includes = "true" if parts.virtual is None else _configuration(parts.decisive[0]).get(_INCLUDES, "")
     if includes.lower() == "true":
@@ -314,8 +304,7 @@ def _package_folders(parts: _Parts, environment: Environment) -> Iterator[Path]:
 def _sites_of(prefix: Path, name: str) -> Iterator[Path]:
     """Yield the folders in which installers put packages, existing or not.
 
-    Debian has folders of other names, even if other programs have created the usual one; Fedora has two more in
-    ``local``.
+    Debian has folders of other names, even if the usual one exists too; Fedora has two more in ``local``.
     """
     debian = prefix / "lib/python3/dist-packages"
     if debian.is_dir():

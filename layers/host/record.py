@@ -71,10 +71,9 @@ class Record:
         self.sightings = dict(self._written)
         for key, sighting in self._written.items():
             # Times in the future are from a wrong clock.
-            is_there = sighting.gone is None or sighting.gone > environment.clock()
-            self.sightings[key] = sighting._replace(gone=None) if is_there else sighting
-            if sighting.system == self.system and is_there and _has_gone(sighting):
-                self.sightings[key] = sighting._replace(gone=self._moment(Path(sighting.path)))
+            if sighting.gone is None or sighting.gone > environment.clock():
+                is_gone = sighting.system == self.system and _has_gone(sighting)
+                self.sightings[key] = sighting._replace(gone=self._moment(Path(sighting.path)) if is_gone else None)
 
     def of(self, product: str) -> Iterator[Sighting]:
         """Yield the sightings of a product, including those of other systems."""
