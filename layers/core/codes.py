@@ -189,7 +189,7 @@ UNKNOWN = Code(
 FOREIGN = Code("foreign", (HARMLESS,), "A database of another program.", "It is left alone.", advice=_NOT_NEEDED)
 LINK = Code("link", (HARMLESS,), "A link, which is not followed.", "It is left alone.", advice=_NOT_NEEDED)
 UNRECOGNISED = Code(
-    "unrecognised", (HARMLESS,), "Something that is not the layer's own.", "It is left alone.", advice=_NOT_NEEDED
+    "unrecognised", (HARMLESS,), "Something that the layer does not recognise.", "It is left alone.", advice=_NOT_NEEDED
 )
 HALF = Code(
     "half", (HARMLESS,), "A file of an entry is missing or empty.", "The library rebuilds it.", advice=_NOT_NEEDED

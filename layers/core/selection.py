@@ -106,7 +106,7 @@ def parse_age(text: str) -> float:
 
 
 def moment_before(age: str | float | None, now: float | None) -> float | None:
-    """Return the time, in epoch seconds, that lies an age before now; the age is a text or in seconds."""
+    """Return the time, in epoch seconds, that is an age before now; the age is a text or in seconds."""
     if age is None:
         return None
     return (time.time() if now is None else now) - (parse_age(age) if isinstance(age, str) else age)

@@ -90,9 +90,9 @@ def read_by(layer: Layer) -> dict[str, str]:
 
 
 def unread(layers: Iterable[Layer], asked: Container[str]) -> Iterator[Finding]:
-    """Yield findings about variables of products that no known release reads, with the probable intended names.
+    """Yield findings about variables of the ``asked`` layers' products that no known release reads.
 
-    All ``layers`` define what is read; the findings are about those that were ``asked`` for.
+    They name the variables that were probably intended. All ``layers`` define what is read.
     """
     families: dict[str, list[Layer]] = {}
     for layer in layers:

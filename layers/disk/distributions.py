@@ -38,10 +38,10 @@ def names_in(folder: str, *beginnings: str) -> tuple[str, ...]:
     """Return the names in a folder with one of these prefixes, sorted; none if it cannot be listed."""
     try:
         changed = os.stat(folder or ".").st_mtime_ns
-        settled = time.time_ns() - changed >= _SETTLED_NANOSECONDS
+        is_settled = time.time_ns() - changed >= _SETTLED_NANOSECONDS
         # Not normalised: after a link, ".." is the parent of its target.
-        whole = folder if os.path.isabs(folder) else os.path.join(os.getcwd(), folder)
-        return (_listing if settled else _listing.__wrapped__)(whole, beginnings, changed)
+        path = os.path.join(os.getcwd(), folder)
+        return (_listing if is_settled else _listing.__wrapped__)(path, beginnings, changed)
     except OSError:
         return ()
 

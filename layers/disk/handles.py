@@ -179,7 +179,7 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
 
 
 def try_flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
-    """Take ``flock`` on an open file or folder; return ``False`` if another process holds it, unless told to ``wait``.
+    """Take ``flock`` on an open file or folder; without ``wait``, return ``False`` if another process holds it.
 
     Closing the file releases the lock. Raises :class:`OSError` if the file system has no such locks.
     """

@@ -86,7 +86,7 @@ def describe(data: bytes) -> details.Details | None:
 
 
 def _spirv_complaint(data: bytes) -> str | None:
-    """Return what is wrong with a module: instructions must fill it, functions last, with all that are named."""
+    """Return how a module is damaged: instructions must fill it, functions last, with all that they name."""
     functions: dict[bool, set[bytes]] = {True: set(), False: set()}
     end, last = _HEADER, 0
     for last, instruction in _instructions(data):

@@ -47,7 +47,7 @@ LOCAL_RANKS = frozenset(
 #: The size of the allocation of a batch script, which is a single process; the row before is about a step of srun.
 _ALLOCATED = "SLURM_NTASKS"
 #: The variables with the lowest precedence: an ``mpiexec`` within a step of Flux or Slurm may pass on the step's.
-_LATER = ("MPI_LOCALNRANKS", "FLUX_JOB_SIZE", "SLURM_STEP_NUM_TASKS")
+_LATER = {"MPI_LOCALNRANKS": 1, "FLUX_JOB_SIZE": 2, "SLURM_STEP_NUM_TASKS": 3}
 #: Limit on the digits of a number of ranks.
 _DIGITS = 12
 
@@ -103,13 +103,8 @@ def innermost_launch(environment: Environment) -> Launch | None:
     if not counted:
         return next((launch for launch in launches if launch.is_parallel), None)
     # An outer launcher's variables are inherited, so they do not show which of two launches is the inner one.
-    innermost = min(counted, key=_precedence)
+    innermost = min(counted, key=lambda launch: (_LATER.get(launch.size_variable, 0), launch.ranks or 0))
     return innermost if (innermost.ranks or 0) > 1 else None
-
-
-def _precedence(launch: Launch) -> tuple[int, int]:
-    variable = launch.size_variable
-    return _LATER.index(variable) if variable in _LATER else -1, launch.ranks or 0
 
 
 def number_of(environment: Environment, variable: str) -> int | None:

@@ -1,4 +1,4 @@
-"""What every layer does, on what its library wrote: the shipped suite, and tables of what lies in the way."""
+"""What every layer does with files by its library: the shipped suite, and tables of special cases."""
 
 import os
 import re
@@ -41,7 +41,7 @@ REAL = {"loopy": "fill", "pyopencl-invoker": "fill", "pyopencl": "fill", "pocl":
 
 
 class TestConformance(LayerConformance):
-    """The shipped suite over every built-in layer."""
+    """The shipped suite for every built-in layer."""
 
     @pytest.fixture(
         autouse=True,
@@ -61,7 +61,7 @@ class TestConformance(LayerConformance):
     def environment(self, home: Path) -> Environment:
         environment = super().environment(home)
         variables = {name: value.format(home=home) for name, value in self.product.variables.items()}
-        # Releases before 2025 look into the home of the account.
+        # Releases before 2025 use the account's home.
         variables |= {"MESA_SHADER_CACHE_DIR": str(home / ".cache")} if self.product.layer == "mesa" else {}
         return environment._replace(topology=home / "no-gpus").with_variables(variables)
 
@@ -74,7 +74,7 @@ class TestConformance(LayerConformance):
 
 # ---------------------------------------------------------------------- locks and changes
 
-#: Holds the lock of a file as its library does, until its input ends.
+#: Locks a file as its library does, until its input ends.
 HOLD = """
 import fcntl, sys
 held = open(sys.argv[2], "r+b")
@@ -115,7 +115,7 @@ def test_a_held_lock_is_waited_for_before_anything_goes(tmp_path: Path, name: st
 
 
 def write_again(path: Path) -> None:
-    """Write a file again, as a program does that finds a cache without the entry."""
+    """Write a file again, like a program that misses the entry."""
     path.write_bytes(path.read_bytes())
     os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
 
@@ -155,7 +155,7 @@ def sizes_in(root: Path) -> dict[int, int]:
     return {cuda.identifier_of(str(path.relative_to(root))): path.stat().st_size - 28 for path in paths}
 
 
-#: What the account of a product says of a root, and what it is to say.
+#: What the index of a product says about a root, and what it should say.
 ACCOUNTS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
     "cuda": (lambda root: dict(cuda.read_index((root / "index").read_bytes()) or ()), sizes_in),
     "neo": (lambda root: number_in(root / "config.file"), held),
@@ -223,8 +223,8 @@ def flipped(at: int) -> Callable[[bytes], bytes]:
     return flip
 
 
-#: A product, a file of an entry ("" for the first of all), how that is damaged, the effect on the library, and what
-#: verify says of it.
+#: A product, a file of an entry ("" for the first), how it is damaged, the effect on the library, and a part of the
+#: message of verify.
 Row = tuple[str, str, Callable[[bytes], bytes], Severity, str]
 DAMAGE: list[Row] = [
     ("cuda", "", flipped(-1), Severity.HARMLESS, "checksum"),
@@ -238,7 +238,7 @@ DAMAGE: list[Row] = [
     ("pocl", f"{POCL_KEY}/program.bc", lambda _: b"", FAILS, "program.bc: is empty"),
     ("pocl", f"{POCL_KEY}/program.bc", lambda _: b"junk", FAILS, "program.bc: is not LLVM bitcode"),
     ("pocl", f"{POCL_KEY}/k/0-0-0/k.so", lambda _: b"junk", FAILS, "is not an ELF file"),
-    # PoCL links it itself.
+    # PoCL links the library from this object.
     ("pocl", f"{POCL_KEY}/k/0-0-0/k.so.o", lambda _: b"", Severity.HEALS, "PoCL compiles the kernel again"),
 ]
 
@@ -268,7 +268,7 @@ def test_damage_is_reported_with_its_effect_neither_put_nor_got_and_removed_alon
     assert keys_of(layer) == [other for other in keys if other != key]
 
 
-#: Keys and bytes that cannot be put, with a part of the reason.
+#: Keys and bytes that cannot be put, each with a part of the reason.
 REFUSED = {
     "miopen": [
         (key_of(args=" -DX='a'"), CODE, "a quote"),
@@ -309,14 +309,14 @@ def test_what_the_library_could_not_use_is_not_put(
 
 # ---------------------------------------------------------------------- what is not the layer's own
 
-#: Names that are no entries of a product's, and an entry's name, for a link.
+#: Names that are not those of a product's entries, and the name of an entry, for a link.
 STRANGERS = {
     "cuda": (("0/0/0123456789abcd", "notes.txt"), "0/1/0123456789abcd"),
     "neo": (
         ("a/b/notes.cl_cache", "0123456789ABCDEF.cl_cache", "a/0123456789abcdef.cl_cache", "stats.txt", "a/stats"),
         "0123456789abcdef.cl_cache",
     ),
-    # The caches of other users of LLVM have shorter names, or another beginning.
+    # Caches of other programs with LLVM have shorter names, or another prefix.
     "comgr": (
         ("llvmcache-" + "a" * 40, "Thin-abc", "llvmcache-" + "A" * 64, "llvmcache-" + "a" * 65),
         comgr_key("link"),
@@ -328,7 +328,7 @@ STRANGERS = {
 
 @pytest.mark.parametrize("name", STRANGERS)
 def test_other_files_are_neither_listed_nor_removed(tmp_path: Path, name: str) -> None:
-    """A variable may name the home of the user, who has files with such names."""
+    """A variable may name the user's home, where files can have such names."""
     layer, (strangers, named) = PRODUCTS[name].filled(tmp_path), STRANGERS[name]
     root, keys = root_of(layer), keys_of(layer)
     outside = write(tmp_path / "outside/entry", next(path for path in root.rglob("*") if path.is_file()).read_bytes())
@@ -348,7 +348,7 @@ def test_other_files_are_neither_listed_nor_removed(tmp_path: Path, name: str) -
     assert layer.get(strangers[-1]) is None
 
 
-#: What an interrupted change leaves, by its name below the root, and what a program that may be at it has mapped.
+#: What an interrupted change leaves, by its name below the root, and what a program that may be writing it maps.
 TEMPORARIES = [
     ("neo", "cl_cache.aB3xYz", "/usr/lib/intel-opencl/libigdrcl.so"),
     ("comgr", "amdgpu-compiler-0a1b2c.tmp.o", "/opt/rocm/lib/libamd_comgr.so.3"),
@@ -370,7 +370,7 @@ def test_a_left_temporary_goes_once_nobody_may_write_it(tmp_path: Path, name: st
         clear(busy)
         assert left.exists()
     if name == "mesa multi-file":
-        # Whoever still writes to it has long been killed.
+        # Nobody has been writing to it for long.
         os.utime(left, (1, 1))
         layer = busy
     assert clear(layer).failed == ()
@@ -382,7 +382,7 @@ def test_looking_does_not_look_like_use(tmp_path: Path, name: str) -> None:
     layer = PRODUCTS[name].filled(tmp_path)
     paths = [path for path in root_of(layer).rglob("*") if path.is_file() and path.name != "index"]
     for path in paths:
-        # Older than the last change: on most file systems the next reading would count.
+        # Older than the last change: on most file systems, a read would then update the access time.
         os.utime(path, (1, path.stat().st_mtime))
     assert problems(layer) == []
     verified(layer)
