@@ -167,7 +167,7 @@ INDEX = Code(
     "index",
     (WASTES, HEALS),
     "The index of a cache does not agree with its entries.",
-    "The next purge or `put` updates it, also `purge --damaged cuda`; or `rm` the file.",
+    "The next purge, such as `purge --damaged cuda`, or `put` updates it; or `rm` the file.",
     advice="the next change of the cache writes it again",
 )
 NO_FILE = Code(

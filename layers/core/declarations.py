@@ -14,8 +14,7 @@ from cachectl.layers.core.finding import Severity
 from cachectl.layers.core.root import Root, Scope
 from cachectl.layers.core.switch import NEXT_IMPORT, NOW, Switch
 
-#: How a library treats an empty or relative value: as unset, as no cache, relative to the working directory or to
-#: ``/``.
+#: How a library treats an empty or relative value: as unset, as no cache, or as below the working directory or ``/``.
 UNSET, NOWHERE, HERE, TOP = "unset", "nowhere", "here", "top"
 
 

@@ -50,8 +50,7 @@ class Entry(NamedTuple):
     old as the last write to its file. ``stamp`` reveals later changes. ``because`` is why an entry is stale, or why
     that is unknown; for other kinds, why it is of that kind, or whose it is.
 
-    A foreign item only shares the root: it is not counted, and cleared only by its key. An unknown item is counted, but
-    never changed.
+    A foreign item only shares the root: it is not counted, and cleared only by key. An unknown one counts, but stays.
     """
 
     layer: str
@@ -160,8 +159,7 @@ class Usage(NamedTuple):
     ``files`` and ``bytes`` count the layer's files on disk without orphans; ``unknown_files`` are those of them whose
     format is unknown. ``stale_*`` is ``None`` if the layer cannot recognise stale entries, and ``stale_unknown`` counts
     the entries whose staleness is unknown. ``stale_because`` counts stale entries by reason. ``span`` is the time of
-    the oldest and of the newest entry. If a problem hides part of the root, the numbers are lower bounds, and ``None``
-    instead of 0.
+    the oldest and of the newest entry. If a problem hides part of it, numbers are lower bounds, and 0 is ``None``.
     """
 
     entries: int | None = 0

@@ -35,8 +35,7 @@ ENABLED, DISABLED, BYPASSED, ABSENT, UNKNOWN = Condition
 class Root(NamedTuple):
     """One place where a layer keeps entries.
 
-    ``source`` is why it is there (a variable or a default); ``role`` is for roots like PoCL's ``kcache`` and
-    ``uncached``.
+    ``source`` is why it is there (a variable or a default); ``role`` distinguishes PoCL's two.
     """
 
     path: Path

@@ -1,8 +1,7 @@
 """The protocol of stores, in which layers keep their entries, and of codecs, which read the bytes of one entry.
 
 A layer declares one store. :mod:`cachectl.layers.stores` has three general ones: files in a folder tree, rows of sqlite
-files, and records of text files. A store lists, reads, places and removes entries safely; the layer decides when it
-may.
+files, and records of text files. A store lists, reads, places and removes entries safely, when the layer lets it.
 """
 
 from __future__ import annotations

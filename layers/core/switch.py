@@ -32,8 +32,7 @@ class Switch(NamedTuple):
     In this process: ``flags`` maps ``(module, attribute)`` to a value to set in loaded modules. ``patches`` replace
     methods of a library without a switch; ``memo_patches`` replace memoising methods in loaded modules.
     ``clear_functions`` are ``(module, function)`` pairs that clear caches in memory. ``reloads`` are ``(module,
-    attribute)`` pairs: a module that was first imported while the layer was off lacks the attribute, and must be
-    executed again.
+    attribute)`` pairs: a module that was first imported while the layer was off lacks it, and is run again.
 
     For new programs: variables to ``set`` and ``unset``. They are read once, when a library whose file name has one of
     the prefixes ``read_at_load`` starts, or when one of ``read_at_import`` is imported. ``makes`` are folders that must

@@ -40,7 +40,7 @@ def names_in(folder: str, *beginnings: str) -> tuple[str, ...]:
         changed = os.stat(folder or ".").st_mtime_ns
         is_settled = time.time_ns() - changed >= _SETTLED_NANOSECONDS
         # Not normalised: after a link, ".." is the parent of its target.
-        path = os.path.join(os.getcwd(), folder)
+        path = folder if os.path.isabs(folder) else os.path.join(os.getcwd(), folder)
         return (_listing if is_settled else _listing.__wrapped__)(path, beginnings, changed)
     except OSError:
         return ()

@@ -1,6 +1,6 @@
 """Checks whether a library can do in a folder what it does there.
 
-A layer declares its uses (:class:`Use`). The system tells modes, owners and mounts. What only an attempt can show is
+A layer declares its uses (:class:`Use`). The system reports modes, owners and mounts. What only an attempt can show is
 tried with an unnamed file, which leaves nothing behind.
 """
 
@@ -50,8 +50,7 @@ class Obstacle(NamedTuple):
     """Why a place cannot be used, or not safely.
 
     ``code`` is that of the catalogue. ``use`` is what is impossible, ``None`` if everything is possible but unsafe.
-    ``place`` is the file or folder to change, ``command`` changes it in ``sh``; it is empty if only another place
-    helps.
+    ``place`` is the file or folder to change, ``command`` changes it in ``sh``; it may be empty.
     """
 
     code: str

@@ -42,8 +42,7 @@ def means_no_file(error: OSError) -> bool:
 def nearest(path: Path, *, follow: bool = True) -> Path:
     """Return a path, or the nearest folder above it that exists.
 
-    A dangling link exists unless ``follow`` is set. With ``follow``, raises :class:`OSError` if existence cannot be
-    determined.
+    A dangling link exists unless ``follow`` is set. With ``follow``, raises :class:`OSError` if that is unknown.
     """
     exists = Path.exists if follow else os.path.lexists
     return next(place for place in (path, *path.parents) if exists(place))

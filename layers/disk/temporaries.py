@@ -169,8 +169,7 @@ def private_folder(place: Path, *, make: bool = False) -> Path:
 
     ``cachectl-UID`` is created if missing and never removed, so that nobody else can create it while a program that was
     started with its path still runs. With ``make``, a missing ``place`` is created with mode 0700. Raises
-    :class:`CachectlError` if another user could replace the folder or owns a link on its path, or if it cannot be
-    created.
+    :class:`CachectlError` if another user could replace the folder or owns a link on its path, or if that fails.
     """
     try:
         folder, reason = _own_place(place, make=make)

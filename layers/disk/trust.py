@@ -168,8 +168,7 @@ def deciding_owner(folder: Path) -> int | None:
 class Closed(NamedTuple):
     """The part of a path that is closed to this user because another one owns it; empty texts if none is.
 
-    ``owner`` is for the end of a message. ``command`` gives ``place`` to this user, if that is right; ``cure`` is
-    enough for reading.
+    ``owner`` is for the end of a message. ``command`` gives ``place`` to this user, if right; ``cure`` is for readers.
     """
 
     place: Path

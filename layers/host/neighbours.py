@@ -27,8 +27,7 @@ class Neighbour(NamedTuple):
 
 
 #: A library, the variable that moves its cache, and its default places, several if releases differ. A place begins with
-#: a variable, the home (~) or the temporary folder (TMP). In a text of several places, the first with a known beginning
-#: counts.
+#: a variable, the home (~) or the temporary folder (TMP). Of several places in a text, the first known one counts.
 _ROWS = (
     # By triton/knobs.py (cache_knobs)
     ("Triton", "TRITON_CACHE_DIR", ("$TRITON_HOME/.triton/cache ~/.triton/cache",)),

@@ -5,8 +5,7 @@ has another version, nothing else that was seen has that version, and the entry 
 unknown: another container, another machine with the same home, or a program that is started by its path may use the
 entry. If hits leave no trace, nothing shows that an entry was not used.
 
-The record is one private file. It is read only if no other user can write to it. If it cannot be written, there is no
-witness.
+The record is one private file. It is read only if no other user can write to it. Without it, nothing is stale.
 """
 
 from __future__ import annotations
