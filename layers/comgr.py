@@ -29,41 +29,38 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("libamd_comgr.so",)
 TIMESTAMP = "llvmcache.timestamp"
-#: What LLVM takes for a network file system (``Support/Unix/Path.inc``, ``is_local``): NFS, SMB and CIFS.
+#: The file systems that LLVM considers remote (``Support/Unix/Path.inc``, ``is_local``): NFS, SMB and CIFS.
 _NETWORK = frozenset({"nfs", "nfs4", "smbfs", "cifs", "smb3"})
-_NOT_WHOLE = (
-    "is not exactly an output and a log of the stated lengths; comgr compiles it again at every run, and never "
-    "replaces it"
-)
+_NOT_WHOLE = "is not an output and a log of the stated lengths; comgr recompiles it in every run and never replaces it"
 _LENGTH = struct.Struct("<Q")
 _AMDGPU = 0xE0
 _METADATA = 32
-#: How a descriptor, which is the symbol of a kernel, is named after it.
+#: Suffix of the symbol of a kernel's descriptor.
 _DESCRIPTOR = ".kd"
-#: The key in the metadata, and behind it a string of MessagePack: of less than 32 bytes, or less than 256.
+#: The key in the metadata, followed by a MessagePack string of less than 32 bytes, or less than 256.
 _TARGET = regex(rb"\xadamdhsa\.target(?:[\xa0-\xbf]|\xd9.)[\w-]*?--([\w:+-]+)", re.DOTALL)
 _BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 
-#: An integer of at most 64 bits in any base that a prefix names, roughly.
+#: Roughly, an integer of at most 64 bits in any base that a prefix can name.
 _INTEGER = "(?:0[xX][0-9a-fA-F]{1,16}|0[bB][01]{1,64}|0[oO]?[0-7]{1,21}|0|[1-9][0-9]{0,18})"
-#: The pattern of each setting's value, and what a value is that does not match it.
-_DURATION = f"{_INTEGER}[smh]", "not an integer of s, m or h"
+#: The pattern of each setting's value, and how to describe a value that does not match it.
+_DURATION = f"{_INTEGER}[smh]", "not an integer with s, m or h"
 _VALUES = {
     "prune_interval": _DURATION,
     "prune_after": _DURATION,
     "cache_size": ("(?:[0-9]{1,2}|100)%", "not an integer with %"),
-    "cache_size_bytes": (f"{_INTEGER}[kmgKMG]?", "no number of bytes, k, m or g"),
+    "cache_size_bytes": (f"{_INTEGER}[kmgKMG]?", "not an integer, with or without k, m or g"),
     "cache_size_files": (_INTEGER, "not an integer"),
 }
 
 
 class ComgrCodec(Codec):
-    """An output and a log, each with its length before it (``comgr-cache.cpp``)."""
+    """An output and a log, each preceded by its length (``comgr-cache.cpp``)."""
 
     form = "comgr-entry/1"
 
     def describe(self, data: bytes) -> details.Details:
-        """Return kind, kernels and device of the output that an entry holds."""
+        """Return the kind, kernels and device of the output that an entry holds."""
         from cachectl.layers.formats import details, device_binaries, elf
 
         output = output_of(data) or b""
@@ -86,37 +83,25 @@ class ComgrCodec(Codec):
         output = output_of(data)
         if output is None:
             return Damage(RECOMPILES, _NOT_WHOLE)
-        # A translation to SPIR-V may end otherwise than the programs that drivers return.
+        # A translation to SPIR-V may end differently from the programs that drivers return.
         wrong = None if output.startswith(device_binaries.SPIRV) else device_binaries.complaint(output)
-        if wrong is None:
-            return None
-        return Damage(FAILS, f"holds a program that {wrong}; comgr hands it on as it is")
+        return None if wrong is None else Damage(FAILS, f"holds a program that {wrong}; comgr uses it unchecked")
 
 
 class ComgrCache(drivers.DriverLayer):
-    """Outputs of single commands of AMD's compiler: bitcode and code objects, one file each."""
+    """Outputs of single commands of AMD's compiler: bitcode and code objects, one per file."""
 
     name = "comgr"
     title = "AMD comgr cache"
     makers = ("AMD",)
-    switch = EnvSwitch(
-        "AMD_COMGR_CACHE",
-        "0",
-        "1",
-        outcome="is not 0, so it does not switch the cache off",
-        read=at_load(*LIBRARIES),
-    )
+    switch = EnvSwitch("AMD_COMGR_CACHE", "0", "1", outcome="is not 0, so the cache stays on", read=at_load(*LIBRARIES))
     others = (
         EnvSwitch(
-            "AMD_COMGR_EMIT_VERBOSE_LOGS",
-            "(?!)",
-            "0",
-            RECOMPILES,
-            "is part of every key: entries stored without it are not hit",
+            "AMD_COMGR_EMIT_VERBOSE_LOGS", "(?!)", "0", RECOMPILES, "is in every key: entries without it are not hit"
         ),
     )
     family = Family("(?:AMD_)?COMGR_(?:DISABLE_|NO_)?CACHE.*", "AMD_COMGR_CACHE_POLICY")
-    # As comgr and LLVM do: an empty or relative path counts from the working folder.
+    # As in comgr and LLVM, an empty or relative path is relative to the working directory.
     places = Places(
         "AMD_COMGR_CACHE_DIR",
         linux=(
@@ -128,26 +113,25 @@ class ComgrCache(drivers.DriverLayer):
         windows=(Rule("AMD_COMGR_CACHE_DIR"), Rule("LOCALAPPDATA", "comgr")),
         macos=(),
     )
-    # LLVM sets the access time of an entry that it reads.
     about = About(
         on_network=Hazard(
             RISKS,
-            "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep "
-            "no cache on NFS and SMB unless AMD_COMGR_CACHE_DIR names it",
+            "programs map its files, and were killed (SIGBUS) when others changed them; the newest releases keep no "
+            "cache on NFS and SMB unless AMD_COMGR_CACHE_DIR names it",
         ),
-        # LLVM opens the file of an entry, or maps it, and renames a temporary to a new one.
+        # LLVM opens or maps the file of an entry that it reads, and sets its access time. It renames new entries.
         lookups=Lookups(files=True, mapped=LIBRARIES),
     )
 
     def load_store(self) -> Store:
-        """Return the store of the entries, and of the file that records when some were last dropped."""
+        """Return the store of the entries and of the file that records the last pruning."""
         from cachectl.layers.stores.files import Files
         from cachectl.layers.stores.tree_read import Shape, resembling
 
         temporary = regex(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o")
         left = Shape((temporary,), because="left by a program that was killed", private=True)
         timestamp = Shape((regex(re.escape(TIMESTAMP)),), sums=True)
-        # The names of ThinLTO's caches have capital letters.
+        # The names in ThinLTO's caches have capital letters.
         like = resembling(r"llvmcache[\w.]*-[0-9a-f]{8,}[\w.]*")
         return Files("llvmcache-[0-9a-f]{64}", left, timestamp, like, codec=ComgrCodec(), writers=LIBRARIES)
 
@@ -156,49 +140,47 @@ class ComgrCache(drivers.DriverLayer):
         return self.environment.topology.exists() or super().is_here()
 
     def state(self) -> State:
-        """Return the state; on a network file system it depends on the release."""
+        """Return the state, which on a network file system depends on the release."""
         from cachectl.layers.base import processes
 
         state = super().state()
         for root in self.roots() if state.condition is ENABLED else ():
             kind = processes.network_file_system(self.environment, root.path, _NETWORK)
             if kind is not None and root.source != self.places.variable:
-                reason = (
-                    f"the default place is on a network file system ({kind}): the newest releases keep no cache there"
-                )
-                return State(UNKNOWN, reason, state.drivers)
+                where = f"the default place is on a network file system ({kind})"
+                return State(UNKNOWN, f"{where}: the newest releases keep no cache there", state.drivers)
         return state
 
     def faults(self) -> Iterator[Fault]:
-        """Add a policy that cannot be read, and an empty place."""
+        """Add a policy that LLVM cannot read, and an empty path."""
         yield from super().faults()
         variable = "AMD_COMGR_CACHE_POLICY"
         policy = self.environment.get(variable) or ""
         if (wrong := policy_complaint(policy)) is not None:
-            # comgr's manual names this key, but LLVM, which reads it, expects another.
+            # comgr's manual documents this key; LLVM, which reads the policy, expects another one.
             corrected = policy.replace("prune_expiration=", "prune_after=")
             works = policy_complaint(corrected) is None
             fix = f"export {variable}={shlex.quote(corrected)}" if works else None
-            outcome = f"cannot be read ({wrong}): nothing is kept, and every run compiles"
+            outcome = f"cannot be read ({wrong}): nothing is stored, and every run compiles"
             yield DISABLED, misread(self, variable, RECOMPILES, outcome, fix)
         if self.environment.get(self.places.variable) == "":
-            outcome = "is empty: older releases keep nothing then, newer ones use the default place"
+            outcome = "is empty: older releases then store nothing, newer ones use the default place"
             yield None, misread(self, self.places.variable, RECOMPILES, outcome)
 
     def diagnose(self) -> Iterator[Finding]:
-        """Add a temporary folder that cannot be used: comgr makes one for each compilation (``comgr-compiler.cpp``)."""
+        """Add an unusable temporary folder, in which comgr makes one for each compilation (``comgr-compiler.cpp``)."""
         yield from super().diagnose()
         temporary, home = self.environment.named_temporary, self.environment.home_folder
-        reason = why_closed(temporary, home) if temporary.is_dir() else f"{temporary} is not there"
+        reason = why_closed(temporary, home) if temporary.is_dir() else f"{temporary} does not exist"
         if reason is not None and self.is_here():
             open_folders = (folder for folder in TEMPORARY_FOLDERS if not why_closed(folder, home))
             fix = next((f"export TMPDIR={folder}" for folder in open_folders), "")
-            message = f"{reason}: AMD's compiler has no temporary folder, and compiles nothing"
-            yield CLOSED.finding(self.name, temporary, message, fix or "name a folder by TMPDIR", severity=RISKS)
+            message = f"{reason}: AMD's compiler has no temporary folder and cannot compile"
+            yield CLOSED.finding(self.name, temporary, message, fix or "set TMPDIR to a folder", severity=RISKS)
 
 
 def output_of(data: bytes) -> bytes | None:
-    """Return the output that an entry holds; ``None`` where it is not exactly an output and a log."""
+    """Return the output that an entry holds; ``None`` if the entry is not exactly an output and a log."""
     from cachectl.layers.formats import details
 
     try:
@@ -211,12 +193,12 @@ def output_of(data: bytes) -> bytes | None:
 
 
 def policy_complaint(policy: str) -> str | None:
-    """Return why LLVM cannot read a policy, which leaves comgr without a cache; ``None`` where it can."""
+    """Return why LLVM cannot read a policy, which leaves comgr without a cache; ``None`` if it can."""
     for setting in policy.removesuffix(":").split(":") if policy else ():
         key, _, value = setting.partition("=")
         pattern, what = _VALUES.get(key, ("", ""))
         if not what:
-            return f"it knows no {key!r}"
+            return f"unknown setting {key!r}"
         if not re.fullmatch(pattern, value):
             return f"{setting} is {what}"
     return None

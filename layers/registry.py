@@ -1,6 +1,6 @@
 """The registry of layers: a table of the built-in ones, and an entry-point group for plug-ins.
 
-A class is imported when its layer is first made, so that importing the table is fast.
+A layer's class is imported when the layer is first created, which keeps the import of this table fast.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cachectl.layers.disk.distributions import entry_points
 #: The entry-point group under which a distribution offers a layer class.
 GROUP = "cachectl.layers"
 
-#: Every built-in layer, in the order in which one kernel passes through them.
+#: Every built-in layer, in the order in which a kernel passes through them.
 BUILT_IN: dict[str, str] = {
     "loopy": "cachectl.layers.pytools:LoopyDictionaries",
     "pyopencl-invoker": "cachectl.layers.pyopencl:PyOpenCLInvoker",
@@ -38,37 +38,34 @@ BUILT_IN: dict[str, str] = {
     "miopen-system-tuning": "cachectl.layers.miopen:MIOpenSystemTuning",
 }
 
-
-#: Pattern of layer names: no option, path or blank.
+#: Layer names cannot be mistaken for options or paths.
 _NAME = regex(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-#: A plug-in that could not be loaded: its ``name``, and the reason (``why``).
+#: A plug-in that could not be loaded: its ``name`` and the reason (``why``).
 Broken = Mapping[str, str]
 
 
 def built_in_layer(name: str, environment: Environment) -> Layer:
-    """Make the built-in layer of a name."""
+    """Create the built-in layer with this name."""
     module, _, attribute = BUILT_IN[name].partition(":")
     layer: Layer = getattr(import_module(module), attribute)(environment)
     return layer
 
 
 def catalogue() -> tuple[Code, ...]:
-    """Return every code: those of all layers, then those of each product."""
+    """Return every code: the common ones, then those of each layer."""
     layers = (built_in_layer(name, Environment({}, Path("/"))) for name in BUILT_IN)
     return tuple(dict.fromkeys((*COMMON.values(), *(code for layer in layers for code in layer.about.codes))))
 
 
 def plugged_in(environment: Environment) -> Iterator[Layer | Broken]:
-    """Make every layer that an installed distribution offers; yield :data:`Broken` for one that fails."""
+    """Create every layer that an installed distribution offers; yield :data:`Broken` for one that fails."""
     for point in entry_points(GROUP):
         try:
             layer = point.load()(environment)
             reason = _wrong(layer)
         except KeyboardInterrupt:
             raise
-        # SystemExit, Rust panics and pytest skips are not Exceptions.
+        # SystemExit, Rust panics and pytest skips are not subclasses of Exception.
         except BaseException as error:  # noqa: BLE001 - a plug-in must not stop the others
             reason = f"failed: {reason_of(error)}"
         yield layer if reason is None else {"name": point.name, "why": f"{point.value} {reason}"}
@@ -79,9 +76,9 @@ def _wrong(layer: object) -> str | None:
     if not isinstance(layer, Layer):
         return "is not a cachectl layer"
     if not isinstance(layer.name, str) or not _NAME.fullmatch(layer.name):
-        return f"has the name {layer.name!r}; a name is letters, digits, dots and dashes"
+        return f"has the invalid name {layer.name!r}; use letters, digits, dots and dashes"
     if layer.name in BUILT_IN:
-        return f"takes the name of the built-in layer {layer.name}"
+        return f"has the name of the built-in layer {layer.name}"
     if not isinstance(layer.title, str) or not isinstance(layer.store, Store):
         return "has no title, or no store"
     return None

@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, texts, limits, and the environment. It imports nothing of cachectl's."""
+"""The foundation: errors, texts, limits, processes and the environment. It imports nothing else from cachectl."""

@@ -1,7 +1,6 @@
 """The environment that a program would start in: variables, home, platform, clock.
 
-Layers answer from an :class:`Environment` and from nothing else, so the same question can be asked for another user,
-another platform or an isolated root.
+Layers answer from an :class:`Environment` only, so any question can also be asked for another user, platform or root.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import NamedTuple, TypeVar, cast
 T = TypeVar("T")
 #: Where Linux lists mounted file systems.
 MOUNTS = Path("/proc/self/mountinfo")
-#: How many seconds to wait for a lock that another process holds.
+#: Seconds to wait for a lock that another process holds.
 LOCK_TIMEOUT = 5.0
 _WINDOWS_CACHE_HOME = "WIN_PD_OVERRIDE_LOCAL_APPDATA"
 
@@ -52,26 +51,25 @@ class Surroundings(NamedTuple):
 class Environment(Surroundings):
     """Everything that decides where caches are and whether they are on.
 
-    ``home`` is the account's home folder in the password database, used if ``HOME`` is not set; ``python`` is the
-    five-part version that pytools and PyOpenCL put into their names; ``site`` lists the folders of installed packages;
-    ``installed`` returns the version of a distribution there, or ``None``; ``step`` is called for each entry that was
-    looked at or changed, with the number, and where long work begins with what it is and how many there are; ``prefix``
-    is the folder that Python is installed in, or ``None`` if there is no Python; ``lock_timeout`` is how many seconds
-    to wait for a lock that another process holds; ``processes`` is where the system shows running programs, ``mounts``
-    where it lists mounted file systems, and ``topology`` where AMD's driver lists processors, GPUs among them.
-    ``superuser`` says whether the user is one, and ``shared`` whether other users who can write to a cache are trusted.
-    ``executable`` is the interpreter of ``python``, ``python_paths`` are others that the user named, and
-    ``searches_pythons`` says whether there may be more.
+    ``home`` is the account's home folder by the password database, used if ``HOME`` is not set. ``python`` is the
+    five-part version that pytools and PyOpenCL put into names, ``executable`` its interpreter, and ``prefix`` the
+    folder that it is installed in (``None`` without a Python). ``site`` lists its folders of installed packages, and
+    ``installed`` returns the version of a distribution there, or ``None``. ``python_paths`` are other interpreters that
+    the user named, and ``searches_pythons`` says whether to look for more. ``step`` is called with a number for entries
+    that were examined or changed, and with a description and a total at the start of long work. ``lock_timeout`` is in
+    seconds. ``processes`` is where the system shows running programs, ``mounts`` where it lists mounted file systems,
+    and ``topology`` where AMD's driver lists CPUs and GPUs. ``superuser`` says whether the user is root, and ``shared``
+    whether other users who can write to a cache are trusted.
     """
 
     @cached_property
     def answers(self) -> dict[object, object]:
-        """The answers that are kept as long as the environment, by the functions of :func:`answered_once`."""
+        """The answers of the functions that :func:`answered_once` decorates, kept as long as the environment."""
         return {}
 
     @property
     def trusts_writers(self) -> bool:
-        """Return whether other users who can write to a cache are trusted, which root may not say."""
+        """Return whether other users who can write to a cache are trusted, which is never so for root."""
         return self.shared and not self.superuser
 
     def get(self, variable: str) -> str | None:
@@ -79,38 +77,38 @@ class Environment(Surroundings):
         return self.variables.get(variable)
 
     def with_variables(self, changes: Mapping[str, str | None], unset: Iterable[str] = ()) -> Environment:
-        """Return the same environment with some variables set and others, whose value is ``None``, removed."""
+        """Return the environment with some variables set, or removed if they map to ``None`` or are in ``unset``."""
         merged = {**self.variables, **dict.fromkeys(unset), **changes}
         kept = {name: value for name, value in merged.items() if value is not None}
         return self._replace(variables=MappingProxyType(kept))
 
     @property
     def home_folder(self) -> Path:
-        """The home that platformdirs uses for ``~``: an absolute ``HOME``, else by the rule of its release."""
+        """The home that platformdirs uses for ``~``: an absolute ``HOME``; for any other the release decides."""
         named = self.variables.get("HOME")
-        # Releases before 4.12 follow an empty value, and those before 4.14 a relative one.
+        # Releases before 4.12 follow an empty value, those before 4.14 a relative one.
         if named is None or (not os.path.isabs(named) and self.platformdirs >= ((4, 14) if named else (4, 12))):
             return self.home
         return self.cwd / (named or "/")
 
     @property
     def named_temporary(self) -> Path:
-        """The temporary folder of C++ and LLVM (``temp_directory_path``): the first variable counts, empty or not."""
+        """The temporary folder of C++ (``temp_directory_path``): the first variable that is set, even if empty."""
         names = (variable for variable in ("TMPDIR", "TMP", "TEMP", "TEMPDIR") if variable in self.variables)
         return self.absolute(self.variables.get(next(names, ""), self.temporary))
 
     @property
     def follows_relative_cache_home(self) -> bool:
-        """Return whether platformdirs follows an ``XDG_CACHE_HOME`` that is not absolute: until release 4.11.7."""
+        """Return whether platformdirs follows a relative ``XDG_CACHE_HOME``, as it does up to release 4.11.7."""
         return self.platformdirs < (4, 11, 8)
 
     @property
     def platformdirs(self) -> tuple[int, ...]:
-        """Return the release of platformdirs; without one, a release after all that exist."""
+        """Return the release of platformdirs, or one newer than any if it is not installed."""
         return release_of(self.installed("platformdirs")) or (sys.maxsize,)
 
     def absolute(self, path: str | Path) -> Path:
-        """Make a path absolute as a program that is started here would."""
+        """Make a path absolute as a program started here would."""
         return self.cwd / path
 
     def expand(self, path: str) -> Path:
@@ -121,7 +119,7 @@ class Environment(Surroundings):
 
 
 def answered_once(answer: Callable[[Environment], T]) -> Callable[[Environment], T]:
-    """Have a function of an environment keep its answer as long as the environment."""
+    """Decorate a function of an environment to keep its answer as long as the environment."""
 
     @wraps(answer)
     def kept(environment: Environment) -> T:
@@ -133,18 +131,18 @@ def answered_once(answer: Callable[[Environment], T]) -> Callable[[Environment],
 
 
 def release_of(version: str | None) -> tuple[int, ...] | None:
-    """Return the first three numbers of a version, to be compared; ``None`` if it has none."""
+    """Return up to three leading numbers of a version, for comparisons; ``None`` if it has none."""
     match = re.match(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?", version or "")
     return None if match is None else tuple(int(part) for part in match.groups() if part is not None)
 
 
 def python_release(version: str) -> str:
-    """Return the first three numbers of the five-part version of a Python."""
+    """Return the first three parts of a Python's five-part version."""
     return ".".join(version.split(".")[:3])
 
 
 def user_name(number: int) -> str:
-    """Return the name of an account, or its number as text if it has none."""
+    """Return the name of an account, or ``user N`` if it has none."""
     try:
         import pwd
 
@@ -154,7 +152,7 @@ def user_name(number: int) -> str:
 
 
 def node() -> str:
-    """Return the name of this machine, without an import where the system gives it."""
+    """Return the name of this machine."""
     if sys.platform != "win32":
         return os.uname().nodename
     import platform
@@ -165,39 +163,38 @@ def node() -> str:
 def user_cache_folder(environment: Environment, application: str) -> tuple[Path, str]:
     """Return where pytools and PyOpenCL keep an application's cache, and the reason.
 
-    The rule is that of the environment's release of platformdirs, with pytools' own line for macOS
-    (``pytools/persistent_dict.py``, ``pyopencl/cache.py``). The tests hold it against answers of many releases.
+    The rule is that of the environment's release of platformdirs, except for pytools' own line for macOS
+    (``pytools/persistent_dict.py``, ``pyopencl/cache.py``). The tests compare it with the answers of many releases.
     """
     if environment.platform == "win32":
         return _windows_folder(environment, application)
     if environment.platform != "darwin":
         return _linux_folder(environment, application, "XDG_CACHE_HOME", ".cache")
-    # This line is pytools' own, and takes any value.
+    # This line is pytools' own, and accepts any value.
     if (named := environment.get("XDG_CACHE_HOME")) is not None:
         return environment.absolute(named) / application, "XDG_CACHE_HOME"
     return environment.home_folder / "Library" / "Caches" / application, "default"
 
 
 def is_common_cache_home(environment: Environment) -> bool:
-    """Return whether all releases of platformdirs surely agree about the user's cache folder."""
+    """Return whether all releases of platformdirs are certain to agree on the user's cache folder."""
     home, named = environment.variables.get("HOME", "/"), environment.get("XDG_CACHE_HOME") or "/"
     return os.path.isabs(home) and os.path.isabs(named) and environment.get(_WINDOWS_CACHE_HOME) is None
 
 
 def user_state_folder(environment: Environment) -> Path:
-    """Return where cachectl keeps files of its own that are no cache, by the rule of :func:`user_cache_folder`."""
+    """Return where cachectl keeps its own files that are not a cache, by the rule of :func:`user_cache_folder`."""
     return _own_folder(environment, "user_state_dir", "XDG_STATE_HOME", ".local/state")
 
 
-#: Names a file that is read instead of the user's and the site's; :data:`os.devnull` is no file.
+#: Names a file to read instead of the user's and the site's; :data:`os.devnull` means none.
 CONFIG_VARIABLE = "CACHECTL_CONFIG"
 
 
 def config_paths(environment: Environment) -> tuple[tuple[str, Path], ...]:
-    """Return where config files are looked for, the one that counts most first.
+    """Return the paths of config files in order of precedence, each with its origin: ``user``, ``site`` or ``named``.
 
-    Each comes with its origin: ``user``, ``site``, or ``named`` if ``CACHECTL_CONFIG`` names it. The folders are those
-    of platformdirs.
+    ``named`` is by ``CACHECTL_CONFIG``. The folders are those of platformdirs.
     """
     if named := environment.get(CONFIG_VARIABLE):
         return () if named == os.devnull else (("named", environment.expand(named)),)
@@ -210,7 +207,7 @@ def config_paths(environment: Environment) -> tuple[tuple[str, Path], ...]:
 
 
 def _own_folder(environment: Environment, function: str, variable: str, default: str) -> Path:
-    """Return a folder of cachectl's own, on this machine by a ``function`` of platformdirs if it is not Linux."""
+    """Return a folder of cachectl's own; on this machine, unless it runs Linux, by a ``function`` of platformdirs."""
     if environment.platform == sys.platform != "linux":
         import platformdirs
 
@@ -231,7 +228,7 @@ def _linux_folder(environment: Environment, application: str, variable: str, def
 def _windows_folder(environment: Environment, application: str) -> tuple[Path, str]:
     variable, parts = _WINDOWS_CACHE_HOME, (application, application, "Cache")
     named = environment.get(variable)
-    # Release 4.8 introduced it. Since 4.11.14 a relative value is ignored.
+    # Release 4.8 introduced it; since 4.11.14 a relative value is ignored.
     takes_relative = environment.platformdirs < (4, 11, 14)
     if not named or environment.platformdirs < (4, 8) or not (takes_relative or PureWindowsPath(named).is_absolute()):
         variable = "LOCALAPPDATA"

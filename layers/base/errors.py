@@ -1,7 +1,4 @@
-"""The errors that cachectl raises on purpose.
-
-A *miss* is not an error: it is ``None``.
-"""
+"""The errors that cachectl raises on purpose. A *miss* is not an error: it is ``None``."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class CachectlError(Exception):
-    """Anything cachectl raises on purpose; its text is one line that a user can act on."""
+    """Anything that cachectl raises on purpose; its text is one line that a user can act on."""
 
 
 class BadRequest(CachectlError, ValueError):
@@ -38,7 +35,7 @@ class Refused(LayerError, PermissionError):
 
 
 class UnknownFormat(Refused):
-    """Something in the place of an entry is in a format that this cachectl does not know: it is left as it is."""
+    """Something in an entry's place is in a format that this cachectl does not know: it is left unchanged."""
 
 
 class Busy(LayerError, TimeoutError):
@@ -46,7 +43,7 @@ class Busy(LayerError, TimeoutError):
 
 
 class Damaged(LayerError, ValueError):
-    """Content that its library could not use."""
+    """Content that the library could not use."""
 
 
 class EntryExists(LayerError, FileExistsError):
@@ -61,30 +58,30 @@ class Unreachable(LayerError, OSError):
 
 
 class Pending(Unreachable):
-    """A write to a database is not finished: the next program that opens it does that, and reading would need it."""
+    """A write to a database was interrupted. The next program that opens it finishes it; until then it is not read."""
 
 
 class NoRoom(Unreachable):
-    """The file system is full, or a quota is used up: the same may succeed after something else has been removed."""
+    """The file system is full or a quota is exhausted: the operation may succeed once something else is removed."""
 
 
 class Unsettled(LayerError, OSError):
-    """The entry is in its place, but a later step failed, such as counting it in an index; the message says which."""
+    """The entry is in its place, but a later step failed, such as updating an index; the message says which."""
 
 
-#: What one root or layer may raise without stopping the others: layers of other people raise anything.
+#: What one root or layer may raise without stopping the others: third-party layers raise anything.
 FAILURES: tuple[type[Exception], ...] = (Exception, SystemExit)  # type: ignore[assignment]
-#: What parsing the content of a file may raise, in the parser or where a field has another type, length or size.
+#: What parsing a file may raise, in the parser itself or where a field has an unexpected type, length or size.
 PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 def not_a_key(layer: str, key: str) -> LayerError:
-    """Return the error for a text that does not have the form of a layer's keys."""
-    return LayerError(layer, f"{key!r} is not a key of this layer; cachectl ls {layer} lists keys")
+    """Return the error for a text that cannot be one of a layer's keys."""
+    return LayerError(layer, f"{key!r} is not a key of this layer; cachectl ls {layer} lists the keys")
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the message without the layer's name; an error that no layer raises on purpose has its kind before it."""
+    """Return an error's message without the layer's name; the class precedes it if no layer raises it on purpose."""
     if isinstance(error, LayerError):
         return error.message
     if isinstance(error, OSError):

@@ -1,7 +1,4 @@
-"""Regular expressions that are compiled at their first use.
-
-Each start of the program defines many more than it uses. A type checker sees the pattern of the standard library.
-"""
+"""Regular expressions that are compiled on first use, since each run defines many more than it uses."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ if TYPE_CHECKING:
     __all__ = ["regex"]
 else:
 
-    class regex:  # noqa: N801 - it stands for a function
-        """A pattern that is compiled when a method of it is first asked for."""
+    class regex:  # noqa: N801 - it replaces a function
+        """A pattern that is compiled when one of its methods is first looked up."""
 
         def __init__(self, text, flags=0) -> None:  # noqa: ANN001 - a type checker sees the standard library's
             self.pattern = text

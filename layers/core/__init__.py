@@ -1,1 +1,1 @@
-"""What a layer is: its facts, its declaration, its store, and what is done with it."""
+"""The parts of a layer: facts, declarations, stores, plans and findings."""

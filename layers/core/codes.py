@@ -1,4 +1,4 @@
-"""The codes that any layer can have; a layer declares its own next to its other facts (:class:`About`)."""
+"""The codes that any layer can report; a layer declares its own in its :class:`About`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from cachectl.layers.core.finding import FAILS, HARMLESS, HEALS, RECOMPILES, RIS
 
 _NOT_NEEDED = "nothing needs to be done"
 
-# ---------------------------------------------------------------------- of a place
+# ---------------------------------------------------------------------- places
 
 NO_FOLDER = Code(
     "no-folder",
     (FAILS, RECOMPILES),
-    "A file, or a dangling link, is in the place of a root or on the way to it.",
+    "A file or a dangling link is in the place of a root, or of a folder above it.",
     "`mkdir -p` the link's target, move the file, or `unset` the variable.",
     ("Not a directory", "File exists"),
 )
 CLOSED = Code(
     "closed",
     (FAILS, RISKS, RECOMPILES),
-    "You cannot write to a root, create it, or write to what is in it and the library opens for writing. "
-    "After `sudo`, root often owns it. It may also lie on a file system that is mounted read-only.",
+    "You cannot create a root, write to it, or write to files in it that the library opens for writing. "
+    "After `sudo`, root often owns it. Its file system may also be mounted read-only.",
     "`sudo chown` or `chmod u+w` it, or move the layer.",
     (
         "attempt to write a readonly database",
@@ -33,29 +33,24 @@ CLOSED = Code(
 NOEXEC = Code(
     "noexec",
     (FAILS,),
-    "A root lies on a file system that is mounted with `noexec`, such as one of `docker run --tmpfs`, so that no "
-    "library can map code from it.",
+    "A root is on a file system that is mounted with `noexec`, such as one of `docker run --tmpfs`, so no library can "
+    "map code from it.",
     "Move the layer, or mount the file system with `exec`.",
     ("failed to map segment from shared object",),
 )
 OWNER = Code(
     "owner",
     (UNSAFE,),
-    "A root, or a folder on the way to it, belongs to another user, who can put code there that runs as you. `sudo -E` "
-    "keeps the `HOME` of your account: use `sudo -H`.",
+    "A root, or a folder above it, belongs to another user, who can put code there that runs as you. `sudo -E` keeps "
+    "your own `HOME`: use `sudo -H`.",
     "Use a root of your own.",
 )
-WRITABLE = Code(
-    "writable",
-    (UNSAFE,),
-    "Others can write to a root, or to a folder above it.",
-    "`chmod go-w`.",
-)
+WRITABLE = Code("writable", (UNSAFE,), "Others can write to a root, or to a folder above it.", "`chmod go-w`.")
 NETWORK = Code(
     "network",
     (RISKS, HARMLESS),
     "A root is on a network file system; the message says what is unsafe.",
-    "Move the layer to a disk of the node, or [start warm](howto/start-warm.md).",
+    "Move the layer to a local disk, or [start warm](howto/start-warm.md).",
     ("locking protocol", "database is locked", "disk I/O error", "Stale file handle"),
     advice="the tests have no network file system",
 )
@@ -63,40 +58,37 @@ RANKS = Code(
     "ranks",
     (RISKS, HARMLESS),
     "Ranks of this job share a root.",
-    "Give each its own, in the script that each rank runs, or use `cachectl stage`. If the home is on a network file "
-    "system, the fix names a private folder of the node, which starts empty.",
+    "Give each rank its own in the script that it runs, or use `cachectl stage`. If the home is on a network file "
+    "system, the fix names a private folder on the node, which starts empty.",
 )
 VOLATILE = Code(
     "volatile",
     (HEALS,),
-    "A root lies on the container's own layer, or the home lies in memory, and is lost with it: each new container "
-    "compiles again what its image does not hold.",
+    "A root is in the container's own layer, or the home is in memory, and is lost with it: each new container "
+    "recompiles what its image does not contain.",
     "[Keep it in a volume, or in the image](howto/containers.md).",
     advice="only whoever starts the container can give it a volume",
 )
 FULL = Code(
     "full",
     (FAILS, RISKS),
-    "A file system, or a quota of you or your group, has less than 16 MiB or 100 files left (*may fail a run*), or "
-    "less than 1 MiB or 10 files (*fails every run*).",
+    "A file system, your quota or your group's has less than 16 MiB or 100 files left (*may fail a run*), or less than "
+    "1 MiB or 10 files (*fails every run*).",
     "[My disk is full](howto/disk-full.md).",
     ("No space left on device", "Disk quota exceeded", "database or disk is full"),
 )
 
-# ---------------------------------------------------------------------- of variables and software
+# ---------------------------------------------------------------------- variables and software
 
 OFF = Code(
-    "off",
-    (RECOMPILES,),
-    "A variable switches a cache off, as its library intends.",
-    "`unset` it, if you did not mean it.",
+    "off", (RECOMPILES,), "A variable switches a cache off.", "`unset` it, if you did not mean to switch the cache off."
 )
 VARIABLE = Code(
     "variable",
     (HARMLESS, WASTES, RECOMPILES, RISKS, FAILS),
-    "A variable has a value that its library does not understand, or probably not as it was meant: such as `~` or "
-    "`$HOME` that no shell has expanded (`ENV` of a Dockerfile), with the place that is used. Or no release reads a "
-    "variable of that name, which resembles another.",
+    "A variable has a value that its library does not understand, or probably not as intended, such as `~` or `$HOME` "
+    "that no shell has expanded (`ENV` of a Dockerfile); the message names the place that is used. Or no release reads "
+    "a variable of that name, which resembles another.",
     "`unset` it, or `export` what the fix names.",
 )
 PLUGIN = Code(
@@ -107,52 +99,52 @@ PLUGIN = Code(
     advice="only its author can fix a plug-in",
 )
 
-# ---------------------------------------------------------------------- of what a root holds
+# ---------------------------------------------------------------------- contents of a root
 
 STALE = Code(
     "stale",
     (WASTES,),
-    "Entries of a driver that was [seen here and has gone](cli/common.md#stale).",
+    "Entries of a driver that was [seen here and is gone](cli/common.md#stale).",
     "`cachectl prune --stale LAYER`.",
 )
 LEAKED = Code(
     "leaked",
     (WASTES, HARMLESS),
-    "Temporaries and failed builds that nothing reads.",
+    "Temporary files and failed builds that nothing reads.",
     "`cachectl prune --stale LAYER` removes them too.",
 )
 UNREADABLE = Code(
     "unreadable",
     (FAILS, RISKS, RECOMPILES, HARMLESS),
-    "A root, a folder or a file could not be read; everything else was. Where a program is writing, try again later.",
-    "`chmod u+rwX`, or `sudo chown -R` what another user owns in your home.",
+    "A root, a folder or a file could not be read; everything else was. If a program is writing, try again later.",
+    "`chmod u+rwX`, or `sudo chown -R` for what another user owns in your home.",
     ("Permission denied",),
 )
 CAP = Code(
     "cap",
     (RECOMPILES,),
-    "A cache holds nine tenths of its limit, and its library drops entries to make room.",
+    "A cache is nine tenths full, and its library drops entries to make room.",
     "Raise the limit (`CUDA_CACHE_MAXSIZE`, 1 GiB by default), or prune.",
 )
 LOCK = Code(
     "lock",
     (FAILS, RISKS, HARMLESS),
-    "A lock outlived its holder, or that has stopped: [programs wait for it, then fail](cli/doctor.md#how-it-judges).",
+    "A lock outlived its holder, or its holder hangs: [programs wait for it, then fail](cli/doctor.md#how-it-judges).",
     "`cachectl prune --stale LAYER` if it is abandoned; else wait for the process that the fix names, or end it.",
     ("waited more than one minute on the lock file", "Db lock has failed to lock"),
 )
 PENDING = Code(
     "pending",
     (HARMLESS,),
-    "A program ended while it wrote to a database. Until the write is finished its rows are not listed.",
+    "A program ended while it was writing to a database. Until that write is finished, the rows are not listed.",
     "The next program that opens the database finishes it; so does `sqlite3 FILE .tables`.",
     advice=_NOT_NEEDED,
 )
 DAMAGED = Code(
     "damaged",
     (FAILS, RISKS, RECOMPILES, HEALS, WASTES, HARMLESS),
-    "The library could not use the entry, or the database. A whole file goes only if no program has it open. Damaged "
-    "tuning results are never removed: correct or delete the named line.",
+    "The library could not use the entry, or the database. A whole database is removed only if no program has it open. "
+    "Damaged tuning results are never removed: correct or delete the named line.",
     "`cachectl purge --damaged LAYER`.",
     (
         "database disk image is malformed",
@@ -167,30 +159,29 @@ DAMAGED = Code(
 DOUBTFUL = Code(
     "doubtful",
     (RISKS,),
-    "An entry needs a library that is not found here, or its files are of several builds.",
-    "`cachectl purge LAYER --key KEY`, if programs fail.",
+    "An entry needs a library that is not found here, or its files are from several builds.",
+    "`cachectl purge LAYER --key KEY` if programs fail.",
     ("cannot open shared object file",),
 )
 INDEX = Code(
     "index",
     (WASTES, HEALS),
-    "The account of a whole cache does not agree with its entries.",
-    "The next purge or `put` counts again, as `purge --damaged cuda`, or `rm` the file.",
+    "The index of a cache does not agree with its entries.",
+    "The next purge, such as `purge --damaged cuda`, or `put` updates it; or `rm` the file.",
     advice="the next change of the cache writes it again",
 )
 NO_FILE = Code(
     "no-file",
     (HARMLESS, RECOMPILES, FAILS),
-    "Something that is not a file has the name of a database.",
-    "Move it away.",
+    "Something other than a file has the name of a database.",
+    "Move it elsewhere.",
     ("unable to open database file",),
 )
 UNKNOWN = Code(
     "unknown",
     (HARMLESS, RISKS),
-    "Something in the place of an entry is in a format that this `cachectl` does not know, such as that of a newer "
-    "release; or a row needs a module that no known Python of its version has. It is left as it is, and `verify` ends "
-    "with 1.",
+    "Something in an entry's place is in a format that this `cachectl` does not know, such as that of a newer release; "
+    "or a row needs a module that no known Python of its version has. It is left unchanged, and `verify` exits with 1.",
     "Use a newer `cachectl`, or `purge` the named key.",
     ("No module named",),
     advice=_NOT_NEEDED,
@@ -198,18 +189,10 @@ UNKNOWN = Code(
 FOREIGN = Code("foreign", (HARMLESS,), "A database of another program.", "It is left alone.", advice=_NOT_NEEDED)
 LINK = Code("link", (HARMLESS,), "A link, which is not followed.", "It is left alone.", advice=_NOT_NEEDED)
 UNRECOGNISED = Code(
-    "unrecognised",
-    (HARMLESS,),
-    "Something that is not recognised as the layer's.",
-    "It is left alone.",
-    advice=_NOT_NEEDED,
+    "unrecognised", (HARMLESS,), "Something that the layer does not recognise.", "It is left alone.", advice=_NOT_NEEDED
 )
 HALF = Code(
-    "half",
-    (HARMLESS,),
-    "A file of an entry is missing or empty.",
-    "The library builds the entry again.",
-    advice=_NOT_NEEDED,
+    "half", (HARMLESS,), "A file of an entry is missing or empty.", "The library rebuilds it.", advice=_NOT_NEEDED
 )
 
 OF_PLACES = (NO_FOLDER, CLOSED, NOEXEC, OWNER, WRITABLE, NETWORK, RANKS, VOLATILE, FULL)

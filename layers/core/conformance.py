@@ -9,8 +9,8 @@ Subclass :class:`LayerConformance` in a test module, define ``make`` and ``seed`
         def seed(self, environment):
             subprocess.run([sys.executable, "fill_my_cache.py"], env=dict(environment.variables), check=True)
 
-Each test gets a fresh home. ``seed`` must make at least two entries, preferably with the library itself. The suite does
-not import pytest; it uses plain assertions and the fixture ``tmp_path``.
+Each test gets a fresh home. ``seed`` must make at least two entries, preferably with the real library. The suite does
+not import pytest: it only needs plain assertions and the fixture ``tmp_path``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cachectl.layers.core.switch import Ability
 class LayerConformance(ABC):
     """Tests of the promises of the layer interface, on real content."""
 
-    #: Maximum number of files that are damaged in turn.
+    #: The most files to damage, one after another.
     damaged_files: ClassVar[int] = 40
 
     @abstractmethod
@@ -48,29 +48,29 @@ class LayerConformance(ABC):
         """Fill the cache of the environment with at least two entries."""
 
     def environment(self, home: Path) -> Environment:
-        """Describe an environment whose every root lies under ``home``; override to set more variables.
+        """Return an environment whose roots are all under ``home``; override it to set more variables.
 
-        The home of the account is another folder: a layer uses ``environment.home_folder``, as its library does.
+        The home of the account is another folder: a layer must use ``environment.home_folder``, as its library does.
         """
         variables = {"HOME": str(home), "PATH": os.defpath}
         account = home.with_name(f"{home.name}-of-the-account")
-        # No process shows: nothing runs in a fresh home.
+        # No program uses a fresh home.
         return Environment(
             variables, home=account, cwd=home, temporary=home / "tmp", processes=nobody(home.parent / "processes")
         )
 
     def empty(self, tmp_path: Path) -> Layer:
-        """Return the layer over a fresh home."""
+        """Return the layer in a fresh home."""
         home = tmp_path / "home"
         home.mkdir()
         layer = self.make(self.environment(home))
-        # The tests clear and damage what is there.
+        # The tests clear and damage the roots.
         outside = [str(root.path) for root in layer.roots() if not root.path.is_relative_to(home)]
         assert not outside, f"roots outside the home of the test: {', '.join(outside)}; override environment()"
         return layer
 
     def seeded(self, tmp_path: Path, *needed: Ability) -> Layer:
-        """Return the layer over a fresh home with content; skip the test of a layer that lacks what it needs."""
+        """Return the layer in a fresh home with content; skip the test if the layer lacks a ``needed`` ability."""
         layer = self.empty(tmp_path)
         for ability in needed:
             if (reason := layer.abilities()[ability]) is not None:
@@ -79,7 +79,7 @@ class LayerConformance(ABC):
         return self.make(layer.environment)
 
     def test_an_empty_home_is_no_fault(self, tmp_path: Path) -> None:
-        """Roots are a function of the environment; there are no entries, plans or findings, and every key is a miss."""
+        """Roots depend only on the environment; there are no entries, plans or findings, and every key is a miss."""
         layer = self.empty(tmp_path)
         roots = layer.roots()
         assert roots == layer.roots() == self.make(layer.environment).roots()
@@ -100,7 +100,7 @@ class LayerConformance(ABC):
         assert all(reason is None or len(reason.split()) > 2 for reason in layer.abilities().values())  # noqa: PLR2004
 
     def test_looking_writes_nothing(self, tmp_path: Path) -> None:
-        """Scan, usage, verify, diagnose, get and plan leave every byte, name and time of change as it was."""
+        """Scan, usage, verify, diagnose, get and plan change no byte, name or modification time."""
         layer = self.seeded(tmp_path)
         before = snapshot(tmp_path, times=True)
         keys = [entry.key for entry in layer.entries()]
@@ -114,7 +114,7 @@ class LayerConformance(ABC):
         assert snapshot(tmp_path, times=True) == before
 
     def test_a_scan_repeats(self, tmp_path: Path) -> None:
-        """Keys are unique, stable and valid, and the usage agrees with the scan."""
+        """Keys are unique, stable and valid, and usage agrees with the scan."""
         layer = self.seeded(tmp_path)
         first = list(layer.entries())
         assert [entry.key for entry in first] == [entry.key for entry in layer.entries()]
@@ -129,7 +129,7 @@ class LayerConformance(ABC):
             assert layer.store.kind_of(roots[entry.root], entry.key) in (store.ENTRY, None)
 
     def test_what_was_taken_out_goes_back_in(self, tmp_path: Path) -> None:
-        """A removed entry is put back among the others and reads equal; an equal one changes nothing."""
+        """A removed entry is put back among the others and reads the same; putting an equal one changes nothing."""
         layer = self.seeded(tmp_path, Ability.GET)
         read = _artifacts(layer)
         assert get_many(layer, [*read, "no such key"]) == read
@@ -163,18 +163,18 @@ class LayerConformance(ABC):
         assert snapshot(tmp_path) == before
 
     def test_damaged_bytes_are_not_put(self, tmp_path: Path) -> None:
-        """A truncated artifact is refused; if the layer cannot detect it, at least it reads back equal."""
+        """A truncated artifact is refused; if the layer cannot detect that, it at least reads back unchanged."""
         layer = self.seeded(tmp_path, Ability.PUT, Ability.GET)
         artifact = layer.get(next(layer.entries()).key)
         assert artifact is not None
-        # Padding at the end, as in a tar, carries nothing: an artifact without it is still whole.
+        # Without padding at the end, as in a tar, an artifact is still complete.
         content = artifact.data.rstrip(b"\0") or artifact.data
         cut = artifact._replace(data=content[: len(content) // 2])
         error = store.attempt(partial(layer.put, artifact.key, cut, replace=True))
         assert layer.get(artifact.key) == (cut if error is None else artifact)
 
     def test_clear_removes_exactly_the_plan(self, tmp_path: Path) -> None:
-        """A plan of one entry, then of all, removes exactly these, once; other entries and foreign files stay."""
+        """A plan of one entry, then of all, removes exactly those, once; other entries and foreign files stay."""
         layer = self.seeded(tmp_path, Ability.CLEAR)
         strangers = [root.path / "a stranger.txt" for root in layer.roots() if root.path.is_dir()]
         for stranger in strangers:
@@ -202,7 +202,7 @@ class LayerConformance(ABC):
         assert layer.clear(layer.plan_clear()).removed == 0
 
     def test_damage_is_a_problem_and_no_exception(self, tmp_path: Path) -> None:
-        """Truncated or emptied files never stop a scan, usage or verify."""
+        """Truncated, emptied or overwritten files never stop a scan, usage or verify."""
         layer = self.seeded(tmp_path)
         files = _files(layer)
         for path in files[:: -(-len(files) // self.damaged_files) or 1]:
@@ -213,7 +213,7 @@ class LayerConformance(ABC):
             path.write_bytes(content)
 
     def test_what_verify_finds_damaged_can_be_removed(self, tmp_path: Path) -> None:
-        """Removing damaged entries removes exactly those that verify names; then it names none of them any more."""
+        """Removing damaged entries removes those that verify reports, after which it reports none."""
         layer = self.seeded(tmp_path, Ability.CLEAR)
         if layer.about.precious:
             return
@@ -225,7 +225,7 @@ class LayerConformance(ABC):
         assert not layer.plan_clear(damaged=True).entries
 
     def test_disable_then_enable_restores(self, tmp_path: Path) -> None:
-        """The variables of a switch turn the layer off, and on again."""
+        """The variables of the switch turn the layer off and on again."""
         layer = self.seeded(tmp_path, Ability.DISABLE)
         was = layer.state().condition
         off, on = layer.disable(), layer.enable()
@@ -236,7 +236,7 @@ class LayerConformance(ABC):
         assert self.make(disabled.with_variables(on.set, on.unset)).state().condition is was
 
     def test_relocation_moves_every_user_root(self, tmp_path: Path) -> None:
-        """Under the variables of a relocation, the root to write to is below the given folder."""
+        """With the variables of a relocation, the root to write to is below the given folder."""
         layer, folder = self.seeded(tmp_path, Ability.RELOCATE), tmp_path / "elsewhere"
         switch = layer.relocate(folder)
         moved = self.make(layer.environment.with_variables(switch.set, switch.unset))
@@ -250,7 +250,7 @@ def can(layer: Layer, ability: Ability) -> bool:
 
 
 def nobody(folder: Path) -> Path:
-    """Make a substitute for ``/proc`` in which no program runs."""
+    """Make a substitute for ``/proc`` that shows no running program."""
     (folder / "self" / "fd").mkdir(parents=True, exist_ok=True)
     (folder / "self" / "maps").touch()
     if os.name == "posix" and not (namespace := folder / "self" / "ns" / "pid").is_symlink():
@@ -260,7 +260,7 @@ def nobody(folder: Path) -> Path:
 
 
 def snapshot(folder: Path, *, times: bool = False) -> dict[str, str]:
-    """Describe every name below a folder: its kind, the hash of its content, and its time of change."""
+    """Describe everything below a folder: its kind, the hash of its content, and optionally its modification time."""
     described: dict[str, str] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
@@ -274,7 +274,6 @@ def snapshot(folder: Path, *, times: bool = False) -> dict[str, str]:
 
 
 def _artifacts(layer: Layer) -> dict[str, Artifact | None]:
-    """Return the artifact of each entry by its key, ``None`` if the layer cannot read them."""
     is_able = can(layer, Ability.GET)
     return {entry.key: layer.get(entry.key) if is_able else None for entry in layer.entries()}
 

@@ -1,4 +1,4 @@
-"""Declarations of a layer about its library: its places, its variables, and when it reads them."""
+"""What a layer declares about its library: its places, its variables, and when it reads them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from cachectl.layers.core.finding import Severity
 from cachectl.layers.core.root import Root, Scope
 from cachectl.layers.core.switch import NEXT_IMPORT, NOW, Switch
 
-#: What a library makes of an empty or a relative value: as if the variable were not set; there is no cache; from the
-#: working folder; from the top of the file system.
+#: How a library treats an empty or relative value: as unset, as no cache, or as below the working directory or ``/``.
 UNSET, NOWHERE, HERE, TOP = "unset", "nowhere", "here", "top"
 
 
 class Rule(NamedTuple):
-    """A variable that names a folder, and the part of the path that the library appends to it.
+    """A variable that names a folder, and the path that the library appends to it.
 
-    Without a variable it is the home of the account. ``source`` is the reason for the place, the variable if empty.
+    Without a variable, the folder is the account's home. ``source`` is why the place is used, by default the variable.
     """
 
     variable: str
@@ -33,10 +32,10 @@ class Rule(NamedTuple):
 
 
 class Family(NamedTuple):
-    """How the names of a product's variables look that speak of its cache, and others that releases read, by blanks.
+    """The pattern of a product's variables about its cache, and the others that releases read, separated by blanks.
 
-    Only names that match count as misspelt or imagined ones, and those that begin like a known one with a few wrong
-    letters. Layers of one product have one pattern.
+    Only names that match, or that begin like a known one and have a few wrong letters, are reported as misspelt or
+    invented. The layers of one product share one pattern.
     """
 
     pattern: str
@@ -46,23 +45,22 @@ class Family(NamedTuple):
 class Places(NamedTuple):
     """The places of a library by platform: the first rule whose variable is set decides, else the default.
 
-    Without rules the ``variable``, which moves the cache to a folder, is the only one. The rules for macOS are those
-    for Linux unless they are given.
+    Without rules, only the ``variable`` that moves the cache counts. Unless given, macOS has the rules of Linux.
     """
 
     variable: str
     linux: tuple[Rule, ...] | None = None
     windows: tuple[Rule, ...] = ()
     macos: tuple[Rule, ...] | None = None
-    #: Returns the folder and the reason for it.
+    #: Returns the default folder and the reason for it.
     default: Callable[[Environment], tuple[Path, str]] | None = None
-    #: Returns the roots of a library whose places are no rules.
+    #: Returns the roots of a library whose places do not follow such rules.
     find: Callable[[Environment], tuple[Root, ...]] | None = None
-    #: The name of the layer's folder when the variable moves it, if not that of the layer.
+    #: The name of the layer's folder when the variable moves it; by default the layer's name.
     below: str | None = None
     #: Why the cache cannot be moved.
     unmoved: str | None = None
-    #: Whether the library itself takes ``~`` for the home.
+    #: Whether the library itself expands ``~``.
     expands_home: bool = False
 
     def rules(self, platform: str) -> tuple[Rule, ...]:
@@ -73,7 +71,7 @@ class Places(NamedTuple):
         return {"win32": self.windows, "darwin": on_macos}.get(platform, self.linux)
 
     def deciding(self, environment: Environment) -> tuple[Rule, str, str | None] | None:
-        """Return the rule that decides, its value, and what the library makes of the value if it is not absolute."""
+        """Return the rule that decides, its value, and how the library treats the value if it is not absolute."""
         is_absolute = PureWindowsPath if environment.platform == "win32" else PurePosixPath
         for rule in self.rules(environment.platform):
             value = environment.get(rule.variable) if rule.variable else str(environment.home)
@@ -84,7 +82,7 @@ class Places(NamedTuple):
         return None
 
     def roots(self, environment: Environment) -> tuple[Root, ...]:
-        """Return every place, existing or not; the one the library writes to comes first."""
+        """Return every place, existing or not, starting with the one that the library writes to."""
         if self.find is not None:
             return self.find(environment)
         place = self.place(environment)
@@ -102,22 +100,19 @@ class Places(NamedTuple):
         return folder / rule.suffix, rule.source or rule.variable
 
     def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
-        """Return the variables that make the library keep everything under another folder.
-
-        Raises :class:`Refused` if nothing does.
-        """
+        """Return the variables that move the whole cache below a folder. Raises :class:`Refused` if none does."""
         if self.unmoved is not None:
             raise Refused(layer, f"cannot relocate: {self.unmoved}", folder)
         return {self.variable: str(folder / (self.below or layer))}
 
 
 def user_cache(application: str) -> Callable[[Environment], tuple[Path, str]]:
-    """Declare the folder of an application in the user's cache folder, by the rule of platformdirs."""
+    """Declare an application's folder in the user's cache folder, by the rule of platformdirs."""
     return partial(user_cache_folder, application=application)
 
 
 def at_load(*libraries: str) -> Switch:
-    """Declare variables that are read once, when a library is loaded whose file name begins with one of these."""
+    """Declare variables that are read once, when a library whose file name has one of these prefixes is loaded."""
     return Switch("", read_at_load=libraries)
 
 
@@ -132,10 +127,10 @@ def at_once() -> Switch:
 
 
 class EnvSwitch(NamedTuple):
-    """A variable, and what its values do to a cache.
+    """A variable, and the effect of its values on a cache.
 
-    ``off`` is the pattern of the values that switch it off on purpose, ``fine`` that of the others that are understood.
-    Every other value has an ``outcome`` that few expect, as serious as ``severity`` says.
+    ``off`` is the pattern of the values that switch the cache off on purpose, ``fine`` that of the other values that
+    are understood. Any other value has an unexpected ``outcome``, as serious as ``severity`` says.
     """
 
     variable: str
@@ -143,17 +138,17 @@ class EnvSwitch(NamedTuple):
     fine: str = ".*"
     severity: Severity = Severity.HARMLESS
     outcome: str = ""
-    #: The command that corrects it; unset by default.
+    #: The command that corrects the value; by default ``unset``.
     fix: str | None = None
     #: What is switched off, if not the layer.
     what: str | None = None
     #: Whether the values with the outcome switch the layer off too.
     disables: bool = False
-    #: A switch that says only when the library reads the variable.
+    #: A switch that only says when the library reads the variable.
     read: Switch = at_once()
-    #: A value that switches the layer off; it can be left out if ``off`` is one value and no pattern.
+    #: A value that switches the layer off; not needed if ``off`` is a single value.
     value: str | None = None
-    #: Variables with the same values that newer releases read, to switch off what this one leaves on.
+    #: Variables of newer releases with the same values, which switch off what this one leaves on.
     also: tuple[str, ...] = ()
 
     @property
@@ -162,18 +157,17 @@ class EnvSwitch(NamedTuple):
         return self.off if self.value is None else self.value
 
     def is_off(self, value: str | None) -> bool:
-        """Return whether a value switches off on purpose."""
+        """Return whether a value switches the cache off on purpose."""
         return value is not None and re.fullmatch(self.off, value, re.IGNORECASE | re.ASCII) is not None
 
     def is_fine(self, value: str) -> bool:
-        """Return whether a value that does not switch off is understood."""
+        """Return whether a value that does not switch the cache off is understood."""
         return re.fullmatch(self.fine, value, re.IGNORECASE | re.ASCII | re.DOTALL) is not None
 
     def change(self, layer: str, *, on: bool) -> Switch:
-        """Return how to turn the cache on or off. Raises :class:`Refused` for a pattern without a value."""
+        """Return how to turn the cache on or off. Raises :class:`Refused` if no value is known that turns it off."""
         if on:
             return self.read._replace(layer=layer, unset=frozenset({self.variable, *self.also}))
         if not self.is_off(self.off_value):
-            message = f"cannot disable: its switch has the pattern {self.off!r} and no value that matches it"
-            raise Refused(layer, message)
+            raise Refused(layer, f"cannot disable: its switch declares no value that matches {self.off!r}")
         return self.read._replace(layer=layer, set=dict.fromkeys((self.variable, *self.also), self.off_value))

@@ -1,4 +1,4 @@
-"""What a scan finds, what an entry holds, and what they are counted as.
+"""What a scan finds, the contents of an entry, and the counts of both.
 
 Sizes are bytes, times are epoch seconds. ``None`` is *unknown*; zero is zero.
 """
@@ -15,23 +15,23 @@ from cachectl.layers.formats.details import Details
 
 
 class Note(NamedTuple):
-    """A key and the reason why it was skipped or failed."""
+    """A key, and the reason why it was skipped or failed."""
 
     key: str
     because: str
 
 
 def keys_by_reason(notes: Iterable[Note]) -> dict[str, list[str]]:
-    """Return the keys of each reason: a full disk, or a read-only home, is one, however many files it holds."""
+    """Group keys by reason: a full disk or a read-only home is reported once, not once per file."""
     keys: dict[str, list[str]] = {}
     for note in notes:
         keys.setdefault(note.because, []).append(note.key)
     return keys
 
 
-#: What a scan can find in a root: an *entry* is what a lookup can hit; an *orphan* is the layer's, but no lookup can
-#: reach it: a leaked temporary, a failed build, a database file beyond repair; a *foreign* one is another program's; an
-#: *unknown* one stands where an entry would, but its name, length, version or content is none that cachectl knows.
+#: What a scan can find in a root. A lookup can hit an *entry*. An *orphan* is the layer's, but out of reach of lookups:
+#: a leaked temporary file, a failed build, a database file beyond repair. A *foreign* item is another program's. An
+#: *unknown* item is in an entry's place, but cachectl does not know its name, length, version or content.
 Kind = Literal["entry", "orphan", "foreign", "unknown"]
 
 
@@ -43,15 +43,14 @@ Kind = Literal["entry", "orphan", "foreign", "unknown"]
     names={"orphaned_because": "because"},
 )
 class Entry(NamedTuple):
-    """One of a cache's entries, or something in its place that is none, as its ``kind`` says.
+    """One of a cache's entries, or something else in a root, as its ``kind`` says.
 
-    ``bytes`` are those that it takes on the disk, as ``du`` counts them; those of a row are its payload. ``files`` is 0
-    for a row, whose database is counted in a sum. ``written_before`` bounds the age of an entry that has no time of
-    its own: a row is no younger than the last write to its file. ``stamp`` shows later changes. ``because`` is why the
-    entry is stale, or why that is unknown; of another kind, why it is of that kind, or whose it is.
+    ``bytes`` is the space on disk, as ``du`` counts it; for a row, its payload. ``files`` is 0 for a row: its database
+    is counted separately. ``written_before`` bounds the age of an entry without a time of its own: a row is at least as
+    old as the last write to its file. ``stamp`` reveals later changes. ``because`` is why an entry is stale, or why
+    that is unknown; for other kinds, why it is of that kind, or whose it is.
 
-    A foreign one only shares the root: it is not counted, and cleared only by its key. An unknown one is counted, and
-    never changed.
+    A foreign item only shares the root: it is not counted, and cleared only by key. An unknown one counts, but stays.
     """
 
     layer: str
@@ -73,12 +72,12 @@ class Entry(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Return the bytes of the contents of a file's or folder's entry, which its stamp has."""
+        """Return the bytes of the contents of an entry in a file or folder, which are in its stamp."""
         return self.stamp[1]
 
     @property
     def latest(self) -> float | None:
-        """Return the moment of its last known use or change."""
+        """Return the time of the last known use or change."""
         if self.used is not None:
             return self.used
         return self.written_before if self.modified is None else self.modified
@@ -95,12 +94,12 @@ class Entry(NamedTuple):
 
     @property
     def is_unknown(self) -> bool:
-        """Return whether it is of a format that no layer knows, in the place of an entry."""
+        """Return whether it is in an entry's place, but in an unknown format."""
         return self.kind == "unknown"
 
     @property
     def is_listed(self) -> bool:
-        """Return whether a program can hit it, the layer's own or another."""
+        """Return whether some program, its own or another one, can hit it."""
         return self.kind in ("entry", "foreign")
 
     @property
@@ -115,28 +114,28 @@ class Entry(NamedTuple):
 
     @property
     def state(self) -> str:
-        """Return ``live``, ``stale`` or ``orphan``, as an entry that may be removed is."""
+        """Return ``live``, ``stale`` or ``orphan`` for an entry that may be removed."""
         return "orphan" if self.is_orphan else "stale" if self.stale else "live"
 
 
 def orphan(entry: Entry, because: str) -> Entry:
-    """Return an entry as an orphan, whose key is its path below the root; it has no kernel and counts as stale."""
+    """Turn an entry into an orphan, which has no kernels and counts as stale; its key is its path below the root."""
     details = entry.details._replace(kernels=())
     return entry._replace(kind="orphan", because=because, stale=True, details=details)
 
 
 def unknown(entry: Entry, because: str) -> Entry:
-    """Return an entry as one of an unknown format, of which nothing is said but its size and age."""
+    """Turn an entry into one of an unknown format, which has only a size and an age."""
     return entry._replace(kind="unknown", because=because, stale=None, details=Details())
 
 
 def unknown_words(files: int) -> str:
-    """Return how many files are unknown, in words."""
+    """Return a phrase for a number of unknown files."""
     return f"{plural(files, 'file')} in a format that this cachectl does not know"
 
 
 class Problem(NamedTuple):
-    """Something in a root that its library would not have left there."""
+    """Something in a root that its library would not leave there."""
 
     path: Path
     code: str
@@ -144,24 +143,23 @@ class Problem(NamedTuple):
 
     @property
     def note(self) -> Note:
-        """Return it as the reason why something was not removed."""
+        """Return the problem as the reason why something was not removed."""
         return Note(str(self.path), self.message)
 
     @property
     def hides(self) -> bool:
-        """Return whether there may be entries that could not be listed."""
+        """Return whether the problem may hide entries."""
         return self.code in ("unreadable", "busy", "sqlite", "pending", "foreign")
 
 
 @as_json(hidden=("stale_entries", "stale_bytes", "stale_unknown", "span"), also=("oldest", "newest", "complete"))
 class Usage(NamedTuple):
-    """Numbers of one root, or of a part of it that a scan counts without listing it, such as an index.
+    """The numbers of one root, or of a part of it that a scan counts without listing it, such as an index.
 
-    ``files`` and ``bytes`` count the layer's files on disk without orphans; ``unknown_files`` are those among them
-    whose format is unknown. ``stale_*`` is ``None`` if the layer cannot recognise stale entries, and ``stale_unknown``
-    counts those whose staleness is unknown. ``stale_because`` has the number of stale entries by the reason. ``span``
-    has the times of the oldest and the newest entry. If a problem hides a part of the root, the numbers are lower
-    bounds, and ``None`` instead of 0.
+    ``files`` and ``bytes`` count the layer's files on disk without orphans; ``unknown_files`` are those of them whose
+    format is unknown. ``stale_*`` is ``None`` if the layer cannot recognise stale entries, and ``stale_unknown`` counts
+    the entries whose staleness is unknown. ``stale_because`` counts stale entries by reason. ``span`` is the time of
+    the oldest and of the newest entry. If a problem hides part of it, numbers are lower bounds, and 0 is ``None``.
     """
 
     entries: int | None = 0
@@ -199,10 +197,9 @@ Found = Entry | Usage | Problem
 
 
 class Artifact(NamedTuple):
-    """The bytes of one entry, with the tag of their format.
+    """The bytes of one entry: the content of a file, or a deterministic tar of several.
 
-    ``form`` names layer and format version (``pocl-entry/1``). ``data`` is the raw value of a one-file
-    entry, or a deterministic tar of a many-file one.
+    ``form`` names a layer and a format version (``pocl-entry/1``).
     """
 
     layer: str

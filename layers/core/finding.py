@@ -11,7 +11,7 @@ from cachectl.layers.core.json_form import as_json
 
 
 class Severity(Enum):
-    """The effect of a problem on programs, the worst first."""
+    """The effect of a problem on programs, worst first."""
 
     UNSAFE = "lets others run code as you"
     FAILS = "fails every run"
@@ -26,24 +26,24 @@ UNSAFE, FAILS, RISKS, RECOMPILES, HEALS, WASTES, HARMLESS = Severity
 
 
 class Hazard(NamedTuple):
-    """The effect of a place or of concurrent users that the library does not support."""
+    """A severity, and what happens."""
 
     severity: Severity
     message: str
 
 
-#: How fixes begin that another account has to run, or that are no command.
+#: The prefixes of fixes that another account must run, or that are not commands.
 _OF_OTHERS = ("sudo ", "as ", "wait ")
 
 
 @as_json(hidden=("thing",), optional=("layers",))
 class Finding(NamedTuple):
-    """One state of the world, with the command that fixes it; ``code`` names the state in the catalogue.
+    """A problem, and the command that fixes it; ``code`` is its name in the catalogue.
 
-    ``layers`` are all layers that it stops, if they are several; ``layer`` is the one that it harms most. ``thing`` is
-    what ``purge --damaged`` removes: the damaged entry, or (as an orphan) a whole file that its library cannot open.
-    It is ``None`` if removing something would not fix the problem. ``fix_tested`` says whether a test runs the fix of
-    this state in a shell and sees the library work afterwards; otherwise it is advice.
+    ``layer`` is the layer that it harms most; if it affects several, ``layers`` lists them all. ``thing`` is what
+    ``purge --damaged`` removes: the damaged entry, or (as an orphan) a whole file that its library cannot open. It is
+    ``None`` if removing something would not help. ``fix_tested`` says whether a test runs this fix in a shell and sees
+    the library work afterwards; otherwise the fix is advice.
     """
 
     layer: str
@@ -59,10 +59,10 @@ class Finding(NamedTuple):
 
 
 class Code(NamedTuple):
-    """One state of the world in the catalogue, from which the page about troubleshooting is made.
+    """A kind of problem in the catalogue, from which the page about troubleshooting is generated.
 
-    ``severities`` are those that it can have, the usual one first. ``meaning`` and ``cure`` are sentences in Markdown.
-    ``symptoms`` are the beginnings or parts of the messages by which users know it. ``advice`` is why no test runs the
+    ``severities`` are those that it can have, starting with the usual one. ``meaning`` and ``cure`` are sentences in
+    Markdown. ``symptoms`` are parts of the messages by which users recognise it. ``advice`` is why no test runs the
     fix; it is empty if one does.
     """
 
@@ -84,6 +84,6 @@ class Code(NamedTuple):
         severity: Severity | None = None,
         item: Entry | None = None,
     ) -> Finding:
-        """Return the finding that something is in this state, by default as serious as it usually is."""
+        """Return a finding of this kind, by default with the usual severity."""
         is_tested = not self.advice and not fix.startswith(_OF_OTHERS)
         return Finding(layer, root, key, severity or self.severities[0], self.name, message, fix, item, is_tested)

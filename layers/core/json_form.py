@@ -1,4 +1,4 @@
-"""The JSON of a class of facts: its keys follow from the fields, and the class declares the differences."""
+"""The JSON of classes of facts: the keys are the fields, except where a class declares otherwise."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _KEYS: dict[type, Mapping[str, str]] = {}
 class AsJson(NamedTuple):
     """The differences between the fields of a class of facts and its JSON, which :func:`as_json` declares.
 
-    ``schema`` is the name of a document (``cachectl/report/1``). ``also`` lists properties to include, ``hidden``
-    fields to leave out, ``flat`` fields that are replaced by their own keys, ``optional`` those left out if ``None``.
-    ``names`` maps attributes to keys. ``sums`` are what :func:`total` sums over layers.
+    ``schema`` names a document (``cachectl/report/1``). ``also`` lists properties to include, ``hidden`` fields to
+    omit, ``flat`` fields to replace by their own keys, and ``optional`` fields to omit if they are ``None``. ``names``
+    maps attributes to keys. ``sums`` are what :func:`total` sums over layers.
     """
 
     schema: str | None = None
@@ -45,16 +45,16 @@ def declared(kind: type) -> AsJson:
 
 
 def json_keys(kind: Any) -> Mapping[str, str]:  # noqa: ANN401 - a class of facts
-    """Return the key of each attribute of a class of facts that JSON shows, in its order."""
+    """Return the JSON key of each attribute that is shown, in order."""
     if kind not in _KEYS:
-        say = declared(kind)
-        shown = (*(name for name in kind.__match_args__ if name not in say.hidden), *say.also)
-        _KEYS[kind] = {name: say.names.get(name, name) for name in shown}
+        form = declared(kind)
+        shown = (*(name for name in kind.__match_args__ if name not in form.hidden), *form.also)
+        _KEYS[kind] = {name: form.names.get(name, name) for name in shown}
     return _KEYS[kind]
 
 
 def total(document: Any) -> SimpleNamespace:  # noqa: ANN401 - a fact with layers
-    """Return the sums over the layers of a document, as it declares them; a tuple or list counts by its length."""
+    """Return the declared sums over a document's layers; a tuple or list counts by its length."""
     sums = dict.fromkeys(declared(type(document)).sums, 0)
     for layer in document.layers:
         for name in sums:

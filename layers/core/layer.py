@@ -1,7 +1,6 @@
-"""The class of all layers: the declaration of one cache, and the methods that users call.
+"""The base class of all layers: the declaration of one cache, and the methods that users call.
 
-An adapter declares the properties of its library. A store (:mod:`cachectl.layers.core.store`) does all work on the
-disk.
+An adapter declares the properties of its library; a store (:mod:`cachectl.layers.core.store`) does all work on disk.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from cachectl.layers.core.finding import Finding, Severity
 from cachectl.layers.core.parts import About
 from cachectl.layers.core.plan import Outcome, Plan
 from cachectl.layers.core.root import DISABLED, ENABLED, Condition, Root, State
-from cachectl.layers.core.selection import ALL, Selection, is_short_key, names_key, short_key
+from cachectl.layers.core.selection import ALL, Selection, is_short_key, names_key
 from cachectl.layers.core.store import ENTRY, Store, attempt, bound, noted
 from cachectl.layers.core.switch import Ability, Switch
 from cachectl.layers.disk import trust
@@ -35,8 +34,7 @@ from cachectl.layers.disk.own_roots import own_roots
 class Layer:
     """One cache of the OpenCL stack in one environment.
 
-    A plain layer sets ``name``, ``title``, ``places``, ``switch`` and ``store``. A layer whose library has special
-    rules overrides the methods that are not final. The verbs call all of them.
+    A layer sets ``name``, ``title``, ``places``, ``switch`` and ``store``, and can override methods that are not final.
     """
 
     #: The name that users type.
@@ -45,16 +43,16 @@ class Layer:
     title: ClassVar[str]
     #: The places of the library's entries.
     places: ClassVar[Places]
-    #: The switch of the cache; ``None`` if it has none.
+    #: The switch of the cache, if it has one.
     switch: ClassVar[EnvSwitch | None] = None
-    #: What the names of the product's variables look like, if names that nothing reads can be reported.
+    #: The names of the product's variables, if names that nothing reads can be reported.
     family: ClassVar[Family | None] = None
-    #: What else is known of the library and its entries.
+    #: Everything else that is known about the library and its entries.
     about: ClassVar[About] = About()
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
-        # A layer of another distribution may have its store as an attribute of the class.
+        # A third-party layer may have its store as an attribute of the class.
         if isinstance(declared := type(self).store, Store):
             self.store = bound(declared, self.name, environment)
 
@@ -63,7 +61,7 @@ class Layer:
 
     @cached_property
     def store(self) -> Store:
-        """The store, bound to the layer's name and environment. It is imported when it is first used."""
+        """The store, bound to the layer's name and environment; it is imported on first use."""
         return bound(self.load_store(), self.name, self.environment)
 
     def load_store(self) -> Store:
@@ -71,14 +69,11 @@ class Layer:
         raise NotImplementedError("the layer has no store")
 
     def roots(self) -> tuple[Root, ...]:
-        """Return every place the library would use, existing or not; the one it writes to comes first.
-
-        A pure function of the environment.
-        """
+        """Return every place that the library would use, existing or not, starting with the one that it writes to."""
         return self.places.roots(self.environment)
 
     def state(self) -> State:
-        """Return whether a program started in this environment would use the cache, and why."""
+        """Return whether a program started in this environment would use the cache, and the reason."""
         if self.switch is None:
             return State(ENABLED, "has no switch")
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
@@ -88,44 +83,35 @@ class Layer:
 
     @property
     def limit(self) -> int | None:
-        """The bytes above which the library drops entries; ``None`` if it has no limit, or that is unknown."""
+        """The bytes above which the library drops entries; ``None`` if there is no known limit."""
         return None
 
     def disable(self) -> Switch:
-        """Return how to turn the layer off; changes nothing.
-
-        :raises Refused: if that is impossible
-        """
+        """Return how to turn the layer off; changes nothing. Raises :class:`Refused` if that is impossible."""
         return _switched(self, on=False)
 
     def enable(self) -> Switch:
-        """Return how to turn the layer on; changes nothing.
-
-        :raises Refused: if that is impossible
-        """
+        """Return how to turn the layer on; changes nothing. Raises :class:`Refused` if that is impossible."""
         return _switched(self, on=True)
 
     def relocate(self, folder: Path) -> Switch:
-        """Return how to make the layer keep everything under another folder; changes nothing.
-
-        :raises Refused: if that is impossible
-        """
+        """Return how to move the whole cache below a folder; changes nothing. Raises :class:`Refused` if impossible."""
         read = at_once() if self.switch is None else self.switch.read
         return read._replace(layer=self.name, set=self.places.moved(self.name, folder))
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield problems with the layer's variables and surroundings. Changes nothing."""
+        """Yield problems with the layer's variables and environment. Changes nothing."""
         yield from ()
 
     def unexamined(self) -> Iterator[str]:
-        """Yield what :meth:`diagnose` could not look at, and what the user can do about it."""
+        """Yield what :meth:`diagnose` could not check, with what the user can do about it."""
         yield from ()
 
     @final
     def abilities(self) -> Mapping[Ability, str | None]:
-        """Map every ability to ``None`` if the layer has it here, else to the reason why it has not.
+        """Map every ability to ``None`` if the layer has it here, else to the reason why it does not.
 
-        A layer that cannot answer, as some of other people may, has none. It is asked once.
+        A layer that fails to answer, as third-party layers may, has none. The answer is computed once.
         """
         return self._abilities
 
@@ -147,7 +133,7 @@ class Layer:
                     reasons[ability] = error.message.removeprefix(f"cannot {ability.value}: ")
         except KeyboardInterrupt:
             raise
-        # As of the class itself, when the registry makes the layer.
+        # A third-party layer raises anything, as when the registry creates it.
         except BaseException as error:  # noqa: BLE001
             return dict.fromkeys(Ability, f"the layer failed: {reason_of(error)}")
         return reasons
@@ -164,14 +150,16 @@ class Layer:
     def get(self, key: str) -> Artifact | None:
         """Return the artifact of a key, or ``None`` if no root has it.
 
-        :param key: whole, or in short
-        :raises Refused: if the layer cannot
-        :raises Damaged: if the entry is not whole
+        :param key: the full or the short key
+        :raises Refused: if the layer cannot read entries
+        :raises Damaged: if the entry is damaged
         """
         with _named(self):
             artifact = get_many(self, [key]).get(key)
-            if artifact is None and is_short_key(key) and (whole := _whole_key(self, key)) is not None:
-                artifact = get_many(self, [whole]).get(whole)
+            if artifact is None and is_short_key(key):
+                full_keys = (item.key for item in _scanned(self) if item.is_listed and names_key(key, item.key))
+                full = next(full_keys, key)
+                artifact = get_many(self, [full]).get(full)
             if isinstance(artifact, Exception):
                 raise artifact
             return artifact
@@ -180,16 +168,16 @@ class Layer:
     def put(self, key: str, artifact: Artifact, *, replace: bool = False) -> None:
         """Place an artifact so that the library itself would hit it. Putting equal bytes again does nothing.
 
-        :param key: whole, or in short
+        :param key: the full or the short key
         :param replace: replace a different entry
-        :raises Refused: if the layer cannot, or the artifact is another layer's or key's
-        :raises Damaged: if the artifact is not whole
+        :raises Refused: if the layer cannot, or the artifact belongs to another layer or key
+        :raises Damaged: if the artifact is damaged
         :raises EntryExists: if a different entry has the key
         """
         with _named(self):
             if not names_key(key, artifact.key):
-                # A library accepts any file with the name of a key as the entry.
-                raise Refused(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
+                # A library accepts any file that has the name of a key.
+                raise Refused(self.name, f"the artifact belongs to the key {artifact.key!r}; put it there")
             (result,) = put_many(self, [artifact], replace=replace)
             if isinstance(result, Exception):
                 raise result
@@ -199,7 +187,7 @@ class Layer:
         """List exactly the entries that clearing the selection would remove. Changes nothing.
 
         :param damaged: only those that :meth:`Store.verify` finds damaged
-        :param contents: read entries also where the selection does not need that, for their kernels
+        :param contents: read entries for their kernels even if the selection does not need that
         :raises Refused: if the layer must not be cleared
         """
         _require(self, Ability.CLEAR)
@@ -216,7 +204,7 @@ class Layer:
     def clear(self, plan: Plan) -> Outcome:
         """Remove the entries of a plan. Entries that have changed since are skipped."""
         _require(self, Ability.CLEAR)
-        # Listed first: a folder of roots that cannot be listed must not hide what was removed.
+        # Before any removal: a folder of roots that cannot be listed must not hide what was removed.
         roots, failed = tuple(every_root(self)), list(plan.failed)
         outcome = Outcome(self.name, skipped=plan.skipped)
         for root in roots:
@@ -243,22 +231,22 @@ def _switched(layer: Layer, *, on: bool) -> Switch:
 
 
 def roots_of(layer: Layer) -> Iterator[Root]:
-    """Yield the roots of a layer, each once: several paths may lead to one folder."""
+    """Yield the roots of a layer, each folder once: several paths may lead to it."""
     return _each_once(layer.roots())
 
 
 def every_root(layer: Layer) -> Iterator[Root]:
-    """Yield the roots of a layer, and those that it has in the own roots of ``cachectl run --base``, each once."""
+    """Yield the roots of a layer, and its roots within those of ``cachectl run --base``, each folder once."""
     return _each_once(chain(layer.roots(), _in_own_roots(layer)))
 
 
 def moved_to(layer: Layer, folder: Path) -> Layer:
-    """Return a layer as it is where everything is kept under a folder. Raises :class:`Refused` if nothing moves it."""
+    """Return a layer whose whole cache is moved below a folder. Raises :class:`Refused` if nothing can move it."""
     return type(layer)(layer.environment.with_variables(layer.relocate(folder).set))
 
 
 def _each_once(roots: Iterable[Root]) -> Iterator[Root]:
-    """Yield the first of all roots that are the same folder."""
+    """Yield only the first of the roots that are the same folder."""
     met = set[object]()
     for root in roots:
         place: object = root.path
@@ -281,7 +269,7 @@ def _in_own_roots(layer: Layer) -> Iterator[Root]:
 
 
 def require_changeable(layer: Layer, root: Root) -> None:
-    """Raise :class:`Refused` for a root that another user owns, or can write to and is not trusted to."""
+    """Raise :class:`Refused` for a root that another user owns, or can write to without being trusted."""
     environment = layer.environment
     reason = trust.closed_to_changes(root.path, superuser=environment.superuser, shared=environment.trusts_writers)
     if reason is not None:
@@ -294,7 +282,7 @@ def _require(layer: Layer, ability: Ability) -> None:
 
 
 def _owner_reason(layer: Layer, root: Path, key: str) -> str | None:
-    """Return why root must leave an entry to its owner; ``None`` for any other entry and user."""
+    """Return why root must leave an entry to its owner; ``None`` for root's own entries, and for other users."""
     if not layer.environment.superuser:
         return None
     # An entry in a file belongs to the owner of the file.
@@ -305,27 +293,22 @@ def _owner_reason(layer: Layer, root: Path, key: str) -> str | None:
 # ---------------------------------------------------------------------- get and put
 
 
-def _whole_key(layer: Layer, short: str) -> str | None:
-    """Return the key of an entry with this short form; ``None`` if there is none."""
-    items = (item for root in every_root(layer) for item in layer.store.scan(root, contents=False))
-    keys = (item.key for item in items if isinstance(item, Entry) and item.is_listed)
-    return next((key for key in keys if short_key(key) == short), None)
+def _scanned(layer: Layer) -> Iterator[Entry]:
+    """Yield everything in the roots that has a key, without reading it."""
+    for root in every_root(layer):
+        yield from (item for item in layer.store.scan(root, contents=False) if isinstance(item, Entry))
 
 
 def require_known(layer: Layer, key: str) -> None:
-    """Raise :class:`UnknownFormat` if what has a key, whole or in short, is of an unknown format."""
+    """Raise :class:`UnknownFormat` if the item with this full or short key is of an unknown format."""
     with _named(layer):
-        for root in every_root(layer):
-            for item in layer.store.scan(root, contents=False):
-                if isinstance(item, Entry) and item.is_unknown and names_key(key, item.key):
-                    raise UnknownFormat(layer.name, str(item.because), root.path / item.key)
+        for item in _scanned(layer):
+            if item.is_unknown and names_key(key, item.key):
+                raise UnknownFormat(layer.name, str(item.because), item.root / item.key)
 
 
 def get_many(layer: Layer, keys: Sequence[str]) -> dict[str, Artifact | Exception]:
-    """Return the artifact of each key, or the reading error; a key that no root has is excluded.
-
-    Raises :class:`Refused` if the layer cannot.
-    """
+    """Return the artifact of each key that a root has, or the reading error. Raises :class:`Refused`."""
     _require(layer, Ability.GET)
     artifacts: dict[str, Artifact | Exception] = {}
     for root in every_root(layer):
@@ -334,16 +317,16 @@ def get_many(layer: Layer, keys: Sequence[str]) -> dict[str, Artifact | Exceptio
 
 
 def put_many(layer: Layer, artifacts: Sequence[Artifact], *, replace: bool = False) -> list[bool | Exception]:
-    """Place artifacts, each whole or not at all, under its own key; no two have the same.
+    """Place artifacts under their keys, which differ; each is placed completely or not at all.
 
-    Returns for each: ``True`` if it was placed, ``False`` if the same entry is present, else the error that
-    :meth:`Layer.put` would raise. Raises :class:`Refused` if the layer cannot.
+    Returns ``True`` for each that was placed, ``False`` if the same entry is present, else the error that
+    :meth:`Layer.put` would raise. Raises :class:`Refused` if the layer cannot store entries.
     """
     _require(layer, Ability.PUT)
     root = next(iter(layer.roots()), None)
     if root is None:
         reason = layer.state().why
-        raise Refused(layer.name, f"cannot put: no place to keep entries in this environment ({reason})")
+        raise Refused(layer.name, f"cannot put: this environment has no place for entries ({reason})")
     require_changeable(layer, root)
     unfit = [attempt(partial(_require_fit, layer, root, artifact)) for artifact in artifacts]
     fit = [artifact for artifact, error in zip(artifacts, unfit, strict=True) if error is None]
@@ -353,9 +336,9 @@ def put_many(layer: Layer, artifacts: Sequence[Artifact], *, replace: bool = Fal
 
 def _require_fit(layer: Layer, root: Root, artifact: Artifact) -> None:
     if artifact.layer != layer.name or artifact.form not in layer.store.forms:
-        message = f"takes {' or '.join(layer.store.forms)}, this is {artifact.form} of layer {artifact.layer}"
+        message = f"accepts {' or '.join(layer.store.forms)}, not {artifact.form} of layer {artifact.layer}"
         raise Refused(layer.name, f"{message}; put it there instead")
-    # What follows a separator of its own is in the file, and may be any text.
+    # Text after a separator other than a slash is within the file and not part of a path.
     path = artifact.key if (separator := layer.store.separator) == "/" else artifact.key.partition(separator)[0]
     if key_complaint(path) or layer.store.kind_of(root, artifact.key) not in (ENTRY, None):
         raise not_a_key(layer.name, artifact.key)
@@ -365,7 +348,7 @@ def _require_fit(layer: Layer, root: Root, artifact: Artifact) -> None:
 
 @contextmanager
 def _named(layer: Layer) -> Iterator[None]:
-    """Name the layer, which may be of other people, in an error that no layer should raise."""
+    """Name the layer, which may be a third party's, in an error that no layer should raise."""
     try:
         yield
     except (LayerError, OSError):
@@ -383,11 +366,11 @@ def plan_of(layer: Layer, entries: tuple[Entry, ...] = (), skipped: tuple[Note, 
 
 
 def plan_removal(layer: Layer, items: Iterable[Entry], *, in_use: bool = False) -> Plan:
-    """Plan the removal of exactly these things, as a scan yielded them. Changes nothing.
+    """Plan the removal of exactly these items of a scan. Changes nothing.
 
-    With ``in_use`` those go too that a program may be using: entries that only this process could hit. What is of an
-    unknown format is skipped, and root's plan leaves what is other users'. Raises :class:`Refused` if the layer, or a
-    root, must not be changed.
+    ``in_use`` includes entries that a program may be using, for entries that only this process can hit. Items of
+    unknown formats are skipped, and so are other users' items in root's plan. Raises :class:`Refused` if the layer or a
+    root must not be changed.
     """
     _require(layer, Ability.CLEAR)
     unique = {(entry.root, entry.key): entry for entry in items}.values()
@@ -411,7 +394,7 @@ def _plan_damaged(layer: Layer, root: Root, selection: Selection) -> Plan:
     findings = list(layer.store.verify(root))
     damaged = [(finding, finding.thing) for finding in findings if finding.thing is not None]
     if layer.about.precious:
-        reason = "results of tuning are never removed as damaged"
+        reason = "damaged tuning results are never removed"
         notes = (Note(finding.key or "*", f"{reason}; {finding.message}") for finding, _ in damaged)
         return plan_of(layer, skipped=tuple(notes))
     plan = plan_removal(layer, (item for _, item in damaged if selection.matches(item)))
@@ -425,7 +408,7 @@ def _plan_root(layer: Layer, root: Root, selection: Selection, *, contents: bool
     problems = [item for item in items if isinstance(item, Problem)]
     entries = [item for item in items if isinstance(item, Entry)]
     matching = [entry for entry in entries if selection.matches(entry)]
-    # Those of other programs go only if their key is given; what is unknown does not, and to name it is an error.
+    # Foreign items are removed only by key. Unknown ones are not, and to name one is an error.
     others = "foreign" if selection.key is None else "unknown"
     plan = plan_removal(layer, (entry for entry in matching if entry.kind != others))
     guests = Counter(entry.because for entry in matching if entry.is_foreign and selection.key is None)
@@ -438,7 +421,7 @@ def _plan_root(layer: Layer, root: Root, selection: Selection, *, contents: bool
         left.insert(0, f"{len(nameless)} {have} no known kernel name and {were} left, in {root.path}")
     skipped = [*plan.skipped, *(Note("*", words) for words in left)]
     if selection == ALL:
-        # They have the name of an entry but are none, or hold a foreign file.
+        # These have the name of an entry but are none, or contain a foreign file.
         skipped += [problem.note for problem in problems if problem.code == "unrecognised"]
     # Entries hidden by such a problem may match the selection.
     failed = [problem.note for problem in problems if problem.hides]
@@ -451,13 +434,13 @@ def _plan_root(layer: Layer, root: Root, selection: Selection, *, contents: bool
 
 
 def off(layer: Layer, variable: str, what: str | None = None) -> Finding:
-    """Return the finding that a variable switches a layer off, or ``what`` of it, on purpose."""
+    """Return the finding that a variable switches off a layer on purpose, or only ``what``."""
     message = f"{variable}={layer.environment.get(variable)} switches {what or layer.title} off"
     return OFF.finding(layer.name, first_place(layer), message, f"unset {variable}")
 
 
 def misread(layer: Layer, variable: str, severity: Severity, outcome: str, fix: str | None = None) -> Finding:
-    """Return the finding that a library does not understand a value, or not as it is probably meant."""
+    """Return the finding that a library does not understand a value, or not as it was probably intended."""
     message, fix = f"{variable}={layer.environment.get(variable)!r} {outcome}", fix or f"unset {variable}"
     return VARIABLE.finding(layer.name, first_place(layer), message, fix, severity=severity)
 
@@ -467,12 +450,12 @@ def first_place(layer: Layer) -> Path:
     return next((root.path for root in layer.roots()), Path("*"))
 
 
-#: A problem, and the condition of the cache that follows from it, if any.
+#: A problem, and the resulting condition of the cache, if any.
 Fault = tuple[Condition | None, Finding]
 
 
 def faults_of(layer: Layer, switches: Iterable[EnvSwitch]) -> Iterator[Fault]:
-    """Yield what is wrong with variables that are set."""
+    """Yield the problems with variables that are set."""
     for switch in switches:
         value = layer.environment.get(switch.variable)
         if switch.is_off(value):

@@ -1,4 +1,4 @@
-"""What a removal would do, and what one has done."""
+"""The plan of a removal, and its outcome."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from cachectl.layers.base.text import short_repr
 from cachectl.layers.core.entry import Entry, Note
 from cachectl.layers.core.json_form import as_json
 
-#: Bytes of a page of sqlite: those of a row that do not fit into one fill pages of their own.
+#: Bytes of a page of sqlite; what does not fit into a row's page is stored in pages of its own.
 _PAGE = 4096
 
 
 @as_json(hidden=("clear", "needs_room"), also=("removed", "bytes_freed", "orphans_removed", "roots"))
 class Plan(NamedTuple):
-    """The exact entries that a removal from the layer of a name would remove, and what it would leave.
+    """The exact entries that a removal from one layer would remove, and what it would leave.
 
-    The stamp of each entry is compared again before it is removed. ``failed`` are places that could not be read or must
-    not be changed. The numbers are those of an :class:`Outcome` in which everything goes, its bytes at least.
-    ``needs_room`` says that the removal needs free disk space.
+    Each entry's stamp is compared again before the entry is removed. ``failed`` are places that could not be read or
+    must not be changed. The numbers are those of an :class:`Outcome` in which every removal succeeds, the bytes a
+    minimum. ``needs_room`` says whether the removal needs free disk space.
     """
 
     layer: str
@@ -40,7 +40,7 @@ class Plan(NamedTuple):
 
     @property
     def bytes_freed(self) -> int:
-        """Return the bytes that the file systems get back at least: a file of rows shrinks by whole pages."""
+        """Return the minimum number of bytes freed: a database shrinks by whole pages."""
         return sum(entry.bytes if entry.files else entry.bytes // _PAGE * _PAGE for entry in self.entries)
 
     @property
@@ -50,13 +50,13 @@ class Plan(NamedTuple):
 
     @property
     def roots(self) -> tuple[Path, ...]:
-        """Return the places of the entries."""
+        """Return the roots of the entries."""
         return tuple(dict.fromkeys(entry.root for entry in self.entries))
 
     def plus(self, other: Plan) -> Plan:
         """Return the sum of both."""
-        plus = self._replace(entries=self.entries + other.entries, skipped=self.skipped + other.skipped)
-        return plus._replace(failed=self.failed + other.failed)
+        entries, skipped = self.entries + other.entries, self.skipped + other.skipped
+        return self._replace(entries=entries, skipped=skipped, failed=self.failed + other.failed)
 
     def apply(self) -> Outcome:
         """Remove the entries. Those that have changed since are skipped."""
@@ -64,10 +64,7 @@ class Plan(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a removal from the layer of a name.
-
-    ``removed`` counts entries, ``orphans_removed`` orphans; ``roots`` are the places of both.
-    """
+    """The result of a removal from one layer; ``removed`` does not count orphans, and ``roots`` are those of both."""
 
     layer: str
     removed: int = 0

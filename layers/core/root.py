@@ -1,4 +1,4 @@
-"""Where a cache is, and whether it is used. A condition has a reason in words."""
+"""Where a cache is, and whether it is used."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ ENABLED, DISABLED, BYPASSED, ABSENT, UNKNOWN = Condition
 class Root(NamedTuple):
     """One place where a layer keeps entries.
 
-    ``source`` is the reason for the place in words (the variable or default); ``role`` distinguishes roots of one layer
-    with different meanings (PoCL's ``kcache`` and ``uncached``).
+    ``source`` is why it is there (a variable or a default); ``role`` distinguishes PoCL's two.
     """
 
     path: Path
@@ -56,7 +55,7 @@ class Root(NamedTuple):
 
     @property
     def may_exist(self) -> bool:
-        """Return whether something exists there, a link without a target included, or that is unknown."""
+        """Return whether something exists there, even a dangling link, or that is unknown."""
         try:
             return self.exists or os.path.lexists(self.path)
         except OSError:
@@ -65,7 +64,7 @@ class Root(NamedTuple):
 
 @as_json(names={"condition": "state"})
 class State(NamedTuple):
-    """A layer's condition, with the reason in words; ``drivers`` are the files that register its OpenCL drivers."""
+    """A layer's condition and the reason for it; ``drivers`` are the files that register its OpenCL drivers."""
 
     condition: Condition
     why: str

@@ -19,13 +19,11 @@ _SIZE_UNITS = {
     "B": 1,
     **{f"{letter}{suffix}": 1024**power for power, letter in enumerate("KMGT", 1) for suffix in ("", "B", "IB")},
 }
-
-
 _SHORT_KEY = regex(r"[0-9a-f]{12}")
 
 
 def short_key(key: str) -> str:
-    """Return the short form of a key, which can be typed: the first 12 hexadecimal digits of its SHA-256."""
+    """Return the short form of a key, for typing: the first 12 hexadecimal digits of its SHA-256."""
     import hashlib
 
     return hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:12]
@@ -37,7 +35,7 @@ def is_short_key(text: str) -> bool:
 
 
 def names_key(given: str, key: str) -> bool:
-    """Return whether what was given is a key, or its short form."""
+    """Return whether ``given`` is a key or its short form."""
     return given == key or (is_short_key(given) and given == short_key(key))
 
 
@@ -51,12 +49,12 @@ class _Conditions(NamedTuple):
 class Selection(_Conditions):
     """A conjunction of conditions; the empty one selects everything.
 
-    :param kernel: a shell pattern on kernel names
-    :param key: whole, or in short
-    :param older_than: an age such as ``"30d"``, or seconds: not changed or used since; ``before`` is that moment
-    :param stale: only what a driver made that was seen here and has gone
+    :param kernel: a shell pattern for kernel names
+    :param key: the full or the short key
+    :param older_than: an age such as ``"30d"``, or seconds: not changed or used since ``before``, that time
+    :param stale: only entries of a driver that was seen here and is gone
     :param now: the time in epoch seconds, by default the present
-    :raises BadRequest: for what is no age
+    :raises BadRequest: for an age that cannot be read
     """
 
     def __new__(  # noqa: PYI034 - Python 3.10 has no Self
@@ -69,7 +67,7 @@ class Selection(_Conditions):
         now: float | None = None,
         **wrong: NoReturn,
     ) -> Selection:
-        """Make a selection. Raises :class:`TypeError` for a wrong keyword, which names the right one."""
+        """Make a selection. Raises :class:`TypeError` for an unknown keyword, with the name of the right one."""
         if wrong:
             refuse_keywords(cls, wrong)
         before = None if older_than is None else moment_before(older_than, now)
@@ -77,7 +75,7 @@ class Selection(_Conditions):
 
     @property
     def kernel_pattern(self) -> re.Pattern[str] | None:
-        """Return the pattern that a kernel's name must match, ``None`` if any name matches."""
+        """Return the pattern that a kernel's name must match; ``None`` if any name matches."""
         return None if self.kernel is None else re.compile(translate(self.kernel))
 
     @property
@@ -88,14 +86,11 @@ class Selection(_Conditions):
 
     @property
     def needs_contents(self) -> bool:
-        """Return whether entries must be read: kernel names and some signs of staleness are in their bytes."""
+        """Return whether entries must be read: their bytes have the kernel names and some signs of staleness."""
         return self.kernel is not None or self.stale
 
     def matches(self, item: Entry) -> bool:
-        """Return whether a thing meets every condition; unknown values meet none.
-
-        An orphan has no kernel and counts as stale.
-        """
+        """Return whether an item meets every condition. An unknown value meets none."""
         pattern, moment = self.kernel, item.latest
         return (
             (pattern is None or any(fnmatchcase(kernel, pattern) for kernel in item.details.kernels or ()))
@@ -106,26 +101,23 @@ class Selection(_Conditions):
 
 
 def parse_age(text: str) -> float:
-    """Read ``30d``, ``12h``, ``2w``, ``90m`` or ``45s`` as seconds.
-
-    Raises :class:`BadRequest` for anything else.
-    """
+    """Read ``30d``, ``12h``, ``2w``, ``90m`` or ``45s`` as seconds. Raises :class:`BadRequest` for anything else."""
     return _parsed(text, text, _AGE_UNITS, "an age; write a number and s, m, h, d or w, such as 30d")
 
 
 def moment_before(age: str | float | None, now: float | None) -> float | None:
-    """Return the moment, in epoch seconds, an age before now, which is given as text or in seconds."""
+    """Return the time, in epoch seconds, that is an age before now; the age is a text or in seconds."""
     if age is None:
         return None
     return (time.time() if now is None else now) - (parse_age(age) if isinstance(age, str) else age)
 
 
 def refuse_keywords(kind: type, wrong: Iterable[str]) -> None:
-    """Raise :class:`TypeError` for keywords that a class does not take; it names those that it takes."""
+    """Raise :class:`TypeError` for keywords that a class does not accept, with those that it does."""
     for word in wrong:
         code = kind.__new__.__code__
         names = code.co_varnames[1 : code.co_argcount]
-        advice = did_you_mean(word, names) or f"; there are {', '.join(names)}"
+        advice = did_you_mean(word, names) or f"; it has {', '.join(names)}"
         raise TypeError(f"{kind.__name__} has no keyword {word!r}{advice}")
 
 
@@ -152,7 +144,7 @@ def _parsed(text: str, word: str, units: Mapping[str, int], advice: str, gap: st
 
 
 def moment_text(moment: float) -> str:
-    """Return a moment, in epoch seconds, as a date and time of day in UTC."""
+    """Format epoch seconds as a date and time in UTC."""
     from datetime import datetime, timezone
 
     try:

@@ -1,4 +1,4 @@
-"""Variables that do not do what they seem to: a folder that no shell has expanded, and a name that nothing reads."""
+"""Variables without the expected effect: a path that no shell has expanded, and a name that nothing reads."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from cachectl.layers.core.finding import HARMLESS, Finding, Severity
 from cachectl.layers.core.layer import Layer, first_place
 from cachectl.layers.core.root import ABSENT
 
-#: A home at the beginning (``%h`` is systemd's) and variables, which a shell expands, and what else is special between
-#: double quotes.
+#: What a shell expands (systemd expands ``%h``), and the other special characters between double quotes.
 _SPECIAL = regex(r"\A(?:~[A-Za-z_]?[\w-]*|%h)(?=/|\Z)|\$\{[A-Za-z_]\w*\}|\$[A-Za-z_]\w*|[\"\\`$]", re.ASCII)
-#: Words by which a name says what the variable is for.
+#: Words in a name that reveal the purpose of the variable.
 _PURPOSE = regex(
     r"\b(?:(?P<place>(?:CACHE)?(?:DIR|PATH)|DIRECTORY|FOLDER|ROOT|HOME|LOCATION)"
     r"|(?P<switch>(?:DIS|EN)ABLED?|NO|OFF|ON)|(?P<size>(?:MAX)?SIZE|MAX|LIMIT))\b"
 )
-#: At most so many letters of a misspelt name are wrong.
+#: The most letters that are wrong in a misspelt name.
 _MISSPELT = 2
 
 
 def diagnosed(layer: Layer) -> Iterator[Finding]:
-    """Yield what a layer reports; of a place that no shell expanded, that alone, as serious as what follows from it."""
+    """Yield a layer's findings; for a path that no shell expanded only that one, as serious as its consequences."""
     unexpanded, order = dict(_unexpanded(layer)), tuple(Severity)
     worst = dict.fromkeys(unexpanded, HARMLESS)
     for finding in layer.diagnose():
@@ -42,21 +41,21 @@ def diagnosed(layer: Layer) -> Iterator[Finding]:
     outcome = "there is no cache" if place == Path("*") else f"the cache is {place}"
     for variable, sign in unexpanded.items():
         value = layer.environment.variables[variable]
-        expander = "systemd has not" if sign == "%h" else "no shell"
-        message = f"{variable}={value!r}: {expander} expanded {sign}, so {outcome}"
+        expander = "systemd did not expand" if sign == "%h" else "no shell expanded"
+        message = f"{variable}={value!r}: {expander} {sign}, so {outcome}"
         fix = f"export {variable}={_in_quotes(layer.environment, value)}"
         yield VARIABLE.finding(layer.name, place, message, fix, severity=worst[variable])
 
 
 def _unexpanded(layer: Layer) -> Iterator[tuple[str, str]]:
-    """Yield the variables that decide about a layer's place, with the first sign that a shell would have expanded."""
+    """Yield the variables that decide a layer's place, each with the first part that a shell would have expanded."""
     environment, places = layer.environment, getattr(layer, "places", None)
     if places is None or environment.platform == "win32":
         return
     for variable in dict.fromkeys((places.variable, *(rule.variable for rule in places.rules(environment.platform)))):
         special = _SPECIAL.findall(environment.get(variable) or "")
         signs = [sign for sign in special if len(sign) > 1 or (sign == "~" and not places.expands_home)]
-        # Of a variable of all programs nothing is said for a driver that is not here.
+        # A variable that all programs read is not reported for a driver that is absent.
         if signs and variable != "HOME" and (variable == places.variable or layer.state().condition is not ABSENT):
             elsewhere = type(layer)(environment.with_variables({variable: "/"}))
             if elsewhere.roots() != layer.roots():
@@ -64,7 +63,7 @@ def _unexpanded(layer: Layer) -> Iterator[tuple[str, str]]:
 
 
 def _in_quotes(environment: Environment, value: str) -> str:
-    """Return a value for a shell that expands it, and stops at a variable that is not set here."""
+    """Quote a value so that a shell expands it, and stops at a variable that is not set here."""
 
     def quoted(match: re.Match[str]) -> str:
         sign = match[0]
@@ -79,7 +78,7 @@ def _in_quotes(environment: Environment, value: str) -> str:
     return f'"{_SPECIAL.sub(quoted, value)}"'
 
 
-# ---------------------------------------------------------------------- names that are read, or that nothing reads
+# ---------------------------------------------------------------------- names that nothing reads
 
 
 def read_by(layer: Layer) -> dict[str, str]:
@@ -91,9 +90,9 @@ def read_by(layer: Layer) -> dict[str, str]:
 
 
 def unread(layers: Iterable[Layer], asked: Container[str]) -> Iterator[Finding]:
-    """Yield the variables of products that no known release reads, with those that may be meant.
+    """Yield findings about variables of the ``asked`` layers' products that no known release reads.
 
-    All ``layers`` say what is read; the findings are about those that were ``asked`` for.
+    They name the variables that were probably intended. All ``layers`` define what is read.
     """
     families: dict[str, list[Layer]] = {}
     for layer in layers:
@@ -114,7 +113,7 @@ def unread(layers: Iterable[Layer], asked: Container[str]) -> Iterator[Finding]:
 
 
 def _purpose(name: str, value: str = "", names: Iterable[str] = ()) -> str:
-    """Return what a variable is for by its words, or by its value if it is the beginning of one of these names."""
+    """Return a variable's purpose by the words in its name, or by its value if it is a prefix of one of ``names``."""
     if (match := _PURPOSE.search(name.replace("_", " "))) is not None:
         return str(match.lastgroup)
     purpose = "place" if "/" in value else "switch"
@@ -122,7 +121,7 @@ def _purpose(name: str, value: str = "", names: Iterable[str] = ()) -> str:
 
 
 def _unread(layer: Layer, name: str, alike: list[str], purposes: Mapping[str, str]) -> Finding:
-    """Return the finding about a name, whose value is for the right one if that is a place or a number of bytes."""
+    """Return the finding about a name. The fix keeps the value if it suits the right variable."""
     environment, right = layer.environment, min(alike, key=partial(_wrong_letters, name), default="")
     value, fix = environment.variables[name], f"unset {name}"
     message = f"{name}={value!r}: no release reads it" + f"; did you mean {right}?" * bool(right)
@@ -133,7 +132,7 @@ def _unread(layer: Layer, name: str, alike: list[str], purposes: Mapping[str, st
 
 
 def _wrong_letters(name: str, right: str) -> int:
-    """Return the letters that differ; all, if the names do not begin with the same word."""
+    """Return the number of letters that differ: all, if the names do not begin with the same word."""
     from difflib import SequenceMatcher
 
     longest = max(len(name), len(right))

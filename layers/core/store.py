@@ -1,8 +1,7 @@
 """The protocol of stores, in which layers keep their entries, and of codecs, which read the bytes of one entry.
 
 A layer declares one store. :mod:`cachectl.layers.stores` has three general ones: files in a folder tree, rows of sqlite
-files, and records of text files. A store lists, reads, places and removes entries safely; the layer decides when that
-is allowed.
+files, and records of text files. A store lists, reads, places and removes entries safely, when the layer lets it.
 """
 
 from __future__ import annotations
@@ -29,45 +28,44 @@ from cachectl.layers.formats.details import Details
 
 _T = TypeVar("_T")
 _P = TypeVar("_P", bound="Bound")
-#: What can go wrong with one entry of several.
+#: An error of one entry among several.
 EntryError = LayerError | OSError
 #: The damage of an entry's bytes, and its effect on the library.
 Damage = Hazard
 
 
 class Doubt(Damage):
-    """What may be wrong with an entry, but its bytes cannot tell: ``purge --damaged`` leaves it."""
+    """Possible damage that the bytes of an entry cannot prove: ``purge --damaged`` leaves the entry."""
 
 
-#: What a path below a root can be to a layer, by its name: the key of an entry, something else that is the layer's or
-#: leads to its files, or neither.
+#: What a path below a root can be by its name: the key of an entry, another path of the layer, or neither.
 ENTRY, OWN, FOREIGN = "entry", "own", "foreign"
 
 
 class Codec:
-    """Reads the bytes of one entry: no disk, no environment. One without methods of its own knows nothing of them."""
+    """Reads the bytes of one entry, without disk or environment. The base class learns nothing from them."""
 
-    #: The tag of artifacts in this format: layer and format version, as ``pocl-entry/1``.
+    #: The tag of artifacts in this format: layer and format version, such as ``pocl-entry/1``.
     form: str = ""
 
     def __init__(self, form: str = "") -> None:
         self.form = form or self.form
 
     def describe(self, data: bytes) -> Details:
-        """Return the details in the bytes of an entry; damaged bytes give those that can still be read."""
+        """Return the details in the bytes of an entry, as far as damaged bytes can be read."""
         return Details()
 
     def check(self, data: bytes) -> Damage | None:
-        """Return the damage of an entry's bytes, ``None`` if there is none."""
+        """Return the damage of an entry's bytes, if any."""
         return None
 
     def foreign(self, data: bytes) -> str | None:
-        """Return why a damaged entry may be of an unknown version of the format; ``None`` if it is of a known one."""
+        """Return why a damaged entry may be of an unknown version of the format; ``None`` if the version is known."""
         return None
 
 
 class Bound:
-    """A store, or a part of one. A layer declares it, and it is bound to a name and environment with the layer."""
+    """A store or a part of one, which a layer declares. It is bound to the layer's name and environment."""
 
     #: The layer's name.
     name: str
@@ -77,28 +75,28 @@ class Bound:
 class Store(Bound, ABC):
     """The store of a layer's entries.
 
-    The first five methods are the protocol; each takes and gives many entries. The others have a general implementation
-    for entries whose keys are paths below the root; a store overrides one if it has a faster or safer way.
+    The abstract methods are the protocol; each handles many entries. The others are implemented for entries whose keys
+    are paths below the root; a store overrides one if it has a faster or safer way.
 
-    A store whose writes may be interrupted halfway also has ``recover(root)``, which finishes them, or rolls them back,
-    as the next program there would.
+    A store whose writes can be interrupted halfway also has ``recover(root)``, which finishes them or rolls them back,
+    as the next program would.
     """
 
-    #: Artifact forms that :meth:`write` takes; what :meth:`read` returns has one of them.
+    #: Artifact forms that :meth:`write` accepts and :meth:`read` returns.
     forms: tuple[str, ...]
     #: Whether removing entries needs free disk space. Layers whose stores need none are cleared first.
     clearing_needs_room: ClassVar[bool] = False
     #: The abilities missing on this platform or installation, each with the reason.
     refusals: Mapping[Ability, str] = {}
-    #: Separates a file from what is in it, or above it, in keys.
+    #: Separates a file from its contents, or from the folder above it, in keys.
     separator: str = "/"
 
     @abstractmethod
     def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
-        """Yield the things in a root, at least those that the selection matches.
+        """Yield the items in a root, at least those that the selection matches.
 
         Damage is yielded as a problem, never raised. With ``contents=False`` entries are not read: their kernels are
-        unknown, and they are stale only if their name shows it.
+        unknown, and only their name can show that they are stale.
         """
 
     @abstractmethod
@@ -111,16 +109,16 @@ class Store(Bound, ABC):
     ) -> Mapping[str, bool | EntryError]:
         """Verify, stage and place entries with different keys; the caller has checked their forms.
 
-        Maps each key to ``True`` if the entry was placed, ``False`` if the same one was present, else to the error:
+        Maps each key to ``True`` if the entry was placed, ``False`` if the same one is present, else to the error:
         :class:`EntryExists` if a different one is present and ``replace`` is not set.
         """
 
     @abstractmethod
     def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
-        """Remove the entries of a plan in one root, and skip those that have changed since."""
+        """Remove the entries of a plan in one root, except those that have changed since."""
 
     def verify(self, root: Root) -> Iterator[Finding]:
-        """Check every entry as its library would, and yield those it could not use."""
+        """Check every entry as its library would, and yield findings about those that it could not use."""
         for item in self.scan(root):
             if isinstance(item, Entry) and item.is_unknown:
                 yield unknown_finding(self, root, item)
@@ -130,8 +128,8 @@ class Store(Bound, ABC):
     def kind_of(self, root: Root, path: str) -> str | None:
         """Return :data:`ENTRY`, :data:`OWN` or :data:`FOREIGN` for a path below a root, or a key; ``None`` if unknown.
 
-        Called before an artifact is placed, because the key may come from an untrusted bundle and becomes a file name.
-        :func:`core.key_complaint` has refused control characters in the part before the separator.
+        Called before an artifact is placed: its key may come from an untrusted bundle, and becomes a file name. The
+        part before the separator has no control characters (:func:`~cachectl.layers.base.text.key_complaint`).
         """
         return None
 
@@ -140,17 +138,17 @@ class Store(Bound, ABC):
         return sum_usage(self.scan(root, contents=False))
 
     def written(self, root: Root) -> Iterator[Path]:
-        """Yield the files and folders in a root that the library opens for writing, or makes something in."""
+        """Yield the files in a root that the library opens for writing, and the folders in which it makes files."""
         yield from ()
 
     def in_use(self, targets: Iterable[Entry]) -> Iterator[tuple[Entry, str | None]]:
-        """Pair each thing to be cleared with the reason to leave it for now, ``None`` if there is none."""
+        """Pair each item to be cleared with the reason to leave it for now, ``None`` if there is none."""
         for target in targets:
             yield target, None
 
 
 def bound(part: _P, name: str, environment: Environment) -> _P:
-    """Return a store, with its parts, as that of the layer of a name in an environment."""
+    """Return a copy of a store with its parts, bound to the name and environment of a layer."""
     clone = object.__new__(type(part))
     clone.__dict__.update(part.__dict__, name=name, environment=environment)
     inner = {key: bound(value, name, environment) for key, value in vars(part).items() if isinstance(value, Bound)}
@@ -159,7 +157,7 @@ def bound(part: _P, name: str, environment: Environment) -> _P:
 
 
 def finding_of(part: Bound, root: Root, problem: Problem) -> Finding:
-    """Return the finding of a problem: unreadable things may hide entries that fail a program."""
+    """Return the finding of a problem; an unreadable item may hide entries that make programs fail."""
     import shlex
 
     quoted, message = shlex.quote(str(problem.path)), problem.message
@@ -182,7 +180,7 @@ def unknown_finding(part: Bound, root: Root, entry: Entry) -> Finding:
 def damage_findings(
     part: Bound, root: Root, entry: Entry, damages: Sequence[Damage], foreign: str | None
 ) -> Iterator[Finding]:
-    """Yield the findings of the damages of an entry, or why it may be of an unknown version instead."""
+    """Yield the findings about an entry's damages, or the one that it may be of an unknown version instead."""
     if damages and foreign is not None:
         yield unknown_finding(part, root, unknown(entry, foreign))
     else:
@@ -190,7 +188,7 @@ def damage_findings(
 
 
 def damage_finding(entry: Entry, damage: Damage) -> Finding:
-    """Return the finding of a damaged thing, which ``purge --damaged`` removes, or of a doubtful one."""
+    """Return the finding of a damaged item, which ``purge --damaged`` removes, or of a doubtful one."""
     fix = f"cachectl purge --damaged {entry.layer}"
     place, severity = (entry.layer, entry.root), damage.severity
     if isinstance(damage, Doubt):
@@ -202,12 +200,12 @@ def damage_finding(entry: Entry, damage: Damage) -> Finding:
 
 
 def unreadable(path: Path, error: EntryError) -> Problem:
-    """Return the problem of an entry that could not be read, and may be whole."""
+    """Return the problem of an entry that could not be read, and may be undamaged."""
     return Problem(path, "unreadable", reason_of(error))
 
 
 def attempt(act: Callable[[], _T]) -> _T | EntryError:
-    """Return the result of a call, or the error that it raises about one entry."""
+    """Return the result of a call, or the error that it raises about an entry."""
     try:
         return act()
     except (LayerError, OSError) as error:
@@ -222,7 +220,7 @@ def read_each(read: Callable[[str], Artifact | None], keys: Iterable[str]) -> di
 
 @contextlib.contextmanager
 def noted(failed: list[Note], name: str) -> Iterator[None]:
-    """Note the failure of a part under a name, so that the other parts still run and count."""
+    """Record the failure of one part under a name, so that the other parts still run."""
     try:
         yield
     except FAILURES as error:
@@ -231,10 +229,7 @@ def noted(failed: list[Note], name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[None]:
-    """Recount the entries into an index after a change, even after a failed one, which may be half done.
-
-    Raises :class:`Unsettled` if only the recount fails.
-    """
+    """Update an index after a change, also a failed one. Raises :class:`Unsettled` if only the update fails."""
     try:
         yield
     except BaseException:
@@ -246,21 +241,18 @@ def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[N
     except (LayerError, OSError) as error:
         from cachectl.layers.disk.handles import NO_ROOM
 
-        advice = "make room, then " if isinstance(error, OSError) and error.errno in NO_ROOM else ""
-        message = f"cannot count the entries again: {reason_of(error)}; {advice}put or purge any entry"
+        advice = "free some disk space, then " if isinstance(error, OSError) and error.errno in NO_ROOM else ""
+        message = f"cannot update the index: {reason_of(error)}; {advice}put or purge any entry"
         raise Unsettled(layer, message, index) from error
 
 
-#: The numbers of a root that parts of it add up to, and those that may be unknown although all could be counted.
+#: The numbers of a root that are sums over its parts; the last two of ``ADDED`` may be unknown even if all was counted.
 _COUNTED = ("entries", "files", "bytes", "orphan_files", "orphan_bytes", "unknown_files", "stale_unknown")
 ADDED = (*_COUNTED, "stale_entries", "stale_bytes")
 
 
 def usage_of(entry: Entry, number: int = 1) -> Usage:
-    """Return what an entry counts, or so many entries of its age and staleness that together have its size.
-
-    No entry stands for files that hold none, such as the free pages of a database.
-    """
+    """Return the usage of ``number`` entries that together have this size: 0 for the free pages of a database."""
     if entry.is_orphan:
         return Usage(orphan_files=entry.files, orphan_bytes=entry.bytes)
     if entry.is_unknown:
@@ -281,7 +273,7 @@ def usage_of(entry: Entry, number: int = 1) -> Usage:
 
 
 def sum_usage(items: Iterable[Found]) -> Usage:
-    """Sum a scan, holding one thing at a time."""
+    """Sum a scan, holding one item at a time."""
     sums = dict.fromkeys(_COUNTED, 0)
     span: tuple[float, float] | None = None
     problems: list[Problem] = []
@@ -300,7 +292,7 @@ def sum_usage(items: Iterable[Found]) -> Usage:
             span = part.span if span is None else (min(span[0], part.span[0]), max(span[1], part.span[1]))
         for reason, number in part.stale_because.items():
             reasons[reason] = reasons.get(reason, 0) + number
-    # If something could not be counted, a number is a lower bound, and zero means nothing.
+    # If something could not be counted, a number is a lower bound, and zero says nothing.
     nothing = None if any(problem.hides for problem in problems) else 0
     known = {name: number or nothing for name, number in sums.items()}
     return Usage(**known, span=span, problems=tuple(problems), stale_because=reasons)

@@ -1,4 +1,4 @@
-"""What a layer can do, and the change that turns it on or off, or moves it."""
+"""The abilities of a layer, and the changes that turn it on or off, or move it."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ class Ability(Enum):
     KERNELS = "kernels"
 
 
-#: The moments when a switch takes effect.
+#: When a switch takes effect.
 NOW, NEXT_IMPORT, NEXT_START = "now", "at the next import", "at the next driver start"
-#: A method to be replaced while a layer is off, for a library that has no switch of its own: the module, the class
-#: (``None`` for a function of the module), the name, and what makes the replacement from the original.
+#: A method to replace while a layer is off, for a library without a switch: the module, the class (``None`` for a
+#: function of the module), the name, and a function that makes the replacement from the original.
 Patch = tuple[str, str | None, str, Callable[[Callable[..., object]], Callable[..., object]]]
 
 
 class Switch(NamedTuple):
     """The changes that turn a layer on or off, as data.
 
-    In this process: ``flags`` are values by ``(module, attribute)``, to be set in modules that are loaded; ``patches``
-    replace methods of a library without a switch; ``memo_patches`` replace methods that remember, in modules that are
-    loaded; ``clear_functions`` are ``(module, function)`` pairs that empty copies in memory; ``reloads`` are
-    ``(module, attribute)`` pairs: such a module, first imported while the layer was off, lacks the attribute and must
-    be executed again.
+    In this process: ``flags`` maps ``(module, attribute)`` to a value to set in loaded modules. ``patches`` replace
+    methods of a library without a switch; ``memo_patches`` replace memoising methods in loaded modules.
+    ``clear_functions`` are ``(module, function)`` pairs that clear caches in memory. ``reloads`` are ``(module,
+    attribute)`` pairs: a module that was first imported while the layer was off lacks it, and is run again.
 
-    For programs that start: variables to ``set`` and ``unset``. They are read only once, when a library whose file name
-    begins with one of ``read_at_load`` starts, or when one of ``read_at_import`` is imported. ``makes`` are folders
-    that must exist before the library starts, since it makes none and keeps nothing without.
+    For new programs: variables to ``set`` and ``unset``. They are read once, when a library whose file name has one of
+    the prefixes ``read_at_load`` starts, or when one of ``read_at_import`` is imported. ``makes`` are folders that must
+    exist before the library starts, because it makes none and without them stores nothing.
     """
 
     layer: str

@@ -1,8 +1,8 @@
-"""Changes of files: they are staged next to their place, synced and renamed; and every removal of a file or folder.
+"""Atomic changes of files, which are staged next to their target, synced and renamed; and all removals of files.
 
-Nothing else removes, renames or cuts a file of this machine, except :mod:`cachectl.layers.stores.tree_remove`, which
-removes empty folders. Rows are deleted in :mod:`cachectl.layers.stores.rows`, where sqlite also cuts its
-log. ``tests/test_rooms.py`` holds that. A file of a remote store is renamed in :mod:`cachectl.exchange.place`.
+Nothing else removes, renames or truncates a local file, except that :mod:`cachectl.layers.stores.tree_remove` removes
+empty folders, and sqlite truncates its log in :mod:`cachectl.layers.stores.rows`. ``tests/test_rooms.py`` enforces
+that. Files of a remote store are renamed in :mod:`cachectl.exchange.place`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
 def write_all(handle: int, chunks: Iterable[bytes], at: int | None = None) -> None:
-    """Write everything, from the offset ``at`` if given, even if a disk that fills up accepts only partial writes."""
+    """Write everything, from the offset ``at`` if given, even if a nearly full disk accepts only partial writes."""
     for chunk in chunks:
         rest = memoryview(chunk)
         while rest:
@@ -34,24 +34,24 @@ def write_all(handle: int, chunks: Iterable[bytes], at: int | None = None) -> No
 
 
 def cut(handle: int, length: int) -> None:
-    """Cut an open file, or extend it by zeros."""
+    """Truncate an open file, or extend it with zeros."""
     os.ftruncate(handle, length)
 
 
 def move_in(staged: str, stage: int, name: str, folder: int) -> None:
-    """Rename a staged file into an open folder, over the one that has its name there."""
+    """Rename a staged file into an open folder, replacing the file of that name."""
     os.rename(staged, name, src_dir_fd=stage, dst_dir_fd=folder)
 
 
 def overwrite(handle: int, old: bytes, new: bytes) -> None:
-    """Overwrite the ``old`` content of an open file in place; if there is no room, the file stays unchanged.
+    """Overwrite the ``old`` content of an open file in place; if the disk is full, the file stays unchanged.
 
-    For files that others have open or locked, which must not be replaced by a rename. The added part at the end is
-    written first, because only that needs room; an interrupted file may be too long, never too short.
+    For files that others have open or locked, which must not be replaced by a rename. What exceeds the old length is
+    written first, because only that needs space; after an interruption the file may be too long, never too short.
     """
     try:
         write_all(handle, (new[len(old) :],), len(old))
-        # Some file systems report only now that there is no room.
+        # Some file systems report a full disk only now.
         os.fsync(handle)
         write_all(handle, (new[: len(old)],), 0)
     except OSError:
@@ -63,18 +63,18 @@ def overwrite(handle: int, old: bytes, new: bytes) -> None:
 
 
 def create(name: str, folder: int | None = None, mode: int = 0o600) -> int:
-    """Create a file, which must not exist; return its descriptor."""
+    """Create a file, which must not exist yet; return its descriptor."""
     return os.open(name, _NEW, mode, dir_fd=folder)
 
 
 def replace_file(
     path: str | Path, chunks: Iterable[bytes], *, folder: int | None = None, mode: int = 0, new: bool = False
 ) -> None:
-    """Replace a file atomically, or create it; the mode of the old one is kept. Raises :class:`OSError`.
+    """Replace a file atomically and keep its mode, or create it. Raises :class:`OSError`.
 
-    With ``new`` it raises :class:`FileExistsError` if there is a file. ``folder`` is the open folder of the file, by
-    default the parent of ``path``. A new file has the permissions of the umask and those of ``mode``. An interruption
-    leaves the old file or the new one. A kill may leave a stage next to it, which the next call removes.
+    With ``new``, an existing file is a :class:`FileExistsError`. ``folder`` is the open folder of the file, by default
+    the parent of ``path``. A new file has the permissions of the umask and those of ``mode``. An interruption leaves
+    the old file or the new one; a kill may also leave a stage, which the next call removes.
     """
     above, name = os.path.split(os.path.abspath(path))
     with ExitStack() as stack:
@@ -87,18 +87,18 @@ def replace_file(
             name = os.path.join(above, name)
         old = plain.status_at(name, dir_fd=folder)
         if old is not None and stat.S_ISLNK(old.st_mode):
-            # It is replaced itself, and everybody has its permissions.
+            # The link itself is replaced; its mode means nothing.
             old = None
         stage, handle = _stage(name, folder)
         try:
             stack.callback(os.close, handle)
             if old is not None or mode:
-                # Before anything is written to it: others may have no access to the old file.
+                # Before anything is written: others may have no access to the old file.
                 permissions = mode | os.fstat(handle).st_mode if old is None else old.st_mode
                 os.fchmod(handle, stat.S_IMODE(permissions))
             write_all(handle, chunks)
             os.fsync(handle)
-            # Under its lock, so that nobody takes the stage for an abandoned one.
+            # While it is locked, so that nobody considers the stage abandoned.
             (place_new if new else os.replace)(stage, name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with suppress(OSError):
@@ -109,7 +109,7 @@ def replace_file(
 
 
 def _stage(name: str, folder: int | None) -> tuple[str, int]:
-    """Create and lock the stage of a file. The stage that a killed command left for it is removed."""
+    """Create and lock the stage of a file, after removing one that a killed command left."""
     import hashlib
 
     above, last = os.path.split(name)
@@ -119,7 +119,7 @@ def _stage(name: str, folder: int | None) -> tuple[str, int]:
             os.unlink(stage, dir_fd=folder)
     with suppress(FileExistsError):
         handle = create(stage, folder, 0o666)
-        # Before the lock, another command may have taken it for an abandoned one, and made its own.
+        # Before it was locked, another command may have considered it abandoned and made its own.
         try:
             is_locked = handles.take_flock(handle)
             is_own = handles.is_same_file(stage, handle, dir_fd=folder)
@@ -132,7 +132,7 @@ def _stage(name: str, folder: int | None) -> tuple[str, int]:
         os.close(handle)
         if is_own:
             remove_file(stage, folder)
-    # Another command is writing to the same place, or the file belongs to another user.
+    # Another command is replacing the same file, or that stage belongs to another user.
     stage = os.path.join(above, plain.own_name())
     return stage, create(stage, folder, 0o666)
 
@@ -140,10 +140,7 @@ def _stage(name: str, folder: int | None) -> tuple[str, int]:
 def place_new(
     source: str | Path, target: str | Path, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
 ) -> None:
-    """Move a file to a free place. Raises :class:`FileExistsError` if the place is taken.
-
-    A hard link, unlike a rename, never replaces a file.
-    """
+    """Move a file to an unused path by a hard link, which replaces nothing. Raises :class:`FileExistsError`."""
     try:
         os.link(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, follow_symlinks=False)
     except OSError as error:
@@ -160,13 +157,13 @@ def place_new(
 
 
 def remove_file(path: str | Path, folder: int | None = None) -> None:
-    """Remove a file or a link, in an open folder if one is given. Nothing happens if it has gone."""
+    """Remove a file or a link, in an open folder if one is given; do nothing if it does not exist."""
     with suppress(FileNotFoundError):
         os.unlink(path, dir_fd=folder)
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder of cachectl's own with all that is in it, as far as this user may. Links are not followed."""
+    """Remove a folder of cachectl's own with its contents, as far as this user may. Links are not followed."""
     import shutil
 
     shutil.rmtree(folder, ignore_errors=True)
@@ -182,7 +179,7 @@ def remove_tree(folder: Path) -> None:
 
 
 def remove_remote(system: Any, paths: Sequence[str], *, together: bool) -> None:  # noqa: ANN401 - of fsspec
-    """Remove files of a service, by one request if it takes them ``together``; those that have gone do not matter."""
+    """Remove files of a remote service, if they exist; ``together`` says that it can remove all in one request."""
     if together:
         with suppress(FileNotFoundError):
             system.rm(list(paths))
@@ -193,17 +190,17 @@ def remove_remote(system: Any, paths: Sequence[str], *, together: bool) -> None:
 
 
 def delete(handle: int, name: str, freed: list[int], *, first: Collection[str] = (), depth: int = 0) -> None:
-    """Delete a file or a whole folder relative to a handle, and add the bytes of what was deleted to ``freed``.
+    """Delete a file or a folder relative to a handle, and add the bytes of each deleted item to ``freed``.
 
-    The files that ``first`` names are deleted before the others. Links are unlinked, never followed. A failed deletion
-    does not stop the others, unless ``first`` names the file; at the end the first :class:`OSError` is raised.
+    The files named in ``first`` are deleted before the others. Links are unlinked, never followed. A failure does not
+    stop the other deletions, unless the file is named in ``first``; at the end the first :class:`OSError` is raised.
     """
     errors: list[OSError] = []
     with suppress(FileNotFoundError):
         status = os.stat(name, dir_fd=handle, follow_symlinks=False)
         is_folder = stat.S_ISDIR(status.st_mode)
         if is_folder:
-            # An entry may lie in a trash folder.
+            # An entry may be inside a trash folder.
             handles.require_shallow(name, depth - 1)
             with handles.opened(name, handle) as folder:
                 for child in sorted(os.listdir(folder), key=lambda child: child not in first):
@@ -222,10 +219,10 @@ def delete(handle: int, name: str, freed: list[int], *, first: Collection[str] =
 
 
 def delete_listed(handle: int, name: str, listed: Mapping[str, int], freed: list[int]) -> None:
-    """Delete a folder by the paths of its files and folders, which were just listed. Links are not followed.
+    """Delete a folder by the paths of its contents, which were just listed. Links are not followed.
 
     The paths are those of :func:`~cachectl.layers.disk.handles.gather`, each with the bytes that its deletion adds to
-    ``freed``. Raises :class:`OSError`, and leaves the rest, if anything else is in it.
+    ``freed``. Raises :class:`OSError`, and leaves the rest, if the folder contains anything else.
     """
     below: dict[str, dict[str, int]] = {}
     folder = handles.open_folder(name, handle)
@@ -247,9 +244,9 @@ def delete_listed(handle: int, name: str, listed: Mapping[str, int], freed: list
 
 @contextmanager
 def own_folder(handle: int, prefix: str, freed: list[int] | None = None) -> Iterator[int]:
-    """Make a folder for this process only, locked during the block, and delete it afterwards unless it was renamed.
+    """Make a folder for this process, locked during the block, and delete it afterwards unless it was renamed.
 
-    Yields its descriptor. The deletion adds to ``freed`` as :func:`delete` does, or what a folder takes that stays.
+    Yields its descriptor. ``freed`` gets the bytes of each deleted item, or minus those of the folder if it stays.
     """
     name = plain.own_name(prefix)
     os.mkdir(name, 0o700, dir_fd=handle)
@@ -264,11 +261,11 @@ def own_folder(handle: int, prefix: str, freed: list[int] | None = None) -> Iter
     finally:
         try:
             delete(handle, name, inside)
-            # The folder itself was made here, so its end frees nothing.
+            # Deleting the folder itself, which was made here, frees nothing.
             inside = inside[:-1]
         except OSError:
             try:
-                # An empty folder goes even where nothing can be read.
+                # An empty folder can be removed even if it cannot be read.
                 os.rmdir(name, dir_fd=handle)
             except OSError:
                 inside.append(-size)

@@ -1,7 +1,7 @@
-"""The distributions installed next to cachectl, found by the names in the folders of ``sys.path``.
+"""Installed distributions, found by the names in folders of packages.
 
-``importlib.metadata`` gives the same answers, but its import takes longer than a report of every cache. It is used only
-for entry points that are there. Sources: the binary distribution format and the entry-points specification,
+``importlib.metadata`` gives the same answers, but its import takes longer than a report of every cache. It is imported
+only if an entry point exists. Sources: the binary distribution format and the entry-points specification,
 packaging.python.org.
 """
 
@@ -24,27 +24,24 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
     from pathlib import Path
 
-#: The fact about that folder, which is added with ``-I`` to the options of every build (``pyopencl/__init__.py``,
-#: ``_DEFAULT_INCLUDE_OPTIONS``), and so to every key that is made from options.
+#: The fact about the folder that PyOpenCL adds with ``-I`` to the options of every build (``pyopencl/__init__.py``,
+#: ``_DEFAULT_INCLUDE_OPTIONS``), and so to every key that depends on options.
 PYOPENCL_INCLUDES = "pyopencl include path"
-#: Names of metadata next to modules, and those that have the version of the distribution in normal form.
+#: Names of metadata next to modules, and those with the normalised version of the distribution.
 _METADATA = regex(r"(?i)([^-]+?)(?:-.*)?\.(?:dist|egg)-info")
 _VERSIONED = regex(r"[^-]+-([^-_]+)\.dist-info")
-#: Within one tick of the file system's clock, a folder may change again without a new time.
+#: Within one tick of the file system's clock, a folder can change again without a new modification time.
 _SETTLED_NANOSECONDS = 2_000_000_000
 
 
 def names_in(folder: str, *beginnings: str) -> tuple[str, ...]:
-    """Return the names in a folder with one of these prefixes, sorted; none if it cannot be listed.
-
-    The listing of a folder that does not change is kept.
-    """
+    """Return the names in a folder with one of these prefixes, sorted; none if it cannot be listed."""
     try:
         changed = os.stat(folder or ".").st_mtime_ns
-        settled = time.time_ns() - changed >= _SETTLED_NANOSECONDS
-        # Not normalised: after a link, ".." is not the folder above its name.
-        whole = folder if os.path.isabs(folder) else os.path.join(os.getcwd(), folder)
-        return (_listing if settled else _listing.__wrapped__)(whole, beginnings, changed)
+        is_settled = time.time_ns() - changed >= _SETTLED_NANOSECONDS
+        # Not normalised: after a link, ".." is the parent of its target.
+        path = folder if os.path.isabs(folder) else os.path.join(os.getcwd(), folder)
+        return (_listing if is_settled else _listing.__wrapped__)(path, beginnings, changed)
     except OSError:
         return ()
 
@@ -56,30 +53,28 @@ def _listing(folder: str, beginnings: tuple[str, ...], changed: int) -> tuple[st
 
 
 def version_of(distribution: str) -> str | None:
-    """Return the version of an installed distribution, ``None`` if it is not installed."""
+    """Return the version of a distribution, ``None`` if it is not installed."""
     return version_in(sys.path, distribution)
 
 
 def version_in(folders: Iterable[str], distribution: str) -> str | None:
-    """Return the version of a distribution in the first folder of packages that has it, ``None`` if none has."""
+    """Return the version of a distribution in the first folder of packages that has it, if any."""
     versions = (_version_in(folder, normal(distribution)) for folder in folders)
     return next(filter(None, versions), None)
 
 
 def has_module(folders: Iterable[str], name: str) -> bool:
-    """Return whether a folder has a module or package, or may lead to it as an editable installation does."""
+    """Return whether a folder has a module or package, or an editable installation that may lead to it."""
     for folder in folders:
         if any(each == name or each.startswith(f"{name}.") for each in names_in(folder, name)):
             return True
-        for finder in names_in(folder, "__editable__"):
-            with suppress(OSError):
-                if name.encode() in read_installed(os.path.join(folder, finder)):
-                    return True
+        if any(_mentions(name, os.path.join(folder, finder)) for finder in names_in(folder, "__editable__")):
+            return True
     return False
 
 
 def editable_folder(folders: Iterable[Path], distribution: str) -> Path | None:
-    """Return the folder of sources from which a distribution was installed as editable (PEP 610); else ``None``."""
+    """Return the source folder of a distribution with an editable installation (PEP 610); else ``None``."""
     from json import loads
     from pathlib import Path
     from urllib.parse import unquote, urlsplit
@@ -94,7 +89,7 @@ def editable_folder(folders: Iterable[Path], distribution: str) -> Path | None:
 
 
 def versions_in(folders: Iterable[str]) -> dict[str, str]:
-    """Return the versions of all distributions in folders of packages, by normal names; an earlier folder counts."""
+    """Return the versions of all distributions in folders of packages, by normalised name; the first folder counts."""
     versions: dict[str, str] = {}
     for folder in folders:
         for name in _metadata(names_in(folder)):
@@ -117,7 +112,7 @@ def _version_in(folder: str, distribution: str) -> str | None:
 
 @lru_cache(maxsize=64)
 def _metadata(names: tuple[str, ...]) -> dict[str, list[str]]:
-    """Return the names of metadata among names, by the normal names of their distributions."""
+    """Return the names of metadata by the normalised names of their distributions."""
     versions: dict[str, list[str]] = {}
     for name in names:
         if (match := _METADATA.fullmatch(name)) is not None:
@@ -126,10 +121,7 @@ def _metadata(names: tuple[str, ...]) -> dict[str, list[str]]:
 
 
 def _read_version(path: str) -> str | None:
-    """Return the version in a distribution's metadata, which is in a folder or is a file itself.
-
-    The folder may be another user's: a pipe or a device there is not read.
-    """
+    """Return the version in a distribution's metadata, which is a folder or a file. No pipe or device is read."""
     for place in (f"{path}/METADATA", f"{path}/PKG-INFO", path):
         with suppress(OSError):
             headers = read_installed(place).decode(errors="replace").partition("\n\n")[0]
@@ -139,19 +131,19 @@ def _read_version(path: str) -> str | None:
 
 
 def normal(name: str) -> str:
-    """Return the name of a distribution as it is compared."""
+    """Return the normalised name of a distribution, for comparisons."""
     return re.sub(r"[-_.]+", "_", name).lower()
 
 
 def pyopencl_includes(site: Sequence[Path]) -> str | None:
-    """Return the folder of PyOpenCL in folders of packages that it names in every build; ``None`` if there is none."""
+    """Return the folder within PyOpenCL that it adds to the options of every build; ``None`` if there is none."""
     folders = (folder / "pyopencl" / "cl" for folder in site)
     return next((str(folder) for folder in folders if folder.is_dir()), None)
 
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
     """Return the entry points of a group of all installed distributions."""
-    if not any(_mentions(group, folder, names_in(folder)) for folder in sys.path):
+    if not any(_has_entry_points(group, folder, names_in(folder)) for folder in sys.path):
         return ()
     from importlib import metadata
 
@@ -159,10 +151,12 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
 
 
 @lru_cache(maxsize=64)
-def _mentions(group: str, folder: str, names: tuple[str, ...]) -> bool:
-    """Return whether any distribution in a folder has entry points of a group."""
-    for name in filter(_METADATA.fullmatch, names):
-        with suppress(OSError):
-            if group.encode() in read_installed(os.path.join(folder, name, "entry_points.txt")):
-                return True
+def _has_entry_points(group: str, folder: str, names: tuple[str, ...]) -> bool:
+    files = (os.path.join(folder, name, "entry_points.txt") for name in filter(_METADATA.fullmatch, names))
+    return any(_mentions(group, file) for file in files)
+
+
+def _mentions(text: str, file: str) -> bool:
+    with suppress(OSError):
+        return text.encode() in read_installed(file)
     return False

@@ -1,4 +1,4 @@
-"""Access to what is below an open folder, one path component at a time, without following links; and locks."""
+"""Access below an open folder, one path component at a time and without following links; and locks."""
 
 from __future__ import annotations
 
@@ -12,25 +12,23 @@ from pathlib import Path
 
 from cachectl.layers.disk import plain
 
-#: Errors of a full file system, or one that does not let a file grow.
+#: Errors of a full file system, an exhausted quota or a file size limit.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Bytes of a small sqlite journal.
 _PROBE = 1 << 15
 #: Seconds between two attempts to take a lock.
 _PAUSE = 0.02
-#: Deeper than any entry is nested.
+#: More levels than any entry has.
 _DEEP = 16
-
-#: What is in a folder, by paths below it.
+#: The contents of a folder, by their paths below it.
 Statuses = dict[str, os.stat_result]
-
-#: Windows has none.
+#: Windows has no blocks.
 _HAS_BLOCKS = hasattr(os.stat_result, "st_blocks")
 _FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 def probe_room(folder: Path, size: int = _PROBE) -> None:
-    """Write and remove a file of ``size`` bytes, because no call reports quotas reliably. Raises :class:`OSError`."""
+    """Write and remove a file of ``size`` bytes: no call reports quotas reliably. Raises :class:`OSError`."""
     import tempfile
 
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -40,13 +38,13 @@ def probe_room(folder: Path, size: int = _PROBE) -> None:
 
 
 def open_folder(name: str, handle: int | None = None) -> int:
-    """Open a folder that is no link; return its descriptor."""
+    """Open a folder that is not a link; return its descriptor."""
     return os.open(name, _FOLDER_FLAGS, dir_fd=handle)
 
 
 @contextmanager
 def opened_root(path: Path) -> Iterator[int | None]:
-    """Open a root for a block, following a link to it once; yield ``None`` if there is no such folder."""
+    """Open a root for a block, following a link; yield ``None`` if there is no such folder."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     except OSError as error:
@@ -62,7 +60,7 @@ def opened_root(path: Path) -> Iterator[int | None]:
 
 @contextmanager
 def opened(name: str, handle: int | None = None) -> Iterator[int]:
-    """Open a folder that is no link for a block."""
+    """Open a folder that is not a link, for a block."""
     folder = open_folder(name, handle)
     try:
         yield folder
@@ -72,9 +70,9 @@ def opened(name: str, handle: int | None = None) -> Iterator[int]:
 
 @contextmanager
 def below(handle: int, parts: Sequence[str], *, make: bool = False) -> Iterator[int | None]:
-    """Open a folder below a handle for a block, component by component; ``None`` if it is missing, or a link is there.
+    """Open a folder below a handle for a block, component by component; ``None`` if one is missing or a link.
 
-    Raises :class:`OSError` if that cannot be determined, or if it cannot be made.
+    Raises :class:`OSError` if that cannot be determined, or if a folder cannot be made.
     """
     with ExitStack() as stack:
         try:
@@ -88,7 +86,7 @@ def below(handle: int, parts: Sequence[str], *, make: bool = False) -> Iterator[
 
 @contextmanager
 def made_below(handle: int, parts: Sequence[str], *, make: bool = True) -> Iterator[int]:
-    """Open a folder below a handle for a block, and make those that are missing. Raises :class:`OSError`."""
+    """Open a folder below a handle for a block, making missing folders. Raises :class:`OSError`."""
     with ExitStack() as stack:
         for part in parts:
             if make and plain.status_at(part, dir_fd=handle) is None:
@@ -99,13 +97,13 @@ def made_below(handle: int, parts: Sequence[str], *, make: bool = True) -> Itera
 
 
 def require_shallow(name: str, depth: int) -> None:
-    """Raise :class:`OSError` for a folder that lies deeper than any entry has one."""
+    """Raise :class:`OSError` for a folder that is nested more deeply than those of any entry."""
     if depth > _DEEP:
-        raise OSError(errno.ELOOP, "nested deeper than any entry", name)
+        raise OSError(errno.ELOOP, "nested more deeply than any entry", name)
 
 
 def walk(handle: int, name: str, path: str = "") -> Iterator[tuple[int, str, str]]:
-    """Yield every file in a folder, links, pipes and so on included, or the file itself; links are not followed.
+    """Yield every file (also links, pipes and so on) in a folder, or the file itself; links are not followed.
 
     Each is an open folder, a name in it, and the path below the start, ``""`` for the start itself.
     """
@@ -119,10 +117,10 @@ def walk(handle: int, name: str, path: str = "") -> Iterator[tuple[int, str, str
 
 
 def gather(handle: int, name: str, files: Statuses, folders: Statuses, above: str = "") -> None:
-    """Add what is in a folder to ``files``, links, pipes and so on included, and to ``folders``, the folder itself too.
+    """Add the contents of a folder to ``files`` (also links, pipes and so on) and ``folders``, which gets itself too.
 
-    Each by its path in it; those of folders end with a slash, and that of the folder itself is empty. Links are not
-    followed, and what vanishes meanwhile is excluded.
+    Keys are paths below the folder; those of folders end with a slash, and that of the folder itself is empty. Links
+    are not followed, and files that vanish meanwhile are excluded.
     """
     require_shallow(name, above.count("/"))
     folder = open_folder(name, handle)
@@ -143,8 +141,8 @@ def gather(handle: int, name: str, files: Statuses, folders: Statuses, above: st
 def is_left_own(root: int, name: str, status: os.stat_result) -> bool:
     """Return whether a folder or file of cachectl in an open root was left by a command that has ended.
 
-    Those that belong neither to this user nor to the owner of the root, for instance in a temporary folder, are not
-    trusted, and never removed. Raises :class:`OSError` if it cannot be determined.
+    One that belongs neither to this user nor to the owner of the root, such as a temporary folder, is not trusted and
+    never removed. Raises :class:`OSError` if that cannot be determined.
     """
     if status.st_uid not in (os.geteuid(), os.fstat(root).st_uid) or status.st_mode & 0o022:
         return False
@@ -155,14 +153,14 @@ def is_left_own(root: int, name: str, status: os.stat_result) -> bool:
             return False
         raise
     try:
-        # A running cachectl holds its lock. Shared, so that several checks do not block each other.
+        # A running cachectl holds the lock. Shared, so that several checks do not block each other.
         return bool(take_flock(handle, shared=True))
     finally:
         os.close(handle)
 
 
 def size_of(status: os.stat_result) -> int:
-    """Return the bytes that a file or folder takes on the disk, as ``du`` does; its length if the system lacks that."""
+    """Return the bytes on disk of a file or folder, as ``du`` does; its length if the system does not report them."""
     # POSIX leaves the unit open; Linux, macOS and the BSDs use 512 bytes.
     return 512 * status.st_blocks if _HAS_BLOCKS else status.st_size
 
@@ -171,7 +169,7 @@ def size_of(status: os.stat_result) -> int:
 
 
 def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
-    """Wait until a condition holds, at most ``seconds``; return whether it does."""
+    """Wait at most ``seconds`` until a condition holds; return whether it does."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
@@ -181,9 +179,9 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
 
 
 def try_flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
-    """Take ``flock`` on an open file or folder, at once or after a ``wait``; return ``False`` if another holds it.
+    """Take ``flock`` on an open file or folder; without ``wait``, return ``False`` if another process holds it.
 
-    It is released at the latest when the file is closed. Raises :class:`OSError` if the file system has no such locks.
+    Closing the file releases the lock. Raises :class:`OSError` if the file system has no such locks.
     """
     import fcntl
 
@@ -195,17 +193,14 @@ def try_flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
 
 
 def take_flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool | None:
-    """Take ``flock`` as :func:`try_flock` does; return ``None`` if there are no such locks."""
+    """Take ``flock`` like :func:`try_flock`; return ``None`` if there are no such locks."""
     with suppress(OSError):
         return try_flock(handle, shared=shared, wait=wait)
     return None
 
 
 def try_record_lock(handle: int, length: int = 0, start: int = 0) -> bool:
-    """Take a POSIX record lock on an open file, or a part of it; return ``False`` if another process holds it.
-
-    Raises :class:`OSError` if the file system has no such locks.
-    """
+    """Take a POSIX record lock, or return ``False``. Raises :class:`OSError` if the file system has no such locks."""
     import fcntl
 
     try:
@@ -217,16 +212,16 @@ def try_record_lock(handle: int, length: int = 0, start: int = 0) -> bool:
 
 
 def is_written_elsewhere(handle: int) -> bool | None:
-    """Return whether any process of this machine has a file open for writing that we have open for reading.
+    """Return whether any process on this machine has a file open for writing that we have open for reading.
 
-    ``None`` if that is unknown. Linux answers also for processes that show nothing, and those of containers: it gives
-    a lease for reading only if nobody has the file open for writing, see fcntl(2). Who opens it meanwhile has to wait.
+    ``None`` if unknown. Linux answers for hidden processes and those in containers too: it grants a read lease only if
+    no process has the file open for writing, see fcntl(2). A process that opens it meanwhile has to wait.
     """
     try:
         import fcntl
         import signal
 
-        # The usual signal to who has the lease would end this process.
+        # The default signal to the holder of a lease would end this process.
         fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_UNLCK)
@@ -238,7 +233,7 @@ def is_written_elsewhere(handle: int) -> bool | None:
 
 
 def is_same_file(path: str | os.PathLike[str], handle: int, *, dir_fd: int | None = None) -> bool:
-    """Return whether a path still names an open file, which another process may have replaced."""
+    """Return whether a path still leads to an open file, which another process may have replaced."""
     try:
         return os.path.samestat(os.stat(path, dir_fd=dir_fd, follow_symlinks=False), os.fstat(handle))
     except FileNotFoundError:

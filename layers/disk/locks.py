@@ -1,4 +1,4 @@
-"""The kinds of lock that libraries take on their caches, with a timeout and never broken."""
+"""The kinds of locks that libraries take on their caches; taken with a timeout, never broken."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cachectl.layers.base.errors import Busy, Unreachable
 from cachectl.layers.disk import handles, plain
 from cachectl.layers.disk.atomic import create, remove_file
 
-#: The machine's own namespace of processes, and no container's: ``PROC_PID_INIT_INO`` in the kernel's ``proc_ns.h``.
+#: The process namespace of the machine, not of a container: ``PROC_PID_INIT_INO`` in the kernel's ``proc_ns.h``.
 _FIRST_NAMESPACE = "/pid:[4026531836]"
 
 
@@ -27,20 +27,20 @@ def require(layer: str, path: Path, take: Callable[[], bool], seconds: float) ->
         raise busy(layer, seconds, path)
 
 
-def busy(layer: str, seconds: float, path: Path, *beside: Path, advice: str = "", pids: tuple[int, ...] = ()) -> Busy:
-    """Return the error that a lock was held for so many seconds, by the ``pids`` or who has locked the files."""
-    holders = pids or processes.lockers_of(path, *beside) or processes.lockers_of(path, *beside, kind=b"READ")
+def busy(layer: str, seconds: float, path: Path, *related: Path, advice: str = "", pids: tuple[int, ...] = ()) -> Busy:
+    """Return the error that a lock was held too long, by ``pids`` or by the processes that have the files locked."""
+    holders = pids or processes.lockers_of(path, *related) or processes.lockers_of(path, *related, kind=b"READ")
     named = processes.process_names(holders) if holders else "another process"
     return Busy(layer, f"locked by {named} for more than {seconds:g} s{advice}", path)
 
 
 @contextmanager
 def record_lock(layer: str, path: Path, *, folder: int, lock_timeout: float = LOCK_TIMEOUT) -> Iterator[int]:
-    """Hold a POSIX record lock on a whole plain file; yield the open file's descriptor.
+    """Hold a POSIX record lock on an entire plain file; yield the open file's descriptor.
 
-    The file is opened, or made, in the open ``folder``, even if its path now leads elsewhere. The CUDA driver and
-    MIOpen use such locks; ``flock`` would not exclude them. Raises :class:`Busy` after ``lock_timeout`` seconds,
-    :class:`Unreachable` if the file cannot be opened or is no plain file.
+    The file is opened or created in the open ``folder``, even if its path now leads elsewhere. The CUDA driver and
+    MIOpen use such locks, which ``flock`` would not exclude. Raises :class:`Busy` after ``lock_timeout`` seconds, and
+    :class:`Unreachable` if the file cannot be opened or is not a plain file.
     """
     try:
         handle = plain.open_plain(path.name, dir_fd=folder, flags=os.O_RDWR | os.O_CREAT)
@@ -59,8 +59,8 @@ def file_lock(
 ) -> Iterator[int | None]:
     """Hold ``flock`` on a plain file, as Intel's driver does; yield its descriptor, ``None`` if there is no such file.
 
-    The file is opened in the open ``folder``, if one is given. If it was replaced during the wait, the new one is
-    locked instead. Raises as :func:`record_lock`.
+    The file is opened in the open ``folder``, if given. If it was replaced during the wait, the new one is locked
+    instead. Raises the errors of :func:`record_lock`.
     """
     name = path if folder is None else path.name
     while True:
@@ -84,7 +84,7 @@ def file_lock(
 
 
 class Custody(NamedTuple):
-    """Who has a lock file: processes, or the reason why that is unknown; it is abandoned if there is neither."""
+    """The processes that hold a lock file, or why they are unknown; the file is abandoned if there is neither."""
 
     holders: tuple[int, ...] = ()
     reason: str = ""
@@ -94,34 +94,34 @@ ABANDONED = Custody()
 
 
 def custody_of(environment: Environment, path: Path, waits: float, *, folder: int) -> Custody:
-    """Return who has a lock file in an open folder, for which its library waits so many seconds.
+    """Return who holds a lock file in an open folder, if its library waits ``waits`` seconds for it.
 
-    Libraries keep it open for writing while they have it; so does cachectl, whose own shows by ``flock`` at any age.
+    The holder keeps it open for writing. cachectl also holds ``flock`` on its own, which shows its state at any age.
     Raises :class:`OSError`.
     """
     handle = plain.open_plain(path.name, dir_fd=folder)
     try:
         status, match = os.fstat(handle), re.fullmatch(rb"(?:cachectl \d+ (.*)\n)?", os.read(handle, 300))
         if match is None:
-            return Custody(reason="it has a content that no lock has")
+            return Custody(reason="its content is not that of a lock")
         if match[1] == os.fsencode(node()) and handles.take_flock(handle):
             return ABANDONED
         if environment.clock() - status.st_mtime <= waits:
-            return Custody(reason=f"it is not older than the {waits:g} s that its library waits for it")
+            return Custody(reason=f"it is not older than {waits:g} s, for which its library waits")
         writers, hidden = processes.writers_of(status, environment.processes)
         is_open = handles.is_written_elsewhere(handle)
     finally:
         os.close(handle)
     kind, reason = processes.mount_of(path, mounts=environment.mounts).kind, ""
     if kind not in processes.LOCAL:
-        reason = f"it lies on {kind or 'an unknown file system'}, where a program of another machine may have it"
+        reason = f"it is on {kind or 'an unknown file system'}, and a program on another machine may hold it"
     elif not os.path.realpath(environment.processes / "self/ns/pid").endswith(_FIRST_NAMESPACE):
-        reason = "not all programs of this machine are shown here, as in a container"
+        reason = "programs of this machine are hidden here, as in a container"
     elif hidden and is_open is not False:
         named = processes.process_names(hidden, environment.processes)
-        reason = f"a process of {user_name(status.st_uid)} that could not be looked at may have it open: {named}"
+        reason = f"a process of {user_name(status.st_uid)} that hides its files may have it open: {named}"
     elif is_open:
-        reason = "a program that is not shown here has it open"
+        reason = "a program that is hidden here has it open"
     return Custody(writers, "" if writers else reason)
 
 
@@ -129,14 +129,14 @@ def custody_of(environment: Environment, path: Path, waits: float, *, folder: in
 def presence_lock(
     layer: str, path: Path, environment: Environment, waits: float = math.inf, *, folder: int | None = None
 ) -> Iterator[None]:
-    """Hold a lock that is the existence of a file, as PyOpenCL's is.
+    """Hold a lock that is the existence of a file, like PyOpenCL's.
 
     ``folder`` is the open folder of the lock; without it the parent of ``path`` is opened, which must not be a link.
     The lock stays in that folder even if another folder takes its name.
 
-    Such a lock outlives a killed holder; :func:`custody_of` decides by ``waits`` whether it has, and the lock is taken
-    over. Raises :class:`Busy` after the environment's time. Never removes a lock that may be held, nor any other file
-    of its name.
+    Such a lock outlives a killed holder; :func:`custody_of` decides by ``waits`` whether it did, and then the lock is
+    replaced. Raises :class:`Busy` after the environment's timeout. Never removes a lock that may be held, or another
+    file of its name.
     """
     with ExitStack() as stack:
         try:
@@ -160,13 +160,13 @@ def presence_lock(
 
 
 def remove_abandoned(environment: Environment, path: Path, waits: float, folder: int | None = None) -> bool:
-    """Remove a lock file, in an open folder if one is given, if it is abandoned; return whether it was removed.
+    """Remove an abandoned lock file, in an open folder if one is given; return whether it was removed.
 
     Only one cachectl at a time may check and remove: of two that found the same abandoned lock, the second would remove
-    the new lock of the first, or of a program. ``flock`` on the folder excludes the others, leaves no file and ends
-    with the process. Only cachectl removes abandoned locks; the comparison detects one that was removed by hand.
+    the new lock of the first, or of a program. ``flock`` on the folder excludes others, leaves no file and ends with
+    the process. Only cachectl removes abandoned locks; comparing stamps detects a removal by hand.
     """
-    # Opened again, because flock belongs to the open folder and others use the given one.
+    # Opened again, because flock belongs to the open file description, and the given folder is used by others.
     with suppress(OSError), handles.opened(str(path.parent) if folder is None else ".", folder) as own:
         if not handles.take_flock(own):
             return False
@@ -179,10 +179,10 @@ def remove_abandoned(environment: Environment, path: Path, waits: float, folder:
 
 
 def _make_lock(folder: int, name: str, stack: ExitStack) -> bool:
-    """Make a lock that names us, to be removed when the stack ends; return ``False`` if it exists already.
+    """Make a lock that names this process, to be removed when the stack closes; return ``False`` if one exists.
 
-    The file gets its name last, so that a kill leaves no lock without an owner. File systems without unnamed files
-    leave an empty one in that moment, which only its age shows to be abandoned.
+    The file gets its name last, so that a kill leaves no lock without an owner. Without unnamed files, a kill in
+    between leaves an empty lock, which only its age shows to be abandoned.
     """
     unnamed = None
     if hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd"):
@@ -191,10 +191,10 @@ def _make_lock(folder: int, name: str, stack: ExitStack) -> bool:
     try:
         handle = create(name, folder, 0o644) if unnamed is None else unnamed
         stack.callback(os.close, handle)
-        # Others see by ``flock`` whether we live.
+        # ``flock`` shows others whether this process still runs.
         handles.take_flock(handle)
         with suppress(OSError):
-            # On a full disk the lock stays empty like PyOpenCL's own, and is still valid.
+            # On a full disk the lock stays empty, like PyOpenCL's own, and is still valid.
             os.write(handle, b"cachectl %d %s\n" % (os.getpid(), os.fsencode(node())))
         if unnamed is not None:
             os.link(f"/proc/self/fd/{unnamed}", name, dst_dir_fd=folder, follow_symlinks=True)
@@ -205,12 +205,12 @@ def _make_lock(folder: int, name: str, stack: ExitStack) -> bool:
 
 
 def _let_go(folder: int, name: str, handle: int) -> None:
-    # The user may have removed it by hand, as PyOpenCL's warning advises, and another program may have made a new one.
+    # The user may have removed it, as PyOpenCL's warning advises, and another program may have made a new one.
     if handles.is_same_file(name, handle, dir_fd=folder):
         remove_file(name, folder)
 
 
 def _stamp(folder: int, name: str) -> tuple[int, ...]:
-    """Return a version stamp that differs between locks even if the file system reuses an inode."""
+    """Return a stamp that differs between locks even if the file system reuses an inode."""
     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns

@@ -1,4 +1,4 @@
-"""The own roots of ``cachectl run --base``: a folder for the new entries of each base, in the user cache folder."""
+"""The own roots of ``cachectl run --base``: folders in the user cache folder, each for the new entries of one base."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cachectl.layers.base.errors import CachectlError
 def own_roots(environment: Environment) -> list[Path]:
     """Return the own roots of all bases."""
     folder = _folder(environment)
-    # A folder that this user cannot open, or has not, must not keep other roots from being used.
+    # A missing or unreadable folder must not prevent the use of other roots.
     with suppress(OSError):
-        # In an isolated root it is a link to that of the user.
+        # In an isolated root it is a link to the user's.
         if not folder.parent.is_symlink():
             roots = (root for base in folder.iterdir() for root in (base, *base.glob("cachectl-*")))
             return sorted(root for root in roots if not root.is_symlink())
@@ -23,9 +23,9 @@ def own_roots(environment: Environment) -> list[Path]:
 
 
 def own_root(environment: Environment, base: Path) -> Path:
-    """Return the own root of a base, existing or not, which is named by the base's path.
+    """Return the own root of a base, existing or not, whose name depends on the base's path.
 
-    Links on the path are not resolved: if ``/site/current`` leads to a new release, the own entries stay in use.
+    Links in that path are not resolved: if ``/site/current`` leads to a new release, the own entries stay in use.
     """
     import hashlib
 
@@ -33,10 +33,9 @@ def own_root(environment: Environment, base: Path) -> Path:
 
 
 def make_own_root(environment: Environment, base: Path) -> Path:
-    """Make the own root of a base if it is missing; return it, or the private folder in it.
+    """Make the own root of a base if it is missing; return its private folder, itself or one within it.
 
-    See :func:`~cachectl.layers.disk.temporaries.private_folder`. Raises :class:`CachectlError`, also if another
-    user could replace what is in it.
+    See :func:`~cachectl.layers.disk.temporaries.private_folder`. Raises :class:`CachectlError`.
     """
     from cachectl.layers.disk import temporaries
 

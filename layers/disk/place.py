@@ -1,7 +1,7 @@
-"""The judge of places: whether a file system lets a library do in a folder what it does there.
+"""Checks whether a library can do in a folder what it does there.
 
-A layer declares its uses (:class:`Use`). Modes, owners and mounts are asked of the system. What only an attempt shows
-is tried with a file that has no name, so that nothing is left behind.
+A layer declares its uses (:class:`Use`). The system reports modes, owners and mounts. What only an attempt can show is
+tried with an unnamed file, which leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from cachectl.layers.base.text import printable
 from cachectl.layers.disk import plain, trust
 from cachectl.layers.disk.room import room_at
 
-#: Free bytes below which a cache may not store its next entry.
+#: Free bytes below which a cache may be unable to store its next entry.
 _LITTLE = 16 << 20
-#: What of sqlite's files has to be written before the database can be read.
+#: Suffix of a file that sqlite must be able to write before it can read the database.
 _JOURNAL = "-journal"
-#: File systems of the kernel, in which no program can make a file.
+#: Virtual file systems, in which no program can create files.
 _WITHOUT_FILES = frozenset({"proc", "sysfs", "cgroup", "cgroup2"})
 
 
 class Use(Enum):
     """What a library does in its place.
 
-    To make the place is a part of writing, and to open is one of changing: a layer declares the effect of these only
-    if it is another one. ``OWN`` are libraries that set the modes of files, which only their owners may.
+    MAKE is a part of WRITE, and OPEN one of CHANGE: a layer declares their effect only if it differs. ``OWN`` is for
+    libraries that set the modes of files, which only the owner can do.
     """
 
-    WRITE = "makes files and folders"
-    MAKE = "makes its folder"
-    CHANGE = "changes what is there: opens files for writing, makes files in their folders"
-    OPEN = "opens a file, which makes others next to it"
+    WRITE = "creates files and folders"
+    MAKE = "creates its folder"
+    CHANGE = "changes existing contents: opens files for writing, creates files in their folders"
+    OPEN = "opens a file, which creates others next to it"
     OWN = "sets the modes of its files"
     EXECUTE = "maps code from files"
 
 
 class Obstacle(NamedTuple):
-    """Why a place does not serve, or does not serve safely.
+    """Why a place cannot be used, or not safely.
 
-    ``code`` is that of the catalogue, and ``use`` what is not possible; ``None`` if all is, but unsafe. ``place`` is
-    the file or folder that has to change. ``command`` changes it for ``sh``; it is empty if only another place helps.
+    ``code`` is that of the catalogue. ``use`` is what is impossible, ``None`` if everything is possible but unsafe.
+    ``place`` is the file or folder to change, ``command`` changes it in ``sh``; it may be empty.
     """
 
     code: str
@@ -61,10 +61,10 @@ class Obstacle(NamedTuple):
 
 
 def find_obstacles(path: Path, uses: Collection[Use], home: Path, written: Iterable[Path] = ()) -> Iterator[Obstacle]:
-    """Yield what keeps a library from its uses of a folder, which need not exist, or lets others change it.
+    """Yield what prevents the uses of a folder, which need not exist, or lets others change it.
 
-    ``written`` are files and folders in it that the library opens for writing. Below this user's ``home`` what belongs
-    to another user is taken for a slip of ``sudo``. Raises :class:`OSError` if the place cannot be examined.
+    ``written`` are files and folders in it that the library opens for writing. Files of other users below this user's
+    ``home`` are attributed to a mistaken ``sudo``. Raises :class:`OSError` if the place cannot be examined.
     """
     nearest = plain.nearest(path, follow=False)
     if not nearest.is_dir():
@@ -76,12 +76,12 @@ def find_obstacles(path: Path, uses: Collection[Use], home: Path, written: Itera
         closed = [_closed_within(path, each, uses, home) for each in written]
         yield from _grouped(obstacle for obstacle in closed if obstacle is not None)
     if Use.EXECUTE in uses and mount_flags(nearest) & getattr(os, "ST_NOEXEC", 0):
-        yield Obstacle("noexec", Use.EXECUTE, nearest, "lies on a file system that is mounted with noexec")
+        yield Obstacle("noexec", Use.EXECUTE, nearest, "is on a file system that is mounted with noexec")
     yield from _open_to_others(path, nearest)
 
 
 def why_closed(path: Path, home: Path) -> str | None:
-    """Return why a library can store nothing in a folder, existing or not; ``None`` if nothing is known against it."""
+    """Return why a library cannot store anything in a folder, existing or not; ``None`` if no reason is known."""
     with suppress(OSError):
         for obstacle in find_obstacles(path, (Use.WRITE,), home):
             if obstacle.use is not None:
@@ -93,19 +93,19 @@ def why_closed(path: Path, home: Path) -> str | None:
 def _lack_of_room(path: Path) -> str | None:
     for free, files, source in room_at(path):
         if (free is not None and free < _LITTLE) or files == 0:
-            return f"{source} has no room for {path}"
+            return f"{source} has no space left for {path}"
     return None
 
 
 def require_serving(folder: Path, uses: Iterable[Use], home: Path) -> None:
-    """Raise :class:`CachectlError` if a folder does not let a library do all its uses; it may be open to others."""
+    """Raise :class:`CachectlError` if a folder does not allow all uses of a library; it may be open to others."""
     for obstacle in find_obstacles(folder, tuple(uses), home):
         if obstacle.use is not None:
             raise CachectlError(f"{printable(folder)} {obstacle.message}")
 
 
 def serves(folder: Path, uses: Iterable[Use], home: Path) -> bool:
-    """Return whether a folder lets a library do all its uses, and has room; it may be open to others."""
+    """Return whether a folder allows all uses of a library and has space; it may be open to others."""
     try:
         require_serving(folder, uses, home)
         return _lack_of_room(folder) is None
@@ -114,7 +114,7 @@ def serves(folder: Path, uses: Iterable[Use], home: Path) -> bool:
 
 
 def mount_flags(place: Path) -> int:
-    """Return the flags of the mount that a path lies on, as ``statvfs`` has them; 0 if the system has none."""
+    """Return the mount flags of a path from ``statvfs``; 0 if the system has none."""
     return os.statvfs(place).f_flag if hasattr(os, "statvfs") else 0
 
 
@@ -125,30 +125,30 @@ def _no_folder(path: Path, nearest: Path) -> Obstacle:
         command = f"mkdir -p {shlex.quote(target)}"
     which = "in its place" if nearest == path else f"at {nearest}"
     use = Use.WRITE if nearest == path and not nearest.is_symlink() else Use.MAKE
-    return Obstacle("no-folder", use, nearest, f"has something that is not a directory {which}", command)
+    return Obstacle("no-folder", use, nearest, f"has something other than a directory {which}", command)
 
 
 def _closed(path: Path, nearest: Path, home: Path) -> Obstacle | None:
-    """Return that this user cannot write to a folder, or to the nearest one above it; ``None`` if that is possible."""
+    """Return the obstacle that this user cannot write to a folder or to the nearest one above it, if so."""
     use, state = Use.WRITE, "is"
     if nearest != path:
-        use, state = Use.MAKE, f"cannot be made, because {nearest} is"
+        use, state = Use.MAKE, f"cannot be created, because {nearest} is"
     if mount_flags(nearest) & getattr(os, "ST_RDONLY", 0):
         return Obstacle("closed", use, nearest, f"{state} on a file system that is mounted read-only")
     if not is_writable(nearest):
         closed = trust.closed_by_another(nearest, home)
-        message = f"{state} not writable for you{closed.owner}"
+        message = f"{state} not writable by you{closed.owner}"
         return Obstacle("closed", use, nearest, message, closed.command or _opened(nearest))
     if (reason := _try(nearest)) is not None:
-        return Obstacle("closed", use, nearest, f"{state} closed: no file can be made there ({reason})")
+        return Obstacle("closed", use, nearest, f"{state} closed: no file can be created there ({reason})")
     return None
 
 
 def _try(folder: Path) -> str | None:
-    """Return why no file can be made in a folder, by making one without a name; ``None`` if nothing shows that.
+    """Return why no file can be created in a folder, by trying an unnamed one; ``None`` if nothing shows that.
 
-    Quotas, access rules of the kernel and file systems without files (``/proc``) show only so. In a folder of another
-    user nothing is tried, and some network file systems have no such files.
+    Only this reveals quotas, kernel security rules and file systems without files (``/proc``). Nothing is tried in a
+    folder of another user, and some network file systems have no unnamed files.
     """
     flags = getattr(os, "O_TMPFILE", None)
     if flags is None or folder.stat().st_uid != os.geteuid():
@@ -163,12 +163,12 @@ def _try(folder: Path) -> str | None:
 
 
 def _closed_within(path: Path, file: Path, uses: Collection[Use], home: Path) -> Obstacle | None:
-    """Return that this user cannot write to something in a folder; ``None`` if that is possible, or it has gone."""
+    """Return the obstacle that this user cannot write to something in a folder; ``None`` if it can, or is gone."""
     if not os.path.exists(file):
         return None
     if not is_writable(file):
         closed = trust.closed_by_another(file, home)
-        message = f"has {file.relative_to(path)}, which is not writable for you{closed.owner}"
+        message = f"has {file.relative_to(path)}, which is not writable by you{closed.owner}"
         is_opened = file.is_file() and os.access(file, os.R_OK) and not file.name.endswith(_JOURNAL)
         use = Use.OPEN if Use.OPEN in uses and not is_opened else Use.CHANGE
         return Obstacle("closed", use, file, message, closed.command or _opened(file))
@@ -180,7 +180,7 @@ def _closed_within(path: Path, file: Path, uses: Collection[Use], home: Path) ->
 
 
 def _grouped(obstacles: Iterable[Obstacle]) -> Iterator[Obstacle]:
-    """Yield one obstacle in place of several that the same command removes, given all their paths."""
+    """Merge obstacles that the same command removes if it is given all their paths."""
     groups: dict[tuple[Use | None, tuple[str, ...]], list[Obstacle]] = {}
     for obstacle in obstacles:
         groups.setdefault((obstacle.use, tuple(shlex.split(obstacle.command)[:-1])), []).append(obstacle)
@@ -194,33 +194,33 @@ def _grouped(obstacles: Iterable[Obstacle]) -> Iterator[Obstacle]:
 
 
 def is_writable(place: Path) -> bool:
-    """Return whether this user may write to a file, or make files in a folder."""
+    """Return whether this user may write to a file, or create files in a folder."""
     wanted = os.W_OK | os.X_OK if place.is_dir() else os.W_OK
     return os.access(place, wanted, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _opened(place: Path) -> str:
-    """Return the command that lets the owner of a file or folder write to it; empty for other users' files."""
+    """Return the command that makes a file or folder of this user writable; empty for other users' files."""
     status = place.stat()
     is_own = hasattr(os, "geteuid") and status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWUSR
     return f"chmod u+w {shlex.quote(str(place))}" if is_own else ""
 
 
 def _open_to_others(path: Path, nearest: Path) -> Iterator[Obstacle]:
-    """Yield who else decides what is in a root: a cache is code, which runs as its user."""
+    """Yield who else controls what is in a root: a cache is code, which runs as its user."""
     real, owners = Path(os.path.realpath(path)), set[int]()
     for step, is_anothers in trust.find_strangers(nearest, sticky=nearest != path):
         where, uid = step.place, step.status.st_uid
         if is_anothers and uid not in owners:
             owners.add(uid)
-            named = "belongs to" if where == real else f"lies below {where}, which belongs to"
+            named = "belongs to" if where == real else f"is below {where}, which belongs to"
             yield Obstacle("owner", None, where, f"{named} {user_name(uid)}, whose code runs as you")
         if is_anothers:
             continue
         whose = "everybody" if step.status.st_mode & stat.S_IWOTH else f"the group {_group_name(step.status.st_gid)}"
         message = f"is writable by {whose}, who can put code there that runs as you"
         if where != real:
-            message = f"lies below {where}, which is writable by {whose}, who can put another folder in its place"
+            message = f"is below {where}, which is writable by {whose}, who can put another folder in its place"
         command = f"chmod go-w {shlex.quote(str(where))}"
         if step.status.st_mode & stat.S_ISVTX:
             # Writable by everybody on purpose.

@@ -1,7 +1,7 @@
 """Existence of paths, and safe opening and reading of plain files: no links, no blocking pipes, no oversized files.
 
-Only ``ENOENT``, ``ENOTDIR`` and ``ENAMETOOLONG`` mean absence. Any other error (``EIO``, ``EACCES``, ``EMFILE``) leaves
-it unknown and is raised: an entry that cannot be read has not gone.
+Only ``ENOENT``, ``ENOTDIR`` and ``ENAMETOOLONG`` mean absence. After any other error (``EIO``, ``EACCES``, ``EMFILE``),
+which is raised, existence is unknown.
 """
 
 from __future__ import annotations
@@ -19,41 +19,37 @@ from cachectl.layers.base.text import too_large
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 _FLAGS = os.O_RDONLY | _NO_LINKS | getattr(os, "O_NONBLOCK", 0)
-#: Reading must not change access times: some caches evict by them.
+#: Reading must not change access times: some caches evict by access time.
 _UNNOTICED = getattr(os, "O_NOATIME", 0)
 #: The folder in which the system shows the open files of this process.
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
-#: Prefix of the names of stages next to their place.
+#: Prefix of the names of staged files.
 STAGE = ".cachectl-stage-"
 #: Bytes to read before the size of a file is known.
 _HEAD = 4096
 
 
 def means_absent(error: OSError) -> bool:
-    """Return whether an error means that nothing has this name."""
+    """Return whether an error means that the path does not exist."""
     return error.errno in _ABSENT
 
 
 def means_no_file(error: OSError) -> bool:
-    """Return whether an error of opening a plain file means that there is none, but nothing, a link, a pipe or so."""
+    """Return whether an error of :func:`open_plain` means that there is no plain file, or something else instead."""
     return means_absent(error) or error.errno in (errno.ELOOP, errno.EINVAL)
 
 
 def nearest(path: Path, *, follow: bool = True) -> Path:
     """Return a path, or the nearest folder above it that exists.
 
-    A link without a target exists unless ``follow`` is set. Raises :class:`OSError` if ``follow`` is set and the
-    existence cannot be determined.
+    A dangling link exists unless ``follow`` is set. With ``follow``, raises :class:`OSError` if that is unknown.
     """
     exists = Path.exists if follow else os.path.lexists
     return next(place for place in (path, *path.parents) if exists(place))
 
 
 def status_at(path: str | Path, *, dir_fd: int | None = None, follow: bool = False) -> os.stat_result | None:
-    """Return the status of a path, of a link itself unless ``follow`` is set; ``None`` if nothing is there.
-
-    Raises :class:`OSError` if that cannot be determined.
-    """
+    """Return the status of a path, ``None`` if it does not exist. Raises :class:`OSError` if that is unknown."""
     try:
         return os.stat(path, dir_fd=dir_fd, follow_symlinks=follow)
     except OSError as error:
@@ -63,7 +59,7 @@ def status_at(path: str | Path, *, dir_fd: int | None = None, follow: bool = Fal
 
 
 def own_name(prefix: str = STAGE) -> str:
-    """Return a unique name with a prefix, by default that of stages."""
+    """Return a unique name with a prefix, by default that of staged files."""
     return prefix + os.urandom(16).hex()
 
 
@@ -71,12 +67,12 @@ def open_plain(path: str | Path, *, dir_fd: int | None = None, flags: int = _FLA
     """Open a plain file; return its descriptor.
 
     Raises :class:`OSError` for a folder, a pipe, a socket or a device, so that nothing in a cache can block this. Links
-    are refused too, unless ``follow`` is set: that is for files of an installation, never for files of a cache.
+    are refused too, unless ``follow`` is set, which is only for files of an installation.
     """
-    # Opening a device can already have an effect. A link fails when it is opened.
+    # Even opening a device can have an effect. A link fails when it is opened.
     if (status := status_at(path, dir_fd=dir_fd, follow=follow)) is not None and not stat.S_ISLNK(status.st_mode):
         _require_plain(status, path)
-    # O_NONBLOCK: a pipe that replaces the file now must not block the open either.
+    # With O_NONBLOCK, a pipe that replaces the file now does not block either.
     handle = os.open(path, (flags | _FLAGS) & ~(_NO_LINKS if follow else 0), 0o644, dir_fd=dir_fd)
     try:
         _require_plain(os.fstat(handle), path)
@@ -88,11 +84,11 @@ def open_plain(path: str | Path, *, dir_fd: int | None = None, flags: int = _FLA
 
 def _require_plain(status: os.stat_result, path: str | Path) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "no plain file, or a link, which is not followed", str(path))
+        raise OSError(errno.EINVAL, "not a plain file, or a link, which is not followed", str(path))
 
 
 def plain_status(path: Path) -> os.stat_result:
-    """Return the status of a plain file that is no link. Raises :class:`OSError` for anything else."""
+    """Return the status of a plain file that is not a link. Raises :class:`OSError` for anything else."""
     status = path.lstat()
     _require_plain(status, path)
     return status
@@ -107,7 +103,7 @@ _PARKED: list[int] = []
 def borrow(path: str | Path) -> int:
     """Open a plain file that programs lock, for reading; :func:`release` closes it.
 
-    A descriptor that could not be closed yet is reused, so that there is at most one of them per file.
+    A descriptor that could not be closed yet is reused, so that there is at most one per file.
     """
     for parked in _PARKED[:]:
         with suppress(OSError, ValueError):
@@ -118,10 +114,10 @@ def borrow(path: str | Path) -> int:
 
 
 def release(handle: int) -> None:
-    """Close a descriptor of a file that programs lock, once this process has that file open nowhere else.
+    """Close a descriptor of a file that programs lock, once this process no longer has that file open elsewhere.
 
-    Closing any descriptor of a file drops every POSIX lock that the process holds on it: those of sqlite, of the CUDA
-    driver or of MIOpen, if cachectl runs in their process. Until then it is kept.
+    Closing any descriptor of a file drops all POSIX locks of the process on it, such as those of sqlite, the CUDA
+    driver or MIOpen if cachectl runs in their process.
     """
     _PARKED.append(handle)
     for parked in _PARKED[:]:
@@ -133,7 +129,7 @@ def release(handle: int) -> None:
 
 
 def _open_otherwise(handle: int) -> bool:
-    """Return whether this process has the file of a descriptor open elsewhere, as far as the system shows that."""
+    """Return whether this process has the file also open by another descriptor, as far as the system shows that."""
     mine = os.fstat(handle)
     for number in map(int, os.listdir(_DESCRIPTORS) if os.path.isdir(_DESCRIPTORS) else ()):
         with suppress(OSError):
@@ -146,10 +142,7 @@ def _open_otherwise(handle: int) -> bool:
 
 
 def read_locked(path: str | Path, *, limit: int = -1) -> bytes:
-    """Read a plain file that programs lock, without dropping a lock of this process.
-
-    Raises :class:`OSError` as :func:`read_plain`.
-    """
+    """Read a plain file that programs lock without dropping locks of this process. Raises like :func:`read_plain`."""
     handle = borrow(path)
     try:
         return _read_all(handle, path, limit)
@@ -158,17 +151,14 @@ def read_locked(path: str | Path, *, limit: int = -1) -> bytes:
 
 
 def read_installed(path: str | Path) -> bytes:
-    """Read a file of an installation, following links. Raises :class:`OSError` as :func:`read_plain`."""
+    """Read a file of an installation, following links. Raises like :func:`read_plain`."""
     return read_plain(path, follow=True)
 
 
 def read_plain(
     path: str | Path, *, dir_fd: int | None = None, limit: int = -1, most: int = LARGEST_ENTRY, follow: bool = False
 ) -> bytes:
-    """Read a plain file, or its first ``limit`` bytes.
-
-    Raises :class:`OSError` as :func:`open_plain`, and for a whole file of more than ``most`` bytes.
-    """
+    """Read a plain file (at most ``most`` bytes), or its first ``limit`` bytes. Raises :class:`OSError`."""
     try:
         handle = open_plain(path, dir_fd=dir_fd, flags=_UNNOTICED, follow=follow)
     except PermissionError:
@@ -181,7 +171,7 @@ def read_plain(
 
 
 def _read_all(handle: int, path: str | Path, limit: int, most: int = LARGEST_ENTRY) -> bytes:
-    """Read an open file from its beginning, whatever its position."""
+    """Read an open file from its beginning, independently of its position."""
     wanted = limit
     if not 0 <= limit <= _HEAD:
         size = os.fstat(handle).st_size

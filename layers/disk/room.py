@@ -1,7 +1,7 @@
 """Free space, free inodes and remaining quota at a path.
 
 Sources: statvfs(3); quotactl_fd(2), or quotactl(2) before Linux 5.14, and ``struct dqblk`` of ``linux/quota.h`` (limits
-in blocks of 1024 bytes, usage in bytes). None of them shows a quota of a server (NFS, Lustre), so that is unknown here.
+in blocks of 1024 bytes, usage in bytes). None of them shows a server's quota (NFS, Lustre), which is unknown here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from cachectl.layers.base.processes import mount_of
 from cachectl.layers.disk.plain import nearest
 
-#: The number of the system call ``quotactl_fd`` (Linux 5.14) on every architecture but alpha.
+#: The number of the system call ``quotactl_fd`` (Linux 5.14) on every architecture except alpha.
 _QUOTACTL_FD = 443
 _GET_QUOTA = 0x800007
 _OF_USER, _OF_GROUP = range(2)
@@ -24,16 +24,12 @@ _OF_USER, _OF_GROUP = range(2)
 _DQBLK = struct.Struct("=8QI4x")
 _BLOCK = 1024
 
-
 #: Bytes and files that this user can still store, and the source of the limit; ``None`` is unknown.
 Room = tuple[int | None, int | None, str]
 
 
 def room_at(path: Path) -> tuple[Room, ...]:
-    """Return the limits at a path, or the nearest folder above it: the file system, then quotas.
-
-    Raises :class:`OSError` if that folder cannot be read.
-    """
+    """Return the space left at a path, or above it, by file system, then by quotas. Raises :class:`OSError`."""
     place = nearest(path)
     if not hasattr(os, "statvfs"):
         import shutil
@@ -51,7 +47,7 @@ def room_at(path: Path) -> tuple[Room, ...]:
 
 
 def _quota(folder: Path, kind: int, number: int, source: str) -> Room | None:
-    """Return the rest of a quota; ``None`` if there is none or it is unknown."""
+    """Return what is left of a quota; ``None`` if there is no quota or it is unknown."""
     if sys.platform != "linux":
         return None
     import ctypes
@@ -73,7 +69,7 @@ def _quota(folder: Path, kind: int, number: int, source: str) -> Room | None:
 
 
 def left_of_quota(answer: bytes, source: str) -> Room | None:
-    """Return the rest below the hard limits of a ``struct dqblk``; ``None`` if it has none."""
+    """Return what is left below the hard limits of a ``struct dqblk``; ``None`` if it has no limits."""
     blocks, _, used, inodes, _, present, *_ = _DQBLK.unpack(answer)
     free = max(0, blocks * _BLOCK - used) if blocks else None
     files = max(0, inodes - present) if inodes else None

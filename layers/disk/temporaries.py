@@ -1,9 +1,9 @@
-"""Temporary folders of cachectl, with a record of their owner, so that a later command removes abandoned ones.
+"""Temporary folders of cachectl, with a record of their owner, so that a later command can remove abandoned ones.
 
-Beside the folder ``cachectl-1f…`` lies the file ``cachectl-1f….lock``. The owner holds ``flock`` on it as long as it
-lives, and records itself in it. A folder is abandoned if that lock is free and has such a record, the owner has ended,
-and no running process was started with the folder's path in its environment or has a file in it open. Without a record
-nothing shows that a folder of such a name is cachectl's, so it stays.
+The owner of the folder ``cachectl-1f…`` records itself in the file ``cachectl-1f….lock`` next to it, and holds
+``flock`` on that while it runs. A folder is abandoned if the lock is free and has a record, the owner has ended, and no
+running process was started with the folder's path in its environment or has a file in it open. Without a record,
+nothing shows that the folder is cachectl's, so it stays.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LARGEST = 16 << 20
 
 
 class _Owner(NamedTuple):
-    """Who made a folder: the name of the machine, the process, and its start (clock ticks) if the system shows that."""
+    """The creator of a folder: the machine, the process, and its start in clock ticks if the system shows that."""
 
     host: str
     pid: int
@@ -43,7 +43,7 @@ class _Owner(NamedTuple):
 def owned_folder(parent: Path, prefix: str, environment: Environment) -> Iterator[Path]:
     """Yield an empty folder with a random name in a private folder, hold its lock, and delete it afterwards.
 
-    A forked child leaves that to the process that made the folder.
+    A forked child leaves the deletion to the process that made the folder.
     """
     from cachectl.layers.base.documents import encode_json
 
@@ -54,7 +54,7 @@ def owned_folder(parent: Path, prefix: str, environment: Environment) -> Iterato
         lock = atomic.create(os.fspath(_lock_of(folder)))
         if handles.take_flock(lock) is not False and handles.is_same_file(_lock_of(folder), lock):
             break
-        # A sweep of another process took the lock first, and removes the file.
+        # Another process took the lock first, to remove abandoned folders, and removes the file.
         os.close(lock)
     record = _Owner(node(), owner, processes.start_of(owner, processes=environment.processes))
     try:
@@ -70,7 +70,7 @@ def owned_folder(parent: Path, prefix: str, environment: Environment) -> Iterato
 
 
 def _remove(folder: Path) -> bool:
-    """Remove a temporary folder, and if that has succeeded, its lock file; return whether it has."""
+    """Remove a temporary folder and then its lock file; return whether the folder was removed."""
     atomic.remove_tree(folder)
     if os.path.lexists(folder):
         return False
@@ -82,9 +82,9 @@ def _remove(folder: Path) -> bool:
 def temporary_folder(environment: Environment, notice: Callable[[str], None] = lambda _: None) -> Iterator[Path]:
     """Yield an empty folder that no other user can enter, and delete it afterwards.
 
-    After a kill the next purge or prune deletes it. The environment decides where temporary folders are; ``notice``
-    gets a line if it is elsewhere, because that place is not private or libraries cannot use it. Raises
-    :class:`CachectlError` if there is no such folder, :class:`OSError` if nothing can be made in it.
+    After a kill, the next purge or prune deletes it. It is in the environment's temporary folder, or elsewhere if that
+    is not private or libraries cannot use it; ``notice`` gets a line about that. Raises :class:`CachectlError` if there
+    is no suitable place, :class:`OSError` if the folder cannot be created.
     """
     home = environment.home_folder
     try:
@@ -98,13 +98,13 @@ def temporary_folder(environment: Environment, notice: Callable[[str], None] = l
         except CachectlError as error:
             advice = "set TMPDIR to a folder of mode 700"
             raise CachectlError(f"no place for temporary folders: {reason}; {error}; {advice}") from error
-        notice(f"{reason}; temporary folders are made in {elsewhere}")
+        notice(f"{reason}; using {elsewhere} for temporary folders")
     with owned_folder(parent, TEMPORARY, environment) as folder:
         yield folder
 
 
 def _abandoned_in(parent: Path, environment: Environment) -> Iterator[Path]:
-    """Yield the temporary folders in a private folder that nobody uses any more, and those that left only a lock file.
+    """Yield the abandoned temporary folders in a private folder, including those of which only a lock file is left.
 
     Each is locked while the caller handles it. Yields nothing on a platform that does not show its processes.
     """
@@ -113,25 +113,17 @@ def _abandoned_in(parent: Path, environment: Environment) -> Iterator[Path]:
         names = {own for name in os.listdir(parent) if _NAME.fullmatch(own := name.removesuffix(_LOCK))}
     is_shared = bool(names) and processes.network_file_system(environment, parent) is not None
     for folder in map(parent.joinpath, sorted(names)):
-        with _taken(_lock_of(folder)) as record:
-            if record is not None and not _may_be_used(folder, record, environment, is_shared=is_shared):
+        with _taken(_lock_of(folder)) as owner:
+            if owner is None or (is_shared and owner.host != node()):
+                continue
+            start = processes.start_of(owner.pid, environment.processes)
+            is_running = owner.start is not None and owner.start == start
+            if not is_running and processes.mentioning(folder, environment.processes) is False:
                 yield folder
 
 
-def _may_be_used(folder: Path, record: _Owner, environment: Environment, *, is_shared: bool) -> bool:
-    """Return whether the owner of a folder lives, here or on another machine, or a process was given its path."""
-    if is_shared and record.host != node():
-        return True
-    if record.start is not None and processes.start_of(record.pid, processes=environment.processes) == record.start:
-        return True
-    return processes.mentioning(folder, processes=environment.processes) is not False
-
-
 def remove_abandoned(environment: Environment, parents: Iterable[Path] | None = None) -> int:
-    """Remove the temporary folders that killed commands left in ``parents``; return the number removed.
-
-    ``parents`` are private folders of this user, by default those of temporary folders.
-    """
+    """Remove temporary folders that killed commands left in private folders ``parents``; return their number."""
     removed = 0
     for parent in temporary_parents(environment) if parents is None else parents:
         for folder in _abandoned_in(parent, environment):
@@ -152,7 +144,7 @@ def abandoned_temporaries(environment: Environment) -> tuple[Path, ...]:
 
 @contextmanager
 def _taken(lock: Path) -> Iterator[_Owner | None]:
-    """Take a lock for a block; yield its record, ``None`` if another process holds it, or no cachectl has made it."""
+    """Hold a lock for a block; yield its record, ``None`` if another process holds it or it is not cachectl's."""
     from cachectl.layers.base.documents import parse_json
 
     with ExitStack() as stack:
@@ -173,12 +165,11 @@ def _lock_of(folder: Path) -> Path:
 
 
 def private_folder(place: Path, *, make: bool = False) -> Path:
-    """Return ``place`` if it is this user's own and has mode 0700, else the folder ``cachectl-UID`` in it, which is.
+    """Return ``place`` if this user owns it and its mode is 0700, else such a folder ``cachectl-UID`` in it.
 
-    ``cachectl-UID`` is made if missing and never removed, so that nobody else can make it while a program that was
-    started with its path still runs. With ``make``, a missing ``place`` is made with mode 0700. Raises
-    :class:`CachectlError` if another user could replace either of them or owns a link on the way, or if neither can be
-    made.
+    ``cachectl-UID`` is created if missing and never removed, so that nobody else can create it while a program that was
+    started with its path still runs. With ``make``, a missing ``place`` is created with mode 0700. Raises
+    :class:`CachectlError` if another user could replace the folder or owns a link on its path, or if that fails.
     """
     try:
         folder, reason = _own_place(place, make=make)
@@ -190,15 +181,15 @@ def private_folder(place: Path, *, make: bool = False) -> Path:
 
 
 def _own_place(place: Path, *, make: bool) -> tuple[Path, str | None]:
-    """Return the folder, and why it is not private."""
+    """Return the folder, and why it is not private, if so."""
     has_users = hasattr(os, "geteuid")
     if has_users and (owner := trust.deciding_owner(place)) is not None:
-        return place, f"a part of the path belongs to {user_name(owner)}, who can replace it"
+        return place, f"a part of its path belongs to {user_name(owner)}, who can replace it"
     place = Path(os.path.realpath(place))
     missing = [folder for folder in (*reversed(place.parents), place) if make and not folder.exists()]
     for present, folders in ((missing[0].parent if missing else place, missing), (place, [])):
         if (reason := trust.shared_because(present, sticky=True)) is not None:
-            return present, f"others can replace what is in it: {reason}"
+            return present, f"others can replace its contents: {reason}"
         for folder in folders:
             with suppress(FileExistsError):
                 os.mkdir(folder, 0o700)
@@ -216,19 +207,18 @@ def _own_folder_in(place: Path) -> Path:
 
 
 def _why_not_private(folder: Path) -> str | None:
-    """Return why a folder is not private, by its kind, owner or mode; ``None`` if it is."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        return "not a folder, or a link to one; remove it, or name another folder"
+        return "is not a folder, or is a link; remove it, or name another folder"
     if status.st_uid != os.geteuid():
-        return f"belongs to {user_name(status.st_uid)}, who can replace what is in it; name another folder"
+        return f"belongs to {user_name(status.st_uid)}, who can replace its contents; name another folder"
     if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         return f"others have access to it (mode {stat.S_IMODE(status.st_mode):04o}); chmod 700 it"
     return None
 
 
 def temporary_parents(environment: Environment) -> Iterator[Path]:
-    """Yield this user's folders that may hold abandoned temporary folders; makes none."""
+    """Yield this user's existing folders that may contain abandoned temporary folders."""
     if not hasattr(os, "geteuid"):
         return
     temporary = Path(os.path.realpath(environment.temporary))
@@ -239,8 +229,4 @@ def temporary_parents(environment: Environment) -> Iterator[Path]:
 
 
 def _scratch_folder(environment: Environment) -> Path:
-    """Return the folder in the user's home that replaces the temporary one.
-
-    It ignores variables that move caches: a command in an isolated run must not make its temporary folder in there.
-    """
     return Path(os.path.realpath(user_state_folder(environment) / "scratch"))

@@ -1,8 +1,8 @@
 """Checks for other users who own a folder or can write to it, and the one gate before every change of a cache.
 
 Sqlite opens a database and its journal by name, and looks for the journal again at every lock. It rolls back a journal
-that it finds, and deletes the file that the journal names as its super-journal. If another user can place a journal, or
-replace a folder on the way to it, that user decides what sqlite writes and deletes.
+that it finds, and deletes the file that the journal names as its super-journal. Another user who can place a journal,
+or replace a folder above it, decides what sqlite writes and deletes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.disk.plain import nearest
 
-#: The user id that represents all users unknown to a user namespace.
+#: The user id that stands for all users unknown to a user namespace.
 _OVERFLOW = Path("/proc/sys/kernel/overflowuid")
 _MAPPED = Path("/proc/self/uid_map")
 #: Limit on links in a path, as in the kernel.
@@ -27,7 +27,7 @@ _LINKS = 40
 
 
 class Step(NamedTuple):
-    """A folder, link or file on a path, whether other users can enter the folder above it, and if it is the last."""
+    """A part of a path, whether other users can enter the folder above it, and whether it is the last part."""
 
     place: Path
     status: os.stat_result
@@ -36,41 +36,41 @@ class Step(NamedTuple):
 
     @property
     def is_writable(self) -> bool:
-        """Return whether other users can add files to the last folder, or replace the next part in another one."""
+        """Return whether other users can add files to the last folder, or replace the next part in any other."""
         mode = self.status.st_mode
         is_fixed = stat.S_ISLNK(mode) or (mode & stat.S_ISVTX and not self.last)
         return not is_fixed and self.permits(stat.S_IWOTH)
 
     def permits(self, bit: int) -> bool:
-        """Return whether users other than the owner and root have a permission, given as the mode bit of others."""
+        """Return whether users other than the owner and root have a permission, given as its mode bit for others."""
         if not self.entered or self.status.st_mode & bit:
             return self.entered
         if not self.status.st_mode & bit << 3:
             return False
         with suppress(OSError, AttributeError):
-            # With an access control list the group's bits bound the permissions of every user or group named there.
+            # With an access control list, the group's bits limit the permissions of every user or group named there.
             if os.getxattr(self.place, "system.posix_acl_access", follow_symlinks=False):
                 return True
         return not _is_private(self.status)
 
     def is_open(self, *, sticky: bool) -> bool:
-        """Return whether others can write there; with ``sticky`` only where they can replace what is not theirs."""
+        """Return whether others can write there; with ``sticky`` only if they can replace files of this user."""
         return self.is_writable and not (sticky and self.status.st_mode & stat.S_ISVTX)
 
     def reason(self, trusted: frozenset[int], *, sticky: bool = False) -> str | None:
-        """Return why another user could change what is there, or ``None``."""
+        """Return why another user could change the contents, or ``None``."""
         if self.status.st_uid not in trusted:
             return f"{self.place} belongs to {user_name(self.status.st_uid)}"
         return f"other users can write to {self.place}" if self.is_open(sticky=sticky) else None
 
 
 def shared_because(folder: Path, names: tuple[str, ...] = (), *, sticky: bool = False) -> str | None:
-    """Return why another user could write to a folder, or to those of its files that exist; ``None`` if nobody can.
+    """Return why another user could write to a folder, or to the ``names`` in it that exist; ``None`` if nobody can.
 
-    Every folder on the path counts, because a user who can write there can replace the next one, and so does the owner
-    of a link. Modes below a folder that other users cannot enter do not matter. Root is always trusted. With
-    ``sticky``, others may write to the folder itself if it is sticky: they cannot replace this user's files there.
-    Always ``None`` on a system without user ids. Raises :class:`OSError` for a folder that does not exist.
+    Every folder on the path counts, because a user who can write to it, or owns it or a link, can replace the next
+    part. Modes below a folder that other users cannot enter do not matter. Root is always trusted. With ``sticky``,
+    others may write to the folder itself if it is sticky: they cannot replace this user's files in it. Always ``None``
+    on a system without user ids. Raises :class:`OSError` for a folder that does not exist.
     """
     if not hasattr(os, "geteuid"):
         return None
@@ -86,7 +86,7 @@ def shared_because(folder: Path, names: tuple[str, ...] = (), *, sticky: bool = 
 
 
 def shared_within(folder: Path) -> str | None:
-    """Return why another user could write to a folder, as :func:`shared_because`, or to anything below it.
+    """Return why another user could write to a folder or anything below it, by the rule of :func:`shared_because`.
 
     No link below the folder is followed. Raises :class:`OSError` for a folder that does not exist.
     """
@@ -107,16 +107,16 @@ def shared_within(folder: Path) -> str | None:
 
 
 def closed_to_changes(root: Path, *, superuser: bool, shared: bool) -> str | None:
-    """Return why a cache is only read: another ordinary user owns it or a folder on its way, or can write there.
+    """Return why a cache must not be changed: another ordinary user can write to it, or owns or can replace its path.
 
-    Whoever can write a cache decides what its user runs, and where a change leads. ``shared`` says that those users are
-    trusted. ``None`` if nothing forbids changes.
+    That user decides what the cache's user runs, and where a change goes. ``shared`` says that such users are trusted.
+    ``None`` if changes are allowed.
     """
     place = nearest(root, follow=False)
     try:
         reason = shared_because(place, sticky=place != root)
     except FileNotFoundError:
-        # A link that leads nowhere.
+        # A dangling link.
         return None
     if reason is None or shared:
         return None
@@ -127,7 +127,7 @@ def closed_to_changes(root: Path, *, superuser: bool, shared: bool) -> str | Non
 
 
 def belonging_to(owner: int) -> str:
-    """Return why root leaves an entry of another user, with the command that works."""
+    """Return why root leaves another user's entry, with the command that works."""
     return f"belongs to {user_name(owner)}: {_as_owner(owner)}"
 
 
@@ -147,10 +147,9 @@ def owner_of(root: Path, key: str) -> int:
 
 
 def find_strangers(path: Path, *, sticky: bool = False) -> Iterator[tuple[Step, bool]]:
-    """Yield the parts of a path, itself included, that another user can change, and whether that user owns it.
+    """Yield the parts of a path that another user can change, by the rule of :func:`shared_because`.
 
-    The rule is that of :func:`shared_because`. Yields nothing on a system without user ids. Raises :class:`OSError` for
-    a path that does not exist.
+    Each comes with whether that user owns it. Raises :class:`OSError` for a path that does not exist.
     """
     trusted = _trusted() if hasattr(os, "geteuid") else frozenset[int]()
     for step in _way(path) if trusted else ():
@@ -159,10 +158,7 @@ def find_strangers(path: Path, *, sticky: bool = False) -> Iterator[tuple[Step, 
 
 
 def deciding_owner(folder: Path) -> int | None:
-    """Return the owner of the first part of a path, links included, that belongs neither to root nor to this user.
-
-    That user decides where the path leads. ``None`` if there is none; the folder need not exist.
-    """
+    """Return the owner of the first part of a path, or link on it, that belongs neither to root nor to this user."""
     trusted = _trusted()
     with suppress(FileNotFoundError, NotADirectoryError):
         return next((user for step in _way(folder) if (user := step.status.st_uid) not in trusted), None)
@@ -170,10 +166,9 @@ def deciding_owner(folder: Path) -> int | None:
 
 
 class Closed(NamedTuple):
-    """Who closed a file or folder to this user by owning it, or what is above it; empty texts if nobody did.
+    """The part of a path that is closed to this user because another one owns it; empty texts if none is.
 
-    ``owner`` is for the end of a message, ``command`` gives it to this user, if that is right, and ``cure`` is what
-    helps those that only read. ``place`` is the part of the path that is closed.
+    ``owner`` is for the end of a message. ``command`` gives ``place`` to this user, if right; ``cure`` is for readers.
     """
 
     place: Path
@@ -183,10 +178,10 @@ class Closed(NamedTuple):
 
 
 def closed_by_another(place: Path, home: Path) -> Closed:
-    """Return who closed a file or folder to this user.
+    """Return what closes a file or folder to this user.
 
-    Below this user's own ``home`` it is a slip of ``sudo``, and everything that another user owns on the path is given
-    back. Elsewhere it may be the other user's on purpose.
+    Below this user's ``home`` the cause is a mistaken ``sudo``: the command gives back everything on the path that
+    another user owns. Elsewhere the other user may own it on purpose.
     """
     if not hasattr(os, "geteuid"):
         return Closed(place)
@@ -208,7 +203,7 @@ def closed_by_another(place: Path, home: Path) -> Closed:
 
 
 def _way(folder: Path) -> Iterator[Step]:
-    """Yield every folder and every link on the path to a folder, following links."""
+    """Yield every folder and link on the path to a folder, following links."""
     todo = list(reversed(Path(os.path.abspath(folder)).parts))
     way: list[Step] = []
     links = 0
@@ -234,7 +229,7 @@ def _way(folder: Path) -> Iterator[Step]:
 
 
 def _trusted() -> frozenset[int]:
-    """Return the ids of this user and of root, as numbered in the user namespace."""
+    """Return the ids of this user and of root in this user namespace."""
     trusted = {os.geteuid(), 0}
     with suppress(OSError, ValueError):
         lines = [tuple(map(int, line.split())) for line in _MAPPED.read_text().splitlines()]
@@ -244,11 +239,11 @@ def _trusted() -> frozenset[int]:
 
 
 def _is_private(status: os.stat_result) -> bool:
-    """Return whether the group of a file has no member but the file's owner, this user and root.
+    """Return whether the group of a file has no members except the file's owner, this user and root.
 
     Many systems give every user a group of the same name without other members. Group lists omit accounts whose primary
     group it is. Those are looked up only for root's group, which some systems give to other accounts (``operator`` on
-    Red Hat); no system gives a user's own group to other accounts.
+    Red Hat); no system does that with a user's own group.
     """
     import grp
     import pwd

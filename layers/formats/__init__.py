@@ -1,1 +1,1 @@
-"""Readers of the bytes of each cache: pure functions, no disk and no product policy."""
+"""Readers of the bytes of each cache: pure functions without disk access or product policy."""

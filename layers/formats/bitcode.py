@@ -1,9 +1,8 @@
-"""LLVM bitcode: whether it is whole, the target that it is for, and the functions and kernels in it.
+"""LLVM bitcode: whether it is complete, its target, and the functions and kernels in it.
 
-Sources: ``llvm/docs/BitCodeFormat.rst``, ``llvm/include/llvm/Bitcode/LLVMBitCodes.h``, and for the table of symbols,
-which LLVM adds for linkers, ``llvm/include/llvm/Object/IRSymtab.h``. Every block states its length, so a file that was
-cut is found without a look into its blocks. A kernel is a function that a module defines with a kernel's calling
-convention.
+Sources: ``llvm/docs/BitCodeFormat.rst``, ``llvm/include/llvm/Bitcode/LLVMBitCodes.h``, and for the symbol table that
+LLVM adds for linkers, ``llvm/include/llvm/Object/IRSymtab.h``. Every block states its length, so a truncated file is
+detected without reading its blocks. A kernel is a function that a module defines with a kernel's calling convention.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from typing import NamedTuple
 from cachectl.layers.formats.details import Cut, fields, names_or_none, part, require
 
 MAGIC = b"BC\xc0\xde"
-#: The beginning of a header that LLVM skips; what follows it is not checked.
+#: The beginning of a wrapper, which LLVM skips; wrapped bitcode is not checked.
 _WRAPPER = b"\xde\xc0\x17\x0b"
-#: The bits that begin a block (its number, the width of abbreviations in it), and its length in words.
+#: The bits that begin a block (its number and the width of its abbreviations), and its length in words.
 _BLOCK = struct.Struct("<II")
 _WORD = 32
 
@@ -27,44 +26,43 @@ _MODULE = 8
 _IDENTIFICATION = 13
 _STRING_TABLE = 23
 _SYMBOL_TABLE = 25
-#: Codes of records: of a module, of the tables of strings and symbols, of the identification.
+#: Codes of records in a module, in the string and symbol tables, and in the identification.
 _VERSION, _FUNCTION, _BLOB_RECORD, _PRODUCER = 1, 8, 1, 1
-#: A module of this version has the names of its functions in a string table (LLVM 5 and newer).
+#: From this version on, a module's names are in a string table (LLVM 5 and newer).
 _WITH_STRING_TABLE = 2
 #: Abbreviations that every block has.
 _END, _ENTER, _DEFINE, _PLAIN = range(4)
 #: Encodings of an operand; a literal has none.
 _LITERAL, _FIXED, _VARIABLE, _ARRAY, _CHARACTER, _BLOB = range(6)
 _WIDEST = 64
-#: The layout of records without an abbreviation: their code, and a list of numbers, in chunks of six bits.
+#: The layout of unabbreviated records: their code and an array of numbers, in chunks of six bits.
 _UNABBREVIATED = [(_VARIABLE, 6), (_ARRAY, 0), (_VARIABLE, 6)]
 #: SPIR kernels and AMDGPU kernels (``llvm/IR/CallingConv.h``).
 _KERNELS = frozenset({76, 91})
-#: The table of symbols: its version, the newest of which is LLVM 23's; place and number of symbols; place and size of
-#: the target. A symbol: place and size of its name, and its flags.
+#: The symbol table: version (the newest is that of LLVM 23), offset and number of symbols, offset and size of the
+#: target. A symbol: offset and size of its name, flags.
 _SYMBOLS, _SYMBOL = struct.Struct("<I24x2I8x2I"), struct.Struct("<8x2I4xI")
 _NEWEST, _UNDEFINED = 4, 1 << 3
-#: The fields of a function's record that are read: offset and length of its name, type, calling convention, and whether
-#: it is only declared.
+#: The number of fields read of a function: offset and length of its name, type, calling convention, whether declared.
 _FIELDS = 5
-#: The longest name, and larger than any program, in bytes.
+#: The longest name, and the largest file that is read, in bytes.
 _LONGEST = 4096
 _LARGEST = 1 << 26
-#: The characters of six bits, in their order.
+#: The characters of six-bit numbers.
 _CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._"
-#: More zero bytes than may end a string table: three of padding, and the end of its block.
+#: More zeros than a string table can end with: three bytes of padding, and the end of its block.
 _ZEROS = bytes(8)
 
 
 class Symbols(NamedTuple):
-    """The target of a module, as ``x86_64-pc-linux-gnu``, and the names that it defines."""
+    """The target of a module, such as ``x86_64-pc-linux-gnu``, and the names that it defines."""
 
     target: str
     defined: frozenset[str]
 
 
 def complaint(data: bytes) -> str | None:
-    """Return how bitcode was cut or emptied; ``None`` if its blocks fill it. Their records are not checked."""
+    """Return how bitcode was truncated or zeroed; ``None`` if its blocks fill it. Their records are not checked."""
     if data.startswith(_WRAPPER):
         return None
     if not data.startswith(MAGIC):
@@ -73,7 +71,7 @@ def complaint(data: bytes) -> str | None:
         blocks = {block.number: block for block in _blocks(data)}
     except Cut as cut:
         return str(cut)
-    # LLVM refuses a length that is no number of words.
+    # LLVM refuses a length that is not a multiple of a word.
     if len(data) % 4 or _MODULE not in blocks or (_STRING_TABLE not in blocks and blocks[_MODULE].needs_names()):
         return str(Cut(data))
     if [*blocks][-1] == _STRING_TABLE and data.endswith(_ZEROS, 0, blocks[_STRING_TABLE].end // 8):
@@ -83,7 +81,7 @@ def complaint(data: bytes) -> str | None:
 
 @lru_cache
 def producer(data: bytes) -> str | None:
-    """Return what wrote bitcode, such as ``LLVM15.0.6``, by its first bytes; ``None`` if they do not say it."""
+    """Return the producer of bitcode, such as ``LLVM15.0.6``, from its first bytes; ``None`` if they do not name it."""
     with suppress(Cut, StopIteration):
         block = next(_blocks(data if data.startswith(MAGIC) else b""))
         for code, numbers, _ in block.records() if block.number == _IDENTIFICATION else ():
@@ -94,7 +92,7 @@ def producer(data: bytes) -> str | None:
 
 
 def kernels(data: bytes) -> tuple[str, ...] | None:
-    """Return the kernels that bitcode defines; ``None`` if it cannot be read, or defines none."""
+    """Return the kernels that bitcode defines; ``None`` if it cannot be read or defines none."""
     functions: list[list[int]] = []
     table = b""
     try:
@@ -114,7 +112,7 @@ def kernels(data: bytes) -> tuple[str, ...] | None:
 
 
 def read_symbols(data: bytes) -> Symbols | None:
-    """Read the table of symbols; ``None`` where there is none, as of an LLVM without the target, or it is cut."""
+    """Read the symbol table; ``None`` if it is truncated or missing, as from an LLVM without support of the target."""
     blobs = {_SYMBOL_TABLE: b"", _STRING_TABLE: b""}
     with suppress(Cut, UnicodeDecodeError):
         for block in _blocks(data if data.startswith(MAGIC) else b""):
@@ -129,25 +127,22 @@ def read_symbols(data: bytes) -> Symbols | None:
 
 
 def _blocks(stream: bytes) -> Iterator[_Block]:
-    """Yield the blocks at the top of a file. Raises :class:`Cut` at the first thing that is none."""
+    """Yield the top-level blocks of a file. Raises :class:`Cut` at the first item that is not one."""
     at = len(MAGIC)
-    # LLVM ignores up to eight bytes behind the last block (``getBitcodeFileContents`` in ``BitcodeReader.cpp``).
+    # LLVM ignores up to eight bytes after the last block (``getBitcodeFileContents`` in ``BitcodeReader.cpp``).
     while at + 8 < len(stream):
         bits, words = fields(_BLOCK, stream, at)
         begin = at + _BLOCK.size
         at = begin + 4 * words
         require(stream, begin, 4 * words)
-        # No known block has a number or a width that takes a second chunk.
+        # No known block has a number or width that needs a second chunk.
         if bits & 3 != _ENTER or bits >> 9 & 1 or bits >> 13 & 1:
             raise Cut(stream)
         yield _Block(stream, bits >> 2 & 0x7F, bits >> 10 & 0x7, 8 * begin, 8 * at)
 
 
 class _Block:
-    """A block at the top of a file, whose records are read once: ``width`` is that of its abbreviations.
-
-    ``at`` is the place of its next bit, and ``end`` that behind its last.
-    """
+    """A top-level block, to be read once: the ``width`` of its abbreviations, the bits ``at`` and ``end``."""
 
     def __init__(self, data: bytes, number: int, width: int, at: int, end: int) -> None:
         self.data = data
@@ -157,13 +152,13 @@ class _Block:
         self.end = end
 
     def needs_names(self) -> bool:
-        """Return whether the version of a module, which is its first record, demands a string table."""
+        """Return whether the version of a module, its first record, requires a string table."""
         with suppress(Cut, StopIteration):
             return next(self.records())[:2] == (_VERSION, [_WITH_STRING_TABLE])
         return False
 
     def records(self) -> Iterator[tuple[int, list[int], bytes]]:
-        """Yield code, operands and blob of each record of the block itself. Raises :class:`Cut` if one is not whole."""
+        """Yield code, operands and blob of each record of the block itself. Raises :class:`Cut` for a truncated one."""
         layouts = [_UNABBREVIATED]
         while self.at < self.end:
             number = self._fixed(self.width)
@@ -186,7 +181,7 @@ class _Block:
         blob = b""
         for encoding, value in layout:
             if encoding == _ARRAY:
-                # The last operand of the layout is that of each element.
+                # The last operand of the layout describes each element.
                 numbers += [self._scalar(*layout[-1]) for _ in range(self._count(6))]
                 break
             if encoding == _BLOB:
@@ -212,14 +207,14 @@ class _Block:
         return self._variable(value) if encoding == _VARIABLE else self._fixed(value)
 
     def _count(self, width: int) -> int:
-        """Return the length of a list, which cannot have more elements than its block has bits."""
+        """Return the length of an array, which cannot have more elements than its block has bits."""
         count = self._variable(width)
         if count > self.end - self.at:
             raise Cut(self.data)
         return count
 
     def _variable(self, width: int) -> int:
-        """Return a number in chunks of so many bits, the highest of which says whether another follows."""
+        """Return a number in chunks of ``width`` bits, whose highest bit says whether another follows."""
         value = shift = 0
         more = 1 << max(0, width - 1)
         chunk = more

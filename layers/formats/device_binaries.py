@@ -1,7 +1,7 @@
-"""Program binaries as OpenCL drivers return them: recognised by their first bytes, and checked where known.
+"""Program binaries that OpenCL drivers return: recognised by their first bytes, and checked if known.
 
-Sources: for SPIR-V its specification, section 2.3 ("Physical Layout of a SPIR-V Module and Instruction"); for Mesa
-``src/gallium/frontends/rusticl/core/program.rs`` (22.3, and main of 2025). What Intel's CPU driver refuses was seen
+Sources: the specification of SPIR-V, section 2.3 ("Physical Layout of a SPIR-V Module and Instruction"); for Mesa
+``src/gallium/frontends/rusticl/core/program.rs`` (22.3, and main in 2025). What Intel's CPU driver refuses was observed
 with its release of 2026.
 """
 
@@ -13,29 +13,29 @@ from collections.abc import Iterator
 from cachectl.layers.formats import bitcode, details, elf
 
 SPIRV = b"\x03\x02\x23\x07"
-#: What Rusticl writes before SPIR-V: its name, a version, the sizes of the device's name, which follows, and of the
-#: SPIR-V, and a type. Earlier releases wrote the version, a size and a type, and let nothing follow the SPIR-V.
+#: What Rusticl writes before SPIR-V: its name, a version, the sizes of the device's name (which follows) and of the
+#: SPIR-V, and a type. Earlier releases wrote a version, a size and a type, and nothing after the SPIR-V.
 _RUSTICL, _FRAME = b"rusticl\0", struct.Struct("<8s4I")
 _OLD_RUSTICL, _OLD_FRAME = b"\1\0\0\0", struct.Struct("<3I")
-#: The sections of a program of Intel's CPU driver: bitcode, and an object.
+#: The sections of a program of Intel's CPU driver: bitcode and an object file.
 _INTEL = {".ocl.ir": bitcode.complaint, ".ocl.obj": elf.complaint}
 _HEADER = 20
 _ENTRY_POINT = 15
 _FUNCTION, _FUNCTION_END, _FUNCTION_CALL = 54, 56, 57
-#: Where instructions have the number of a function, in bytes.
+#: The offset of a function's number in instructions, in bytes.
 _NAMES_FUNCTION = {_ENTRY_POINT: 8, _FUNCTION: 8, _FUNCTION_CALL: 12}
 _KERNEL = (6).to_bytes(4, "little")
-#: The words before the name of an entry point: the instruction, the model, the number of the function.
+#: The bytes before the name of an entry point: the instruction, the model, the number of the function.
 _BEFORE_NAME = 12
 
 
 def is_known(data: bytes) -> bool:
-    """Return whether a binary is of a kind that :func:`complaint` checks."""
+    """Return whether :func:`complaint` checks this kind of binary."""
     return data.startswith((elf.MAGIC, bitcode.MAGIC, SPIRV))
 
 
 def complaint(data: bytes) -> str | None:
-    """Return how a file of a known kind was cut or emptied; ``None`` where it was not, and for unknown kinds."""
+    """Return how a file of a known kind was truncated or zeroed; ``None`` if it was not, and for unknown kinds."""
     if data.startswith(elf.MAGIC):
         return elf.complaint(data)
     if data.startswith(bitcode.MAGIC):
@@ -44,7 +44,7 @@ def complaint(data: bytes) -> str | None:
 
 
 def refusal(data: bytes) -> str | None:
-    """Return why a driver refuses a program that it returned to PyOpenCL; ``None`` for unknown kinds."""
+    """Return why a driver would refuse a program that it returned to PyOpenCL; ``None`` for unknown kinds."""
     try:
         data = unwrap(data)
     except ValueError as wrong:
@@ -53,12 +53,12 @@ def refusal(data: bytes) -> str | None:
     if file is not None and any(section.name in _INTEL for section in file.sections):
         end = max(section.offset + section.size for section in file.sections)
         if end < len(data):
-            return f"has {len(data) - end} bytes behind its last section"
+            return f"has {len(data) - end} bytes after its last section"
     return complaint(data)
 
 
 def part_complaint(data: bytes) -> str | None:
-    """Return which part of a program of Intel's CPU driver is not whole, so that its build fails."""
+    """Return which part of a program of Intel's CPU driver is damaged, so that its build fails."""
     file = elf.read_elf(data)
     contents = {} if file is None else {section.name: file.content(section) for section in file.sections}
     checked = ((name, check(contents[name])) for name, check in _INTEL.items() if name in contents)
@@ -66,7 +66,7 @@ def part_complaint(data: bytes) -> str | None:
 
 
 def unwrap(data: bytes) -> bytes:
-    """Return the module in a binary of Rusticl, other bytes as they are. Raises :class:`ValueError` where it is cut."""
+    """Return the module in a binary of Rusticl; other bytes are unchanged. Raises :class:`ValueError` if truncated."""
     if data.startswith(_RUSTICL):
         _, version, name, size, _ = details.fields(_FRAME, data)
         return details.part(data, _FRAME.size + name, size) if version == 1 else data
@@ -79,29 +79,26 @@ def unwrap(data: bytes) -> bytes:
 
 
 def describe(data: bytes) -> details.Details | None:
-    """Return kind and kernels of a program before it is machine code; ``None`` for other kinds."""
+    """Return kind and kernels of a program in an intermediate language; ``None`` for other kinds."""
     if data.startswith(bitcode.MAGIC):
         return details.of_kind("LLVM bitcode", bitcode.kernels(data))
     return details.of_kind("SPIR-V", spirv_kernels(data)) if data.startswith(SPIRV) else None
 
 
 def _spirv_complaint(data: bytes) -> str | None:
-    """Return what is wrong with a module: its instructions must fill it exactly, with functions last.
-
-    Every function that is an entry point, or called, must be there.
-    """
+    """Return how a module is damaged: instructions must fill it, functions last, with all that they name."""
     functions: dict[bool, set[bytes]] = {True: set(), False: set()}
     end, last = _HEADER, 0
     for last, instruction in _instructions(data):
         end += len(instruction)
         if (place := _NAMES_FUNCTION.get(last)) is not None:
             functions[last == _FUNCTION].add(instruction[place : place + 4])
-    whole = end == len(data) and last == _FUNCTION_END and functions[False] <= functions[True]
-    return None if whole else str(details.Cut(data))
+    is_complete = end == len(data) and last == _FUNCTION_END and functions[False] <= functions[True]
+    return None if is_complete else str(details.Cut(data))
 
 
 def spirv_kernels(data: bytes) -> tuple[str, ...] | None:
-    """Return the kernels among a module's entry points; ``None`` where it names none."""
+    """Return the kernels among a module's entry points; ``None`` if it names none."""
     return details.names_or_none(
         instruction[_BEFORE_NAME:].partition(b"\0")[0].decode(errors="replace")
         for code, instruction in _instructions(data)
@@ -110,7 +107,6 @@ def spirv_kernels(data: bytes) -> tuple[str, ...] | None:
 
 
 def _instructions(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the code and the bytes of each complete instruction."""
     at = _HEADER
     while length := 4 * int.from_bytes(data[at + 2 : at + 4], "little"):
         if at + length > len(data):

@@ -1,8 +1,4 @@
-"""ELF files: sections, notes and symbols, read only within the file.
-
-Source: the System V ABI, chapter 4 ("Object Files"). Nothing here is executed or mapped. A file with an offset outside
-itself counts as incomplete.
-"""
+"""ELF files: sections, notes and symbols. Nothing is executed. Source: the System V ABI, chapter 4 ("Object Files")."""
 
 from __future__ import annotations
 
@@ -17,40 +13,40 @@ if TYPE_CHECKING:
     from mmap import mmap
 
 MAGIC = b"\x7fELF"
-#: From this number on, types of files belong to an operating system or a driver.
+#: From this number on, file types are specific to an operating system or a driver.
 OWN_TYPES = 0xFE00
 #: The longest name, in bytes.
 _LONGEST = 4096
-#: Where the number of the machine ends, in bytes.
+#: The offset after the number of the machine.
 _MACHINE_END = 20
-#: The smallest page of memory (bytes), of which the part behind the end of a file is zeros.
+#: The smallest page of memory (bytes); past the end of a file, its last page is zeros.
 _PAGE = 4096
 _NO_BITS = 8
 _STRINGS = 3
-#: Tables of symbols: those of the linker, and of the dynamic linker.
+#: Symbol tables of the linker, and of the dynamic linker.
 _SYMBOLS, _DYNAMIC_SYMBOLS = 2, 11
 _DYNAMIC = 6
 _NOTES = 7
-#: Tags of dynamic entries: a library that is needed, and folders to look for libraries in.
+#: Tags of dynamic entries: a needed library, and folders to search for libraries.
 NEEDED = 1
 RPATH = 15
 RUN_PATH = 29
 _TAGS = (NEEDED, RPATH, RUN_PATH)
 _NOTE = "III"
-#: The types of an object for the linker, and of a library.
+#: The file types of an object file and of a library.
 OBJECT, LIBRARY = 1, 3
 #: The type of a segment that is mapped.
 _LOADED = 1
-# By class, 32 or 64 bits: the header behind the first 16 bytes; a section; a segment; a symbol; a dynamic entry.
+# By class (32 or 64 bits): the header after the first 16 bytes, a section, a segment, a symbol, a dynamic entry.
 _LAYOUTS = {
     1: ("HHIIIIIHHHHHH", "IIIIIIIIII", "IIIIIIII", "IIIBBH", "II"),
     2: ("HHIQQQIHHHHHH", "IIQQQQIIQQ", "IIQQQQQQ", "IBBHQQ", "QQ"),
 }
-#: The places of offset and size in a segment, by class.
+#: The indexes of offset and size in a segment, by class.
 _EXTENTS = {1: (1, 4), 2: (2, 5)}
-#: The place of the section in a symbol, by class; one that is not defined has none.
+#: The index of the section in a symbol, by class; it is 0 for undefined symbols.
 _SECTION = {1: 5, 2: 3}
-#: Class, byte order and machine of code, by the first word of LLVM's targets (``llvm/lib/TargetParser/Triple.cpp``).
+#: Class, byte order and machine, by the first part of LLVM's targets (``llvm/lib/TargetParser/Triple.cpp``).
 _MACHINES = {
     "x86_64": b"\2\1\x3e\0",
     **dict.fromkeys(("i386", "i586", "i686"), b"\1\1\3\0"),
@@ -62,7 +58,7 @@ _MACHINES = {
 
 
 class Section(NamedTuple):
-    """One section: ``offset`` and ``size`` in bytes, ``link`` the number of the section it refers to."""
+    """A section: ``offset`` and ``size`` in bytes, ``link`` is the number of a section that it refers to."""
 
     name: str
     kind: int
@@ -72,7 +68,7 @@ class Section(NamedTuple):
 
 
 class Elf(NamedTuple):
-    """A file whose sections all lie within it."""
+    """A file whose sections are all within it."""
 
     data: bytes | mmap
     kind: int
@@ -86,7 +82,7 @@ class Elf(NamedTuple):
     names: int
 
     def content(self, section: Section) -> bytes:
-        """Return the bytes of a section, none for one without bytes in the file."""
+        """Return the bytes of a section, empty if it has none in the file."""
         return b"" if section.kind == _NO_BITS else self.data[section.offset : section.offset + section.size]
 
     def notes(self) -> Iterator[tuple[bytes, int, bytes]]:
@@ -103,17 +99,17 @@ class Elf(NamedTuple):
                     yield content[name : name + owner].rstrip(b"\0"), kind, content[begin : begin + described]
 
     def symbols(self, *kinds: int) -> Iterator[tuple[str, bool]]:
-        """Yield the symbols in tables of some kinds, by default all, and whether the file defines each."""
+        """Yield the symbols in tables of these kinds, by default all, and whether the file defines each."""
         rows = self._tables(kinds or (_SYMBOLS, _DYNAMIC_SYMBOLS), _LAYOUTS[self.width][3])
         return ((_string(names, row[0]), row[_SECTION[self.width]] != 0) for names, row in rows)
 
     def defined(self) -> bytes:
-        """Return the names that a library exports, or another file defines, as a table of strings."""
+        """Return the names that a library exports, or another file defines, as a string table."""
         symbols = self.symbols(_DYNAMIC_SYMBOLS if self.kind == LIBRARY else _SYMBOLS)
         return "".join(f"{name}\0" for name, is_defined in symbols if is_defined).encode()
 
     def dynamic_strings(self) -> Iterator[tuple[int, str]]:
-        """Yield tag and text of the dynamic entries that name libraries and folders."""
+        """Yield the tags and texts of the dynamic entries that name libraries and folders."""
         rows = self._tables((_DYNAMIC,), _LAYOUTS[self.width][4])
         return ((tag, _string(names, value)) for names, (tag, value) in rows if tag in _TAGS)
 
@@ -122,7 +118,7 @@ class Elf(NamedTuple):
         return [text for tag, text in self.dynamic_strings() if tag == NEEDED]
 
     def _tables(self, kinds: tuple[int, ...], layout: str) -> Iterator[tuple[bytes, tuple[Any, ...]]]:
-        """Yield each row of the sections of some kinds, with the strings that they link to."""
+        """Yield each row of the sections of these kinds, with the strings that the section links to."""
         entry = struct.Struct(self.order + layout)
         for section in self.sections:
             if section.kind in kinds and section.link < len(self.sections):
@@ -132,21 +128,21 @@ class Elf(NamedTuple):
 
 
 def machine_of(head: bytes) -> bytes | None:
-    """Return class, byte order and machine of an ELF file by its first 20 bytes; ``None`` for other bytes."""
+    """Return class, byte order and machine of an ELF file from its first 20 bytes; ``None`` for other files."""
     return head[4:6] + head[18:20] if head.startswith(MAGIC) and len(head) >= _MACHINE_END else None
 
 
 def machine_named(target: str) -> bytes | None:
-    """Return what :func:`machine_of` returns for code of a target of LLVM; ``None`` for other files, and no CPU."""
+    """Return what :func:`machine_of` returns for code of an LLVM target; ``None`` if that is no known CPU with ELF."""
     first, _, system = target.partition("-")
     return _MACHINES.get(first) if "linux" in system and not system.endswith("x32") else None
 
 
 def linking_complaint(data: bytes, file: Elf | None) -> str | None:
-    """Return as :func:`complaint` what is wrong with a file that the dynamic linker or the linker reads.
+    """Return the :func:`complaint` about a file for the linker or dynamic linker.
 
-    The dynamic linker maps the segments of a library, and reads no section (``elf/dl-load.c`` of glibc). What was cut
-    or emptied behind them is not missed. They may end in zeros, so that zeros count only if they fill a page.
+    The dynamic linker maps the segments of a library, and reads no sections (``elf/dl-load.c`` of glibc), so damage
+    after the segments does not matter. They may end in zeros: zeros count as damage only if they fill a page.
     """
     wrong = complaint(data, file)
     try:
@@ -158,7 +154,7 @@ def linking_complaint(data: bytes, file: Elf | None) -> str | None:
 
 
 def _mapped_end(data: bytes) -> int:
-    """Return where the part of a library ends that is mapped; 0 for other files. Raises :class:`Cut`."""
+    """Return the end of the mapped part of a library; 0 for other files. Raises :class:`Cut`."""
     if (form := _form(data)) is None:
         return 0
     width, order = form
@@ -170,9 +166,9 @@ def _mapped_end(data: bytes) -> int:
 
 
 def complaint(data: bytes, file: Elf | None = None) -> str | None:
-    """Return how an ELF file, which may have been read, was cut; ``None`` if its headers, bounds and strings are whole.
+    """Return how an ELF file is damaged; ``None`` if its headers, bounds and strings are complete.
 
-    Machine code, relocations and symbols are not checked.
+    Machine code, relocations and symbols are not checked. ``file`` is the file if it was read before.
     """
     if not data.startswith(MAGIC):
         return "is not an ELF file" if data else "is empty"
@@ -180,23 +176,20 @@ def complaint(data: bytes, file: Elf | None = None) -> str | None:
     if elf is None:
         return str(Cut(data))
     if not elf.kind or not (elf.sections or elf.segments):
-        return "is damaged: its header names no contents"
+        return "is damaged: its header lists no contents"
     tables = [section for section in elf.sections if section.kind == _STRINGS]
     is_named = elf.names < len(elf.sections) and elf.sections[elf.names] in tables
     if elf.sections and not (is_named and any(section.name for section in elf.sections)):
         return "is damaged: its sections have no names"
-    # Drivers write tables of their own into files of their own types.
+    # In files of their own types, drivers write tables of their own.
     contents = [elf.content(section) for section in tables if section.size] if elf.kind < OWN_TYPES else []
     if not all(content[0] == content[-1] == 0 for content in contents):
-        return "is damaged: a section is no table of strings"
+        return "is damaged: a section is not a string table"
     return None
 
 
 def read_elf(data: bytes | mmap) -> Elf | None:
-    """Read the sections of an ELF file, which may be a map of a large one.
-
-    ``None`` for other bytes, and where a part lies outside the file.
-    """
+    """Read the sections of an ELF file, which may be mapped; ``None`` for others, and if a part is outside the file."""
     form = _form(data)
     with suppress(Cut):
         return None if form is None else _read(data, *form)
@@ -204,7 +197,6 @@ def read_elf(data: bytes | mmap) -> Elf | None:
 
 
 def _form(data: bytes | mmap) -> tuple[int, str] | None:
-    """Return class and byte order of an ELF file; ``None`` for other bytes."""
     width, order = data[4:5], {b"\1": "<", b"\2": ">"}.get(data[5:6])
     return (width[0], order) if data[:4] == MAGIC and width in (b"\1", b"\2") and order else None
 

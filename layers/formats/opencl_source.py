@@ -1,7 +1,4 @@
-"""What PyOpenCL keeps next to a binary: its source in OpenCL C, and the file ``info``.
-
-The latter is a pickled ``_SourceInfo`` (``pyopencl/cache.py``), read without unpickling.
-"""
+"""What PyOpenCL stores next to a binary: its OpenCL C source, and a pickled ``_SourceInfo`` (``pyopencl/cache.py``)."""
 
 from __future__ import annotations
 
@@ -25,12 +22,12 @@ _KERNEL = regex(
 
 
 def kernel_names(source: bytes) -> tuple[str, ...] | None:
-    """Return the kernels that a source defines or declares, ``None`` where it has none."""
+    """Return the kernels that a source defines or declares; ``None`` if it has none."""
     return details.names_or_none(match[1].decode() for match in _KERNEL.finditer(source))
 
 
 def source_info(info: bytes) -> dict[str, object] | None:
-    """Return the attributes of the ``_SourceInfo``; ``None`` where the bytes are none."""
+    """Return the attributes of a ``_SourceInfo`` without unpickling it; ``None`` if it is none."""
     try:
         top, _ = pickles.walk(info)
     except ValueError:
@@ -42,7 +39,7 @@ def source_info(info: bytes) -> dict[str, object] | None:
 
 
 def dependencies(info: bytes) -> Iterator[tuple[str, float, str]]:
-    """Yield path, modification time (epoch seconds) and md5 of each header that a program included."""
+    """Yield path, modification time (epoch seconds) and MD5 of each header that a program includes."""
     dependencies = (source_info(info) or {}).get("dependencies")
     for item in dependencies.items if isinstance(dependencies, pickles.Thing) else ():
         match item.items if isinstance(item, pickles.Thing) else ():

@@ -15,33 +15,26 @@ from cachectl.layers.base.lazy import regex
 from cachectl.layers.formats.details import names_or_none
 from cachectl.layers.formats.pickles import Thing, attributes, things, walk
 
-#: What loopy writes for a package that does not say its version.
+#: What loopy writes for a package without a version.
 UNKNOWN = "_UNKNOWN_"
 _VERSION = r"\d+\.\d+\.\d+\.(?:alpha|beta|candidate|final)\.\d+"
 _SQLITE = regex(rf"pdict-v5-(?P<identifier>.+?)(?P<dash>-?)(?P<python>{_VERSION})\.sqlite", re.DOTALL)
 _FOLDER = regex(rf"pdict-v(?P<generation>[34])-(?P<identifier>.+)-py(?P<python>{_VERSION})", re.DOTALL)
-#: The levels of an entry of a v3 or v4 dictionary, whose hash is fanned out, and its files.
-V4_LEVELS = (
-    regex(r"pdict-v[34]-.+"),
-    regex(r"[0-9a-f]{3}"),
-    regex(r"[0-9a-f]{3}"),
-    regex(r"[0-9a-f]{10,58}"),
-)
+#: The folder levels of an entry in a v3 or v4 dictionary, which split its hash, and the entry's files.
+V4_LEVELS = regex(r"pdict-v[34]-.+"), regex(r"[0-9a-f]{3}"), regex(r"[0-9a-f]{3}"), regex(r"[0-9a-f]{10,58}")
 V4_MEMBERS = regex("key|contents|lock")
-#: The beginning of the name of a dictionary of any generation, before its identifier.
+#: The prefix of dictionary names of any generation, before the identifier.
 ANY_GENERATION = regex(r"pdict-v\d+-")
-
-# Releases until 2024.1 add the revision in git, or "None".
+# Releases up to 2024.1 add the git revision, or "None".
 _DATA_MODEL = regex(r"-(?P<loopy>\d[^-]*)-islpy(?P<islpy>[^-]+)-cgen(?P<cgen>[^-]+)(?:-[^-]+)?-v\d+$")
-# Names that loopy and PyOpenCL derive from a kernel's own. A pickled short string is its length in one byte,
-# then the text: the length says where the name ends.
+# Names that loopy and PyOpenCL derive from a kernel's. A pickled short string has its length in the byte before it.
 _DERIVED = regex(rb"\x8c(.)(?=(invoke_|_lpy_host_|enqueue_knl_))", re.DOTALL)
-# The two places of loopy's names in its keys: the set of a translation unit, and the first attributes of a kernel.
+# Where loopy's keys contain names: in the set of a translation unit, and in the first attributes of a kernel.
 _ENTRYPOINTS = b"\x8c\x0bentrypoints\x94("
 _KERNEL_NAME = regex(rb"\x8c(.)([^\x00-\x1f]{1,255})\x94\x8c\x09preambles\x94", re.DOTALL)
-#: Opcodes of a set of names, and of a name that stood earlier in the pickle.
+#: Opcodes of a set of names, and of references to earlier names in the pickle.
 _IN_SET = frozenset({"MARK", "MEMOIZE", "SHORT_BINUNICODE", "BINGET", "LONG_BINGET"})
-#: Objects at the beginning of a pickle among which such a name is looked up.
+#: The number of objects at the beginning of a pickle that are searched for such an earlier name.
 _REMEMBERED = 300
 
 
@@ -55,16 +48,16 @@ class DictionaryName(NamedTuple):
 
 
 def packages_of(identifier: str) -> dict[str, str]:
-    """Return the versions of loopy, islpy and cgen in the identifier of a loopy dictionary."""
+    """Return the versions of loopy, islpy and cgen in the identifier of a dictionary of loopy."""
     match = _DATA_MODEL.search(identifier)
     return {} if match is None else match.groupdict()
 
 
 def parse_name(file: str, python: str) -> DictionaryName | None:
-    """Read a file or folder name; ``None`` if it is no dictionary.
+    """Read a file or folder name; ``None`` if it is not that of a dictionary.
 
-    ``python`` is the running version: without a dash an identifier that ends in a digit is ambiguous
-    (``…-v2`` and ``3.11…`` run together), and the running version is tried first.
+    ``python`` is the running version, which is tried first: without a dash, an identifier that ends in a digit is
+    ambiguous (``…-v2`` followed by ``3.11…``).
     """
     if file.startswith("pdict-v5-") and file.endswith(f"{python}.sqlite"):
         identifier = file[len("pdict-v5-") : -len(f"{python}.sqlite")]
@@ -78,10 +71,10 @@ def parse_name(file: str, python: str) -> DictionaryName | None:
 
 
 def kernel_names(data: bytes) -> tuple[str, ...] | None:
-    """Find the kernel names in a pickled row of loopy or PyOpenCL, without unpickling.
+    """Find the kernel names in a pickled row of loopy or PyOpenCL without unpickling it; ``None`` if it names none.
 
-    ``None`` where the row names none. Values hold names derived from the kernel's; loopy's keys hold a
-    translation unit (``entrypoints``) or, in the schedule dictionary, a kernel (``name``).
+    Values contain names derived from the kernel's. loopy's keys contain a translation unit (``entrypoints``) or, in the
+    schedule dictionary, a kernel (``name``).
     """
     if derived := names_or_none(_derived_names(data)):
         return derived
@@ -106,7 +99,7 @@ def _derived_names(data: bytes) -> Iterator[str]:
 
 
 def _names_at_known_places(data: bytes) -> tuple[str, ...] | None:
-    """Return the names in loopy's key without walking the pickle; ``None`` if only that can tell."""
+    """Return the names in a key of loopy without walking the pickle; ``None`` if only a walk can tell."""
     if (place := data.find(_ENTRYPOINTS)) < 0:
         match = _KERNEL_NAME.search(data)
         known = match is not None and match[1][0] == len(match[2])
@@ -130,7 +123,7 @@ def _names_at_known_places(data: bytes) -> tuple[str, ...] | None:
 
 
 def _remembered(data: bytes, slots: set[int]) -> set[str]:
-    """Return those names that a pickle refers to by these numbers which are among its first objects."""
+    """Return the names among the first objects of a pickle that are referenced by these numbers."""
     import pickletools
 
     names: set[str] = set()

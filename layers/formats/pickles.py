@@ -1,7 +1,6 @@
-"""Pickles read as structure: opcodes are walked, nothing is imported, called or built.
+"""Pickles read as structure: their opcodes are walked, but nothing is imported, called or built.
 
-A class, a call or a state in the stream becomes an inert :class:`Thing`, so a planted pickle can do no more
-here than be listed.
+A class, a call or a state in the stream becomes an inert :class:`Thing`, so a malicious pickle is harmless.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from cachectl.layers.base.lazy import regex
 
 
 class Thing:
-    """A container, class or object of a pickle; ``items`` are its parts, ``state`` what was set on it.
+    """A container, class or object of a pickle; ``items`` are its parts, and ``state`` is what was set on it.
 
-    ``kind`` is ``tuple``, ``list``, ``dict`` (items alternate key and value), ``set``, ``frozenset``,
+    ``kind`` is ``tuple``, ``list``, ``dict`` (items alternate between keys and values), ``set``, ``frozenset``,
     ``global`` (items are module and name) or ``object`` (items are what it was made from).
     """
 
@@ -35,16 +34,16 @@ _PROTOCOLS = (b"\x80\x04", b"\x80\x05")
 _FRAME = b"\x95"
 _FRAME_LENGTH = 8
 _STOP = b"."
-#: Bytes in a row that a page which was never written leaves, and that hardly any value has.
+#: A run of zeros that a page leaves which was never written, and that hardly any value contains.
 _ZEROS = 256
-#: A class or function: the string of its module, then that of its name, or the number of one that stood earlier.
+#: A class or function: the string of its module, then that of its name or a reference to an earlier string.
 _GLOBAL = regex(rb"\x8c(.)([A-Za-z_][\w.]*)\x94(?:\x8c.[A-Za-z_][\w.<>]*\x94|h.|j.{4})\x93", re.DOTALL)
 #: More opcodes than any row of a cache has.
 _MOST = 5_000_000
 _MARK = Thing("mark")
-#: In the place of a number of items: all above the last mark.
+#: Instead of a number of items: all above the last mark.
 _FROM_MARK = -1
-#: The kinds of things that opcodes make, each of how many items from the stack.
+#: The kinds of things that opcodes make, and the number of items that each takes from the stack.
 _COUNTS = {
     "tuple": {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "TUPLE": _FROM_MARK},
     "list": {"EMPTY_LIST": 0, "LIST": _FROM_MARK},
@@ -55,7 +54,7 @@ _COUNTS = {
     "object": {"REDUCE": 2, "NEWOBJ": 2, "NEWOBJ_EX": 3, "BINPERSID": 1, "OBJ": _FROM_MARK},
 }
 _MADE = {opcode: (kind, count) for kind, counts in _COUNTS.items() for opcode, count in counts.items()}
-#: The kinds of things that opcodes make of their argument.
+#: The kinds of things that opcodes make from their argument.
 _MADE_OF_ARGUMENT = {"GLOBAL": "global", **dict.fromkeys(("PERSID", "EXT1", "EXT2", "EXT4"), "object")}
 #: How many items an opcode adds to the container below them.
 _ADDED = {"APPEND": 1, "SETITEM": 2, **dict.fromkeys(("APPENDS", "SETITEMS", "ADDITEMS"), _FROM_MARK)}
@@ -63,10 +62,9 @@ _CONSTANTS: dict[str, object] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": Fals
 
 
 def is_framed(data: bytes) -> bool:
-    """Return quickly whether a pickle's frames reach from its beginning to its end.
+    """Return quickly whether a pickle's frames extend exactly from its beginning to its end.
 
-    Such a pickle has not been cut, and nothing stands behind it. ``False`` says nothing: it may have no frames, or hold
-    large values between them. Source: PEP 3154, framing.
+    Such a pickle is complete (PEP 3154). ``False`` says nothing: it may have no frames, or large values between them.
     """
     position = len(_PROTOCOLS[0])
     if data[:position] not in _PROTOCOLS or len(data) <= position:
@@ -78,10 +76,9 @@ def is_framed(data: bytes) -> bool:
 
 
 def walk(data: bytes) -> tuple[object, int | None]:
-    """Read one pickle; return its structure and the number of bytes it took.
+    """Read one pickle; return its structure and its length in bytes.
 
-    Both are ``None`` if it has more opcodes than are read. Raises :class:`ValueError` where the opcodes, or the stack
-    they work on, do not hold together.
+    Both are ``None`` if it has too many opcodes. Raises :class:`ValueError` if opcodes and stack are inconsistent.
     """
     import pickletools
 
@@ -99,10 +96,10 @@ def walk(data: bytes) -> tuple[object, int | None]:
 
 
 def complaint(data: bytes) -> str | None:
-    """Return why bytes cannot be unpickled; ``None`` if no reason was found, or if the opcodes were too many to read.
+    """Return why data cannot be unpickled; ``None`` if no reason was found, or there are too many opcodes to read.
 
-    If the frames reach from the beginning to the end, and nothing in them is zero-filled, the opcodes are not walked.
-    What follows the end of a pickle is never read (``pickle.loads``).
+    If the frames cover the data and nothing in them is zero-filled, the opcodes are not walked. What follows the end of
+    a pickle does not matter: ``pickle.loads`` ignores it.
     """
     if is_framed(data) and bytes(_ZEROS) not in data:
         return None
@@ -114,13 +111,13 @@ def complaint(data: bytes) -> str | None:
 
 
 def modules(data: bytes) -> set[str]:
-    """Return the modules that a pickle imports, by a search that can miss some, without a walk."""
+    """Return the modules that a pickle imports, by a search without a walk, which can miss some."""
     matches = _GLOBAL.finditer(data)
     return {match[2].decode() for match in matches if match[1][0] == len(match[2])}
 
 
 def is_foreign(data: bytes) -> bool:
-    """Return whether a pickle names a protocol that this Python does not know."""
+    """Return whether a pickle has a protocol that this Python does not know."""
     import pickle
 
     return data[:1] == _PROTOCOLS[0][:1] and data[1:2] > bytes([pickle.HIGHEST_PROTOCOL])
@@ -140,10 +137,7 @@ def things(top: object) -> Iterator[Thing]:
 
 
 def attributes(item: Thing) -> dict[str, object]:
-    """Return the attributes that a pickle sets on an object, by name.
-
-    The state is a dict, or, with ``__slots__``, a tuple of two of them.
-    """
+    """Return the attributes that a pickle sets on an object, by a dict or, with ``__slots__``, by a tuple of two."""
     states = [item.state]
     if isinstance(item.state, Thing) and item.state.kind == "tuple":
         states = item.state.items
@@ -156,7 +150,7 @@ def attributes(item: Thing) -> dict[str, object]:
 
 
 class _Machine:
-    """The pickle machine, which imports and calls nothing."""
+    """A pickle machine that imports and calls nothing."""
 
     def __init__(self) -> None:
         self.stack: list[object] = []
@@ -193,7 +187,7 @@ class _Machine:
             self.stack.append(_CONSTANTS.get(name, argument))
 
     def take(self, count: int) -> list[object]:
-        """Remove so many items from the stack, or those above the last mark."""
+        """Pop ``count`` items from the stack, or those above the last mark."""
         items: list[object] = []
         while len(items) != count:
             top = self.stack.pop()
@@ -202,7 +196,7 @@ class _Machine:
             elif count == _FROM_MARK:
                 break
             else:
-                raise ValueError("a mark where a value was due")
+                raise ValueError("a mark in place of a value")
         return items[::-1]
 
     def _build(self) -> None:

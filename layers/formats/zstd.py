@@ -1,7 +1,6 @@
-"""zstd as Python's own library has had it since 3.14, and as its backport has it before.
+"""zstd from Python's standard library since 3.14, or its backport; imported only by functions that need it.
 
-It is imported by the functions that compress or unpack: a report does neither. :exc:`ImportError` means that a Python
-of 3.14 or later was built without zstd.
+:exc:`ImportError` means that a Python of 3.14 or later was built without zstd.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ else:
 ZstdError = zstd.ZstdError
 ZstdFile = zstd.ZstdFile
 compress = zstd.compress
-#: A decompressor keeps as much as this of what it has made, as a power of two: what needs more is refused.
+#: The binary logarithm of the largest window of a decompressor: data that needs a larger one is refused.
 _LARGEST_WINDOW = 27
 
 
 def decompressor() -> zstd.ZstdDecompressor:
-    """Return a decompressor of one frame, which needs no more than 128 MiB in addition to what it returns.
+    """Return a decompressor of one frame, which needs at most 128 MiB in addition to what it returns.
 
-    Its ``decompress(data, max_length=…)`` bounds what it returns; it raises :exc:`ZstdError` for what is damaged.
+    Its ``decompress(data, max_length=…)`` limits what it returns, and raises :exc:`ZstdError` for damaged data.
     """
     return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _LARGEST_WINDOW})

@@ -1,11 +1,10 @@
-"""The OpenCL loaders that programs use, the drivers that those find, and the layers of drivers' caches.
+"""The OpenCL loaders that programs use, the drivers that they find, and the layers of drivers' caches.
 
-Nothing is loaded, and no OpenCL call is made.
-
-An OpenCL call would start every driver, and PoCL's start creates folders and leaks a file. A loader is a library
-``libOpenCL``. The names of the variables it reads, and the folder of drivers built into it, stand in its bytes.
-Sources: ``ocl_icd_loader.c`` of ocl-icd 2.3; ``loader/linux/icd_linux.c`` and ``loader/icd.c`` of the Khronos loader;
-``recipe/`` of conda-forge's ``ocl-icd`` and ``ocl-icd-system``; ``scripts/build-ocl.sh`` of PyOpenCL.
+Nothing is loaded and no OpenCL function is called: that would start every driver, and PoCL then creates folders and
+leaks a file. A loader is a library ``libOpenCL``, whose bytes contain the names of the variables that it reads, and its
+built-in folder of drivers. Sources: ``ocl_icd_loader.c`` of ocl-icd 2.3; ``loader/linux/icd_linux.c`` and
+``loader/icd.c`` of the Khronos loader; ``recipe/`` of conda-forge's ``ocl-icd`` and ``ocl-icd-system``;
+``scripts/build-ocl.sh`` of PyOpenCL.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from cachectl.layers.core.finding import RECOMPILES, WASTES, Finding, Hazard
 from cachectl.layers.core.layer import Fault, Layer, faults_of, first_place, misread, off
 from cachectl.layers.core.root import ABSENT, DISABLED, ENABLED, State
 from cachectl.layers.disk.distributions import names_in
-from cachectl.layers.disk.plain import open_plain, read_installed
+from cachectl.layers.disk.plain import read_installed, read_plain
 
-#: Parts of file names of driver libraries, and their makers.
+#: Parts of the file names of driver libraries, and their makers.
 _MAKERS = (
     ("pocl", "PoCL"),
     ("nvidia-opencl", "NVIDIA"),
@@ -43,38 +42,37 @@ _MAKERS = (
 )
 _SUFFIX = ".icd"
 _LOADER = "libOpenCL.so.1"
-#: The folder of drivers that loaders are built with.
+#: The folder of drivers that is built into loaders.
 _SYSTEM = "/etc/OpenCL/vendors"
-#: Variables that loaders may read; the last one is of Khronos only.
+#: Variables that loaders may read, the last one only the loader of Khronos.
 VARIABLES = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES")
 #: The dynamic linker's list of libraries.
 _LINKER_CACHE = "/etc/ld.so.cache"
-#: The folders that dynamic linkers search last; Debian's are those of the architecture first.
+#: The folders that dynamic linkers search last; on Debian those of the architecture come first.
 _ARCHITECTURE = getattr(sys.implementation, "_multiarch", "")
 _LIBRARIES = (*((f"lib/{_ARCHITECTURE}",) if _ARCHITECTURE else ()), "lib64", "lib")
 _LINKER_FOLDERS = tuple(f"{top}/{name}" for name in _LIBRARIES for top in ("", "/usr"))
-#: A number as ``atoll`` reads it.
+#: A number that ``atoll`` reads.
 _NUMBER = regex(r"\s*[+-]?\d{1,18}", re.ASCII)
 _PLAIN_NUMBER = regex(r"\s*[+-]?\d+\s*", re.ASCII)
 #: The bytes above which drivers drop entries unless a variable says otherwise.
 _LIMIT = 1 << 30
-#: The part of a limit above which a library is about to drop entries.
+#: The part of a limit from which on a cache counts as nearly full.
 _NEARLY = 0.9
 
-
-#: A driver: its maker, its library, and the ICD file that names it, or the library if a variable names that.
+#: A driver: its maker, its library, and the ICD file that names it, or the library again if a variable names that.
 Driver = tuple[str, str, str]
-#: The folders that a library names for libraries that it loads: those for what these load in turn too (``DT_RPATH``),
-#: and those for its own only (``DT_RUNPATH``), which make the linker ignore the former.
+#: The folders in which a library searches the libraries that it needs: ``DT_RPATH``, which is also for those that these
+#: need in turn, and ``DT_RUNPATH``, which makes the linker ignore the former.
 Folders = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 class Loader(NamedTuple):
     """A loader: its library, ``None`` if it is only assumed, and what decides which drivers it finds.
 
-    It reads the folder ``vendors`` unless one of ``variables`` names another place: by the rules of ocl-icd if
-    ``is_ocl_icd``, else by those of Khronos. ``also`` is a folder that it always reads, and ``nested`` says that it
-    reads folders within folders. A loader without ``vendors`` is itself a driver, that of the maker ``driver``.
+    It reads the folder ``vendors`` unless one of ``variables`` names another place, by the rules of ocl-icd if
+    ``is_ocl_icd``, else by those of Khronos. It always reads the folder ``also``; ``nested`` says whether it reads
+    subfolders. A loader without ``vendors`` is itself a driver by the maker ``driver``.
     """
 
     file: str | None
@@ -92,8 +90,18 @@ class Loader(NamedTuple):
 
 @answered_once
 def find_drivers(environment: Environment) -> tuple[Driver, ...]:
-    """Return the drivers that the loaders of this environment find, each once for each file that registers it."""
-    drivers = (driver for loader in find_loaders(environment) for driver in _found_by(loader, environment))
+    """Return the drivers that the loaders of this environment find, each once per file that registers it."""
+    drivers: list[Driver] = []
+    for loader in find_loaders(environment):
+        if loader.driver is not None:
+            drivers.append((loader.driver, str(loader.file), str(loader.file)))
+            continue
+        for name, file in _registered(loader, environment):
+            if (library := find_library(name, environment, loader.linked)) is not None:
+                # Only by the file name: a folder such as a conda environment may be called "pocl".
+                base = os.path.basename(library)
+                maker = next((maker for part, maker in _MAKERS if part in base.lower()), base)
+                drivers.append((maker, library, file or library))
     return tuple({driver[1:]: driver for driver in drivers}.values())
 
 
@@ -103,47 +111,33 @@ def opencl_drivers(environment: Environment) -> tuple[str, ...]:
 
 
 def driver_libraries(environment: Environment, maker: str) -> tuple[str, ...]:
-    """Return the libraries of one maker's drivers, each once: a link to one of them, or a copy, counts as the same."""
+    """Return the libraries of one maker's drivers without duplicates: a link or a copy counts as the same library."""
     libraries: dict[tuple[str, int | None], str] = {}
     for made_by, library, _ in find_drivers(environment):
         if made_by == maker:
             real, size = os.path.realpath(library), None
             with suppress(OSError):
                 size = os.stat(real).st_size
-            # Copies have in common the name, which bears a version or a digest, and the size.
+            # Copies share the size, and the name, which contains a version or a digest.
             libraries.setdefault((os.path.basename(real), size), library)
     return tuple(libraries.values())
 
 
 def names_missing(environment: Environment) -> bool:
-    """Return whether an ICD file names a library that is not there, as on a file system that is not mounted."""
-    named = ((name, one) for one in find_loaders(environment) for name, _ in _registered(one, environment))
+    """Return whether an ICD file names a missing library, such as one on a file system that is not mounted."""
+    named = ((name, loader) for loader in find_loaders(environment) for name, _ in _registered(loader, environment))
     return any(name and find_library(name, environment, loader.linked) is None for name, loader in named)
 
 
-def _found_by(loader: Loader, environment: Environment) -> Iterator[Driver]:
-    """Yield the drivers that one loader finds. It skips files that name no library which is there."""
-    if loader.driver is not None:
-        yield loader.driver, str(loader.file), str(loader.file)
-        return
-    for name, file in _registered(loader, environment):
-        library = find_library(name, environment, loader.linked)
-        if library is not None:
-            # A folder in the path may have another maker's name, such as a conda environment called "pocl".
-            base = os.path.basename(library)
-            maker = next((maker for part, maker in _MAKERS if part in base.lower()), base)
-            yield maker, library, file or library
-
-
-#: The name of a library, and the ICD file that has it.
+#: The name of a library, and the ICD file that contains it.
 _Named = tuple[str, str | None]
 
 
 def _registered(loader: Loader, environment: Environment) -> Iterator[_Named]:
     """Yield the libraries that variables name, then those of the ICD files in a folder.
 
-    By ocl-icd, empty values are ignored, and an ``OCL_ICD_VENDORS`` that is no folder names an ICD file or a library:
-    that driver is the only one. By Khronos, an empty value names no folder.
+    ocl-icd ignores empty values; an ``OCL_ICD_VENDORS`` that is not a folder names an ICD file or a library, which is
+    then the only driver. For the loader of Khronos, an empty value means no folder.
     """
     named, path, listed = (environment.get(name) if name in loader.variables else None for name in VARIABLES)
     vendors = str(loader.vendors)
@@ -172,11 +166,11 @@ def _registered(loader: Loader, environment: Environment) -> Iterator[_Named]:
 
 
 def _in_folder(loader: Loader, folder: str, above: tuple[str, ...] = ()) -> Iterator[_Named]:
-    """Yield the drivers of a folder, sorted; by some loaders also those of folders in it, which may be links."""
+    """Yield the drivers of a folder, sorted; for some loaders also those of subfolders, which may be links."""
     target = os.path.realpath(folder)
     for name in names_in(folder) if target not in above else ():
         path = f"{folder}/{name}"
-        # Only the Khronos loader takes a file without a name before its suffix.
+        # Only the Khronos loader accepts a file without a name before its suffix.
         if name.endswith(_SUFFIX) and not (loader.is_ocl_icd and name == _SUFFIX):
             yield from _in_file(loader, path)
         elif loader.nested and os.path.isdir(path):
@@ -186,7 +180,7 @@ def _in_folder(loader: Loader, folder: str, above: tuple[str, ...] = ()) -> Iter
 def _in_file(loader: Loader, file: str) -> Iterator[_Named]:
     with suppress(OSError):
         content = read_installed(file)
-        # The name is the first line, or by Khronos the whole file but for one line end.
+        # The name is the first line; for the loader of Khronos, the file without one final line end.
         name = content.partition(b"\n")[0] if loader.is_ocl_icd else content.removesuffix(b"\n")
         yield os.fsdecode(name.partition(b"\0")[0]), file
 
@@ -197,14 +191,14 @@ def _in_file(loader: Loader, file: str) -> Iterator[_Named]:
 def find_loaders(environment: Environment) -> tuple[Loader, ...]:
     """Return the loaders of PyOpenCL in this Python, in activated environments, and in Pythons that the user named.
 
-    If it is not known which loader this Python uses, all that programs here may use are returned.
+    If the loader of this Python is unknown, all that programs here may use are returned.
     """
     loaders = _of_pyopencl(environment, environment.prefix, environment.site)
     if not loaders:
         loaders = _of_prefix(environment.prefix)
         file = find_library(_LOADER, environment)
         if file is None or file == _LOADER:
-            # Both kinds are assumed.
+            # Either kind is possible.
             loaders += Loader(None), Loader(None, is_ocl_icd=False)
         else:
             loaders += (_read_loader(file, None),)
@@ -214,23 +208,23 @@ def find_loaders(environment: Environment) -> tuple[Loader, ...]:
 
 
 def other_pythons(environment: Environment) -> Iterator[tuple[Path, list[Path]]]:
-    """Yield the prefix, and the folders of packages, of activated environments and of Pythons that the user named."""
+    """Yield prefix and folders of packages of the activated environments, and of Pythons that the user named."""
     activated = (environment.get(variable) for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"))
-    # An interpreter is in the folder bin of its prefix.
+    # The parent of an interpreter's folder is its prefix.
     named = (path.parent.parent for path in environment.python_paths)
     for prefix in dict.fromkeys((*(environment.absolute(prefix) for prefix in activated if prefix), *named)):
         if prefix != environment.prefix:
-            # Debian calls the folder dist-packages.
+            # On Debian, the folder is dist-packages.
             yield prefix, sorted(prefix.glob("lib/python3*/*-packages"))
 
 
 def _of_pyopencl(environment: Environment, prefix: Path | None, site: Iterable[Path]) -> tuple[Loader, ...]:
-    """Return the loader that PyOpenCL is linked with; none if PyOpenCL or its loader is not found."""
+    """Return the loader that PyOpenCL is linked to; none if PyOpenCL or its loader is not found."""
     package = next((package for folder in site if os.path.isdir(package := f"{folder}/pyopencl")), "")
     if not package:
         return ()
-    # PyOpenCL's own wheels contain ocl-icd with a patch: it also reads its folder, which PyOpenCL names in a variable.
-    # The extension names the folder for all libraries that it loads, and those that they load in turn.
+    # PyOpenCL's own wheels contain a patched ocl-icd that also reads its own folder, which PyOpenCL names in a
+    # variable. The extension names that folder for the libraries that it needs, and those that they need in turn.
     own = f"{package}/.libs"
     for bundled in names_in(own, "libOpenCL"):
         return (Loader(f"{own}/{bundled}", variables=VARIABLES[:2], linked=((own,), ()), also=own),)
@@ -244,7 +238,7 @@ def _of_pyopencl(environment: Environment, prefix: Path | None, site: Iterable[P
 
 
 def _of_prefix(prefix: Path | None) -> tuple[Loader, ...]:
-    """Return the loader that conda packages install, in whose place there may be only a folder of drivers."""
+    """Return the loader that conda packages install, or an assumed one if there is only a folder of drivers."""
     libraries, vendors = f"{prefix}/lib", f"{prefix}{_SYSTEM}"
     if prefix is None:
         return ()
@@ -255,12 +249,11 @@ def _of_prefix(prefix: Path | None) -> tuple[Loader, ...]:
 
 
 def _conda_libraries(prefix: Path | None) -> tuple[str, ...]:
-    """Return the folder of libraries of a conda prefix, which its programs search."""
     return () if prefix is None or not os.path.isdir(f"{prefix}/conda-meta") else (f"{prefix}/lib",)
 
 
 def _read_loader(file: str, prefix: Path | None, near: tuple[str, ...] = ()) -> Loader:
-    """Return a loader by the names in its bytes; one that cannot be read is taken for ocl-icd."""
+    """Return a loader by the names in its bytes; one that cannot be read is assumed to be ocl-icd."""
     _, linked = read_linked(file, near)
     try:
         content = read_installed(file)
@@ -272,7 +265,7 @@ def _read_loader(file: str, prefix: Path | None, near: tuple[str, ...] = ()) -> 
         is_pocl = b"POCL_CACHE_DIR\0" in content
         return Loader(file, None, driver="PoCL" if is_pocl else os.path.basename(file))
     is_ocl_icd = b"OCL_ICD_DEFAULT_PLATFORM\0" in content
-    # A patch of conda-forge's, for the package ocl-icd-system, which links the system's folder into the prefix.
+    # conda-forge patches it for the package ocl-icd-system, which links the system's folder into the prefix.
     nested = is_ocl_icd and vendors != _SYSTEM and bool(_conda_libraries(prefix))
     return Loader(file, vendors or _SYSTEM, variables, is_ocl_icd, linked, nested=nested)
 
@@ -287,11 +280,11 @@ def _ending(content: bytes, end: str) -> Iterator[str]:
 
 
 def find_library(name: str, environment: Environment, linked: Folders = ((), ())) -> str | None:
-    """Return the library that the dynamic linker opens by this name, ``None`` if there is none.
+    """Return the library that the dynamic linker opens for this name, ``None`` if there is none.
 
-    ``linked`` are the folders of the library that asks for it. Where the linker's rules are not known, as on a platform
-    other than Linux or without its list, the name itself is returned. Source: ``elf/dl-load.c`` of glibc,
-    ``_dl_map_object``.
+    ``linked`` are the folders of the library that needs it. If the linker's rules are unknown, as on other platforms
+    than Linux or without its list, the name itself is returned. Source: ``_dl_map_object`` in glibc's
+    ``elf/dl-load.c``.
     """
     if not name:
         return None
@@ -301,7 +294,7 @@ def find_library(name: str, environment: Environment, linked: Folders = ((), ())
         path = str(environment.absolute(name))
         return path if _is_library(path) else None
     listed = (environment.get("LD_LIBRARY_PATH") or "").replace(";", ":")
-    # An empty item is the working folder.
+    # An empty item is the working directory.
     folders = [str(environment.absolute(folder)) for folder in listed.split(":")] if listed else []
     rpath, run_path = linked
     for folder in (*(() if run_path else rpath), *folders, *run_path):
@@ -315,9 +308,9 @@ def find_library(name: str, environment: Environment, linked: Folders = ((), ())
 
 
 def read_linked(file: str, near: tuple[str, ...] = ()) -> tuple[list[str], Folders]:
-    """Return the libraries that a library needs, and the folders that it names.
+    """Return the libraries that a library needs, and the folders in which it searches them.
 
-    ``near`` are folders that those which opened it name for all that it opens.
+    ``near`` are the folders that the libraries which load it name for everything below them.
     """
     from cachectl.layers.formats.elf import NEEDED, RPATH, RUN_PATH, read_elf
 
@@ -334,7 +327,7 @@ def read_linked(file: str, near: tuple[str, ...] = ()) -> tuple[list[str], Folde
 
 
 def find_missing(code: bytes, needed: Iterable[str], environment: Environment) -> list[str]:
-    """Return the libraries needed by some code that are not here, each looked for once; none for another machine's."""
+    """Return the libraries that some code needs and that are missing here; none for code of another architecture."""
     from cachectl.layers.formats.elf import machine_of
 
     answers = environment.answers
@@ -346,27 +339,23 @@ def find_missing(code: bytes, needed: Iterable[str], environment: Environment) -
 
 
 def _is_library(path: str) -> bool:
-    """Return whether a file is an ELF file of this Python's kind: the linker passes over a file of another kind."""
+    """Return whether a file is an ELF file of this Python's kind: the linker ignores files of other kinds."""
     return (kind := _kind(path)) is not None and kind == (_kind(sys.executable) or kind)
 
 
 def _kind(path: str) -> bytes | None:
-    """Return width, byte order and machine of an ELF file, ``None`` for another file."""
-    head = b""
-    if os.path.isfile(path):
-        with suppress(OSError), open(open_plain(path, follow=True), "rb", buffering=0) as file:
-            head = file.read(20)
-    return head[4:6] + head[18:] if head.startswith(b"\x7fELF") else None
+    from cachectl.layers.formats.elf import machine_of
+
+    with suppress(OSError):
+        return machine_of(read_plain(path, limit=20, follow=True))
+    return None
 
 
 # ---------------------------------------------------------------------- layers
 
 
 class DriverLayer(Layer):
-    """The cache of an OpenCL driver, which exists if the driver is registered, or has left a cache.
-
-    Each problem is declared once: it is the reason of the state, and the finding.
-    """
+    """The cache of an OpenCL driver, which is present if the driver is registered or has left a cache."""
 
     #: The makers of the drivers.
     makers: ClassVar[tuple[str, ...]]
@@ -374,14 +363,14 @@ class DriverLayer(Layer):
     switch: ClassVar[EnvSwitch]
     #: Further variables whose values have outcomes that few expect.
     others: ClassVar[tuple[EnvSwitch, ...]] = ()
-    #: The variable with the bytes above which the driver drops entries, if there is one, and the largest limit.
+    #: The variable of the limit in bytes, above which the driver drops entries, if there is one; and the largest limit.
     limit_variable: ClassVar[str] = ""
     limit_highest: ClassVar[int | None] = None
-    #: Whether the driver stores nothing if the limit is 0, which else is no limit.
+    #: Whether a limit of 0 means that the driver stores nothing; otherwise it means no limit.
     zero_limit_is_off: ClassVar[bool] = False
     #: The effect of a variable that leaves the driver without a place.
     placeless: ClassVar[Hazard] = Hazard(
-        RECOMPILES, "is not absolute: the driver keeps nothing, and every run compiles"
+        RECOMPILES, "is not absolute: the driver stores nothing, and every run compiles"
     )
 
     def drivers(self) -> tuple[str, ...]:
@@ -394,7 +383,7 @@ class DriverLayer(Layer):
         return bool(self.drivers()) or any(root.exists for root in self.roots())
 
     def state(self) -> State:
-        """Return the condition of the first problem that has one: all but a switch count only with a driver."""
+        """Return the condition of the first problem that has one. Without a driver, only switches count."""
         here, odd = self.is_here(), []
         for condition, fault in self.faults():
             if condition is not None and (here or fault.code == "off"):
@@ -408,18 +397,26 @@ class DriverLayer(Layer):
         return State(ENABLED, "; ".join((named, *odd)), self.drivers())
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield the problems, and a cache that is nearly full."""
+        """Yield the problems, and a nearly full cache."""
         here = self.is_here()
         yield from (fault for _, fault in self.faults() if here or fault.code == "off")
         if here and self.limit_variable:
             yield from self._nearly_full()
 
     def faults(self) -> Iterator[Fault]:
-        """Yield the problems with the variables, each with the condition that follows from it."""
+        """Yield the problems with the variables, each with the resulting condition."""
         yield from faults_of(self, (self.switch, *self.others))
         yield from self._place_faults()
-        if self.limit_variable:
-            yield from self._limit_faults()
+        if not self.limit_variable or (value := self.environment.get(self.limit_variable)) is None:
+            return
+        number = _leading_number(value)
+        condition = DISABLED if self.zero_limit_is_off and not number else None
+        if not _PLAIN_NUMBER.fullmatch(value):
+            outcome = f"is not a number of bytes: the driver reads it as {number}"
+            severity = RECOMPILES if number or condition else WASTES
+            yield condition, misread(self, self.limit_variable, severity, outcome)
+        elif condition is not None:
+            yield condition, off(self, self.limit_variable)
 
     def _place_faults(self) -> Iterator[Fault]:
         environment, decided = self.environment, self.places.deciding(self.environment)
@@ -428,8 +425,7 @@ class DriverLayer(Layer):
             if rules and not self.roots():
                 message = f"{rules[-1].variable} is not set: the driver has no place for a cache"
                 fix = f"export {rules[-1].variable}={shlex.quote(str(environment.home))}"
-                registered = VARIABLE.finding(self.name, Path("*"), message, fix, severity=RECOMPILES)
-                yield DISABLED, registered
+                yield DISABLED, VARIABLE.finding(self.name, Path("*"), message, fix, severity=RECOMPILES)
             return
         rule, value, odd = decided
         home = environment.home if rule.variable == "HOME" else environment.absolute(value)
@@ -438,24 +434,12 @@ class DriverLayer(Layer):
         if odd == NOWHERE:
             yield DISABLED, misread(self, rule.variable, *self.placeless, fixes)
         elif odd == HERE and environment.platform != "win32":
-            outcome = "is not absolute: each folder that a program is started from gets a cache of its own"
+            outcome = "is not absolute: each working directory gets a cache of its own"
             yield None, misread(self, rule.variable, RECOMPILES, outcome, fixes)
-
-    def _limit_faults(self) -> Iterator[Fault]:
-        if (value := self.environment.get(self.limit_variable)) is None:
-            return
-        number = _leading_number(value)
-        condition = DISABLED if self.zero_limit_is_off and not number else None
-        if not _PLAIN_NUMBER.fullmatch(value):
-            outcome = f"is no number of bytes: the driver takes it for {number}"
-            severity = RECOMPILES if number or condition else WASTES
-            yield condition, misread(self, self.limit_variable, severity, outcome)
-        elif condition is not None:
-            yield condition, off(self, self.limit_variable)
 
     @property
     def limit(self) -> int | None:
-        """The bytes of the variable, or the default."""
+        """The bytes in the variable, or the default."""
         value = self.environment.get(self.limit_variable)
         number = _LIMIT if value is None else _leading_number(value)
         if not self.limit_variable or number <= 0 or not (value is None or _PLAIN_NUMBER.fullmatch(value)):
@@ -466,27 +450,25 @@ class DriverLayer(Layer):
         most, size = self.limit, 0
         if most is None:
             return
-        # Report names a root that cannot be read.
+        # Other findings are about a root that cannot be read.
         with suppress(LayerError, OSError):
-            listed = (registered for root in self.roots() for registered in self.store.scan(root, contents=False))
+            items = (item for root in self.roots() for item in self.store.scan(root, contents=False))
             # The driver counts lengths, not blocks.
-            size = sum(
-                registered.length for registered in listed if isinstance(registered, Entry) and registered.is_listed
-            )
+            size = sum(item.length for item in items if isinstance(item, Entry) and item.is_listed)
         wanted = 2 * max(most, size)
         fix = f"export {self.limit_variable}={wanted}"
         if self.limit_highest is not None and wanted > self.limit_highest:
             fix = f"cachectl prune --max-size {most // 2}B {self.name}"
         set_by = self.limit_variable if self.limit_variable in self.environment.variables else "the default"
-        message = f"holds {size:,} of at most {most:,} bytes ({set_by}): the driver drops entries to make room"
+        message = f"has {size:,} of at most {most:,} bytes ({set_by}): the driver drops entries to make room"
         yield from self.near_limit(size, most, message, fix, first_place(self))
 
     def near_limit(self, size: int, limit: int, message: str, fix: str, place: Path) -> Iterator[Finding]:
-        """Yield a finding if so many bytes are close to the limit, above which the library drops entries."""
+        """Yield a finding if ``size`` is close to the limit, both in bytes, above which the library drops entries."""
         if size >= _NEARLY * limit:
             yield CAP.finding(self.name, place, message, fix)
 
 
 def _leading_number(value: str) -> int:
-    """Read a number as ``atoll`` does: ``1G`` is one, and a text without a leading number is 0."""
+    """Read a number as ``atoll`` does: ``1G`` is 1, and a text without a leading number is 0."""
     return int(match[0]) if (match := _NUMBER.match(value)) else 0

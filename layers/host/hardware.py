@@ -1,4 +1,4 @@
-"""The processor and GPUs of this machine, from what the kernel lists: no driver library is loaded.
+"""The CPU and GPUs of this machine as the kernel lists them, without loading a driver library.
 
 Sources: proc(5); ``/proc/driver/nvidia``, written by NVIDIA's kernel module; the properties of KFD's topology
 (``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``); ROCr's ``core/runtime/amd_filter_device.cpp`` and clr's
@@ -13,12 +13,12 @@ from pathlib import Path
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.lazy import regex
 
-#: From this generation on the runtime counts pairs of compute units or single ones; both occur.
+#: From this generation on, the runtime counts either single compute units or pairs.
 _PAIRED = 10
-#: Up to this number compute units are written in decimal.
+#: Up to this number, compute units are written in decimal.
 _DECIMAL = 64
 _COUNT = regex(r"[1-9][0-9]{0,11}")
-#: A property, whose number has a limited length.
+#: A property with a number of limited length.
 _PROPERTY = regex(r"(?m)^(\w+) ([0-9]{1,20})$")
 #: Where NVIDIA's kernel module states its version, below ``/proc``.
 NVIDIA_VERSION = "driver/nvidia/version"
@@ -27,16 +27,16 @@ _VERSION = regex(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})")
 
 
 def amd_gpus(environment: Environment) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the GPUs of this machine, equal ones once, as the variables let MIOpen see them.
+    """Return the distinct GPUs of this machine that the variables let MIOpen see.
 
-    Each is its architecture, and the names of its databases, with the numbers of compute units it may be counted with.
+    Each is its architecture, and the names of its databases, which contain the possible numbers of compute units.
     """
     # The kernel numbers the nodes.
     files = sorted(environment.topology.glob("*/properties"), key=lambda file: (len(file.parent.name), file))
     nodes = [{name: int(number) for name, number in _PROPERTY.findall(_text(file))} for file in files]
     # A CPU has none of these.
     gpus = [node for node in nodes if all(map(node.get, ("gfx_target_version", "simd_count", "simd_per_cu")))]
-    # HIP counts those that are left, and takes an empty list for none.
+    # HIP numbers the remaining ones, and ignores an empty list.
     of_hip = environment.get("HIP_VISIBLE_DEVICES") or environment.get("CUDA_VISIBLE_DEVICES") or None
     for listed in (environment.get("ROCR_VISIBLE_DEVICES"), of_hip):
         gpus = gpus if listed is None else _listed(listed, gpus)
@@ -49,7 +49,7 @@ def amd_gpus(environment: Environment) -> tuple[tuple[str, tuple[str, ...]], ...
 
 
 def _listed(text: str, gpus: list[dict[str, int]]) -> list[dict[str, int]]:
-    """Return the GPUs in a list of numbers and identities, which ends at an item that names none."""
+    """Return the GPUs in a list of numbers and identities, which ends at the first unknown item."""
     names = [(str(number), f"GPU-{gpu.get('unique_id', 0):016X}") for number, gpu in enumerate(gpus)]
     chosen: dict[int, None] = {}
     for item in map(str.strip, text.upper().split(",")):
@@ -70,7 +70,7 @@ def _seen_by_miopen(environment: Environment, version: int, units: int) -> tuple
 
 
 def nvidia_driver(environment: Environment) -> str | None:
-    """Return the version of NVIDIA's driver that the kernel has loaded."""
+    """Return the version of NVIDIA's kernel driver, if it is loaded."""
     match = _NVIDIA.search(_text(environment.processes / NVIDIA_VERSION))
     return None if match is None else match[1]
 
@@ -82,7 +82,7 @@ def nvidia_gpus(environment: Environment) -> tuple[str, ...]:
 
 
 def processor(environment: Environment) -> tuple[str | None, str | None]:
-    """Return the model of the first processor, and a digest of its features in any order."""
+    """Return the model of the first processor, and a digest of its features, independent of their order."""
     import hashlib
 
     text = _text(environment.processes / "cpuinfo") or _text(Path("/proc/cpuinfo"))

@@ -1,4 +1,4 @@
-"""This very process as an environment."""
+"""This process as an environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cachectl.layers.host.variables import process_variables
 
 
 def this_environment() -> Environment:
-    """Describe this very process."""
+    """Return the environment of this process."""
     variables = process_variables()
     return Environment(
         variables=MappingProxyType(variables),
@@ -38,7 +38,7 @@ def _account_home(variables: Mapping[str, str]) -> Path:
     try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
-        # The numeric user of a container has no account; its shell gives it "/".
+        # A numeric user in a container has no account; its shell sets HOME=/.
         return Path(variables.get("HOME") or "/")
 
 
@@ -47,6 +47,6 @@ def _temporary_folder(variables: Mapping[str, str]) -> Path:
         import tempfile
 
         return Path(tempfile.gettempdir())
-    # The rule of tempfile, whose import is slow.
+    # By the rule of tempfile, whose import is slow.
     named = (variables.get(variable) for variable in ("TMPDIR", "TEMP", "TMP"))
     return Path(next((folder for folder in named if folder and os.path.isdir(folder)), "/tmp")).absolute()  # noqa: S108

@@ -1,12 +1,11 @@
-"""The size of a parallel job, from the variables that the launcher gives every rank.
+"""The size of a parallel job, from the variables that the launcher sets for every rank.
 
-If the launcher belongs to one MPI and the MPI library to another, they do not connect: MPI gives each rank a world of
-size 1. Only the launcher's own variables show that there are other ranks.
+If launcher and MPI library belong to different MPIs, each rank gets a world of size 1, and only the launcher's
+variables reveal the other ranks.
 
 Sources: Hydra of MPICH 5.0 and of Intel MPI 2021, and Open MPI 5.0 (tried); Open MPI's manual, "Environment variables
-set for MPI applications"; srun(1), "OUTPUT ENVIRONMENT VARIABLES"; flux-core, src/broker/runat.c: the script of a batch
-job does not get the variables of the job itself. PyTorch, torch/distributed/elastic/agent/server; pytest-xdist,
-src/xdist/remote.py.
+set for MPI applications"; srun(1), "OUTPUT ENVIRONMENT VARIABLES"; flux-core, src/broker/runat.c: a batch script does
+not get the variables of its job. PyTorch, torch/distributed/elastic/agent/server; pytest-xdist, src/xdist/remote.py.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import NamedTuple
 from cachectl.layers.base import processes
 from cachectl.layers.base.environment import Environment
 
-#: Variables of the number of ranks and of the own rank: Open MPI, MPICH and its kin, MVAPICH, PALS, LSF, Flux, Slurm,
-#: PMIx, and Hydra for one node. If the number is missing, a rank above zero shows that there are several.
+#: Variables with the number of ranks and the own rank: Open MPI, MPICH and its relatives, MVAPICH, PALS, LSF, Flux,
+#: Slurm, PMIx, and Hydra for one node. Without the number, a rank above zero shows that there are several.
 RANKS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("PMI_SIZE", "PMI_RANK"),
@@ -31,34 +30,30 @@ RANKS = (
     ("PMIX_SIZE", "PMIX_RANK"),
     ("MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
 )
-#: The same of programs that start others like ranks without MPI, by a variable that only they set. pytest-xdist has a
-#: worker ``gw3``, whose number is 3.
+#: The same variables of programs that start ranks without MPI, by another variable that only they set. A worker of
+#: pytest-xdist is called ``gw3`` and has the number 3.
 OTHERS = {
     "TORCHELASTIC_RUN_ID": ("WORLD_SIZE", "RANK"),
-    # What PyTorch reads where another launcher sets them (``init_method="env://"``).
+    # PyTorch reads these variables if another launcher sets them (``init_method="env://"``).
     "MASTER_ADDR": ("WORLD_SIZE", "RANK"),
     "LOCAL_WORLD_SIZE": ("WORLD_SIZE", "RANK"),
     "PYTEST_XDIST_WORKER": ("PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_WORKER"),
 }
-#: Variables of the own rank among those of the same node.
+#: Variables with the own rank among those of the same node.
 LOCAL_RANKS = frozenset(
     {"OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID"}
     | {"FLUX_TASK_LOCAL_ID", "MPI_LOCALRANKID", "LOCAL_RANK"}
 )
-#: This describes the allocation of a batch script, which is one process; the row before it describes a step of srun.
+#: The size of the allocation of a batch script, which is a single process; the row before is about a step of srun.
 _ALLOCATED = "SLURM_NTASKS"
-#: The variables that count less than the others, in this order: an ``mpiexec`` may run within a step of Flux or Slurm,
-#: and may pass the step's variables on.
-_LATER = ("MPI_LOCALNRANKS", "FLUX_JOB_SIZE", "SLURM_STEP_NUM_TASKS")
+#: The variables with the lowest precedence: an ``mpiexec`` within a step of Flux or Slurm may pass on the step's.
+_LATER = {"MPI_LOCALNRANKS": 1, "FLUX_JOB_SIZE": 2, "SLURM_STEP_NUM_TASKS": 3}
 #: Limit on the digits of a number of ranks.
 _DIGITS = 12
 
 
 class Launch(NamedTuple):
-    """What one launcher says: the variables of the number of ranks and of the own rank, and the two numbers.
-
-    A number that the launcher does not set is ``None``.
-    """
+    """The variables in which a launcher sets the number of ranks and the own rank, and both numbers if it does."""
 
     size_variable: str
     rank_variable: str
@@ -82,18 +77,18 @@ def _launches(environment: Environment, pairs: Iterable[tuple[str, str]] = RANKS
 
 
 def parallel_job(environment: Environment) -> Launch | None:
-    """Return a launch of several ranks, which share what each of them uses; ``None`` if there is none.
+    """Return a launch of several ranks, which share the same roots; ``None`` if there is none.
 
-    The allocation of a batch script counts: the script is about to start its ranks. So do processes of a rank.
+    The allocation of a batch script, which is about to start ranks, counts; so do child processes of a rank.
     """
     inner = (pair for witness, pair in OTHERS.items() if environment.get(witness) is not None)
     return next((launch for launch in _launches(environment, (*inner, *RANKS)) if launch.is_parallel), None)
 
 
 def own_folder(environment: Environment, job: Launch) -> str:
-    """Return for a shell a folder of each rank, which stops with an error where the variable of the rank is not set.
+    """Return a shell expression for a private folder of each rank, an error if the variable of the rank is not set.
 
-    Only its user can write to it. It is on the disk of the node if the home is on a network file system.
+    If the home is on a network file system, the folder is on the node's disk.
     """
     is_remote = processes.network_file_system(environment, environment.home_folder) is not None
     folder = "$(mktemp -d)" if is_remote else "$HOME/.cachectl"
@@ -102,22 +97,17 @@ def own_folder(environment: Environment, job: Launch) -> str:
 
 
 def innermost_launch(environment: Environment) -> Launch | None:
-    """Return the launch that made this process a rank of several; ``None`` without one, or if it started one rank."""
+    """Return the launch that made this process one of several ranks; ``None`` without one, or for a single rank."""
     launches = [launch for launch in _launches(environment) if launch.size_variable != _ALLOCATED]
     counted = [launch for launch in launches if launch.ranks is not None]
     if not counted:
         return next((launch for launch in launches if launch.is_parallel), None)
-    # Variables of an outer launcher are passed on, so they do not show which of two is the inner one.
-    innermost = min(counted, key=_precedence)
+    # An outer launcher's variables are inherited, so they do not show which of two launches is the inner one.
+    innermost = min(counted, key=lambda launch: (_LATER.get(launch.size_variable, 0), launch.ranks or 0))
     return innermost if (innermost.ranks or 0) > 1 else None
 
 
-def _precedence(launch: Launch) -> tuple[int, int]:
-    variable = launch.size_variable
-    return _LATER.index(variable) if variable in _LATER else -1, launch.ranks or 0
-
-
 def number_of(environment: Environment, variable: str) -> int | None:
-    """Return the number in a variable; ``None`` if it is not set or no number."""
+    """Return the number in a variable; ``None`` if it is not set or not a number."""
     value = (environment.get(variable) or "").removeprefix("gw")
     return int(value) if value.isascii() and value.isdigit() and len(value) <= _DIGITS else None

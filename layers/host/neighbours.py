@@ -1,4 +1,4 @@
-"""Caches of compiled code that no layer covers: their places and sizes. They are only read."""
+"""Places and sizes of caches of compiled code that no layer covers. They are only read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TSFC = "FIREDRAKE_TSFC_KERNEL_CACHE_DIR"
 
 
 class Neighbour(NamedTuple):
-    """One place of one library; ``files`` and ``bytes`` are ``None`` if the count was not finished."""
+    """One place of a library; ``files`` and ``bytes`` are ``None`` if they could not be counted completely."""
 
     name: str
     path: Path
@@ -27,35 +27,31 @@ class Neighbour(NamedTuple):
 
 
 #: A library, the variable that moves its cache, and its default places, several if releases differ. A place begins with
-#: a variable (of several places in one text, the first whose variable is set counts), the home (~) or the folder of
-#: temporary files (TMP).
+#: a variable, the home (~) or the temporary folder (TMP). Of several places in a text, the first known one counts.
 _ROWS = (
     # By triton/knobs.py (cache_knobs)
     ("Triton", "TRITON_CACHE_DIR", ("$TRITON_HOME/.triton/cache ~/.triton/cache",)),
     # By cupy/cuda/compiler.py (get_cache_dir)
     ("CuPy", "CUPY_CACHE_DIR", ("~/.cupy/kernel_cache",)),
-    # numba/core/caching.py: next to the source, in __pycache__, and here where that is not writable
+    # numba/core/caching.py: next to the source, in __pycache__, or here if that is not writable
     ("Numba", "NUMBA_CACHE_DIR", ("$XDG_CACHE_HOME/numba ~/.cache/numba",)),
-    # pyop2/configuration.py (cache_dir); Firedrake's own environment names a folder of it
+    # pyop2/configuration.py (cache_dir); Firedrake's own environment names a folder within it
     ("PyOP2", "PYOP2_CACHE_DIR", ("$VIRTUAL_ENV/.cache/pyop2", "TMP/pyop2-cache-uid{uid}")),
     # By firedrake/tsfc_interface.py (TSFCKernel._cachedir)
     ("TSFC", _TSFC, ("$VIRTUAL_ENV/.cache/tsfc", "TMP/firedrake-tsfc-kernel-cache-uid{uid}")),
     # By torch/_inductor/runtime/cache_dir_utils.py (default_cache_dir)
     ("torch inductor", "TORCHINDUCTOR_CACHE_DIR", ("TMP/torchinductor_{login}",)),
-    # jax/_src/config.py (jax_compilation_cache_dir): none until one is named
+    # jax/_src/config.py (jax_compilation_cache_dir): none by default
     ("JAX", "JAX_COMPILATION_CACHE_DIR", ()),
 )
 
 
 def neighbours(environment: Environment) -> list[Neighbour]:
-    """Return every place that a variable names, and the default places that exist.
-
-    If no variable is set, a default of each library is listed even if it does not exist.
-    """
+    """Return every place that a variable names, else the existing default places of a library, or one of them."""
     folders = []
     for name, variable, defaults in _ROWS:
         if value := environment.get(variable):
-            # A URL of another machine is not a path here.
+            # A URL is not a local path.
             places = [] if "://" in value else [(environment.expand(value), variable)]
         else:
             known = [place for text in defaults if (place := _default(text, environment)) is not None]
@@ -66,7 +62,7 @@ def neighbours(environment: Environment) -> list[Neighbour]:
 
 
 def _default(text: str, environment: Environment) -> tuple[Path, str] | None:
-    """Return the first place of a text that is known, with the variable that it follows."""
+    """Return the first place in a text with a known beginning, and the variable that it begins with."""
     for place in text.split():
         start, _, below = place.partition("/")
         if start[0] != "$":
@@ -80,10 +76,7 @@ def _default(text: str, environment: Environment) -> tuple[Path, str] | None:
 
 
 def _measured(folder: Path) -> tuple[int | None, int | None]:
-    """Count the plain files below a folder, and sum their sizes; links are not followed.
-
-    Nothing is known of a folder that cannot be read to its end.
-    """
+    """Return number and total size of the plain files below a folder, ``None`` if it cannot be read completely."""
 
     def fail(error: OSError) -> None:
         if not means_absent(error):

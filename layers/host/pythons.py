@@ -1,8 +1,8 @@
 """The Python interpreters of a user: which of them could have written an entry, and could still hit it.
 
 No interpreter is started, because that may run code of others. The version is in the bytes of the program or of its
-library, and metadata in the folders of packages names the packages. What another user could change, and what cannot be
-read, is unknown. The record of this host keeps what was seen.
+library; metadata in the folders of packages lists the packages. An interpreter that another user could change, or that
+cannot be read, is unknown. The record of this host keeps what was seen.
 
 Sources: ``Modules/getpath.py`` (the base of a virtual environment), ``Lib/site.py`` (folders of packages, ``.pth``),
 which Debian and Fedora change.
@@ -26,31 +26,31 @@ from cachectl.layers.disk import distributions, plain
 from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.host.record import record_of
 
-#: What the record calls interpreters, and files whose bytes have the version of one.
+#: What the record calls interpreters, and files whose bytes contain the version of one.
 PRODUCT, _LIBRARY = "Python", "Python library"
 _PROGRAM = regex(r"(?:python|pypy)(?:[23](?:\.\d+)?t?)?(?:\.exe)?")
-#: The name of a real program, or of a folder of modules: free-threaded builds have a ``t``, old ones other letters.
+#: The name of a real program, or of a folder of modules; free-threaded builds have a ``t``, old builds other letters.
 _RELEASE = regex(r"(?P<name>(?:python|pypy)(?P<minor>[23]\.\d+)t?)[a-z]*")
-#: What follows the minor version in C's ``PY_VERSION``. A linker may store it as the end of a longer string.
+#: What follows the minor version in C's ``PY_VERSION``, which a linker may store as the end of a longer string.
 _PATCH = regex(rb'(\d+)(?:(a|b|rc)(\d+))?\+?(?:\0|"\r?\n)')
 _LEVELS = {None: "final", b"a": "alpha", b"b": "beta", b"rc": "candidate"}
 _BIN = "Scripts" if sys.platform == "win32" else "bin"
 _CONFIGURATION, _INCLUDES = "pyvenv.cfg", "include-system-site-packages"
-#: Where pyenv, and where asdf and mise, have their installations, next to a folder of shims.
+#: The installations of pyenv, and of asdf and mise, next to a folder of shims.
 _BEHIND_SHIMS = ("versions/*/bin", "installs/python/*/bin")
 #: Where an installation has its library.
 _LIBRARIES = ("lib", "lib64", "lib/*-linux-gnu*")
-#: How the lines of a file ``.pth`` begin that name no folder.
+#: The prefixes of lines in a ``.pth`` file that name no folder.
 _NO_FOLDER = ("#", "import ", "import\t")
-#: Limits: the bytes of a program or library, those of a text, and virtual environments made from others.
+#: The most bytes of a program or library, and of a text; the most virtual environments that are made from one another.
 _LARGEST, _LONGEST, _NESTED = 1 << 28, 1 << 16, 10
 
 
 class Python(NamedTuple):
-    """One interpreter: its five-part ``version``, and what returns the version of a distribution that it imports.
+    """An interpreter: its five-part ``version``, and a function that returns the version of an installed distribution.
 
-    ``reason`` says why it, or its packages, cannot be read now; ``version`` is empty if that is unknown too.
-    ``folders`` are those of its packages; none for one whose files were not looked at.
+    ``reason`` says why it, or its packages, cannot be read now; then ``version`` may be unknown, which is empty.
+    ``folders`` are those of its packages, none if its files were not examined.
     """
 
     path: Path
@@ -61,12 +61,12 @@ class Python(NamedTuple):
 
     @property
     def present(self) -> bool | None:
-        """Return ``True`` if it can be read; ``None`` if not: other programs may be able to start it."""
+        """Return ``True`` if it can be read, else ``None``: other programs may be able to start it."""
         return True if self.reason is None else None
 
 
 class _Parts(NamedTuple):
-    """The files of an interpreter: its real ``program``, and the folders of its base and of its virtual environment.
+    """The files of an interpreter: its real ``program``, the prefix of its ``base``, and its ``virtual`` environment.
 
     ``name`` is that of its folder of modules. ``decisive`` are the files that say where the others are.
     """
@@ -83,16 +83,15 @@ class _Parts(NamedTuple):
 
 
 def own_python(environment: Environment) -> Python:
-    """Return the interpreter of the environment, without a look at its files."""
+    """Return the interpreter of the environment, without examining its files."""
     return Python(environment.executable, environment.python, environment.installed)
 
 
 @answered_once
 def pythons_of(environment: Environment) -> tuple[Python, ...]:
-    """Return the known interpreters, that of the environment first, also those that cannot be read.
+    """Return the known interpreters, the environment's first, including those that cannot be read.
 
-    Known are those that ``environment`` names and, if it is that of a real user, those of :func:`candidates` and those
-    that were seen before and have not gone.
+    An environment that searches for more also has those that the user named, :func:`candidates`, and those seen before.
     """
     own = own_python(environment)
     if not environment.searches_pythons:
@@ -108,14 +107,14 @@ def pythons_of(environment: Environment) -> tuple[Python, ...]:
         if (python := pythons[key]) is not None and python.present:
             record.note(PRODUCT, path, python.version)
     record.save()
-    # It stands for itself with what variables add to its packages, and by its files for a run without them.
+    # The own one is listed with the packages that variables add, and by its files for a run without these variables.
     is_own = identity(own.path)
     return (own, *(python for key, python in pythons.items() if python and (python.present or key != is_own)))
 
 
 @answered_once
 def note_own(environment: Environment) -> None:
-    """Record the environment's own interpreter, so that a later command of another one looks at it."""
+    """Record the environment's own interpreter, so that a later command in another interpreter knows it."""
     record = record_of(environment)
     if environment.searches_pythons and record.version_at(PRODUCT, environment.executable) != environment.python:
         record.note(PRODUCT, environment.executable, environment.python)
@@ -123,10 +122,7 @@ def note_own(environment: Environment) -> None:
 
 
 def named_pythons(environment: Environment, names: Iterable[str]) -> tuple[Path, ...]:
-    """Return the paths of interpreters that a user named, by path or by a name on ``PATH``.
-
-    Raises :class:`BadRequest` for one that cannot be read and was not seen before.
-    """
+    """Return the paths of interpreters that a user named. Raises :class:`BadRequest` for an unknown unreadable one."""
     from shutil import which
 
     paths, seen = [], {sighting.path for sighting in record_of(environment).here(PRODUCT)}
@@ -142,9 +138,9 @@ def named_pythons(environment: Environment, names: Iterable[str]) -> tuple[Path,
 
 
 def candidates(variables: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the interpreters of the activated environments and those on ``PATH``, and not only those that can be read.
+    """Yield the interpreters of the activated environments and on ``PATH``, including those that cannot be read.
 
-    In place of the shims of pyenv, asdf or mise it yields the interpreters that they start.
+    Instead of the shims of pyenv, asdf or mise, it yields the interpreters that they start.
     """
     prefixes = (variables.get(name) for name in ("VIRTUAL_ENV", "CONDA_PREFIX"))
     folders = [Path(prefix, _BIN) for prefix in prefixes if prefix]
@@ -165,7 +161,7 @@ def candidates(variables: Mapping[str, str]) -> Iterator[Path]:
 
 
 def identity(path: Path) -> tuple[str, str]:
-    """Return what makes two paths one interpreter: the real program, and the virtual environment that it starts in."""
+    """Return what two paths of the same interpreter share: the real program, and its virtual environment."""
     file = _configuration_file(path)
     return os.path.realpath(path), "" if file is None else os.path.realpath(file.parent)
 
@@ -174,7 +170,7 @@ def identity(path: Path) -> tuple[str, str]:
 
 
 def look(path: Path, environment: Environment) -> Python | None:
-    """Return the interpreter of a path from what its files say; ``None`` if there is none."""
+    """Return the interpreter at a path according to its files; ``None`` if there is none."""
     if not os.path.exists(path):
         sightings = record_of(environment).here(PRODUCT)
         before = (sighting for sighting in sightings if sighting.path == str(path) and sighting.gone is None)
@@ -182,7 +178,7 @@ def look(path: Path, environment: Environment) -> Python | None:
     version = ""
     try:
         if plain.read_plain(path, limit=2, follow=True) == b"#!":
-            raise ValueError("it is a script, which may start any Python")
+            raise ValueError("it is a script, which can start any Python")
         parts = _parts_of(path)
         _require_own(environment, path, *parts.decisive)
         version = _version_of(parts, environment)
@@ -196,18 +192,12 @@ def look(path: Path, environment: Environment) -> Python | None:
 
 def _require_own(environment: Environment, *paths: Path) -> None:
     """Raise :class:`ValueError` with the reason if another user could change what is at one of these paths."""
-    reasons = _open_paths(environment)
+    reasons = environment.answers
     for path in paths:
-        if path not in reasons:
-            reasons[path] = shared_because(path)
-        if reasons[path] is not None:
-            raise ValueError(reasons[path])
-
-
-@answered_once
-def _open_paths(_: Environment) -> dict[Path, str | None]:
-    """Return the paths that were looked at, each with the reason why another user could change what is there."""
-    return {}
+        if (shared_because, path) not in reasons:
+            reasons[shared_because, path] = shared_because(path)
+        if (reason := reasons[shared_because, path]) is not None:
+            raise ValueError(reason)
 
 
 def _parts_of(path: Path) -> _Parts:
@@ -216,15 +206,15 @@ def _parts_of(path: Path) -> _Parts:
     virtual, match = None if file is None else file.parent, _RELEASE.fullmatch(program.name)
     if match is None:
         if _PROGRAM.fullmatch(program.name) is None:
-            raise ValueError(f"{program} is no Python by its name")
-        # The program of a virtual environment made of copies may have any of its names.
+            raise ValueError(f"{program} does not have the name of a Python")
+        # In a virtual environment made of copies, the program may have any of its names.
         modules = sorted(folder.name for folder in (virtual or program.parent.parent).glob("lib/*/"))
         matches = list(filter(None, map(_RELEASE.fullmatch, modules)))
         if len(matches) != 1:
-            raise ValueError("neither its name nor a folder of modules says its version")
+            raise ValueError("neither its name nor a folder of modules shows its version")
         match = matches[0]
     base, decisive = program, [] if file is None else [file]
-    # A link leads to the base. A copy lies in a virtual environment whose file names the base's folder.
+    # A link leads to the base. A copy is in a virtual environment whose file names the base's folder.
     while (inner := _configuration_file(base)) is not None:
         home = Path(_configuration(inner).get("home", ""))
         names = (match[0], match["name"], "python3", "python")
@@ -237,7 +227,7 @@ def _parts_of(path: Path) -> _Parts:
 
 
 def _configuration_file(program: Path) -> Path | None:
-    """Return the file of the virtual environment that a program is in."""
+    """Return the configuration file of a program's virtual environment, if it is in one."""
     files = (folder / _CONFIGURATION for folder in (program.parent, program.parent.parent))
     return next(filter(os.path.isfile, files), None)
 
@@ -252,13 +242,10 @@ def _configuration(file: Path) -> dict[str, str]:
 
 
 def _version_of(parts: _Parts, environment: Environment) -> str:
-    """Return the five-part version in the bytes of a program or, if it names one, of its library.
-
-    Raises :class:`OSError`, and :class:`ValueError` with the reason if it is not known.
-    """
+    """Return an interpreter's five-part version. Raises :class:`OSError`, and :class:`ValueError` with a reason."""
     files = [parts.program]
     if parts.name.startswith("pypy"):
-        # PyPy has it as text in its header only.
+        # PyPy has it as text only in its header.
         files = [parts.base / "include" / parts.name / "patchlevel.h"]
     elif record_of(environment).version_at(_LIBRARY, parts.program) is None:
         content = plain.read_plain(parts.program, most=_LARGEST, follow=True)
@@ -268,12 +255,12 @@ def _version_of(parts: _Parts, environment: Environment) -> str:
             files = [file for pattern in patterns for file in parts.base.glob(pattern)]
     versions = {_version_in(file, parts.minor, environment) for file in files}
     if len(versions) != 1 or (version := versions.pop()) is None:
-        raise ValueError("its bytes do not say its version")
+        raise ValueError("its bytes do not show its version")
     return version
 
 
 def _version_in(file: Path, minor: str, environment: Environment) -> str | None:
-    """Return the version in the bytes of a file, which the record keeps; ``None`` if they do not say it."""
+    """Return the version in the bytes of a file, which the record keeps; ``None`` if they do not show it."""
     _require_own(environment, file)
     record = record_of(environment)
     if (known := record.version_at(_LIBRARY, file)) is not None:
@@ -285,7 +272,7 @@ def _version_in(file: Path, minor: str, environment: Environment) -> str | None:
         if match is not None and not last.isdigit() and last != b".":
             version = f"{minor}.{match[1].decode()}.{_LEVELS[match[2]]}.{int(match[3] or 0)}"
             versions[version] = versions.get(version, False) or last == b"\0"
-    # Where a path ends in another version, such as that of the installation, the string stands for itself.
+    # The version itself is preceded by a zero; a path of the installation may end in another one.
     single = [version for version in versions if versions[version] or len(versions) == 1]
     if len(single) != 1:
         return None
@@ -294,14 +281,11 @@ def _version_in(file: Path, minor: str, environment: Environment) -> str | None:
 
 
 def _package_folders(parts: _Parts, environment: Environment) -> Iterator[Path]:
-    """Yield the folders of packages that an interpreter searches, in its order.
-
-    Those that a file ``.pth`` names are yielded also if they are not there. Raises :class:`OSError`.
-    """
+    """Yield the folders of packages that an interpreter searches, in its order. Raises :class:`OSError`."""
     sites = [] if parts.virtual is None else list(_sites_of(parts.virtual, parts.name))
     includes = "true" if parts.virtual is None else _configuration(parts.decisive[0]).get(_INCLUDES, "")
     if includes.lower() == "true":
-        # Programs that run later may have the user's own packages even if this one would not.
+        # Later programs may use the user's own packages even if this one does not.
         user = environment.expand(environment.get("PYTHONUSERBASE") or "~/.local")
         mac = environment.home_folder / "Library" / "Python" / parts.minor / "lib" / "python" / "site-packages"
         sites += [user / "lib" / parts.name / "site-packages", mac, *_sites_of(parts.base, parts.name)]
@@ -318,10 +302,9 @@ def _package_folders(parts: _Parts, environment: Environment) -> Iterator[Path]:
 
 
 def _sites_of(prefix: Path, name: str) -> Iterator[Path]:
-    """Yield the folders in which installers put packages, whether or not they exist.
+    """Yield the folders in which installers put packages, existing or not.
 
-    Debian has folders of other names, in place of which other programs may have made the usual one, and Fedora has two
-    more in ``local``.
+    Debian has folders of other names, even if the usual one exists too; Fedora has two more in ``local``.
     """
     debian = prefix / "lib/python3/dist-packages"
     if debian.is_dir():

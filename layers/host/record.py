@@ -1,12 +1,11 @@
 """The record of what was seen on this host: Pythons, drivers and libraries, each with its path and version.
 
-It is the only witness for *stale*. An entry is stale if a version that could hit it was seen here, its path has gone or
-has another version, nothing else that was seen has that version, and the entry was not used since. In all other cases
-that is unknown: another container, another machine with the same home, or a program that is started by its path may
-use the entry. Where a hit leaves no trace, nothing shows that an entry was not used.
+It is the only witness for *stale*. An entry is stale if a version that could hit it was seen here, its path is gone or
+has another version, nothing else that was seen has that version, and the entry was not used since. Otherwise that is
+unknown: another container, another machine with the same home, or a program that is started by its path may use the
+entry. If hits leave no trace, nothing shows that an entry was not used.
 
-The record is one private file. It is read only if no other user can write to it, and it is not written where that
-fails: then there is no witness.
+The record is one private file. It is read only if no other user can write to it. Without it, nothing is stale.
 """
 
 from __future__ import annotations
@@ -24,27 +23,25 @@ from cachectl.layers.base.errors import PARSE_ERRORS
 from cachectl.layers.disk import atomic, plain
 from cachectl.layers.disk.trust import shared_because
 
-#: The name of the file, in cachectl's folder for its own state, and the most that is read of it in bytes.
+#: The name of the file in cachectl's folder for its own state, and the most bytes that are read of it.
 FILE = "seen.json"
 _LARGEST = 1 << 22
-#: The most sightings that are kept; those of this host that have gone for longest are dropped first.
+#: The most sightings that are kept; those that have been gone for longest are dropped first.
 _MOST = 500
-#: File systems of disks. A root folder on any other kind, such as a container's, may be another one in the next run.
+#: File systems of disks. A root folder on any other, such as a container's, may be a different one in the next run.
 _DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "apfs"})
-
-#: The version of a file that does not say one, so that it is not read again.
+#: The version of a file that shows none, so that it is not read again.
 UNREADABLE = ""
-#: Whether no known program can hit an entry, with the reason; ``None`` is unknown.
+#: Whether no known program can hit an entry (``None`` is unknown), and the reason.
 Staleness = tuple[bool | None, str | None]
 
 
 class Sighting(NamedTuple):
     """One version of a product that was seen at a path.
 
-    ``system`` names the host, or the container, that saw it. ``target`` is the file that the path leads to, ``places``
-    are the mounts of both, ``size`` (bytes) and ``time`` (nanoseconds of the epoch) those of the file. ``gone``
-    is a moment (epoch seconds) at which the path surely had no such version any more; ``None`` while it has, and while
-    that cannot be known.
+    ``system`` names the host or container that saw it. ``target`` is the file that the path leads to, ``places`` are
+    the mounts of both, and ``size`` (bytes) and ``time`` (epoch nanoseconds) those of the file. ``gone`` is a time
+    (epoch seconds) at which the path certainly no longer had this version; ``None`` while it has, or that is unknown.
     """
 
     product: str
@@ -72,14 +69,13 @@ class Record:
         self._written = _read(self.file) if environment.searches_pythons else {}
         self.sightings = dict(self._written)
         for key, sighting in self._written.items():
-            # A wrong clock wrote moments that are to come.
-            is_there = sighting.gone is None or sighting.gone > environment.clock()
-            self.sightings[key] = sighting._replace(gone=None) if is_there else sighting
-            if sighting.system == self.system and is_there and _has_gone(sighting):
-                self.sightings[key] = sighting._replace(gone=self._moment(Path(sighting.path)))
+            # Times in the future are from a wrong clock.
+            if sighting.gone is None or sighting.gone > environment.clock():
+                is_gone = sighting.system == self.system and _has_gone(sighting)
+                self.sightings[key] = sighting._replace(gone=self._moment(Path(sighting.path)) if is_gone else None)
 
     def of(self, product: str) -> Iterator[Sighting]:
-        """Yield the sightings of a product, those of other systems included."""
+        """Yield the sightings of a product, including those of other systems."""
         return (sighting for sighting in tuple(self.sightings.values()) if sighting.product == product)
 
     def here(self, product: str) -> Iterator[Sighting]:
@@ -87,7 +83,7 @@ class Record:
         return (sighting for sighting in self.of(product) if sighting.system == self.system)
 
     def version_at(self, product: str, path: str | Path) -> str | None:
-        """Return the version that was seen at a path, if its file has the same size and time; else ``None``."""
+        """Return the version that was seen at a path, if its file still has the same size and time; else ``None``."""
         with suppress(OSError):
             status = os.stat(path)
             for sighting in self.here(product):
@@ -97,7 +93,7 @@ class Record:
         return None
 
     def note(self, product: str, path: str | Path, version: str) -> None:
-        """Note what is at a path now, and that what was there before has gone."""
+        """Record the version at a path, and that an earlier version there is gone."""
         target = os.path.realpath(path)
         try:
             status, places = os.stat(path), (_place(Path(path)), _place(Path(target)))
@@ -107,14 +103,14 @@ class Record:
         for key, sighting in tuple(self.sightings.items()):
             at_path = (sighting.product, sighting.path, sighting.system) == (product, str(path), self.system)
             is_other = at_path and sighting.places == places and sighting.version != version
-            # A link that leads elsewhere now has left its target usable, by another path.
+            # The old target of a changed link is still usable by another path.
             if is_other and sighting.gone is None and (sighting.target == target or not _is_unchanged(sighting)):
                 self.sightings[key] = sighting._replace(gone=moment)
         key = (product, str(path), version, self.system)
         self.sightings[key] = Sighting(*key, target, places, status.st_size, status.st_mtime_ns)
 
     def last_gone(self, product: str) -> float:
-        """Return when the last sighting of a product by this system had gone (epoch seconds), 0 if none has."""
+        """Return when the last sighting of a product by this system was gone (epoch seconds), 0 if none is."""
         return max((sighting.gone for sighting in self.here(product) if sighting.gone is not None), default=0.0)
 
     def judge(
@@ -122,8 +118,8 @@ class Record:
     ) -> Staleness:
         """Return whether no version of a product that was seen can hit an entry.
 
-        ``used`` is when the entry was last used (epoch seconds), ``None`` where a use leaves no trace. ``by`` says what
-        made the entry, ``made`` whether a version is that, and ``hits`` whether a version may hit it.
+        ``used`` is when the entry was last used (epoch seconds), ``None`` if uses leave no trace. ``by`` describes what
+        made the entry, ``made`` says whether a version did, and ``hits`` whether a version may hit it.
         """
         for sighting in self.of(product):
             if sighting.gone is None and hits(sighting.version):
@@ -142,10 +138,12 @@ class Record:
         return (True, because) if used < moment else (None, f"unknown: {because}, and it was used since")
 
     def save(self) -> None:
-        """Write the record if it has changed; do nothing where that fails, or for an environment that is made up."""
+        """Write the record if it has changed; do nothing if that fails, or for a hypothetical environment."""
         if self.sightings == self._written or not self.environment.searches_pythons:
             return
-        kept = sorted(self.sightings.values(), key=lambda one: (one.gone is None, one.gone or 0.0, one.path))[-_MOST:]
+        kept = sorted(self.sightings.values(), key=lambda item: (item.gone is None, item.gone or 0.0, item.path))[
+            -_MOST:
+        ]
         document = {"sightings": [sighting._asdict() for sighting in kept]}
         with suppress(OSError, ValueError):
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -153,7 +151,7 @@ class Record:
             self._written = dict(self.sightings)
 
     def _moment(self, path: Path) -> float:
-        """Return an upper bound of when a path changed: now, or when the file, or the folder above it, did."""
+        """Return the latest possible time of a change of a path: now, or when its file or the folder above changed."""
         now = self.environment.clock()
         with suppress(OSError):
             place = next(filter(os.path.exists, (path, *path.parents)))
@@ -178,7 +176,7 @@ def _read(file: Path) -> dict[tuple[str, str, str, str], Sighting]:
 
 
 def _checked(sighting: Sighting) -> Sighting:
-    """Return a sighting that was read. Raises :class:`TypeError` or :class:`ValueError` if a value has another type."""
+    """Validate a sighting that was read. Raises :class:`TypeError` or :class:`ValueError` for a wrong value."""
     place, target_place = sighting.places
     are_texts = all(isinstance(text, str) for text in (*sighting[:5], place, target_place))
     if any("\0" in path or not os.path.isabs(path) for path in (sighting.path, sighting.target)):
@@ -189,7 +187,7 @@ def _checked(sighting: Sighting) -> Sighting:
 
 
 def _is_unchanged(sighting: Sighting) -> bool:
-    """Return whether the file that a sighting's path led to is still the same, or cannot be looked at."""
+    """Return whether the file that a sighting's path led to is unchanged, or cannot be examined."""
     try:
         status = plain.status_at(sighting.target)
     except OSError:
@@ -198,9 +196,9 @@ def _is_unchanged(sighting: Sighting) -> bool:
 
 
 def _system(environment: Environment) -> str:
-    """Return what names this host, or this container, which may share a home and a name with the host.
+    """Return an identifier of this host or container; a container may share a home and a name with its host.
 
-    The root folder of a container is not on a disk's file system, and its time is that of its image or of its start.
+    A container's root folder is not on a disk's file system, and has the time of its image or of its start.
     """
     status = os.stat("/")
     kind = processes.mount_of(Path("/"), mounts=environment.mounts).kind
@@ -209,9 +207,9 @@ def _system(environment: Environment) -> str:
 
 
 def _has_gone(sighting: Sighting) -> bool:
-    """Return whether the path of a sighting, or what it led to, is not there although its file system is."""
+    """Return whether the path of a sighting, or its target, is missing although its file system is mounted."""
     for path, place in zip((sighting.path, sighting.target), sighting.places, strict=True):
-        # Whether it is there cannot be known otherwise.
+        # After an error, its existence is unknown.
         with suppress(OSError):
             if plain.status_at(path) is None:
                 return _place(Path(path)) == place
@@ -219,12 +217,12 @@ def _has_gone(sighting: Sighting) -> bool:
 
 
 def _place(path: Path) -> str:
-    """Return the mount of the nearest folder above a path: its device, or its kind and source, and its place.
+    """Return the mount of the nearest folder above a path: device (or type and source), root and mount point.
 
-    Another folder of the same file system may be mounted over it, perhaps for one program only.
+    Another folder of the same file system may be mounted over it, perhaps only for one program.
     """
     folder = next(filter(os.path.exists, path.parents))
     device, mount = folder.stat().st_dev, processes.mount_of(folder)
-    # Numbers without a major one are given in the order of mounting.
+    # Device numbers without a major number are assigned in the order of mounting.
     is_lasting = os.name != "posix" or os.major(device)
     return ":".join((str(device) if is_lasting else f"{mount.kind}:{mount.source}", mount.root, mount.point))

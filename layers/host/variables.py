@@ -1,4 +1,4 @@
-"""The variables of this process. This module is the only one that touches :data:`os.environ`."""
+"""The variables of this process. No other module uses :data:`os.environ`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def process_variable(name: str) -> str | None:
 
 
 def set_process_variable(name: str, value: str | None) -> None:
-    """Set a variable of this process, and so of the children it starts; ``None`` removes it."""
+    """Set a variable of this process and its later children; ``None`` removes it."""
     if value is None:
         os.environ.pop(name, None)
     else:

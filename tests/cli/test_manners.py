@@ -53,7 +53,7 @@ def test_keywords_are_the_names_of_options(cuda: Home) -> None:
     assert len(list(entries(Selection(older_than="1s", now=2.0**40)))) == len(list(entries())) > 0
     with pytest.raises(TypeError, match=re.escape("no keyword 'older'; did you mean older_than?")):
         Selection(older=1)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="no keyword 'bytes'; there are stale, older_than, max_size"):
+    with pytest.raises(TypeError, match="no keyword 'bytes'; it has stale, older_than, max_size"):
         Limits(bytes=1)  # type: ignore[arg-type]
     with pytest.raises(BadRequest, match="write a number and"):
         Limits(max_size="1")

@@ -73,9 +73,9 @@ def test_where_clearing_everything_frees_too_little_the_fix_moves_the_layer(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("/ / rw - overlay overlay rw,upperdir=/u", "the container, on whose own layer it lies (overlay)"),
-        ("/ /home rw - tmpfs tmpfs rw", "the memory in which the home lies (tmpfs)"),
-        ("/ / rw - tmpfs tmpfs rw", "the memory in which the home lies (tmpfs)"),
+        ("/ / rw - overlay overlay rw,upperdir=/u", "the container, in whose own layer it is (overlay)"),
+        ("/ /home rw - tmpfs tmpfs rw", "the memory in which the home is (tmpfs)"),
+        ("/ / rw - tmpfs tmpfs rw", "the memory in which the home is (tmpfs)"),
         ("/ / rw - ext4 /dev/vda rw", ""),
         ("/ /data rw - overlay overlay rw,upperdir=/u", ""),
     ],
@@ -172,8 +172,8 @@ def test_a_lock_whose_holder_cannot_be_known_stays(
     environment, lock = locked
     shown = tmp_path / "shown"
     make(shown / "self")
-    unseen = "not all programs of this machine are shown here, as in a container"
-    for kind, reason in (("ext4", unseen), ("nfs", "it lies on nfs, where "), ("fuse.ours", "it lies on fuse.ours, ")):
+    unseen = "programs of this machine are hidden here, as in a container"
+    for kind, reason in (("ext4", unseen), ("nfs", "it is on nfs, and "), ("fuse.ours", "it is on fuse.ours, ")):
         seen = on_file_system(environment._replace(processes=shown), kind, home.path)
         found = only(examine(seen, "pyopencl"), "lock")
         assert (found.severity, found.fix_tested) == (Severity.RISKS, False)
@@ -190,7 +190,7 @@ def test_a_lock_whose_holder_cannot_be_known_stays(
         write(shown / "4711/status", f"Name:\tkeeper\nUid:\t{os.getuid()}\t0\t0\t0\n")
         write(shown / "4711/comm", "keeper\n")
         found = only(examine(environment._replace(processes=shown, clock=lambda: 1_700_000_901.0), "pyopencl"), "lock")
-        assert f"a process of {user_name(os.getuid())} that could not be looked at may have it open" in found.message
+        assert f"a process of {user_name(os.getuid())} that hides its files may have it open" in found.message
         assert "PID 4711 (keeper)" in found.message
     assert examine(environment, "pyopencl") == []
 
@@ -202,7 +202,7 @@ def test_no_command_in_a_namespace_of_processes_removes_a_lock(home: Home, locke
     _, lock = locked
     alone = ("unshare", "-p", "-f", "--mount-proc")
     done = home.run(*alone, *CACHECTL, "doctor", "-v", "pyopencl", check=False)
-    assert "whose holder is unknown (not all programs of this machine" in done.stdout
+    assert "whose holder is unknown (programs of this machine" in done.stdout
     for verb in ("prune --stale pyopencl", "purge pyopencl"):
         home.run(*alone, *CACHECTL, *verb.split())
         assert lock.exists()

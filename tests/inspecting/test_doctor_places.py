@@ -212,7 +212,7 @@ def test_a_root_that_is_not_a_folder_is_reported_and_fixed(tmp_path: Path) -> No
     assert (found.severity, found.fix) == (Severity.FAILS, "unset POCL_CACHE_DIR")
     icd = {"OCL_ICD_VENDORS": register_driver(tmp_path, "libpocl.so.2")}
     below = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(file / "below"), **icd), "pocl"), "no-folder")
-    assert f"something that is not a directory at {file}: PoCL finds no device" in below.message
+    assert f"something other than a directory at {file}: PoCL finds no device" in below.message
     assert after(tmp_path, below.fix, "pocl", POCL_CACHE_DIR=str(file / "below"), **icd) == []
     assert file.read_text() == "something"
 
@@ -428,7 +428,7 @@ def test_a_folder_of_another_user_on_the_way_is_told_where_purge_refuses(open_fo
     found = only(examine(environment, "pocl"), "owner")
     assert (found.severity, found.message) == (
         Severity.UNSAFE,
-        f"lies below {theirs}, which belongs to user 54321, whose code runs as you",
+        f"is below {theirs}, which belongs to user 54321, whose code runs as you",
     )
     (failed,) = Stack(environment).purge(layers=["pocl"]).layers[0].failed
     assert f"{theirs} belongs to user 54321" in failed.because
@@ -444,7 +444,7 @@ def test_a_folder_is_judged_before_a_job_uses_it(tmp_path: Path, mount: Mount) -
     assert stack.doctor(["loopy"], place=tmp_path / "scratch").findings == ()
     found = only(stack.doctor(["loopy", "pytools", "pocl"], place=Path("/proc/job")).findings, "closed")
     assert found.layers == ("loopy", "pytools", "pocl")
-    assert "no file can be made there (Operation not supported): pytools can make no" in found.message
+    assert "no file can be created there (Operation not supported): pytools can make no" in found.message
     assert found.message.endswith("; PoCL finds no device, or builds no program")
     (tmp_path / "file").touch()
     found = only(stack.doctor(["loopy"], place=tmp_path / "file").findings, "no-folder")
@@ -456,7 +456,7 @@ def test_scratch_folders_are_made_where_code_can_be_mapped(home: Home, mount: Mo
     mount("-t", "tmpfs", "-o", "noexec", "none", on=home.path / "tmp")
     done = home.cachectl("run --isolated -- printenv POCL_CACHE_DIR", TMPDIR=str(home.path / "tmp"))
     assert done.stdout.startswith(f"{home.path}/.local/state/cachectl/scratch/")
-    assert "lies on a file system that is mounted with noexec; temporary folders are made in" in done.stderr
+    assert "is on a file system that is mounted with noexec; using" in done.stderr
     done = home.cachectl("env --root /proc/job --layer pocl --shell sh")
     assert done.stderr.endswith("; cachectl doctor --place /proc/job says what follows\n")
 
@@ -482,7 +482,7 @@ def test_a_closed_folder_in_a_root_fails_some_programs(tmp_path: Path, held_to_m
     variables = {"OCL_ICD_VENDORS": register_driver(tmp_path, "libpocl.so.2")}
     (found,) = asked(tmp_path, (*held_to_modes, *CACHECTL), "doctor", "pocl", **variables)
     assert (found["severity"], found["fix"]) == ("may fail a run", f"chmod u+w {closed}")
-    assert found["message"].endswith("which is not writable for you: PoCL cannot build the programs that belong there")
+    assert found["message"].endswith("which is not writable by you: PoCL cannot build the programs that belong there")
 
 
 def test_closed_files_are_one_finding_with_one_command(tmp_path: Path, held_to_modes: tuple[str, ...]) -> None:
@@ -493,7 +493,7 @@ def test_closed_files_are_one_finding_with_one_command(tmp_path: Path, held_to_m
         file.chmod(0o400)
     (found,) = asked(tmp_path, (*held_to_modes, *CACHECTL), "doctor", "pytools")
     assert (found["code"], found["fix"]) == ("closed", f"chmod u+w {' '.join(map(str, files))}")
-    assert "which is not writable for you (2 more like it): pytools can add nothing" in found["message"]
+    assert "which is not writable by you (2 more like it): pytools can add nothing" in found["message"]
     shell(tmp_path, found["fix"])
     assert asked(tmp_path, (*held_to_modes, *CACHECTL), "doctor", "pytools") == []
 

@@ -73,7 +73,7 @@ def test_short_keys_are_taken_like_whole_ones(warm: Home) -> None:
         assert [entry["key"] for entry in warm.json("ls", "--key", short)["entries"]] == [key]
         assert warm.json("purge", layer, "--key", short)["total"]["removed"] == 1
         warm.refused("get", layer, short, says=f"no entry has the key {short!r}")
-        warm.refused("put", layer, short[::-1], "whole", says="the artifact was taken from the key")
+        warm.refused("put", layer, short[::-1], "whole", says="the artifact belongs to the key")
         warm.cachectl("put", layer, short, "whole")
         assert [entry["key"] for entry in warm.json("ls", layer, "--key", key)["entries"]] == [key]
 

@@ -87,7 +87,7 @@ def test_an_index_that_has_no_room_to_grow_stays_whole(disk: Path) -> None:
     assert len(before) == os.sysconf("SC_PAGE_SIZE")
     filler = fill_up(disk)
     os.truncate(filler, filler.stat().st_size - os.sysconf("SC_PAGE_SIZE"))
-    with pytest.raises(Unsettled, match=r"again: No space left.*; make room, then put or purge"):
+    with pytest.raises(Unsettled, match=r"index: No space left.*; free some disk space, then put or purge"):
         layer.put(key, artifact)
     assert (root_of(layer) / key).read_bytes() == data
     assert (root_of(layer) / "index").read_bytes() == before

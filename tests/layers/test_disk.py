@@ -58,7 +58,7 @@ def test_a_replaced_file_leaves_no_stage_where_there_are_no_locks(
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_what_has_just_gone_was_not_left_by_a_command(tmp_path: Path) -> None:
+def test_a_file_that_was_just_removed_was_not_left_by_a_command(tmp_path: Path) -> None:
     with handles.opened(str(tmp_path)) as folder:
         assert not handles.is_left_own(folder, "gone", os.fstat(folder))
 
@@ -117,7 +117,7 @@ def test_a_failed_deletion_stops_the_others_only_if_it_had_to_be_first(
 
 
 def test_reading_drops_no_lock_of_this_process(tmp_path: Path) -> None:
-    """The system drops all of them when any descriptor of the file is closed."""
+    """The system drops all locks of a process on a file when it closes any descriptor of that file."""
     path, before = write(tmp_path / "file", "content"), len(os.listdir("/proc/self/fd"))
     attempt = python("import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)", path)
     with path.open("r+b") as file:

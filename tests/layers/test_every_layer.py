@@ -41,7 +41,7 @@ REAL = {"loopy": "fill", "pyopencl-invoker": "fill", "pyopencl": "fill", "pocl":
 
 
 class TestConformance(LayerConformance):
-    """The shipped suite over every built-in layer."""
+    """The shipped suite for every built-in layer."""
 
     @pytest.fixture(
         autouse=True,
@@ -218,7 +218,7 @@ DAMAGE: list[Row] = [
     ("pocl", f"{POCL_KEY}/program.bc", lambda _: b"", FAILS, "program.bc: is empty"),
     ("pocl", f"{POCL_KEY}/program.bc", lambda _: b"junk", FAILS, "program.bc: is not LLVM bitcode"),
     ("pocl", f"{POCL_KEY}/k/0-0-0/k.so", lambda _: b"junk", FAILS, "is not an ELF file"),
-    # PoCL links it itself.
+    # PoCL links the library from this object.
     ("pocl", f"{POCL_KEY}/k/0-0-0/k.so.o", lambda _: b"", Severity.HEALS, "PoCL compiles the kernel again"),
 ]
 
@@ -294,7 +294,7 @@ STRANGERS = {
         ("a/b/notes.cl_cache", "0123456789ABCDEF.cl_cache", "a/0123456789abcdef.cl_cache", "stats.txt", "a/stats"),
         "0123456789abcdef.cl_cache",
     ),
-    # The caches of other users of LLVM have shorter names, or another beginning.
+    # Caches of other programs with LLVM have shorter names, or another prefix.
     "comgr": (
         ("llvmcache-" + "a" * 40, "Thin-abc", "llvmcache-" + "A" * 64, "llvmcache-" + "a" * 65),
         comgr_key("link"),

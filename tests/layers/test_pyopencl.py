@@ -293,7 +293,7 @@ def test_bytes_behind_a_program_of_intels_driver_fail_and_a_damaged_part_recompi
     binary.write_bytes(data + b"\0")
     assert home.run(sys.executable, "-c", INTEL, check=False, **intel_driver).returncode
     (finding,) = verified(layer)
-    assert (finding.severity, finding.message) == (Severity.FAILS, "binary: has 1 bytes behind its last section")
+    assert (finding.severity, finding.message) == (Severity.FAILS, "binary: has 1 bytes after its last section")
     begin = data.index(b"BC\xc0\xde")
     binary.write_bytes(data[:begin] + bytes(64) + data[begin + 64 :])
     assert home.run(sys.executable, "-c", INTEL, check=True, **intel_driver).returncode == 0

@@ -31,9 +31,9 @@ def fill_pyopencl(home: Path) -> None:
 
 
 GOLDEN = {**PRODUCTS, "pyopencl": Product("pyopencl", fill_pyopencl)}
-#: Files of a cache as a whole, and of sqlite.
+#: Files that belong to no single entry, such as those of sqlite.
 OF_THE_WHOLE = ("stats", "index", "_idx.foz", "-wal", "-shm")
-#: Parts of names of what may be an entry, and what a later release might write in their place.
+#: Parts of the names of entries, and what a later release might write instead.
 CHANGES: dict[str, tuple[str, ...]] = {
     r"\b((?:[0-9a-f]{2}){7,}|[A-P]{14,})([0-9a-f]{2}|[A-P]{2})\b": (r"\1", r"\1\2\2", r"\1\1\2"),
     r"^(?:[0-9a-f]{1,2}|[A-P]{2})$": (r"\g<0>\g<0>",),
@@ -47,7 +47,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
 
 
 def mutate(root: Path, chance: random.Random) -> Path:
-    """Give one thing of a root another width, version or name; return its new path."""
+    """Give something in a root another width, version or name; return its new path."""
     mutants = [
         (path, path.name[: match.start()] + match.expand(new) + path.name[match.end() :])
         for path in sorted(root.rglob("*"))

@@ -30,7 +30,7 @@ DRIVERS = {
 
 
 def environment_of(folder: Path, **variables: str) -> Environment:
-    """Return an environment in ``folder/home`` whose programs run in ``folder/cwd``."""
+    """Return an environment with the home ``folder/home`` and the working directory ``folder/cwd``."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
     values = {"HOME": str(home), **{name: value.format(tmp=folder) for name, value in variables.items()}}
@@ -39,8 +39,8 @@ def environment_of(folder: Path, **variables: str) -> Environment:
 
 ON, OFF, UNKNOWN, ABSENT = Condition.ENABLED, Condition.DISABLED, Condition.UNKNOWN, Condition.ABSENT
 FAILS, RECOMPILES, HARMLESS = Severity.FAILS, Severity.RECOMPILES, Severity.HARMLESS
-#: Of each layer, the variables, where "|" stands between values that mean the same; the condition, a part of the reason
-#: ("@" stands for the variable and its value), and the one finding with its severity, if it is not RECOMPILES.
+#: For each layer: the variables ("|" separates values that mean the same), the condition, a part of the reason ("@"
+#: stands for the variable and its value), and the code of the finding with its severity, by default RECOMPILES.
 VALUES: dict[str, list[tuple[Any, ...]]] = {
     "neo": [
         ("", ON, "default"),
@@ -50,8 +50,8 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("NEO_CACHE_DIR={tmp}/new/er", OFF, "er is missing (NEO_CACHE_DIR)", "folder"),
         ("XDG_CACHE_HOME={tmp}/new", OFF, "new is missing (XDG_CACHE_HOME)", "folder"),
         ("HOME=", OFF, "HOME is not set", "variable"),
-        ("NEO_CACHE_MAX_SIZE=1G", ON, "takes it for 1", "variable"),
-        ("NEO_CACHE_MAX_SIZE=big", ON, "takes it for 0", "variable", Severity.WASTES),
+        ("NEO_CACHE_MAX_SIZE=1G", ON, "reads it as 1", "variable"),
+        ("NEO_CACHE_MAX_SIZE=big", ON, "reads it as 0", "variable", Severity.WASTES),
         ("NEO_CACHE_MAX_SIZE=30000", ON, "default", "cap"),
         ("IGC_Dump=1", UNKNOWN, "in compute-runtime 25.31 to 26.31", "variable"),
         ("MIGC_=1", ON, "default"),
@@ -60,13 +60,13 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("", ON, "default"),
         ("AMD_COMGR_CACHE=0", OFF, "@", "off"),
         ("AMD_COMGR_CACHE=false|00", ON, "is not 0", "variable", HARMLESS),
-        ("AMD_COMGR_CACHE_POLICY=keep=all", OFF, "it knows no 'keep'", "variable"),
+        ("AMD_COMGR_CACHE_POLICY=keep=all", OFF, "unknown setting 'keep'", "variable"),
         ("AMD_COMGR_CACHE_POLICY=prune_after=1h", ON, "default"),
         ("AMD_COMGR_CACHE_DIR=", ON, "is empty", "variable"),
         ("AMD_COMGR_CACHE_DIR=here", ON, "not absolute", "variable"),
         ("XDG_CACHE_HOME=|here", ON, "not absolute", "variable"),
         ("HOME=here", ON, "not absolute", "variable"),
-        ("AMD_COMGR_EMIT_VERBOSE_LOGS=1", ON, "part of every key", "variable"),
+        ("AMD_COMGR_EMIT_VERBOSE_LOGS=1", ON, "in every key", "variable"),
         ("TMP={tmp}/none", ON, "default", "closed", RISKS),
     ],
     "mesa": [
@@ -92,11 +92,11 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("CUDA_CACHE_DISABLE=0", ON, "@"),
         ("CUDA_CACHE_MAXSIZE=4294967296|' 1000000'|-1", ON, ""),
         ("CUDA_CACHE_MAXSIZE=0", OFF, "@", "off"),
-        ("CUDA_CACHE_MAXSIZE=none|", OFF, "takes it for 0", "variable"),
-        ("CUDA_CACHE_MAXSIZE=30000k", ON, "takes it for 30000", "variable"),
+        ("CUDA_CACHE_MAXSIZE=none|", OFF, "reads it as 0", "variable"),
+        ("CUDA_CACHE_MAXSIZE=30000k", ON, "reads it as 30000", "variable"),
         ("CUDA_CACHE_PATH=here|", OFF, "not absolute", "variable"),
     ],
-    # Only a value that begins with 1 means on.
+    # Only values that begin with 1 mean on.
     "pocl": [
         ("POCL_KERNEL_CACHE=1|10", ON, "POCL_KERNEL_CACHE=1"),
         ("POCL_KERNEL_CACHE=0", OFF, "@", "off"),
@@ -199,7 +199,7 @@ def test_a_value_has_a_state_and_a_wrong_one_a_finding_whose_fix_works(tmp_path:
         assert examine(tmp_path, layer, after) == []
 
 
-#: For each driver, variables that are wrong if it is there.
+#: For each driver, variables that are wrong if it is present.
 WRONG = {
     "neo": "NEO_CACHE_DIR=/nowhere IGC_X=1 NEO_CACHE_MAX_SIZE=1G",
     "comgr": "AMD_COMGR_CACHE_POLICY=big AMD_COMGR_CACHE=off",
@@ -221,7 +221,7 @@ def test_absent_without_driver_gpu_and_cache(tmp_path: Path, name: str, monkeypa
     assert examine(tmp_path, name, {**variables, **assigned(WRONG[name])}) == []
 
 
-#: A variable that no release reads, with a value, and what fixes it; in brackets the name that may be meant.
+#: A variable that no release reads, with a value, and the fix; in parentheses the name that may be meant.
 IMAGINED = [
     ("CUDA_CACHE_MAX_SIZE=4294967296", 'unset CUDA_CACHE_MAX_SIZE; export CUDA_CACHE_MAXSIZE="4294967296"'),
     ("CUDA_CACHE_DIR=/x", 'unset CUDA_CACHE_DIR; export CUDA_CACHE_PATH="/x"'),
@@ -266,14 +266,14 @@ def test_a_folder_that_no_shell_expanded_is_told_with_the_place_that_is_used(tmp
         "shell expanded ${SCRATCH}, so there is no cache"[-41:],
         'export CUDA_CACHE_PATH="${SCRATCH:?}/a\\"b"',
     )
-    # Of systemd, which expands it in a unit's ``Environment`` only, and of another account.
+    # systemd expands %h only in a unit's ``Environment``. The second names another account.
     assert said("cuda", CUDA_CACHE_PATH="%h/.cache") == (
-        "CUDA_CACHE_PATH='%h/.cache': systemd has not expanded %h, so there is no cache",
+        "CUDA_CACHE_PATH='%h/.cache': systemd did not expand %h, so there is no cache",
         'export CUDA_CACHE_PATH="$HOME/.cache"',
     )
     assert said("cuda", CUDA_CACHE_PATH="~root/nv")[1] == f'export CUDA_CACHE_PATH="{Path("~root").expanduser()}/nv"'
     assert said("loopy", XDG_CACHE_HOME="~/x")[0].endswith(f"the cache is {tmp_path}/home/.cache/pytools")
-    # A driver that is not here, and a place that another variable decides about.
+    # A driver that is absent, and a place that another variable decides.
     nothing = {"OCL_ICD_VENDORS": str(tmp_path / "none.icd"), "XDG_CACHE_HOME": "~/x"}
     assert examine(tmp_path, "comgr", nothing) == []
     assert examine(tmp_path, "pocl", {**nothing, "POCL_CACHE_DIR": str(tmp_path)}) == []
@@ -282,7 +282,7 @@ def test_a_folder_that_no_shell_expanded_is_told_with_the_place_that_is_used(tmp
 def test_a_variable_is_judged_by_the_releases_that_known_pythons_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cachectl's own environment may have none, or another."""
+    """The environment of cachectl may have no release, or another one."""
     environment = environment_of(tmp_path, LOOPY_NO_CACHE="0")._replace(searches_pythons=True)
     python = Python(Path("/venv/bin/python"), "3.11.2.final.0", {"loopy": "2024.1"}.get)
     known = [own_python(environment), python]

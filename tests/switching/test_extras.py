@@ -80,7 +80,7 @@ def test_a_closed_disk_of_temporary_files_is_left_for_the_state_folder(
     for way in ("--store store --trust", "--isolated"):
         done = home.cachectl(f"run {way} --", *SAYS_SEVEN, check=False, TMPDIR=str(disk))
         assert (done.returncode, done.stdout) == (7, "RAN\n")
-        assert f"temporary folders are made in {home.path}/.local/state/cachectl/scratch" in done.stderr
+        assert f"using {home.path}/.local/state/cachectl/scratch" in done.stderr
 
 
 @pytest.mark.parametrize("streams", [">/dev/full 2>&-", *thorough("2>&-", ">&-", "2>/dev/full", "<&- >&- 2>&-")])

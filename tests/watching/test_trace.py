@@ -326,7 +326,7 @@ def test_a_layer_that_takes_no_part_is_named_with_the_reason(home: Home, tmp_pat
     why = "LOOPY_NO_CACHE=1 switches loopy code generation off"
     named = {
         f"loopy: disabled ({why})",
-        f"pocl: closed ({place} has something that is not a directory at {place.parent})",
+        f"pocl: closed ({place} has something other than a directory at {place.parent})",
     }
     assert named <= set(document["said"].splitlines())
     assert (layer_of(document, "loopy")["state_why"], layer_of(document, "pytools")["state"]) == (why, None)

@@ -272,7 +272,7 @@ def test_a_run_with_a_store_has_a_verdict(seeded: Home, other: Home, tmp_path: P
         (".cache/pytools", "No cache was used: the loopy cache is closed ("),
         (
             ".cache/pocl",
-            "the pocl cache is closed ({home}/.cache/pocl/kcache has something that is not a directory at",
+            "the pocl cache is closed ({home}/.cache/pocl/kcache has something other than a directory at",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Where every cache is: our rule held against where the real library wrote, under odd environments."""
+"""The place of every cache: our rule compared with where the real library wrote, in unusual environments."""
 
 import json
 import sys
@@ -51,7 +51,7 @@ def test_the_rule_for_other_environments_is_that_of_the_installed_platformdirs(r
         assert ("is ignored" in source) == ("XDG_CACHE_HOME" in given and "/.cache/" in str(folder))
 
 
-#: Runs a program over a copy of the root folder that ends with it: without a home PoCL uses folders of the system.
+#: Runs a program in a temporary copy of the root folder: without a home, PoCL uses folders of the system.
 OVER_A_COPY = """
 mount -t tmpfs tmpfs "$0" && mkdir "$0/new" "$0/work" "$0/copy" &&
 mount -t overlay -o "lowerdir=/,upperdir=$0/new,workdir=$0/work" overlay "$0/copy" &&
@@ -76,12 +76,12 @@ def test_an_empty_or_missing_home_is_taken_literally_by_pocl(
     over = ("unshare", "--mount", "sh", "-c", OVER_A_COPY, str(tmp_path / "copy"), "env", "--chdir=/")
     there = type(home)(home.path, variables)
     if there.run(*over, sys.executable, "-c", "import pyopencl", check=False).returncode:
-        pytest.skip("this system cannot make such a copy, or it lacks the folder of this Python")
+        pytest.skip("this system cannot make such a copy, or the copy lacks the folder of this Python")
     listing = 'rm -rf "$1"; "$0" "$2" >"$3" || exit; cat "$3"; ls -A "$1"'
     program = str(PROGRAMS / "devices.py")
     done = there.run(*over, "sh", "-c", listing, sys.executable, root, program, "/answer")
     answer, _, listed = done.stdout.partition("\n")
-    # Where this user may not write, PoCL finds no device at all: the dossier's own words for it.
+    # If this user cannot write to the place, PoCL finds no device.
     assert json.loads(answer)["devices"] == 0 or listed
 
 
@@ -91,7 +91,7 @@ def test_an_empty_pocl_cache_dir_leaves_pocl_without_a_device(home: Home) -> Non
     assert layer.roots() == ()
     assert "unset it" in layer.state().why
     program = home.run(sys.executable, str(PROGRAMS / "devices.py"), check=False, POCL_CACHE_DIR="")
-    # A build with assertions, as Debian's, ends the program.
+    # A build with assertions, like Debian's, ends the program.
     assert "cache_topdir" in program.stderr if program.returncode else json.loads(program.stdout)["devices"] == 0
 
 
@@ -100,7 +100,7 @@ MIOPEN = {"miopen": ".cache/miopen", "miopen-tuning": ".config/miopen"}
 
 
 def in_miopen(folder: str) -> dict[str, str]:
-    """Return where MIOpen keeps kernels or tuning: the fallbacks are in the temporary folder."""
+    """Return where MIOpen keeps kernels or tuning; its fallbacks are in the temporary folder."""
     newer, older = (f"/spare/{folder} (MIOpen 3.5's fallback (", "/spare (the fallback of MIOpen up to 3.3 (")
     reason = "where the home is on a network file system))"
     both = f"/h/{folder} (default); {newer}{reason}; {older}{reason}"
@@ -120,13 +120,13 @@ def in_miopen(folder: str) -> dict[str, str]:
     }
 
 
-#: Of a layer, or the folder of the user's state, on a platform: its variables, and its places with their reasons.
+#: For a layer, or the folder of the user's state, on a platform: the variables, and the places with their reasons.
 PLACES = {
     ("loopy", "darwin"): {
         "HOME=/h": "/h/Library/Caches/pytools (default)",
         "HOME=/h XDG_CACHE_HOME=/x": "/x/pytools (XDG_CACHE_HOME)",
         "HOME=/h XDG_CACHE_HOME=x": "/here/x/pytools (XDG_CACHE_HOME)",
-        # pytools tests for None only: an empty value gives a path relative to where the program runs.
+        # pytools only tests for None: an empty value gives a path relative to the working directory.
         "HOME=/h XDG_CACHE_HOME=": "/here/pytools (XDG_CACHE_HOME)",
     },
     ("loopy", "win32"): {

@@ -1,4 +1,4 @@
-"""Layers by other people: found, installed, used like ours, and named where they are broken."""
+"""Third-party layers: found, installed, used like ours, and named if they are broken."""
 
 import importlib.util
 import re
@@ -19,7 +19,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.registry import plugged_in
 
-#: A folder as pip installs one: a module and its dist-info with entry points.
+#: A folder like one that pip installs into: a module and its dist-info with entry points.
 NOTES = ["00000001.note", "00000002.note"]
 PLUGIN = Path(__file__).parents[2] / "plugin"
 TOYC = (sys.executable, str(PROGRAMS / "toyc.py"))
@@ -35,13 +35,13 @@ def plugged(home: Home) -> Home:
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder into which pip has installed the distribution of the page about adding layers."""
+    """Return a folder into which pip installed the distribution on the page about adding layers."""
     if importlib.util.find_spec("pip") is None:
         pytest.skip("needs pip")
     source, target = tmp_path_factory.mktemp("sample") / "source", tmp_path_factory.mktemp("site")
     for name in ("pyproject.toml", "toyc_cachectl.py", "toyc_watcher.py"):
         write(source / name, listing(name))
-    # setuptools of this environment builds it: pip would make an environment for the build, and download into it.
+    # This environment's setuptools builds it: pip would download it into an environment for the build.
     options = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", target)
     subprocess.run([sys.executable, "-m", "pip", "install", *options, source], check=True)
     return target
@@ -52,7 +52,7 @@ def sampled(home: Home, installed: Path) -> Home:
     return beside(home, installed)
 
 
-def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:
+def test_a_broken_plug_in_is_named_and_stops_nothing(plugged: Home) -> None:
     done, report = plugged.cachectl("report -v", check=False), plugged.json("report", check=False)
     assert {plugin["name"]: plugin["why"].partition(" ")[2] for plugin in report["broken"]} == {
         "exiting": "failed: SystemExit: no licence",
@@ -85,18 +85,8 @@ def test_a_layer_that_fails_in_every_call_stops_no_other(plugged: Home, wrong: s
     pruned = home.json("prune talking notes --max-size 1G", check=False)
     assert [len(layer["failed"]) for layer in pruned["layers"]] == [1, 0]
     push = f"push {home.path}/bundle.zip talking"
-    for line in (
-        "get talking a",
-        "report",
-        "ls",
-        "verify",
-        *(["dir"] if wrong else []),
-        "doctor",
-        "layers",
-        "purge --all -n",
-        "env --disable",
-        push,
-    ):
+    lines = ("get talking a", "report", "ls", "verify", "doctor", "layers", "purge --all -n", "env --disable", push)
+    for line in (*lines, *(["dir"] if wrong else [])):
         done = home.cachectl(line, check=False)
         assert "Traceback" not in done.stderr
         assert "talking" in done.stdout + done.stderr
@@ -106,9 +96,9 @@ def test_a_layer_that_fails_in_every_call_stops_no_other(plugged: Home, wrong: s
 @pytest.mark.parametrize(
     ("attribute", "value", "why"),
     [
-        ("name", None, "has the name None; a name is letters, digits, dots and dashes"),
-        ("name", "--all", "has the name '--all'; a name is letters, digits, dots and dashes"),
-        ("name", "pocl", "takes the name of the built-in layer pocl"),
+        ("name", None, "has the invalid name None; use letters, digits, dots and dashes"),
+        ("name", "--all", "has the invalid name '--all'; use letters, digits, dots and dashes"),
+        ("name", "pocl", "has the name of the built-in layer pocl"),
         ("title", None, "has no title, or no store"),
     ],
 )
@@ -137,7 +127,7 @@ def test_a_run_says_which_plug_in_it_could_not_switch(plugged: Home) -> None:
 
 
 def test_the_first_of_an_entry_in_two_roots_is_reported_and_exported(plugged: Home) -> None:
-    """A library would find the first one, so the facts of another root must not decide what can be hit."""
+    """The library would find the first one, so the facts of another root must not decide what can be hit."""
     once, twice = plugged.path / "once.zip", plugged.path / "twice.zip"
     plugged.cachectl("push", str(once), "Telling", TELLING="text")
     shutil.copytree(plugged.path / ".cache/notes", plugged.path / ".cache/more")
@@ -173,6 +163,6 @@ def test_it_is_switched_and_carried(sampled: Home, installed: Path, tmp_path: Pa
     assert not (elsewhere.path / ".cache").exists()
     elsewhere.cachectl("pull --trust", bundle)
     assert elsewhere.run(*TOYC, "axpy", "dot").stdout == "axpy found\ndot found\n"
-    # Without the plug-in it is named, and nothing else is lost.
+    # Without the plug-in, the layer is named and nothing else is lost.
     plain = make_home(tmp_path / "plain")
     assert "no layer of this name exists here" in plain.cachectl("pull --trust", bundle).stdout

@@ -1,4 +1,4 @@
-"""Every check of bytes, on what real compilers and drivers wrote: it finds every truncation."""
+"""Every check of bytes, on files by real compilers and drivers: it detects every truncation."""
 
 import _ctypes
 import io
@@ -19,7 +19,7 @@ from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.neo.entries import NeoCodec
 
 TESTS = Path(__file__).parents[2]
-#: A kind of file, its check, and where samples are: seeds of the fuzzer by their beginning, members of archives.
+#: A kind of file, its check, and its samples: seeds of the fuzzer, and members of archives by their beginning.
 CHECKS: dict[str, tuple[Callable[[bytes], object], list[str]]] = {
     "bitcode of clang": (bitcode.complaint, ["12-clang", "amdgpu-llvm14:axpy.bc"]),
     "native code": (elf.complaint, ["9-pocl-so", "9-pocl-object"]),
@@ -55,36 +55,35 @@ def test_every_truncation_is_found(kind: str) -> None:
     check = CHECKS[kind][0]
     for data in samples(kind):
         assert check(data) is None
-        # An empty index is that of a new cache, and other drivers return binaries of any kind.
-        # ocloc fills files up with zeros.
+        # A new cache has an empty index, and other drivers return binaries of any kind. ocloc pads files with zeros.
         end = len(data.rstrip(b"\0")) if kind == "programs of ocloc" else len(data)
         assert [length for length in range(4, end) if check(data[:length]) is None] == []
 
 
-#: Ends of zeros that each check finds; sections of native code may end in fewer.
+#: Numbers of zeros at the end that each check detects; sections of native code can end in fewer.
 @pytest.mark.parametrize(("kind", "ends"), [("bitcode of clang", (16, 512)), ("native code", (512, 4096))])
 def test_zeros_of_a_power_loss_are_found(kind: str, ends: tuple[int, ...]) -> None:
-    """And in bitcode a block that claims more than there is."""
+    """In bitcode, so is a block that claims to be longer than the file."""
     check, data = CHECKS[kind][0], samples(kind)[0]
     longer = [data[:8] + b"\xff" * 8 + data[16:]] if "bitcode" in kind else []
     assert all(check(wrong) for wrong in (b"", bytes(len(data)), *(data[:-end] + bytes(end) for end in ends), *longer))
 
 
 def test_what_llvm_skips_is_not_damage() -> None:
-    """Words behind the last block, and a header before the first."""
+    """It skips words after the last block, and a wrapper before the first."""
     check, data = CHECKS["bitcode of clang"][0], samples("bitcode of clang")[0]
     assert check(data + bytes(4)) is None
     assert check(data + bytes(3)) is not None
     assert check(b"\xde\xc0\x17\x0b" + bytes(16) + data) is None
 
 
-#: Exits with a status that is not 0 if the dynamic linker cannot load a library, whose calls must be there.
+#: Fails if the dynamic linker cannot load a library.
 LOAD = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], mode=os.RTLD_LAZY); os._exit(0)"
 
 
 def test_a_library_is_damaged_where_the_dynamic_linker_fails(tmp_path: Path) -> None:
-    """It reads no section: what was cut or emptied behind the segments is not missed."""
-    # One of Python's own, whose references this process has.
+    """It reads no sections: damage after the segments does not matter."""
+    # An extension of Python, whose references this process provides.
     whole = Path(_ctypes.__file__).read_bytes()
     elffile = pytest.importorskip("elftools.elf.elffile").ELFFile(io.BytesIO(whole))
     loaded = [segment for segment in elffile.iter_segments() if segment["p_type"] == "PT_LOAD"]
@@ -95,7 +94,7 @@ def test_a_library_is_damaged_where_the_dynamic_linker_fails(tmp_path: Path) -> 
             library.write_bytes(whole[: len(whole) - missing] + filled)
             status = subprocess.run([sys.executable, "-c", LOAD, library], check=False, capture_output=True).returncode
             is_damaged = elf.linking_complaint(library.read_bytes(), None) is not None
-            # It may load one that lacks data, which is damaged all the same. Zeros that fill no page may be data.
+            # A library that lacks data is damaged even if it loads. Zeros that do not fill a page may be data.
             needed = (end - 1) // 4096 * 4096 + 1 if filled else end
             assert is_damaged is (len(whole) - missing < needed), (missing, bool(filled))
             assert is_damaged or status == 0 or filled
@@ -104,7 +103,7 @@ def test_a_library_is_damaged_where_the_dynamic_linker_fails(tmp_path: Path) -> 
 
 
 def test_a_list_longer_than_its_block_is_not_read() -> None:
-    """A record that states 2**30 operands, and one of so many elements of no width, take no time and no memory."""
+    """A record of 2**30 operands, or of as many elements without a width, costs no time and no memory."""
     operands = "110" + "100000" + ("000001" * 5 + "100000") + "0" * 40
     layout = "010" + "01000" + "0" + "110" + "0" + "100" + "00000" + "001" + ("000001" * 5 + "100000") + "0" * 40
     for text in (operands, layout):
@@ -116,7 +115,7 @@ def test_a_list_longer_than_its_block_is_not_read() -> None:
 
 
 def test_a_frame_of_rusticl_states_the_length_of_its_module() -> None:
-    """The frame of Mesa 22.3 takes nothing behind the module; that of 2025 begins with a name, and does."""
+    """Nothing may follow the module in the frame of Mesa 22.3; the frame of 2025, which has a name, allows it."""
     module = struct.pack("<6I", 0x07230203, 0x10000, 0, 9, 0, 1 << 16 | 56)
     old = struct.pack("<3I", 1, len(module), 4) + module
     new = b"rusticl\0" + struct.pack("<4I", 1, 4, len(module), 4) + b"name" + module

@@ -1,4 +1,4 @@
-"""The reader of ELF files, held against pyelftools: the same tables; cut files are damaged."""
+"""The reader of ELF files gives the same tables as pyelftools, and finds truncated files damaged."""
 
 import io
 import sysconfig
@@ -43,5 +43,5 @@ def test_every_table_is_read_as_pyelftools_reads_it(path: Path) -> None:
     assert [text for _, text in ours.dynamic_strings()] == [getattr(tag, DYNAMIC[tag.entry.d_tag]) for tag in tags]
     assert elf.complaint(data) is None
     assert all(elf.complaint(data[:length]) for length in range(0, len(data), 997))
-    # Linkers put the table of sections at the end.
+    # Linkers put the section table at the end.
     assert elf.complaint(data[:-4096] + bytes(4096)) is not None

@@ -1,4 +1,4 @@
-"""Pickles walked and not loaded: every protocol, every kind of value, and damage."""
+"""Pickles are walked, not loaded: every protocol, every kind of value, and damage."""
 
 import pickle
 import pickletools
@@ -24,7 +24,7 @@ def test_every_pickle_is_walked_to_its_end(value: object, protocol: int) -> None
     top, length = walk(data + b"trailing")
     assert length == len(data)
     kinds = (list, dict, tuple, set, frozenset, *((bytearray,) if protocol < 5 else ()))
-    # Before protocol 3 bytes are written as a call, and before 4 so are sets.
+    # Before protocol 3, bytes are written as a call; before protocol 4, so are sets.
     assert isinstance(top, Thing) >= isinstance(value, kinds)
 
 
@@ -38,7 +38,7 @@ def test_a_pickle_cut_short_is_a_value_error(value: object, cut: int) -> None:
 @pytest.mark.parametrize("protocol", [4, 5])
 @given(value=VALUES, cut=st.integers(1, 40))
 def test_a_framed_pickle_is_complete(protocol: int, value: object, cut: int) -> None:
-    """A framed pickle is a pickle; with its end cut off, or something behind it, it is none."""
+    """A framed pickle can be walked to its end; truncated or extended, it is not framed."""
     data = pickle.dumps(value, protocol)
     if is_framed(data):
         assert walk(data)[1] == len(data)
@@ -47,7 +47,7 @@ def test_a_framed_pickle_is_complete(protocol: int, value: object, cut: int) -> 
 
 
 def test_the_rows_of_loopy_are_framed() -> None:
-    """Those that pytools writes, small and large, are known at once; a value of its own between frames is not."""
+    """Rows of pytools, small or large, are recognised quickly; a large value between frames is not."""
     for protocol in (4, 5):
         assert is_framed(pickle.dumps(("key", {"value": ["x" * 100] * 1000 + list(range(9999))}), protocol))
         assert not is_framed(pickle.dumps(b"x" * 100_000, protocol))
@@ -63,7 +63,7 @@ def test_an_object_that_refers_to_itself_is_listed_once() -> None:
 
 
 def test_every_opcode_that_python_knows_is_walked() -> None:
-    # Whatever opcode there is, the machine has an answer: a value, or that the stack does not fit.
+    # For any opcode, the result is a value or an error about the stack.
     for opcode in pickletools.opcodes:
         try:
             walk(b"(" + opcode.code.encode("latin-1") + b"0\n0\n.")
@@ -103,7 +103,7 @@ def test_kernels_are_found_whatever_is_said_about_them() -> None:
 
 
 def test_what_python_unpickles_is_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It never reads what follows the end; a pickle that is too long to be read here is not damaged either."""
+    """Python ignores what follows the end; a pickle that is too long to be walked is not damaged either."""
     for data in (b"\x80\x04N.trailing", b"\x80\x04N." + bytes(300)):
         assert pickle.loads(data) is None  # noqa: S301 - made here
         assert pickles.complaint(data) is None

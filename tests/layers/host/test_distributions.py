@@ -1,4 +1,4 @@
-"""Installed distributions by names: the same answers as ``importlib.metadata``, which is the fallback."""
+"""Installed distributions by their names: the same answers as ``importlib.metadata``."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ def asked(distribution: str) -> str | None:
 
 
 def test_everything_that_is_installed_here_is_known() -> None:
-    """Any installer may have installed it."""
+    """By any installer."""
     names = {found.metadata["Name"] for found in metadata.distributions() if found.metadata["Name"]}
     assert {name: distributions.version_of(name) for name in names} == {name: asked(name) for name in names}
     normal = {distributions.normal(name): asked(name) for name in names}
@@ -51,7 +51,7 @@ def test_a_version_is_read_from_metadata_of_any_bytes(tmp_path: Path) -> None:
     assert distributions.version_in([str(tmp_path)], "mine") == "1.0"
 
 
-#: The last two: two versions of one name, and a folder that is empty.
+#: The last two are two versions of one name, and an empty folder.
 @pytest.mark.parametrize(
     "names",
     [

@@ -21,19 +21,19 @@ def driver_files(environment: Environment, maker: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("of_this_python", [True, False])
-def test_the_activated_prefix_counts_beside_the_systems_folder(tmp_path: Path, *, of_this_python: bool) -> None:
+def test_the_activated_prefix_counts_in_addition_to_the_systems_folder(tmp_path: Path, *, of_this_python: bool) -> None:
     """Neither loader's drivers may hide the other's."""
     plain = opencl_drivers(Environment({}, home=tmp_path))
     vendors = tmp_path / "conda/etc/OpenCL/vendors"
     file = register_driver(vendors, "libnvidia-opencl.so.1")
     (vendors / "linked.icd").symlink_to(file)
-    # So counts what the package ``ocl-icd-system`` links; links in a circle end.
+    # Files that the package ``ocl-icd-system`` links count too; circular links end.
     folder = register_driver(tmp_path / "system", "libintelocl.so")
     (vendors / "ocl-icd-system").symlink_to(tmp_path / "system")
     (tmp_path / "system/again").symlink_to(tmp_path / "system")
     prefix = tmp_path / "conda" if of_this_python else None
     conda = Environment({"CONDA_PREFIX": str(tmp_path / "conda")}, home=tmp_path, prefix=prefix)
-    # Where this Python's loader is not known, the system's counts too.
+    # If this Python's loader is unknown, the system's counts too.
     assert set(opencl_drivers(conda)) == {*plain, "NVIDIA", "Intel CPU"}
     assert driver_libraries(conda, "NVIDIA") == (str(vendors / "libnvidia-opencl.so.1"),)
     assert driver_files(conda, "NVIDIA") == (file, str(vendors / "linked.icd"))
@@ -42,8 +42,8 @@ def test_the_activated_prefix_counts_beside_the_systems_folder(tmp_path: Path, *
         assert opencl_drivers(Environment({"CONDA_PREFIX": named}, home=tmp_path)) == plain
 
 
-def test_makers_are_named_by_the_library_alone(tmp_path: Path) -> None:
-    """Not by its folder, and on another platform without a look at the library."""
+def test_makers_are_named_only_by_the_library(tmp_path: Path) -> None:
+    """Not by its folder, and on another platform without reading the library."""
     vendors = tmp_path / "envs/pocl"
     icd = register_driver(vendors, "libintelocl.so")
     assert opencl_drivers(Environment({"OCL_ICD_VENDORS": icd}, home=tmp_path)) == ("Intel CPU",)
@@ -55,7 +55,7 @@ def test_makers_are_named_by_the_library_alone(tmp_path: Path) -> None:
 @real
 @pytest.mark.parametrize("how", ["VIRTUAL_ENV", "CONDA_PREFIX", "--python"])
 def test_pyopencl_of_another_python_counts(tmp_path: Path, how: str) -> None:
-    """As when cachectl has an environment of its own."""
+    """For example if cachectl has an environment of its own."""
     packages = tmp_path / "lib/python3.11/site-packages"
     packages.mkdir(parents=True)
     (packages / "pyopencl").symlink_to(wheel())
@@ -73,7 +73,7 @@ def test_labels_of_several_drivers(home: Home, debian_pocl: Driver, tmp_path: Pa
     """Versions come from the bytes of each library; an entry's LLVM identifies the library that built it."""
     home.python("kernels.py 2", **debian_pocl)
     library = Path(Path(debian_pocl["OCL_ICD_VENDORS"]).read_text().strip()).resolve()
-    # So the wheel's loader finds Debian's PoCL beside its own.
+    # With this, the wheel's loader finds Debian's PoCL in addition to its own.
     both: dict[str, Any] = {"OCL_ICD_VENDORS": str(tmp_path / "vendors")}
     write(tmp_path / "vendors/pocl.icd", f"{library}\n")
     for name, variables in (("one", debian_pocl), ("several", both)):
@@ -83,9 +83,9 @@ def test_labels_of_several_drivers(home: Home, debian_pocl: Driver, tmp_path: Pa
         label = {fact: key["fingerprint"][fact] for fact in ("PoCL", "PoCL library")}
         only = {"PoCL": "3.1+debian with LLVM 15.0.6", "PoCL library": library.name}
         assert label == only or name == "several"
-        # That of the wheel has a digest in its name.
+        # The name of the wheel's library contains a digest.
         assert all({only[fact]} < {*label[fact].split("; ")} for fact in label) == (name == "several")
-        # What cannot be hit is not taken.
+        # Entries that cannot be hit are not pulled.
         for here, outlook in (({}, [] if name == "one" else [False]), (both, [True])):
             pulled = other.json("pull", store, "pocl", "--trust", "--dry-run", **here)["layers"]
             assert [one["hits"] for layer in pulled for one in layer["outlook"]] == outlook
@@ -134,7 +134,7 @@ def test_several_drivers_of_one_maker_are_told_from_copies_and_links(tmp_path: P
 @real
 @thorough_only
 def test_a_libopencl_that_is_a_driver_is_the_only_one(tmp_path: Path) -> None:
-    """A module's PoCL may be built without a loader; the wheel's stands in the place of such a one."""
+    """A PoCL of environment modules may be built without a loader; here the wheel's replaces such a one."""
     pocl = next(wheel().glob(".libs/libpocl*"))
     loader = tmp_path / "prefix/lib/libOpenCL.so.1"
     loader.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Jobs whose ranks MPI does not connect are refused; whatever else a launcher's variables say is not."""
+"""Only jobs whose ranks MPI does not connect are refused, whatever else a launcher's variables say."""
 
 import subprocess
 import sys
@@ -12,25 +12,25 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.launcher import innermost_launch, parallel_job
 
 STAGE = (sys.executable, "-m", "cachectl", "stage", "--out", "warm.zip", "--")
-#: As srun sets them for a step of four tasks within an allocation of eight.
+#: The variables of srun for a step of four tasks.
 STEP = "SLURM_JOB_ID=7 SLURM_NTASKS=4 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0"
 
 
 def lines_of(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """Return what cachectl printed; launchers and MPI libraries print lines of their own."""
+    """Return the lines that cachectl printed; launchers and MPI libraries print others."""
     return [line for line in done.stderr.splitlines() if "cachectl: " in line or "Traceback" in line]
 
 
 @pytest.mark.cluster
 def test_ranks_that_mpi_does_not_connect_do_nothing(home: Home, mpiexec: str, open_mpi: OtherMpi) -> None:
-    """MPICH's launcher, and a mpi4py that loads Open MPI: each rank is rank 0 of 1."""
+    """With MPICH's launcher and an mpi4py that loads Open MPI, each rank is rank 0 of 1."""
     (home.path / "warm.zip").write_bytes(b"what was there")
     done = home.run(mpiexec, "-n", "4", *STAGE, "sh", "-c", "mktemp ran-XXXXXX", check=False, **open_mpi.variables)
     assert (done.returncode, done.stdout, "suspicious" in done.stderr) == (1, "", False)
     (line,) = lines_of(done)
     assert "the launcher started 4 ranks (PMI_SIZE=4), but MPI does not connect them" in line
     assert "mpi4py uses Open MPI" in line
-    # Nor in a program that stages for itself.
+    # A program that stages by itself does nothing either.
     program = (sys.executable, str(home.programs / "mpi_job.py"), "warm.zip", "own.zip")
     done = home.run(mpiexec, "-n", "2", *program, check=True, **open_mpi.variables)
     assert done.stdout.count("NotConnected: the launcher started 2 ranks") == 2
@@ -44,7 +44,7 @@ def test_ranks_that_mpi_does_not_connect_do_nothing(home: Home, mpiexec: str, op
 @pytest.mark.cluster
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_that_are_connected_go_on(home: Home, mpiexec: str, open_mpi: OtherMpi, ranks: int) -> None:
-    """One rank too, within another launcher, whose variables are passed on to it."""
+    """So does a single rank within another launcher, whose variables it inherits."""
     pytest.importorskip("mpi4py")
     job: tuple[str, ...] = (open_mpi.mpiexec, "-n", str(ranks), *STAGE, "true")
     if ranks == 1:
@@ -64,7 +64,7 @@ def test_ranks_that_are_connected_go_on(home: Home, mpiexec: str, open_mpi: Othe
         ("PMI_SIZE=2 PMI_RANK=0 MPI_LOCALNRANKS=1", ("PMI_SIZE=2", 2, 0)),
         ("OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_RANK=0", ("OMPI_COMM_WORLD_SIZE=8", 8, 0)),
         ("FLUX_JOB_SIZE=4 FLUX_TASK_RANK=1", ("FLUX_JOB_SIZE=4", 4, 1)),
-        # PALS and PMIx may set the rank alone: rank 0 cannot know.
+        # PALS and PMIx may set only the rank: rank 0 cannot know.
         ("PALS_RANKID=5", ("PALS_RANKID=5", None, 5)),
         ("PMIX_RANK=0", None),
         # An mpiexec of one rank within a step, and one of several within a step of one task.

@@ -1,4 +1,4 @@
-"""What each OpenCL loader finds: cachectl beside the loader itself, and beside the dynamic linker."""
+"""What each OpenCL loader finds: cachectl compared with the loader itself, and with the dynamic linker."""
 
 import json
 import os
@@ -22,11 +22,11 @@ from cachectl.layers.pocl import PoclKernels
 
 pytestmark = pytest.mark.real
 
-#: Variables and the working folder of a program.
+#: Variables and the working directory of a program.
 Case = tuple[Mapping[str, str], Path]
 
-#: For each environment of standard input, the libraries of the drivers whose platforms the loader finds, as a line of
-#: JSON. Each has a child of its own, because a loader looks once.
+#: Prints, as a line of JSON for each environment on standard input, the libraries of the drivers whose platforms the
+#: loader finds. Each runs in a child process, because a loader searches only once.
 PROBE = """
 import ctypes, json, os, sys
 
@@ -61,7 +61,7 @@ for number, (variables, folder) in enumerate(json.load(sys.stdin)):
 
 @dataclass(frozen=True)
 class RealLoader:
-    """A loader's library behind those to load before it, the Python that has it, and what its programs need."""
+    """A loader's library after those to load first, the Python that has it, and what its programs need."""
 
     libraries: tuple[Path, ...]
     site: tuple[Path, ...] = ()
@@ -72,7 +72,7 @@ class RealLoader:
     def check(self, cases: list[Case], known: tuple[Path, ...], home: Path) -> None:
         """Compare the drivers that cachectl finds in each case with the platforms that the loader finds.
 
-        Of other drivers than the known ones, such as the system's, some may give no platform on this machine.
+        Drivers other than the known ones, such as the system's, may have no platform on this machine.
         """
         printed = subprocess.check_output(
             python(PROBE, *self.libraries),
@@ -100,7 +100,7 @@ class RealLoader:
 
 
 def lay_out(folder: Path, pocl: Path, other: Path) -> None:
-    """Write ICD files of two drivers in many forms, each in a folder of its own."""
+    """Write ICD files of two drivers in many forms, each in its own folder."""
     forms = {
         "pocl/pocl.icd": f"{pocl}\n",
         "other/other.icd": f"{other}\n",
@@ -136,7 +136,7 @@ def lay_out(folder: Path, pocl: Path, other: Path) -> None:
 
 
 #: Ways to name drivers: values of OCL_ICD_VENDORS (V), OPENCL_VENDOR_PATH (P) and OCL_ICD_FILENAMES (F), and the
-#: working folder (in). "@" stands for the folder with what was laid out, POCL and OTHER for the libraries.
+#: working directory (in). "@" stands for the folder of :func:`lay_out`, POCL and OTHER for the libraries.
 WAYS = """
 V= | V=@pocl | V=@void | V=@nowhere | V=@nowhere.icd | V=@pocl/pocl.icd | V=@two lines/pocl.icd
 V=@other suffix/pocl.icd.off | V=@pocl:@other | V=both | V=.;in=both | V=pocl/pocl.icd | V=pocl.icd;in=pocl | V=pocl.icd
@@ -149,14 +149,9 @@ _SHORT = {"V": "OCL_ICD_VENDORS", "P": "OPENCL_VENDOR_PATH", "F": "OCL_ICD_FILEN
 
 
 def make_cases(folder: Path, pocl: Path, other: Path) -> list[Case]:
-    """Return environments that name what :func:`lay_out` has written in each of the ways that loaders know."""
-    places = {
-        "POCL.name": pocl.name,
-        "OTHER.name": other.name,
-        "POCL": f"{pocl}",
-        "OTHER": f"{other}",
-        "@": f"{folder}/",
-    }
+    """Return environments that name what :func:`lay_out` wrote in every way that loaders know."""
+    libraries = {"POCL.name": pocl.name, "OTHER.name": other.name, "POCL": f"{pocl}", "OTHER": f"{other}"}
+    places = {**libraries, "@": f"{folder}/"}
     forms = sorted(item.name for item in folder.iterdir() if any(item.iterdir()) and item.name != "libraries")
     cases: list[Case] = []
     # The first names nothing.
@@ -182,13 +177,13 @@ def wheel_loader() -> RealLoader:
 
 @pytest.fixture(scope="module")
 def pocl(wheel_loader: RealLoader) -> Path:
-    """Return PoCL of the wheel, which lies beside the loader: a second PoCL would crash the program."""
+    """Return the wheel's PoCL, which is next to the loader: a second PoCL would crash the program."""
     return next(wheel_loader.libraries[-1].parent.glob("libpocl*"))
 
 
 @pytest.fixture(scope="module")
 def rusticl_library() -> Path:
-    """Return another driver, that of Debian's ``mesa-opencl-icd``, which the linker finds by its name."""
+    """Return another driver, from Debian's ``mesa-opencl-icd``, which the linker finds by its name."""
     library = next(Path("/usr/lib").glob("*/libRusticlOpenCL.so.1"), None)
     return library or absent("needs another driver: apt-get install mesa-opencl-icd")
 
@@ -209,7 +204,7 @@ def khronos_loader(intel_driver: Driver) -> RealLoader:
 
 @pytest.fixture(scope="module")
 def debian_pyopencl() -> Path:
-    """Return the modules of Debian's ``python3-pyopencl``, in which PyOpenCL is linked with the system's loader.
+    """Return the modules of Debian's ``python3-pyopencl``, in which PyOpenCL is linked to the system's loader.
 
     ``CACHECTL_TEST_DEBIAN`` names the folder into which the package is unpacked, if it is not installed.
     """
@@ -219,8 +214,8 @@ def debian_pyopencl() -> Path:
 
 @pytest.fixture
 def prefix_loader(debian_loader: RealLoader, tmp_path: Path, layout: Path) -> Iterator[RealLoader]:
-    """Return ocl-icd of a prefix, as Spack and modules have it, with a folder there built into it."""
-    # Debian's has room for 19 characters, which the path of an open folder needs.
+    """Return an ocl-icd in a prefix, as Spack and modules install it, whose built-in folder is there too."""
+    # Debian's has room for 19 characters, enough for the path of an open folder.
     folder = os.open(layout, os.O_RDONLY)
     os.dup2(folder, 77, inheritable=True)
     os.close(folder)
@@ -239,7 +234,7 @@ def layout(pocl: Path, rusticl_library: Path, tmp_path: Path) -> Path:
 
 @thorough_only
 def test_the_drivers_of_the_wheels_loader(wheel_loader: RealLoader, pocl: Path, tmp_path: Path) -> None:
-    """With one driver alone, by a link to it too."""
+    """With a single driver, also by a link to it."""
     lay_out(tmp_path / "layout", pocl, pocl)
     wheel_loader.check(make_cases(tmp_path / "layout", pocl, pocl), (pocl,), tmp_path)
 
@@ -253,7 +248,7 @@ def test_every_loader(
 
 
 def linked_by_the_linker(library: Path, name: str, variables: Mapping[str, str]) -> str:
-    """Return the path that the dynamic linker finds for a library which another one needs."""
+    """Return the path that the dynamic linker finds for a library that another one needs."""
     linked = subprocess.check_output(["ldd", library], env=variables, text=True)
     (path,) = re.findall(rf"{re.escape(name)} => (\S+) ", linked)
     return str(path)
@@ -261,7 +256,7 @@ def linked_by_the_linker(library: Path, name: str, variables: Mapping[str, str])
 
 @pytest.mark.parametrize("tag", [15, 29])
 def test_folders_of_either_tag_are_in_the_linkers_order(wheel_loader: RealLoader, tmp_path: Path, tag: int) -> None:
-    """``LD_LIBRARY_PATH`` counts more than ``DT_RUNPATH``, and less than ``DT_RPATH``."""
+    """``LD_LIBRARY_PATH`` takes precedence over ``DT_RUNPATH``, but not over ``DT_RPATH``."""
     extension, bundled = wheel_loader.libraries
     elf = read_elf(extension.read_bytes())
     assert elf is not None
@@ -279,8 +274,8 @@ def test_folders_of_either_tag_are_in_the_linkers_order(wheel_loader: RealLoader
     assert found == linked_by_the_linker(moved, bundled.name, variables)
 
 
-#: Prints the path of each library that the dynamic linker opens by one of the names, or nothing. Each has a child of
-#: its own, because the linker also knows what it has opened by the name in the library.
+#: Prints the path of the library that the dynamic linker opens for each name, or an empty line. Each is opened in a
+#: child process, because the linker also finds open libraries by the names in them.
 OPENED = """
 import ctypes, os, sys
 
@@ -303,14 +298,14 @@ for name in sys.argv[1:]:
 
 
 def test_a_library_is_found_by_its_name_as_dlopen_finds_it(tmp_path: Path) -> None:
-    """Names that the linker's list has, that lie only in its folders, that lie elsewhere, and of another machine."""
+    """Names in the linker's list, only in its folders, elsewhere, and of libraries for another architecture."""
     folders = map(Path, (f"/usr/lib/{sys.implementation._multiarch}", "/usr/lib64", "/usr/lib32", "/usr/lib"))
     inside = [path for folder in folders for stem in ("libz", "libcrypt") for path in folder.glob(f"{stem}.so.*")]
-    # The list has only the links, by the names that programs ask for.
+    # The list only has the links, whose names programs use.
     assert any(path.is_symlink() for path in inside)
     names = {path.name for path in inside} | {"libnobody.so.1", "ld-linux-x86-64.so.2", "ld-linux.so.2"}
     content = inside[0].read_bytes()
-    # The linker passes over a library of another machine.
+    # The linker ignores a library for another architecture.
     foreign = content[:18] + b"\xf7\0" + content[20:]
     for name, data in (("1/libforeign.so.1", foreign), ("1/libalone.so.1", foreign), ("2/libforeign.so.1", content)):
         write(tmp_path / name, data)

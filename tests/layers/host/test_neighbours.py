@@ -1,4 +1,4 @@
-"""Neighbours: places by their own variables, sizes counted and bounded, and nothing but on request."""
+"""Neighbours: places by their own variables, and sizes, shown only on request."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ DEFAULTS = {
     "TSFC": "{home}/scratch/firedrake-tsfc-kernel-cache-uid{uid}",
     "torch inductor": "{home}/scratch/torchinductor_a_b",
 }
-#: The library, the variable that moves it, its value, and the place; the other libraries have their defaults.
+#: A library, the variable that moves its cache, the value, and the place; the other libraries have their defaults.
 PLACES = [
     ("Triton", "TRITON_CACHE_DIR", "/t", "/t"),
     ("Triton", "TRITON_HOME", "/t", "/t/.triton/cache"),
@@ -30,7 +30,7 @@ PLACES = [
     ("TSFC", "FIREDRAKE_TSFC_KERNEL_CACHE_DIR", "/t", "/t"),
     ("torch inductor", "TORCHINDUCTOR_CACHE_DIR", "/t", "/t"),
     ("JAX", "JAX_COMPILATION_CACHE_DIR", "/t", "/t"),
-    # A URL of another machine.
+    # A URL is not a local path.
     ("", "JAX_COMPILATION_CACHE_DIR", "gs://bucket/cache", ""),
 ]
 
@@ -42,7 +42,7 @@ def test_places(tmp_path: Path, library: str, variable: str, value: str, place: 
     expected["Triton"] = ("/x/.triton/cache", "TRITON_HOME")
     expected |= {library: (place, variable)} if library else {}
     filled = {name: (path.format(home=tmp_path, uid=os.getuid()), why) for name, (path, why) in expected.items()}
-    # TRITON_HOME counts less than the variable of the cache.
+    # The variable of the cache takes precedence over TRITON_HOME.
     given = {"HOME": str(tmp_path), "USER": "a/b", "TRITON_HOME": "/x", variable: value.format(home=tmp_path)}
     environment = Environment(given, tmp_path, cwd=tmp_path, temporary=tmp_path / "scratch")
     assert {one.name: (str(one.path), one.source) for one in neighbours(environment)} == filled
@@ -59,7 +59,7 @@ def test_sizes_are_those_of_plain_files(tmp_path: Path) -> None:
     assert not any(one.exists for one in others)
 
 
-def test_the_report_shows_them_when_asked(home: Home) -> None:
+def test_the_report_shows_them_on_request(home: Home) -> None:
     write(home.path / ".cupy/kernel_cache/kernel.cubin", bytes(2048))
     assert "neighbours" not in home.json("report")
     shown = home.cachectl("report --neighbours").stdout.splitlines()

@@ -1,4 +1,4 @@
-"""Scratch folders lie where nobody else can write, whatever another user has put there first."""
+"""Scratch folders are where nobody else can write, whatever another user has put there before."""
 
 import os
 import stat
@@ -18,7 +18,7 @@ from cachectl.layers.disk.temporaries import private_folder, temporary_folder
 
 @pytest.fixture
 def shared(open_folder: Path) -> Path:
-    """Return a folder of everybody, as /tmp is."""
+    """Return a folder that everybody can write to, like /tmp."""
     folder = open_folder.resolve() / "shared"
     folder.mkdir()
     folder.chmod(0o1777)
@@ -33,16 +33,16 @@ def mode(folder: Path) -> int:
     return stat.S_IMODE(folder.lstat().st_mode)
 
 
-def test_a_folder_of_ones_own_is_used_itself_and_made_where_it_is_missing(tmp_path: Path, shared: Path) -> None:
+def test_a_private_folder_is_used_itself_and_created_if_missing(tmp_path: Path, shared: Path) -> None:
     assert private_folder(tmp_path / "a/b", make=True) == tmp_path / "a/b"
     assert mode(tmp_path / "a/b") == 0o700
     assert private_folder(shared / "job", make=True) == shared / "job"
     with pytest.raises(CachectlError, match="No such file"):
         private_folder(tmp_path / "missing")
-    # Others can look into this one, but write nothing: a folder is made in it.
+    # Others can read this one but not write to it: a private folder is created in it.
     (tmp_path / "open").mkdir(mode=0o755)
     assert private_folder(tmp_path / "open") == own(tmp_path / "open")
-    # In a folder of everybody it is made once.
+    # In a shared folder it is created once.
     assert private_folder(shared) == private_folder(shared) == own(shared)
     assert mode(own(shared)) == 0o700
 
@@ -83,7 +83,7 @@ def test_without_any_place_one_line_says_so(home: Home, shared: Path) -> None:
 @as_root
 @pytest.mark.parametrize("scratch", ["job", "job/deeper", "new"])
 def test_a_node_stages_only_in_a_folder_of_its_own(home: Home, shared: Path, scratch: str) -> None:
-    """A missing one is made for this user alone; one that another user made first gets nothing."""
+    """A missing one is created for this user only; one that another user created is not used."""
     (shared / "job").mkdir(mode=0o700)
     os.chown(shared / "job", NOBODY, NOBODY)
     root = NodeRoot(home.environment()._replace(temporary=shared / scratch))
@@ -102,15 +102,15 @@ def test_a_node_stages_only_in_a_folder_of_its_own(home: Home, shared: Path, scr
     ("verb", "variable"),
     thorough(("trace", "PYTHONPATH"), ("run --isolated", "XDG_CACHE_HOME"), ("run --no-cache", "POCL_CACHE_DIR")),
 )
-def test_nobody_else_can_make_a_used_folder_again(home: Home, shared: Path, verb: str, variable: str) -> None:
-    """A program that another user puts there would run as the user of the child."""
+def test_nobody_else_can_recreate_a_used_folder(home: Home, shared: Path, verb: str, variable: str) -> None:
+    """A program that another user puts there would run as this user."""
     script = f'(sleep 5; "{sys.executable}" -c "import planted") >"$HOME/said" 2>&1 & echo "${variable}"'
     done = home.cachectl(f"{verb} -- sh -c", script, TMPDIR=str(shared))
     folder = Path(next(line for line in done.stdout.splitlines() if line.startswith(str(shared))).partition(":")[0])
     assert not folder.exists()
     attack = f'mkdir -p "{folder}" && echo "print(\'planted\')" >"{folder}/sitecustomize.py"'
     assert subprocess.run([*AS_NOBODY, "sh", "-c", attack], capture_output=True, check=False).returncode != 0
-    # The shell in the background makes the file when it gets to it.
+    # The shell in the background writes the file later.
     said, deadline = home.path / "said", time.monotonic() + 60
     while not (said.exists() and "planted'" in said.read_text()) and time.monotonic() < deadline:
         time.sleep(0.2)

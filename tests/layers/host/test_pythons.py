@@ -1,4 +1,4 @@
-"""The interpreters of a user: what their files say of them, and which entries are stale by what was seen of them."""
+"""The interpreters of a user: what their files show, and which entries are stale according to the record."""
 
 import json
 import os
@@ -35,7 +35,7 @@ print(json.dumps([".".join(map(str, sys.version_info)), versions]))
 
 
 def install(site: Path, **packages: str) -> None:
-    """Lay out the metadata of packages in place of all that a folder has, as pip does."""
+    """Replace the contents of a folder by the metadata of packages, as pip writes it."""
     shutil.rmtree(site, ignore_errors=True)
     site.mkdir(parents=True)
     for name, version in packages.items():
@@ -45,7 +45,7 @@ def install(site: Path, **packages: str) -> None:
 
 
 def interpreter(prefix: Path, content: bytes = b"\x7fELF\0003.11.4\0", minor: str = "3.11", **packages: str) -> Path:
-    """Lay out an installation as conda has it: a program with this content, and packages; return the program."""
+    """Lay out an installation like one of conda: a program with this content, and packages; return the program."""
     program = prefix / f"bin/python{minor}"
     program.parent.mkdir(parents=True, exist_ok=True)
     program.write_bytes(content)
@@ -55,13 +55,13 @@ def interpreter(prefix: Path, content: bytes = b"\x7fELF\0003.11.4\0", minor: st
 
 
 def row(home: Home, loopy: str = "2024.1", version: str = "3.11.4.final.0") -> Path:
-    """Make a dictionary with one row, as a loopy of this version names it under a Python of a version."""
+    """Make a dictionary with one row, named like one of these versions of loopy and Python."""
     name = f"pdict-v5-loopy-schedule-cache-v4-{loopy}-islpy2024.2-cgen2020.1-v2-{version}.sqlite"
     return dictionary(home.path / ".cache/pytools" / name, {"0" * 16: NONE})
 
 
 def user(home: Home, *folders: Path, **changes: str) -> Environment:
-    """Return the environment of a user whose own Python has no loopy, with these folders on PATH."""
+    """Return the environment of a user whose own Python lacks loopy, with these folders on PATH."""
     variables = {"PATH": os.pathsep.join(map(str, folders)), "VIRTUAL_ENV": "", "CONDA_PREFIX": "", **changes}
     return home.environment(**variables)._replace(searches_pythons=True, installed=lambda _: None, site=())
 
@@ -78,7 +78,7 @@ def staleness(environment: Environment) -> dict[str, tuple[bool | None, str | No
     return {str(entry.details.versions["loopy"]): (entry.stale, entry.stale_because) for entry in entries}
 
 
-# ---------------------------------------------------------------------- what files say
+# ---------------------------------------------------------------------- files
 
 
 @pytest.mark.parametrize("base", dict.fromkeys([os.path.realpath(sys.executable), "/usr/bin/python3"]))
@@ -114,7 +114,7 @@ def test_version_and_packages_are_what_the_interpreter_says(
     assert {name: python.installed(name) for name in names} == {name: packages.get(name) for name in names}
 
 
-#: The strings of a program, and the version that it has by them.
+#: The strings of a program, and its version according to them.
 STRINGS: list[tuple[bytes, str]] = [
     (b"\0003.11.2\0", "3.11.2.final.0"),
     (b"\0003.11.0rc2+\0", "3.11.0.candidate.2"),
@@ -139,10 +139,10 @@ def test_a_version_is_read_from_bytes_or_is_unknown(
     base = tmp_path / "base"
     program = interpreter(base, strings, loopy="2024.1")
     if layout == "shared":
-        # The names of folders in which it was made are not its version.
+        # The name of the folder in which it was built is not its version.
         program.write_bytes(b"\x7fELF\0libpython3.11.so.1.0\0/src/Python-3.11.8\0")
         (base / "lib/libpython3.11.so.1.0").write_bytes(strings)
-        # Another one, which it does not load.
+        # It does not load this one.
         (base / "lib/libpython3.11d.so.1.0").write_bytes(b"\0003.11.9\0")
     elif layout == "copy":
         install(tmp_path / "venv/lib/python3.11/site-packages", loopy="2024.1")
@@ -177,7 +177,7 @@ def test_a_pypy_has_its_version_in_its_header(home: Home, tmp_path: Path) -> Non
 
 
 def test_folders_of_fedora_and_debian(home: Home, tmp_path: Path) -> None:
-    """Fedora has two folders of either kind, and a link in place of the second is the first; Debian has others."""
+    """Fedora has two folders of each kind, the second of which may be a link to the first; Debian has others."""
     for folder in ("usr/lib64/python3.11/site-packages", "usr/local/lib/python3.11/site-packages"):
         install(tmp_path / "fedora" / folder, **{folder.split("/")[1]: "1.0"})
     fedora = examined(interpreter(tmp_path / "fedora/usr"), home)
@@ -194,7 +194,7 @@ def test_folders_of_fedora_and_debian(home: Home, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["{}.pth", "{}.egg-info", "{}.dist-info/METADATA", "{}.egg-info/PKG-INFO"])
 def test_pipes_and_devices_among_packages_are_unread(home: Home, tmp_path: Path, where: str) -> None:
-    """Others may have put it there; a line of the device has no end."""
+    """Others may have put them there, and the device is endless."""
     program = interpreter(tmp_path)
     pipe, device = (tmp_path / "lib/python3.11/site-packages" / where.format(name) for name in ("pipe", "device"))
     for path in (pipe, device):
@@ -202,12 +202,12 @@ def test_pipes_and_devices_among_packages_are_unread(home: Home, tmp_path: Path,
     os.mkfifo(pipe)
     device.symlink_to("/dev/zero")
     python = examined(program, home)
-    # What a file ``.pth`` names cannot be known without it.
+    # Without the ``.pth`` file, the folders that it names are unknown.
     assert python.installed("loopy") == (None if where == "{}.pth" else "2024.1")
     assert python.present is (None if where == "{}.pth" else True)
 
 
-# ---------------------------------------------------------------------- what others wrote
+# ---------------------------------------------------------------------- other users' files
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_no_interpreter_is_started(home: Home, tmp_path: Path, monkeypatch: pyte
     shutil.copytree(tmp_path / "venv/bin", base / "bin")
     write(tmp_path / "venv/pyvenv.cfg", f"home = {base}/bin\n")
     (base / "lib").chmod(0o777)
-    # Whoever starts it runs that.
+    # Starting it would run that code.
     subprocess.run([tmp_path / "venv/bin/python", "-c", ""], check=False, stderr=subprocess.DEVNULL)
     assert started.exists()
     started.unlink()
@@ -237,7 +237,7 @@ def test_no_interpreter_is_started(home: Home, tmp_path: Path, monkeypatch: pyte
     assert not started.exists()
 
 
-#: What is below the folder of a Python and of a virtual environment of it.
+#: The parts of a Python and of a virtual environment of it.
 PARTS = ("", "bin", "base/bin", "base/bin/python3.11", "base/lib", "base/lib/libpython3.11.so.1.0", "pyvenv.cfg")
 
 
@@ -279,7 +279,7 @@ def test_what_others_can_replace_is_unknown(home: Home, planted: str | None, var
                 named_pythons(environment, [str(program)])
 
 
-def test_shims_stand_for_the_interpreters_behind_them(home: Home, tmp_path: Path) -> None:
+def test_shims_are_replaced_by_the_interpreters_that_they_start(home: Home, tmp_path: Path) -> None:
     shims = write(tmp_path / "pyenv/shims/python3", "#!/bin/sh\n").parent
     (shims / "python3").chmod(0o755)
     assert list(candidates(user(home, shims).variables)) == [shims / "python3"]
@@ -289,11 +289,11 @@ def test_shims_stand_for_the_interpreters_behind_them(home: Home, tmp_path: Path
         shutil.rmtree(program.parent.parent)
 
 
-# ---------------------------------------------------------------------- stale by what was seen
+# ---------------------------------------------------------------------- staleness
 
 
 def change_record(prefix: Path, home: Home, **changes: object) -> None:
-    """Change the sightings of what is below a prefix."""
+    """Change the sightings below a prefix."""
     file = record_of(user(home)).file
     document = json.loads(file.read_text())
     for sighting in document["sightings"]:
@@ -303,7 +303,7 @@ def change_record(prefix: Path, home: Home, **changes: object) -> None:
 
 
 def carry_out(change: str, prefix: Path, home: Home) -> None:
-    """Carry out a change of a Python that was seen at a prefix, or of what was seen of it."""
+    """Change a Python that was seen at a prefix, or its sightings."""
     if change == "unmounted":
         change_record(prefix, home, places=["0", "0"])
     if change == "package replaced":
@@ -319,7 +319,7 @@ def carry_out(change: str, prefix: Path, home: Home) -> None:
 
 
 MAKER = "written by Python 3.11.4 with loopy 2024.1, islpy 2024.2, cgen 2020.1, "
-#: What happens to a Python that was seen, and whether its rows are stale then, with how the reason begins.
+#: What happens to a Python that was seen, whether its rows are stale then, and the beginning of the reason.
 CHANGES: list[tuple[str, bool | None, str]] = [
     ("nothing", False, "None"),
     *(
@@ -336,7 +336,7 @@ CHANGES: list[tuple[str, bool | None, str]] = [
 def test_rows_are_live_if_a_known_python_has_what_they_need_and_else_unknown(
     home: Home, tmp_path: Path, change: str, stale: bool | None, because: str
 ) -> None:
-    """One that was seen is remembered, and need not be on PATH again; one that nobody saw leaves no trace of a hit."""
+    """A Python that was seen need not be on PATH again; hits of one that was never seen leave no trace."""
     program, second = interpreter(tmp_path / "first"), tmp_path / "second/bin"
     row(home)
     # Nobody has seen this version of loopy.
@@ -345,17 +345,17 @@ def test_rows_are_live_if_a_known_python_has_what_they_need_and_else_unknown(
     assert {loopy: is_stale for loopy, (is_stale, _) in before.items()} == {"2024.1": False, "2023.1": None}
     assert "which no known Python has" in str(before["2023.1"][1])
     carry_out(change, tmp_path / "first", home)
-    # What the first command sees of the change, the second one reads in the record.
+    # The second command reads in the record what the first one saw.
     for environment in (user(home, second), user(home, second)):
         after = staleness(environment)
         assert {loopy: is_stale for loopy, (is_stale, _) in after.items()} == {"2024.1": stale, "2023.1": None}
         assert str(after["2024.1"][1]).startswith(because.format(program, second=second / "python3"))
-    # Where other Pythons are not looked for, nothing is.
+    # Without a search for other Pythons, nothing is stale.
     assert not any(is_stale for is_stale, _ in staleness(user(home)._replace(searches_pythons=False)).values())
 
 
 def test_a_named_python_makes_nothing_stale(home: Home, tmp_path: Path) -> None:
-    """It may be one more that can hit an entry."""
+    """It may be another one that can hit an entry."""
     program = interpreter(tmp_path / "first")
     row(home)
     row(home, "2023.1")
@@ -368,20 +368,20 @@ def test_a_named_python_makes_nothing_stale(home: Home, tmp_path: Path) -> None:
     assert {loopy: is_stale for loopy, (is_stale, _) in after.items()} == {"2024.1": False, "2023.1": None}
 
 
-def test_a_name_that_is_no_python_is_refused(home: Home, tmp_path: Path) -> None:
+def test_a_name_of_no_python_is_refused(home: Home, tmp_path: Path) -> None:
     environment = user(home, tmp_path)
     script = write(tmp_path / "python3", "#!/bin/sh\n")
     script.chmod(0o755)
     for name, words in (
         ("python3", "it is a script"),
         ("/nowhere/python", "no such file"),
-        ("/bin/true", "is no Python"),
+        ("/bin/true", "does not have the name of a Python"),
     ):
         with pytest.raises(BadRequest, match=words):
             named_pythons(environment, [name])
     program = interpreter(tmp_path / "first")
     assert named_pythons(environment, [str(program)]) == (program,)
-    # One that was seen may have gone: a config file still names it.
+    # One that was seen may be gone while a config file still names it.
     staleness(user(home, program.parent))
     row(home)
     staleness(user(home, program.parent))
@@ -390,14 +390,14 @@ def test_a_name_that_is_no_python_is_refused(home: Home, tmp_path: Path) -> None
 
 
 def test_the_packages_of_cachectls_own_python_are_seen(home: Home, tmp_path: Path) -> None:
-    """Those that a variable adds only in this run are no witness later."""
+    """Packages that a variable adds only in this run are no witness later."""
     row(home)
     row(home, "2023.1")
     program = interpreter(tmp_path / "first")
     own = user(home)._replace(executable=program, python="3.11.4.final.0", installed=PACKAGES.get)
     by_path = own._replace(installed={**PACKAGES, "loopy": "2023.1"}.get)
     assert [stale for stale, _ in staleness(own).values()] == [None, False]
-    # Without the variable it still has the other.
+    # Without the variable it still has the other version.
     assert [stale for stale, _ in staleness(by_path).values()] == [False, False]
     assert [stale for stale, _ in staleness(own).values()] == [None, False]
 
@@ -431,14 +431,14 @@ def test_the_sums_of_each_python(home: Home, tmp_path: Path) -> None:
 
 @real
 def test_an_interpreter_is_listed_once(warm: Home) -> None:
-    """The rows of loopy and of PyOpenCL have different packages, and one Python."""
+    """The rows of loopy and of PyOpenCL have different packages but the same Python."""
     said = warm.cachectl("report --by python").stdout.splitlines()
     places = [line for line in said if ": Python 3." in line]
     assert len(places) == len({*places}) > 0
 
 
 def test_a_relative_cache_home_is_where_each_platformdirs_puts_it(home: Home, tmp_path: Path) -> None:
-    """Releases until 4.11.7 follow it, later ones do not."""
+    """Releases up to 4.11.7 follow it, later ones do not."""
     program = interpreter(tmp_path / "first", platformdirs="4.3.6")
     environment = user(home, program.parent, XDG_CACHE_HOME="relative")._replace(
         installed=lambda name: "4.14.0" if name == "platformdirs" else None,

@@ -1,4 +1,4 @@
-"""The record of what was seen on this host: the one witness that something has gone."""
+"""The record of what was seen on this host: the only witness that something is gone."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def environment_of(home: Path) -> Environment:
 
 
 def seen_again(home: Path) -> Record:
-    """Return the record as the next command reads it."""
+    """Return the record that the next command reads."""
     return Record(environment_of(home))
 
 
@@ -51,7 +51,7 @@ def test_a_version_that_was_replaced_or_removed_is_stale(tmp_path: Path) -> None
     assert judged(seen_again(tmp_path), "3.0") == (None, None), "it came back"
 
 
-def test_a_link_that_leads_elsewhere_makes_nothing_stale_until_its_old_target_has_gone(tmp_path: Path) -> None:
+def test_a_changed_link_makes_nothing_stale_until_its_old_target_is_gone(tmp_path: Path) -> None:
     old, new, current = tmp_path / "v30/libpocl.so", tmp_path / "v31/libpocl.so", tmp_path / "current"
     for target, version in ((old, "3.0"), (new, "3.1 of 2023")):
         write(target, version.encode())
@@ -70,14 +70,14 @@ def record_of(home: Path) -> Path:
 
 
 def alter(home: Path, field: str, value: object) -> None:
-    """Change what a record says of its first sighting."""
+    """Change a field of the first sighting in a record."""
     file = record_of(home)
     document = json.loads(file.read_text())
     document["sightings"][0][field] = value
     file.write_text(json.dumps(document))
 
 
-def test_a_moment_to_come_is_no_witness(tmp_path: Path) -> None:
+def test_a_time_in_the_future_is_no_witness(tmp_path: Path) -> None:
     noted(tmp_path, tmp_path / "libpocl.so", "3.0")
     alter(tmp_path, "gone", NOW + 1)
     assert judged(seen_again(tmp_path), "3.0") == (None, None)
@@ -101,7 +101,7 @@ def test_another_path_with_the_version_or_a_use_since_leaves_it_unknown(tmp_path
 def test_another_host_or_container_over_the_home_keeps_its_entries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same path has another version there, as /opt/rocm in two images."""
+    """The same path can have another version there, such as /opt/rocm in two images."""
     library = tmp_path / "lib/libpocl.so"
     with monkeypatch.context() as patched:
         patched.setattr(record, "_system", lambda _: "other 1 2 3")
@@ -113,7 +113,7 @@ def test_another_host_or_container_over_the_home_keeps_its_entries(
 
 
 def test_a_container_is_not_its_host(tmp_path: Path) -> None:
-    """Apptainer keeps the name of the host; only the root folder differs."""
+    """Apptainer keeps the host's name; only the root folder differs."""
     systems = {
         kind: Record(environment_of(tmp_path)._replace(mounts=write(tmp_path / kind, f"1 0 0:1 / / rw - {kind} x\n")))
         for kind in ("ext4", "overlay")
@@ -121,20 +121,17 @@ def test_a_container_is_not_its_host(tmp_path: Path) -> None:
     assert systems["ext4"].system != systems["overlay"].system
 
 
-def test_a_path_on_a_file_system_that_is_not_mounted_has_not_gone(tmp_path: Path) -> None:
+def test_a_path_on_an_unmounted_file_system_is_not_gone(tmp_path: Path) -> None:
     library = tmp_path / "lib/libpocl.so"
     noted(tmp_path, library, "3.0")
-    file = record_of(tmp_path)
-    document = json.loads(file.read_text())
-    document["sightings"][0]["places"] = ["nfs:server:/export"] * 2
-    file.write_text(json.dumps(document))
+    alter(tmp_path, "places", ["nfs:server:/export"] * 2)
     library.unlink()
     assert judged(seen_again(tmp_path), "3.0") == (None, None)
 
 
 @as_root
 def test_a_folder_that_is_mounted_over_another_is_not_the_one_that_was_seen(tmp_path: Path) -> None:
-    """It may be so for one program only, as in a mount namespace of its own."""
+    """Only one program may see that mount, in its own mount namespace."""
     library = tmp_path / "lib/libpocl.so"
     noted(tmp_path, library, "3.0")
     (tmp_path / "other").mkdir()
@@ -163,7 +160,7 @@ def test_a_damaged_record_has_no_witness(tmp_path: Path, content: str) -> None:
     ("field", "value"),
     [("gone", "yesterday"), ("path", 1), ("path", "/a\0"), ("target", "a"), ("places", ["a"]), ("packages", {})],
 )
-def test_a_value_of_another_type_makes_it_damaged(tmp_path: Path, field: str, value: object) -> None:
+def test_a_wrong_value_makes_it_damaged(tmp_path: Path, field: str, value: object) -> None:
     noted(tmp_path, tmp_path / "libpocl.so", "3.0")
     alter(tmp_path, field, value)
     assert seen_again(tmp_path).sightings == {}
