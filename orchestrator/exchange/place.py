@@ -189,7 +189,7 @@ class FolderPlace(StorePlace):
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file next to its place, sync it and rename it."""
-        part, file = name.partition("/")[0], _last(name)
+        part, last = name.partition("/")[0], _last(name)
         made = False
         with self.reached("write", name):
             os.makedirs(self._folder, exist_ok=True)
@@ -198,11 +198,12 @@ class FolderPlace(StorePlace):
                 os.mkdir(self._folder / part)
                 made = True
         with self._opened("write", name) as folder:
-            # Another user may have put another folder into its place.
-            if made and _is_new(folder):
+            # Another user may have replaced the folder: a new one has at most what other writers have added.
+            is_own = made and os.fstat(folder).st_uid == os.geteuid()
+            if is_own and all(_WRITTEN.fullmatch(file) for file in os.listdir(folder)):
                 os.fchmod(folder, mode)
             try:
-                atomic.replace_file(file, [data], folder=folder, mode=mode & _READABLE)
+                atomic.replace_file(last, [data], folder=folder, mode=mode & _READABLE)
             except PermissionError:
                 # In a sticky folder, the same file of another user cannot be replaced.
                 with suppress(CachectlError):
@@ -247,12 +248,6 @@ class FolderPlace(StorePlace):
 
 def _last(name: str) -> str:
     return name.partition("/")[2]
-
-
-def _is_new(folder: int) -> bool:
-    """Return whether an open folder is this user's, and has at most what other writers have added since it was made."""
-    is_own = os.fstat(folder).st_uid == os.geteuid()
-    return is_own and all(_WRITTEN.fullmatch(name) for name in os.listdir(folder))
 
 
 class RemotePlace(StorePlace):

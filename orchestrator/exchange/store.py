@@ -145,9 +145,9 @@ class StoreMemory:
                 if name not in listed and name not in self.new:
                     atomic.remove_file(name, folder)
                     removed.append(name)
-            listed_parts = {*parts, *trusted}
-            latest = max(map(wire.made_of, listed_parts), default=0)
-            newest = sorted(name for name in listed_parts if wire.made_of(name) == latest)
+            candidates = {*parts, *trusted}
+            latest = max(map(wire.made_of, candidates), default=0)
+            newest = sorted(name for name in candidates if wire.made_of(name) == latest)
             memory = encode_json((latest, newest, list(dict.fromkeys(removed))[-_MOST_GONE:]))
             if memory != self.read(_SEEN, _LARGEST):
                 self.new[_SEEN] = memory

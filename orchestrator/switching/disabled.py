@@ -169,9 +169,9 @@ def _judge_started(layer: Layer, maps: bytes | None, reason: str) -> Held:
         return Held("off", STAY_OFF[layer.name])
     # The program may have unset the variable before its driver started, so both must say it.
     if (began := _began(layer)) is not None:
-        here, state_then = layer.state(), began.state()
-        if here.condition is state_then.condition is DISABLED:
-            return Held("off", f"off since the process began: {state_then.why}")
+        first_state = began.state()
+        if layer.state().condition is first_state.condition is DISABLED:
+            return Held("off", f"off since the process began: {first_state.why}")
     libraries = layer.about.libraries
     if not libraries or not layer.about.platforms:
         return Held("on", reason)

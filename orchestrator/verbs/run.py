@@ -35,32 +35,27 @@ def _folder(text: str) -> str:
 EXAMPLE = "cachectl run --no-cache --prove -- python simulation.py"
 OPTIONS = (
     [
-        ("--no-cache", "every layer off"),
-        (
-            "--isolated",
-            "=DIR",
-            "every layer on, in an empty root or in DIR, which is kept",
-            {"nargs": "?", "type": _folder},
-        ),
+        ("--no-cache", "switch every layer off"),
+        ("--isolated", "=DIR", "use an empty root, or DIR, which is kept", {"nargs": "?", "type": _folder}),
     ],
-    ("--base", "DIR", "every layer on and warm from DIR, which may be read-only; new entries go to a root of your own"),
+    ("--base", "DIR", "start warm from DIR, which can be read-only; new entries go to a root of your own"),
     verbs.LAYER,
     verbs.UNEXPECTED,
-    ("--prove", "attest that no real root was read or written; also without another option"),
+    ("--prove", "prove that no real cache was read or written"),
     verbs.PORTABLE,
-    ("--store", "SOURCE", "pull from this store before the command, and push what is new after it"),
-    ("--store-mode", None, "ro: only pull; rw: pull and push (default)", {"choices": ("rw", "ro"), "default": "rw"}),
-    ("--store-wait", "SECONDS", "how long the pull, and the push, may take (default: 30)", {"type": verbs.seconds}),
+    ("--store", "SOURCE", "pull from this store before the command, and push new entries after it"),
+    ("--store-mode", None, "rw: pull and push (default); ro: only pull", {"choices": ("rw", "ro"), "default": "rw"}),
+    ("--store-wait", "SECONDS", "how long the pull and the push can each take (default: 30)", {"type": verbs.seconds}),
     [
-        ("--allowed-signers", "LIST", "pull what a signer of this list has signed"),
-        ("--digest", "HEX", "pull if the store is exactly the one with this digest"),
+        ("--allowed-signers", "LIST", "pull what a signer in this list has signed"),
+        ("--digest", "HEX", "pull only if the store has this digest"),
         ("--trust", "pull unchecked: it is code that the command will run"),
     ],
-    ("--sign", "KEY", "sign what is pushed with a key of OpenSSH"),
+    ("--sign", "KEY", "sign what is pushed with this OpenSSH key"),
 )
 USAGE = """\
-cachectl run (--no-cache | --base DIR | --isolated[=DIR] | --portable | --prove | --store SOURCE)
-       [--layer LAYER]... [--portable] [--prove] -- COMMAND..."""
+cachectl run (--no-cache | --isolated[=DIR] | --base DIR | --store SOURCE |
+       --portable | --prove)... [--layer LAYER]... -- COMMAND..."""
 
 
 #: The variables of a child in which layers are off or moved, and the names of the layers that stay as they are.

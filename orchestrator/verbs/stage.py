@@ -19,14 +19,9 @@ if TYPE_CHECKING:
 
 EXAMPLE = "mpiexec -n 64 cachectl stage /shared/warm --trust -- python simulation.py"
 OPTIONS = (
-    (
-        "source",
-        "SOURCE",
-        "what pull takes: a bundle, a folder, a URL or an isolated root (default: empty caches)",
-        {"nargs": "?"},
-    ),
+    ("source", "SOURCE", "a bundle, folder, URL or isolated root, as for pull (default: empty caches)", {"nargs": "?"}),
     verbs.TRUST,
-    ("--out", "TARGET", "push what the nodes have at the end to this bundle or store"),
+    ("--out", "TARGET", "push the new entries of all nodes to this bundle or store at the end"),
     verbs.SIGN,
     verbs.FORCE_BUNDLE,
     verbs.PORTABLE,

@@ -39,17 +39,27 @@ OPTIONS = (
     (
         "action",
         "ls|gc|verify",
-        "ls: what it holds, and its digest; gc: remove old entries, and what nothing lists; verify: check all",
+        "ls: show contents and digest; gc: remove old entries, and what nothing lists; verify: check everything",
         {"choices": ("ls", "gc", "verify")},
     ),
     ("target", "TARGET", verbs.STORES),
     [
         "gc",
-        ("--older-than", "AGE", "remove what was pushed more than 30d, 12h, 2w ago", {"type": verbs.age_of}),
-        ("--max-size", "SIZE", "then remove the oldest until at most 500M, 2GiB stay", {"type": verbs.size_of}),
-        ("-n --dry-run", "list what would be removed, and touch nothing"),
+        (
+            "--older-than",
+            "AGE",
+            "remove what was pushed more than AGE ago, such as 30d, 12h or 2w",
+            {"type": verbs.age_of},
+        ),
+        (
+            "--max-size",
+            "SIZE",
+            "then remove the oldest until at most SIZE is left, such as 500M or 2GiB",
+            {"type": verbs.size_of},
+        ),
+        verbs.DRY_RUN,
     ],
-    ("--allowed-signers", "LIST", "verify: all must be signed by a signer of this list"),
+    ("--allowed-signers", "LIST", "verify: require a signature by a signer in this list"),
     verbs.JSON,
 )
 

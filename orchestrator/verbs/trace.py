@@ -20,22 +20,13 @@ EXAMPLE = "cachectl trace --explain -- python simulation.py"
 OPTIONS = (
     verbs.UNEXPECTED,
     ("--explain", "also list builds and entries, and show how sources changed"),
-    ("--expect-warm", "end with 1 if a lookup missed, anything was compiled, or that is unknown"),
-    (
-        "--layer",
-        "LAYER",
-        "with --expect-warm: only lookups of this one; may be repeated",
-        verbs.REPEATED | {"dest": "layers"},
-    ),
+    ("--expect-warm", "exit with 1 if a lookup missed, anything was compiled, or either is unknown"),
+    ("--layer", "LAYER", "with --expect-warm: only this layer; can be repeated", verbs.REPEATED | {"dest": "layers"}),
     verbs.PORTABLE,
-    ("--no-ledger", "compare with no earlier run, and remember nothing of this one"),
-    ("--forget", "remove what earlier traces have remembered, and end"),
-    ("--json", "FILE", "write JSON to a file, - for standard output"),
-    (
-        "--timeline",
-        "FILE",
-        "write where the time went: .json in the Chrome trace format, which Perfetto opens, .html as a page",
-    ),
+    ("--no-ledger", "neither compare with earlier runs nor remember this one"),
+    ("--forget", "remove what earlier traces remembered, and exit"),
+    ("--json", "FILE", "write JSON to FILE, or with - to standard output"),
+    ("--timeline", "FILE", "write a timeline, as .html or as .json in the Chrome trace format, for Perfetto"),
     ("--force", "replace an existing FILE that is not JSON or a timeline of trace"),
 )
 #: What becomes of a command for which nothing can be made to watch it.
@@ -43,8 +34,9 @@ _UNWATCHED = "the command is not watched"
 #: Kernels that missed that are listed, and the part of a run from which a stage is.
 _FEW, _SHARE = 12, 0.01
 USAGE = """\
-cachectl trace [--explain] [--expect-warm [--layer LAYER]] [--json FILE] [--timeline FILE.json|FILE.html] [--force]
-       [--no-ledger] [--portable] -- COMMAND..."""
+cachectl trace [--explain] [--expect-warm [--layer LAYER]] [--json FILE]
+       [--timeline FILE.json|FILE.html] [--force] [--no-ledger] [--portable]
+       -- COMMAND..."""
 
 
 def trace(

@@ -64,7 +64,7 @@ def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:
     assert done.stderr.count("cachectl: plug-in ") == 4
     assert "Traceback" not in done.stderr
     named = plugged.cachectl("ls missing", check=False)
-    words = r"cachectl: the plug-in missing was left out: .*No module named 'cachectl_test_plugin_that_is_not_there'"
+    words = r"cachectl: the plug-in missing was not loaded: .*No module named 'cachectl_test_plugin_that_is_not_there'"
     assert (named.returncode, bool(re.search(words, named.stderr))) == (2, True)
 
 
