@@ -143,9 +143,6 @@ def _read(path: Path, *, needed: bool) -> bytes | None:
         raise CachectlError(f"{shown}: {error.strerror}; make it readable, or ignore it: {ignore}") from error
 
 
-# ---------------------------------------------------------------------- values
-
-
 def _flag(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{value!r} is neither true nor false")  # noqa: TRY004

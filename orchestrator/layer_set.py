@@ -80,10 +80,7 @@ class LayerSet:
         raise BadRequest(f"unknown layer {name!r}{advice}")
 
     def named(self, names: Iterable[str]) -> tuple[Layer, ...]:
-        """Return the layers with these names, each once; all layers if none is named.
-
-        Raises :class:`BadRequest` for a name that no layer has.
-        """
+        """Return the layers with these names, each once, or all. Raises :class:`BadRequest` for unknown names."""
         return tuple(self[name] for name in dict.fromkeys(names)) or tuple(self)
 
     def clearable(self) -> tuple[Layer, ...]:

@@ -32,9 +32,6 @@ _BARS: list[_Bar] = []
 _MANY = 3
 
 
-# ---------------------------------------------------------------------- JSON
-
-
 def show_json(fact: object) -> None:
     """Print a fact as a JSON document."""
     from cachectl.show.document import json_bytes
@@ -47,9 +44,6 @@ def show_rows(fact: object) -> None:
     from cachectl.show.document import json_rows
 
     _write(json_rows(fact).decode())
-
-
-# ---------------------------------------------------------------------- lines
 
 
 def _write(text: str) -> None:
@@ -162,9 +156,6 @@ def warn_notes(about: str, notes: Sequence[Note], *, verbose: bool) -> None:
                 warn(f"{about} {reason}" if key == "*" else f"{about} {key}: {reason}")
         else:
             warn(f"{about} {len(keys):,}: {reason}: {', '.join(examples(keys))}")
-
-
-# ---------------------------------------------------------------------- tables
 
 
 def width(stream: TextIO) -> int:

@@ -64,10 +64,7 @@ def _text(item: Mapping[str, Any], name: str) -> str:
 
 
 def run(request: verbs.Request) -> int:
-    """Carry out the verb for each user, show all answers, and return the exit status.
-
-    Raises :class:`CachectlError` if this user is not root.
-    """
+    """Carry out the verb for each user, show all answers, return the exit status. Raises :class:`CachectlError`."""
     if not hasattr(os, "geteuid") or os.geteuid():
         raise CachectlError("only root can become other users: sudo cachectl …")
     options = vars(request.options)

@@ -48,10 +48,7 @@ PICTURE = Kind("a picture of bench", lambda head: head.startswith((_PNG, b"<?xml
 
 
 class OutputFile(NamedTuple):
-    """A FILE to write.
-
-    ``layers`` are names that are not accepted as FILE; with ``force`` any file may be replaced.
-    """
+    """A FILE to write, whose name must not be one of ``layers``; with ``force`` any file may be replaced."""
 
     name: str
     kind: Kind
@@ -116,10 +113,7 @@ class OutputFile(NamedTuple):
 
 
 def demand_targets(*outputs: OutputFile | None) -> None:
-    """Check files that will be written after a long run, and that no file is named twice.
-
-    Raises as :meth:`OutputFile.demand` does.
-    """
+    """Check files to be written after a long run, and that none is named twice; raises as :meth:`OutputFile.demand`."""
     places: set[str] = set()
     for output in filter(None, outputs):
         output.demand()

@@ -261,9 +261,6 @@ def _entries(layers: Iterable[Layer], environment: Environment, root: Path) -> d
     return counts
 
 
-# ---------------------------------------------------------------------- the command line
-
-
 def run(request: verbs.Request) -> int:
     """Carry out ``cachectl bench``."""
     options, stream = request.options, output_files.STREAM
@@ -320,9 +317,6 @@ def show(measured: Bench) -> Iterator[str | Table]:
 def _difference(seconds: float) -> str:
     # Without -0.00.
     return f"{round(seconds, 2) or 0.0:+.2f}"
-
-
-# ---------------------------------------------------------------------- the picture
 
 
 def _draw(measured: Bench, form: str) -> bytes:

@@ -425,9 +425,6 @@ def _apart(environment: Environment, path: Path) -> bool:
     return False
 
 
-# ---------------------------------------------------------------------- the command line
-
-
 def run(request: verbs.Request) -> listing.Findings:
     """Carry out ``cachectl doctor``."""
     folder = request.options.place

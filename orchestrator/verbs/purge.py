@@ -89,9 +89,6 @@ def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:
     return result
 
 
-# ---------------------------------------------------------------------- what purge and prune show
-
-
 def of_users(_options: argparse.Namespace) -> verbs.OfUsers:
     """Show one line for each layer of a user."""
     numbers = ("removed", "orphans_removed", "bytes_freed", "skipped", "failed")

@@ -55,9 +55,6 @@ def run(request: verbs.Request) -> transfer.Transfer | int:
     return int(pushed.failed)
 
 
-# ---------------------------------------------------------------------- what push and pull show
-
-
 def table(outcome: transfer.Transfer, request: verbs.Request, stale: str = "stale") -> Table:
     """Return the layers with what was placed, or the entries of a dry run."""
     if not outcome.dry_run:

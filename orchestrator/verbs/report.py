@@ -175,9 +175,6 @@ class Report(NamedTuple):
         return not self.total.complete
 
 
-# ---------------------------------------------------------------------- counting
-
-
 def report(
     stack: layer_set.LayerSet,
     layers: Iterable[str] = (),
@@ -269,9 +266,6 @@ def _count(layer: Layer, root: Root) -> Iterator[RootReport]:
     # The store of a missing root is not loaded.
     usage = layer.store.usage(root) if root.may_exist else sum_usage(())
     yield RootReport(root, root.exists, usage)
-
-
-# ---------------------------------------------------------------------- the command line
 
 
 def run(request: verbs.Request) -> Report | int:

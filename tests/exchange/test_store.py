@@ -125,7 +125,7 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
     before = files(folder)
     planned = stack.store(store).gc(older_than=3 * day, dry_run=True)
     # A machine with a wrong clock removes nothing.
-    with pytest.raises(errors.CachectlError, match="set it"):
+    with pytest.raises(errors.CachectlError, match="set the clock"):
         at(cheap, now + 365 * day).store(store).gc(older_than=30 * day)
     assert files(folder) == before
     assert (len(planned.parts), planned.entries, planned.removed) == (1, 10, 0)

@@ -175,4 +175,4 @@ def test_it_is_switched_and_carried(sampled: Home, installed: Path, tmp_path: Pa
     assert elsewhere.run(*TOYC, "axpy", "dot").stdout == "axpy found\ndot found\n"
     # Without the plug-in it is named, and nothing else is lost.
     plain = make_home(tmp_path / "plain")
-    assert "no layer of this name exists here" in plain.cachectl("pull --trust", bundle).stdout
+    assert "there is no layer with this name here" in plain.cachectl("pull --trust", bundle).stdout
