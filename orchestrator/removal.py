@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Generic, TypeVar
+from typing import NamedTuple
 
 from cachectl import layer_set
 from cachectl.layers.base.errors import FAILURES, reason_of
@@ -17,18 +16,22 @@ from cachectl.layers.core.plan import Outcome, Plan
 from cachectl.layers.core.root import Root, Scope
 from cachectl.layers.core.switch import Ability
 
-T = TypeVar("T", Plan, Outcome)
 _SUMS = ("removed", "orphans_removed", "bytes_freed", "skipped", "failed")
 
 
-@dataclass(frozen=True, repr=False)
-class _Removals(Generic[T]):
-    """Plans or outcomes, layer by layer."""
+@as_json("cachectl/purge/1", also=("dry_run", "total"), sums=_SUMS)
+class RemovalPlan(NamedTuple):
+    """What a removal would do, layer by layer."""
 
-    layers: tuple[T, ...]
+    layers: tuple[Plan, ...]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(total={vars(self.total)})"
+        return f"RemovalPlan(total={vars(self.total)})"
+
+    @property
+    def dry_run(self) -> bool:
+        """Return ``True``: nothing was removed."""
+        return True
 
     @property
     def total(self) -> SimpleNamespace:
@@ -37,16 +40,8 @@ class _Removals(Generic[T]):
 
     @property
     def failed(self) -> bool:
-        """Return whether anything failed, was refused, or could not be read."""
-        return any(layer.failed for layer in self.layers)
-
-
-@as_json("cachectl/purge/1", also=("dry_run", "total"), sums=_SUMS)
-class RemovalPlan(_Removals[Plan]):
-    """What a removal would do, layer by layer."""
-
-    layers: tuple[Plan, ...]
-    dry_run: bool = True
+        """Return whether anything could not be read or was refused."""
+        return any(plan.failed for plan in self.layers)
 
     def apply(self) -> Removal:
         """Remove exactly what the plans list. If a layer fails, the result says so, and the other layers go on.
@@ -64,11 +59,28 @@ class RemovalPlan(_Removals[Plan]):
 
 
 @as_json("cachectl/purge/1", also=("dry_run", "total"), sums=_SUMS)
-class Removal(_Removals[Outcome]):
+class Removal(NamedTuple):
     """What a removal did, layer by layer."""
 
     layers: tuple[Outcome, ...]
-    dry_run: bool = False
+
+    def __repr__(self) -> str:
+        return f"Removal(total={vars(self.total)})"
+
+    @property
+    def dry_run(self) -> bool:
+        """Return ``False``: it was carried out."""
+        return False
+
+    @property
+    def total(self) -> SimpleNamespace:
+        """Return the sums over all layers: ``removed`` counts entries."""
+        return total(self)
+
+    @property
+    def failed(self) -> bool:
+        """Return whether anything failed or was refused."""
+        return any(outcome.failed for outcome in self.layers)
 
 
 def _failure(error: Exception) -> tuple[Note]:
