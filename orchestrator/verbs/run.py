@@ -54,8 +54,8 @@ OPTIONS = (
     ("--sign", "KEY", "sign what is pushed with this OpenSSH key"),
 )
 USAGE = """\
-cachectl run (--no-cache | --isolated[=DIR] | --base DIR | --store SOURCE |
-       --portable | --prove)... [--layer LAYER]... -- COMMAND..."""
+cachectl run (--no-cache | --isolated[=DIR] | --base DIR | --portable |
+       --prove | --store SOURCE)... [--layer LAYER]... -- COMMAND..."""
 
 
 #: The variables of a child process in which layers are off or moved, and the names of the layers that do not change.
